@@ -65,9 +65,9 @@ def worker(case: str, clients: int, profile: bool) -> None:
     import torch
 
     from pflmpi.config import load as configuration
-    from pflmpi.experiment.build import assemble, prepare
-    from pflmpi.experiment.execute import RankContext
-    from pflmpi.experiment.start import start_prepared
+    from pflmpi.experiment import run as experiment
+    from pflmpi.experiment.build import load_federation
+    from pflmpi.experiment.run import RankContext
     from pflmpi.machine import cores
     from pflmpi.runtime.devices import fix_kernels
     from pflmpi.runtime.progress import Progress
@@ -93,7 +93,7 @@ def worker(case: str, clients: int, profile: bool) -> None:
             raw["training"]["participation"] = min(share, 1.0)
         config = configuration.parse(raw)
         fix_kernels(cpu, config.runtime, config.training)
-        experiment = assemble(config, images(config, 50 * clients), cpu) if case == "many" else prepare(config, cpu)
+        federation = images(config, 50 * clients) if case == "many" else load_federation(config)
         found, last = Measured(), list[float]()
 
         with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +107,7 @@ def worker(case: str, clients: int, profile: bool) -> None:
                 last[:] = now if progress.round >= _FIRST else []
 
             before = used()
-            start_prepared(experiment, run, context, observe)
+            experiment.run(config, run, context, observe, federation=federation)
             found.whole.append((used() - before) / rounds)
             transport.barrier()
         return found

@@ -1,10 +1,10 @@
-"""Seconds of an exchange of ResNet-18 and bytes up: the sum on rank 0 against slices over the ranks, interleaved.
+"""Seconds of an exchange of ResNet-18, and bytes up.
 
     python benchmarks/exchange.py [--repeats N]       on this machine, over MPI and gloo
 
-2 ranks with 2 participants each, 4 ranks with 1 each, 2 ranks with 8 each. An exchange folds the participants'
-models and sends the mean back to all ranks; nothing is trained. Seconds are medians on rank 0, from the moment when
-all ranks are ready. Sent: by the busiest rank on the way up; moved: by all ranks on the way up; both in models.
+1 rank with 4 participants, 2 ranks with 2 each, 4 ranks with 1 each, 2 ranks with 8 each. An exchange folds the
+participants' models and sends the mean back to all ranks; nothing is trained. Seconds are medians on rank 0, from the
+moment when all ranks are ready. Sent: by the busiest rank on the way up; moved: by all of them; both in models.
 """
 
 import argparse
@@ -14,15 +14,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
-LAYOUTS = ((2, 2), (4, 1), (2, 8))  # ranks, and participants of each
-NEVER = 2**62
-LIMITS = {"sum": (0, NEVER), "slices": (0, 2**16)}  # of `routes`, that lead to each way
+LAYOUTS = ((1, 4), (2, 2), (4, 1), (2, 8))  # ranks, and participants of each
 
 
 def worker(participants: int, repeats: int) -> None:
-    """Measure on this rank; rank 0 prints a line of the table for each way."""
+    """Measure on this rank; rank 0 prints a line of the table."""
     import numpy as np
     import torch
 
@@ -31,9 +28,8 @@ def worker(participants: int, repeats: int) -> None:
     from pflmpi.learning.training import TrainingConfig
     from pflmpi.messages.declared import Declared
     from pflmpi.messages.downlink import send_down
-    from pflmpi.messages.folding import routes
     from pflmpi.messages.kinds import Mean, Shared
-    from pflmpi.messages.uplink import send_up, up_calls
+    from pflmpi.messages.uplink import send_up, up_slices
     from pflmpi.models import MODELS
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
@@ -50,25 +46,21 @@ def worker(participants: int, repeats: int) -> None:
     declared = Declared({"model": Mean(like)}, {"model": Shared(like)}, holds, 100 + clients)
     mine = assigned[transport.rank]
     values = [(group, {"model": tree.map(lambda leaf: leaf.clone().unsqueeze(0), model)}) for group in mine]
-    seconds: dict[str, list[float]] = {way: [] for way in LIMITS}
-    shares: dict[str, tuple[float, float]] = {}
+    found: list[float] = []
     for _ in range(repeats + 1):
-        for way, (gathered, least) in LIMITS.items():
-            with mock.patch.object(routes, "_GATHERED", gathered), mock.patch.object(routes, "_LEAST_SLICE", least):
-                transport.barrier()
-                transport.counter.take("data")
-                began = time.perf_counter()
-                folded = send_up(transport, declared, values, assigned)
-                moved = transport.counter.take("data")[1] / size
-                send_down(transport, declared, folded, assigned)
-                seconds[way].append(time.perf_counter() - began)
-                sent = np.sum([call.sizes for call in up_calls(declared, assigned)], axis=0).max() / size
-                shares[way] = sent, moved
-    for way, found in seconds.items() if transport.rank == 0 else ():
+        transport.barrier()
+        transport.counter.take("data")
+        began = time.perf_counter()
+        folded = send_up(transport, declared, values, assigned)
+        moved = transport.counter.take("data")[1] / size
+        send_down(transport, declared, folded, assigned)
+        found.append(time.perf_counter() - began)
+    if transport.rank == 0:
+        slices = up_slices(declared, assigned)
+        sent = (slices.traffic.sent + slices.finished).max() / size
         low, middle, high = statistics.quantiles(found[1:], n=4)  # the first connects
-        spread, (sent, moved) = (high - low) / middle, shares[way]
-        columns = [transport.name, transport.size, participants, way, f"{middle:.3f}", f"{spread:.0%}"]
-        print("|", *columns, f"{sent:.2f}", f"{moved:.2f}", "|", sep=" | ", flush=True)
+        columns = [transport.name, transport.size, participants, f"{middle:.3f}", f"{(high - low) / middle:.0%}"]
+        print("|", " | ".join(map(str, [*columns, f"{sent:.2f}", f"{moved:.2f}"])), "|", flush=True)
     exit_process(transport, 0)
 
 
@@ -80,15 +72,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.worker:
         return worker(options.worker, options.repeats)
-    print(
-        "| transport | ranks | participants each | way | seconds | spread | sent | moved |", "|---" * 8 + "|", sep="\n"
-    )
+    print("| transport | ranks | participants each | seconds | spread | sent | moved |", "|---" * 7 + "|", sep="\n")
     programs = Path(sys.executable).parent
     for ranks, participants in LAYOUTS:
         words = [__file__, "--worker", str(participants), "--repeats", str(options.repeats)]
         mpi = [str(programs / "mpirun"), "-n", str(ranks), sys.executable, *words]
         torch = [str(programs / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", *words]
-        for command in (mpi, torch):
+        for command in (mpi, torch) if ranks > 1 else ([sys.executable, *words],):
             subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 

@@ -35,9 +35,9 @@ from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.data import dataset
 from pflmpi.data.federation import build
-from pflmpi.experiment.build import Experiment, assemble
-from pflmpi.experiment.execute import RankContext
-from pflmpi.experiment.start import start_prepared
+from pflmpi.experiment import run as experiment_run
+from pflmpi.experiment.build import Experiment, prepare
+from pflmpi.experiment.run import RankContext
 from pflmpi.learning.task import Task
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.devices import fix_kernels, own_device
@@ -188,7 +188,8 @@ def measure(name: str, workload: Workload, device: torch.device) -> None:
         for repeat in range(REPEATS):
             seen: list[Progress] = []
             with busy(device) as sampled:
-                start_prepared(experiment, Path(folder) / str(repeat), context, seen.append)
+                where, federation = Path(folder) / str(repeat), experiment.division.everyone
+                experiment_run.run(experiment.config, where, context, seen.append, federation=federation)
             shares += sampled
             rounds += [one.seconds["round"] for one in seen[1:] or seen]
             floors.append(bare(experiment, workload))
@@ -227,7 +228,7 @@ def prepared(workload: Workload, device: torch.device) -> Experiment:
     )
     fix_kernels(device, config.runtime, config.training)
     models = ("GPU",) if device.type == "cuda" else ()
-    return assemble(config, build(data, config.partition, config.data, 0), device, models)
+    return prepare(config, device, models, build(data, config.partition, config.data, 0))
 
 
 def bare(experiment: Experiment, workload: Workload) -> float:

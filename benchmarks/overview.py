@@ -3,7 +3,7 @@
     python benchmarks/overview.py            # the table
     python benchmarks/overview.py --write    # and in results/README.md
 
-Counted from results/*.csv of the form that `pflmpi report TABLE` writes, and the table files in configs/papers. Runs
+Counted from results/*.csv of the form that `pflmpi table TABLE` writes, and the table files in configs/papers. Runs
 with another reading than the table file has are in results/*_readings.csv, whose columns are COLUMN; READING, and
 counted apart: so are the cells outside that at least one of them brings within a point.
 """
@@ -14,8 +14,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from pflmpi.analysis.formats import closeness
-from pflmpi.analysis.table import METRICS
+from pflmpi.analysis.table import METRICS, closeness
 from pflmpi.sweep.table import load
 
 ROOT = Path(__file__).parent.parent
@@ -26,8 +25,7 @@ BEGIN, END = "<!-- overview: benchmarks/overview.py --write -->", "<!-- end of t
 
 def overview(results: Path = ROOT / "results", papers: Path = ROOT / "configs" / "papers") -> str:
     """The table as Markdown, a line for each paper and one for all."""
-    found = *FITS, "of them within a point by a reading", "run, no figure published", "readings"
-    head = ("paper", "files", "with results", "published cells", "run", *found)
+    head = ("paper", "files", "with results", "cells", "run", *FITS, "explained", "unpublished", "readings")
     lines = [(PAPERS[paper], *_counts(paper, results, papers)) for paper in PAPERS]
     lines.append(("all", *map(sum, zip(*(line[1:] for line in lines), strict=True))))
     rows = [head, ["---"] * len(head), *lines]
@@ -44,28 +42,26 @@ def _counts(paper: str, results: Path, papers: Path) -> list[int]:
         if METRICS[table.metric].unit == "percent"
         for columns in table.published.values()
     )
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     explained = 0
     for path in sorted(results.glob(f"{paper}_*.csv")):
         lines = _lines(path)
         if path.stem.endswith("_readings"):
-            found["reading"] += len(lines)
+            counts["reading"] += len(lines)
             continue
         readings = _lines(path.with_stem(f"{path.stem}_readings"))
-        near = {(one["row"], one["column"].partition(";")[0]) for one in readings if _fit(one) in FITS[:2]}
+        near = {(line["row"], line["column"].partition(";")[0]) for line in readings if _fit(line) in FITS[:2]}
         for line in lines:
-            found[_fit(line)] += 1
+            counts[_fit(line)] += 1
             explained += _fit(line) == "outside" and (line["row"], line["column"]) in near
-    run = sum(found[fit] for fit in FITS)
-    counts = *(found[fit] for fit in FITS), explained, found[""], found["reading"]
-    return [len(tables), len(shown), published, run, *counts]
+    fits = [counts[fit] for fit in FITS]
+    return [len(tables), len(shown), published, sum(fits), *fits, explained, counts[""], counts["reading"]]
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
-    """The cells that were run, of a file as `pflmpi report` writes it; none of another file, or where there is none."""
+    """The cells of a table's CSV file that were run; none where there is no such file."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    lines = csv.DictReader(text.splitlines() if text.startswith("row,column,") else [])  # or else of rounds
-    return [line for line in lines if line["ours"]]
+    return [line for line in csv.DictReader(text.splitlines()) if line["ours"]]
 
 
 def _fit(line: dict[str, str]) -> str:

@@ -70,11 +70,11 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     from pflmpi.config import load as configuration
     from pflmpi.data.dataset import Dataset
     from pflmpi.data.federation import build
-    from pflmpi.experiment.build import assemble
-    from pflmpi.experiment.execute import RankContext
-    from pflmpi.experiment.start import start_prepared
+    from pflmpi.experiment.build import prepare
+    from pflmpi.experiment.run import RankContext, run
     from pflmpi.machine import cores
     from pflmpi.runtime.devices import fix_kernels
+    from pflmpi.runtime.progress import Progress
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
 
@@ -105,7 +105,6 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
         digest="0" * 64,
     )
     federation = build(dataset, config.partition, config.data, 0)
-    experiment = assemble(config, federation, cpu)
     place = RankContext(transport, cpu, len(cores()))
 
     participants = len(config.training.participants(0, 1, federation.num_clients))
@@ -114,6 +113,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     tests = int(federation.num_test.sum()) if case == "cnn" else 0
     if algorithm == "fedgmh":  # tests only clients that changed, and computes class means: forwards as many
         tests = int(federation.num_test[:participants].sum() + federation.num_train[:participants].sum())
+    chosen = f"{config.runtime.executor}->{prepare(config, cpu, federation=federation).config.runtime.executor}"
     floors: list[float] = []
     rounds: list[dict[str, float]] = []
 
@@ -130,9 +130,9 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
         floors.clear()
         for repeat in range(2):
             measure_floor()
-            start_prepared(
-                experiment, Path(folder) / str(repeat), place, lambda progress: rounds.append(progress.seconds)
-            )
+            progress: list[Progress] = []
+            run(config, Path(folder) / str(repeat), place, progress.append, federation=federation)
+            rounds += [one.seconds for one in progress]
             measure_floor()
     if transport.rank == 0:
         floor = statistics.median(floors)
@@ -144,7 +144,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
         ratio = floor / whole if case == "mlp" else whole / floor
         detail = "  ".join(f"{name} {value:.3f}" for name, value in parts.items())
         print(
-            f"{case} {algorithm} {precision} {config.runtime.executor}->{experiment.config.runtime.executor}  "
+            f"{case} {algorithm} {precision} {chosen}  "
             f"ranks {transport.size}  product {whole:.3f} s  floor {floor:.3f} s  ratio {ratio:.2f}   ({detail})",
             flush=True,
         )

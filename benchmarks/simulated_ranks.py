@@ -26,16 +26,16 @@ from scale import data
 
 from pflmpi import tree
 from pflmpi.config import load as configuration
-from pflmpi.experiment.build import Experiment, assemble, load_federation, setup
+from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.experiment.stored_config import attributes
 from pflmpi.learning.task import HOST
-from pflmpi.messages.kinds import Centres, ClassMeans, Messages, Offered, with_rows
+from pflmpi.messages.kinds import ClassMeans, Messages, with_rows
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.loop import Loop
-from pflmpi.runtime.executors.update import Update
+from pflmpi.runtime.executors.transfers import Update
+from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
@@ -99,19 +99,11 @@ class Threads(Transport):
             buffer[:] = sent
         self._barrier()
 
-    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         box = self._meet(sent, dict)
         for rank, part in received.items():
             part[:] = box[rank][self.rank]
         self._barrier()
-
-    def _maximum(self, keys: np.ndarray) -> None:
-        keys[:] = self._meet(keys.copy(), lambda values: np.max(list(values.values()), 0))
-
-    def _sum(self, values: np.ndarray) -> None:
-        found = self._meet(values, lambda all: np.sum([one for one in all.values() if one.any()] or [all[0]], 0))
-        if self.rank == 0:
-            values[:] = found
 
     def _barrier(self) -> None:
         self._meet(None, lambda values: None)
@@ -135,7 +127,7 @@ class Idle(Loop):
     def _zeros(self, clients: np.ndarray) -> Messages:
         task, found = self.tasks[0], {}
         for name, kind in self.algorithm.uplink(task).items():
-            if isinstance(kind, Offered | Centres):  # in the states
+            if getattr(kind, "kept", False):  # in the states
                 continue
             like = kind.like if not isinstance(kind, ClassMeans) else _means(kind, task.num_classes)
             found[name] = tree.map(
@@ -177,7 +169,7 @@ def simulate(algorithm: str, model: str, ranks: int, count: int, folder: Path) -
         "runtime": {"device": "cpu", "executor": "loop"},
     }
     config = configuration.parse(raw)
-    experiment = assemble(config, load_federation(config), HOST)
+    experiment = prepare(config, HOST)
     began = time.process_time()
     ready = setup(experiment, ranks, ranks)
     planned = time.process_time() - began

@@ -32,14 +32,14 @@ def add_changed_code(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--changed-code",
         action="store_true",
-        help="go on although code from outside the package has changed since the run was written",
+        help="resume even if your own Python files have changed since the run started",
     )
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add `-s` and the configuration."""
     add_overrides(parser)
-    parser.add_argument("config", type=Path, help="a YAML file (see `pflmpi schema`)")
+    parser.add_argument("config", type=Path, help="a YAML file (its keys: `pflmpi list SECTION`)")
 
 
 def check_config(path: Path) -> None:
@@ -59,7 +59,7 @@ def add_round(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-older",
         action="store_true",
-        help="without --round: where files of the newest checkpoint are missing or damaged, take the one before it",
+        help="fall back to an older checkpoint if the newest is damaged",
     )
 
 
@@ -133,7 +133,7 @@ def add_take_over(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="take the run from a process that writes it, as its lock.json says; that one then ends",
+        help="take over a run that another process is writing; that process stops at its next round",
     )
 
 

@@ -3,39 +3,35 @@
 import argparse
 import logging
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from types import ModuleType
 
 from pflmpi import __version__, early_signals, limits, outside, terminal
-from pflmpi.cluster.sbatch import refuse_unknown
-from pflmpi.commands.display.completion import complete
+from pflmpi.cluster.batch_script import refuse_unknown
+from pflmpi.commands.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
 from pflmpi.text import first_line, printable
 
 # Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
 # does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
-_COMMANDS = (
-    "examples",
-    "run",
-    "resume",
-    "inspect",
-    "export",
-    "probe",
-    "evaluate",
-    "data",
-    "partition",
-    "sweep",
-    "scale",
-    "report",
-    "compare",
-    "plan",
-    "submit",
-    "status",
-    "doctor",
-    "list",
-    "schema",
+_GROUPS = {
+    "run": ("examples", "list", "data", "run", "resume", "sweep"),
+    "look": ("inspect", "compare", "report", "table", "export", "evaluate", "probe"),
+    "cluster": ("plan", "doctor", "submit", "status", "scale"),
+}
+_RENAMED = {
+    "schema": "`pflmpi list NAME` has the keys of a name, `pflmpi list SECTION` those of a section",
+    "partition": "`pflmpi data CONFIG` shows the partition of a configuration, and writes it with --save FILE",
+}
+_EXIT_CODES = (
+    "exit codes: 0 done; 1 a run of a sweep or of a scaling experiment failed, or ended with other bits, the doctor "
+    "found a problem, a plan does not fit, or a report left a run out; 2 wrong input, nothing was started; 3 a fault "
+    "during the run, resume it; 75 stopped after a complete round, on a signal or before a time limit, resume it"
 )
 _MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
 
@@ -47,27 +43,45 @@ class _Printable(logging.Formatter):
         return printable(super().format(record))
 
 
-def parser() -> argparse.ArgumentParser:
-    """Parser of the command line."""
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """Parser of the command line; with a name, of that command alone."""
+    names = [name for names in _GROUPS.values() for name in names]
+    modules = {name: import_module(f"pflmpi.commands.{name}") for name in ([command] if command in names else names)}
+    summaries = {name: _summary(module) for name, module in modules.items()}
     top = argparse.ArgumentParser(
         prog="pflmpi",
+        usage="pflmpi [-h] [--version] COMMAND ...",
         description="Personalised federated learning on clusters: alone, or under mpirun, torchrun or srun.",
-        epilog="exit codes: 0 done; 1 a run of a sweep or of a scaling experiment failed, or ended with other bits, "
-        "the doctor found a problem, a plan does not fit, or a report left a run out; 2 wrong input, nothing was "
-        "started; 3 a fault during the run, resume it; 75 stopped after a complete round, on a signal or before a time "
-        "limit, resume it",
+        epilog=_epilog(summaries),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"pflmpi {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in _COMMANDS:
-        module = import_module(f"pflmpi.commands.{name}")
-        summary = (module.__doc__ or name).splitlines()[0].rstrip(".")
-        summary = summary[0].lower() + summary[1:]
-        command = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(function=module.run, parser=command, log_level=logging.WARNING)
-        module.add_arguments(command)
-        command.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
+    commands = top.add_subparsers(
+        prog="pflmpi", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
+    )
+    for name, module in modules.items():
+        one = commands.add_parser(name, description=summaries[name])
+        one.set_defaults(function=module.run, parser=one, log_level=logging.WARNING)
+        module.add_arguments(one)
+        one.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     return top
+
+
+def _summary(module: ModuleType) -> str:
+    """The first line of its docstring, as help has it."""
+    line = (module.__doc__ or module.__name__).splitlines()[0].rstrip(".")
+    return line[0].lower() + line[1:]
+
+
+def _epilog(summaries: Mapping[str, str]) -> str:
+    """The commands in groups, and the exit codes."""
+    width = shutil.get_terminal_size().columns - 2
+    lines = []
+    for group, names in _GROUPS.items():
+        lines.append(f"{group}:")
+        for name in filter(summaries.__contains__, names):
+            lines += textwrap.wrap(summaries[name], width, initial_indent=f"  {name:<10}", subsequent_indent=12 * " ")
+    return "\n".join([*lines, "", *textwrap.wrap(_EXIT_CODES, width)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,12 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ConfigError(low)
             early_signals.watch(os.environ)  # before what takes seconds to import
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # `runtime.threads` says how many; a rank may be a fork
-        whole = parser()
+        whole = parser(*words[:1])
     except (UserError, OSError, RuntimeError, MemoryError) as caught:
         show(error := explained(caught), "--debug" in words)
         return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
     if "_ARGCOMPLETE" in os.environ:
         complete(whole)
+    if words[:1] and words[0] in _RENAMED:
+        whole.error(f"there is no command {words[0]!r} any more: {_RENAMED[words[0]]}")
     end = words.index("--") if words[:1] in (["submit"], ["scale"]) and "--" in words else len(words)
     options, others = whole.parse_known_args(words[:end])
     options.words, options.sbatch = words, words[end + 1 :]  # what follows -- is for sbatch

@@ -1,10 +1,9 @@
-"""What this machine is, and what of it this process may use: cores, memory, temporary space, processor, GPU."""
+"""This machine and what of it this process may use: cores, memory, temporary space, processor, GPU; its processes."""
 
 import contextlib
 import os
 import platform
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -85,15 +84,6 @@ def own_memory(name: str) -> int:
     return 1024 * int(found[1]) if found else 0
 
 
-def temporary() -> tuple[str, int]:
-    """Folder for temporary files, and its free bytes; "" and 0 where no file can be made in any."""
-    try:
-        folder = tempfile.gettempdir()
-        return folder, shutil.disk_usage(folder).free
-    except OSError:
-        return "", 0
-
-
 def private_folder(named: str | None = None) -> Path:
     """The folder for caches, made with mode 0700: `pflmpi-UID` among those for temporary files, unless one is named.
 
@@ -170,3 +160,28 @@ def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, 
         return int((folder / limit).read_text()), max(int((folder / used).read_text()) - spare, 0)
     except (OSError, ValueError):  # the text for no limit is "max"
         return 1 << 63, 0
+
+
+_UNKNOWN = -1  # start of a process where the system does not tell
+_ENDED = ("Z", "X")  # states of a process that has ended and has not been reaped
+
+
+def start_of(process: int) -> int:
+    """Start of a process of this host in clock ticks after the boot; 0 once it has ended, -1 where that is unknown."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return _UNKNOWN
+    return 0 if fields[0] in _ENDED else int(fields[19])
+
+
+def has_ended(process: int, started: int | None = None) -> bool:
+    """Whether a process of this host has ended: none has its number, or one that `started` at another time."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # of another user
+    now = start_of(process)
+    return now == 0 if started is None else now not in (started, _UNKNOWN)

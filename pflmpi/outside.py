@@ -1,5 +1,6 @@
 """Code from outside the package, named `module:Class` or `file.py:Class`: loaded, hashed, named in its errors."""
 
+import ast
 import hashlib
 import os
 import sys
@@ -10,9 +11,9 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 
-from pflmpi import source_code
 from pflmpi.errors import ConfigError, PflmpiError
 
 _MARK = "__pflmpi_outside__"  # a global of every module that was loaded from outside: the reference that named it
@@ -45,12 +46,12 @@ def load(reference: str) -> object:
     """
     file, place, name = _file(reference), *_split(reference)
     if not name:
-        raise ConfigError(f"{reference} names no class; write {reference}:CLASS; {source_code.known(file)}")
+        raise ConfigError(f"{reference} names no class; write {reference}:CLASS; {_names_in(file)}")
     module = _import_file(file, reference) if file is not None else _import_module(place, reference)
     try:
         return getattr(module, name)
     except AttributeError:
-        raise ConfigError(f"{place} has no {name!r}; {source_code.known(Path(str(module.__file__)))}") from None
+        raise ConfigError(f"{place} has no {name!r}; {_names_in(Path(str(module.__file__)))}") from None
 
 
 def code_hash(reference: str) -> str:
@@ -59,7 +60,7 @@ def code_hash(reference: str) -> str:
     Beside it is what lies in the folder of a file, or in the package of a module.
     """
     file, (place, _) = _file(reference), _split(reference)
-    return _module_hash(place) if file is None else source_code.digest(file, file.parent, file.parent)
+    return _module_hash(place) if file is None else _digest(file, file.parent, file.parent)
 
 
 @cache  # a large package takes seconds, and what is imported does not change any more
@@ -69,7 +70,7 @@ def _module_hash(place: str) -> str:
         raise ConfigError(f"module {place} has no source file; give the file, as path/to/file.py:CLASS")
     file = Path(spec.origin)
     root = file.parents[place.count(".") + (file.name == "__init__.py")]
-    return source_code.digest(file, root, root / place.partition(".")[0])
+    return _digest(file, root, root / place.partition(".")[0])
 
 
 def cause(error: BaseException) -> str | None:
@@ -173,3 +174,64 @@ def _importing(what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         where = cause(error) or f"{what}: {type(error).__name__}: {error}"
         raise ConfigError(f"cannot import {where}") from error
+
+
+_PARSER = Lock()  # Python 3.11 counts the depth of a tree for all threads together, and finds it wrong
+
+
+def _names_in(file: Path | None) -> str:
+    """The classes and functions of a file, for an error."""
+    names = []
+    if file is not None and (tree := _parsed(file)) is not None:
+        names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return f"known: {', '.join(names) or 'none'}"
+
+
+def _digest(file: Path, root: Path, within: Path) -> str:
+    """SHA-256 (hex) over a file and the files within a folder that it imports, directly or through one another.
+
+    Args:
+        root: where the names of imported modules begin.
+        within: imported files elsewhere are left out.
+    """
+    found, queue = set[Path](), [file]
+    while queue:
+        path = queue.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for node in ast.walk(_parsed(path) or ast.Module([], [])):
+            queue += [
+                other for other in _imported(node, path, root) if other.is_relative_to(within) and other.is_file()
+            ]
+    total = hashlib.sha256()
+    for path in sorted(found):
+        content = path.read_bytes()
+        total.update(f"{os.path.relpath(path, root)} {len(content)}\n".encode() + content)
+    return total.hexdigest()
+
+
+def _parsed(file: Path) -> ast.Module | None:
+    """The syntax tree of a file; None for one that is no Python source."""
+    try:
+        with _PARSER:
+            return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _imported(node: ast.AST, path: Path, root: Path) -> Iterator[Path]:
+    """Where the modules of an import statement would lie, with the packages that they are in."""
+    if isinstance(node, ast.Import):
+        modules = [(root, alias.name) for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        start, base = (path.parents[node.level - 1] if node.level else root), node.module or ""
+        modules = [(start, base), *((start, f"{base}.{alias.name}") for alias in node.names)]
+    else:
+        return
+    for start, module in modules:
+        place = start
+        for part in filter(None, module.split(".")):
+            place /= part
+            yield place.with_name(f"{part}.py")
+            yield place / "__init__.py"

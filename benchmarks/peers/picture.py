@@ -1,4 +1,4 @@
-"""A picture of the tables of a page: `python benchmarks/peers/picture.py results/peers.md docs/images/peers.png`."""
+"""A picture of the tables that `--out` wrote: `python benchmarks/peers/picture.py FILE.md docs/images/peers.png`."""
 
 import sys
 from pathlib import Path

@@ -116,7 +116,7 @@ def _kinds(case: Path) -> dict[str, Callable[[random.Random], list[str]]]:
         "configuration, values": tree("c.yaml", config),
         "table, bytes": bytes_of("small.yaml", [*table, "--dry-run"]),
         "table, values": tree("small.yaml", [*table, "--dry-run"]),
-        "table of a report": tree("small.yaml", ["report", "case/small.yaml", "--write", "case/table"]),
+        "table of a report": tree("small.yaml", ["table", "case/small.yaml", "--write", "case/table"]),
         "idx, bytes": bytes_of("FashionMNIST/raw/*", data("fashion_mnist", "case")),
         "idx.gz, bytes": bytes_of("MNIST/raw/*", data("mnist", "case")),
         "idx in gz": inside_gz,

@@ -57,7 +57,7 @@ Attempt = Callable[[int, random.Random, Path], Trial]  # number, its random numb
 
 def warm_up() -> None:
     """Import what commands need, before the forks."""
-    for name in ("experiment.start", "analysis.page.report", "analysis.integrity", "analysis.plots"):
+    for name in ("experiment.run", "analysis.report", "analysis.integrity", "analysis.plots"):
         import_module(f"pflmpi.{name}")
     import_module("pflmpi.cli").parser()
 

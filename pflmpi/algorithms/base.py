@@ -6,7 +6,7 @@ Over the whole run, the runtime does exactly this (see `runtime/rounds.py`):
     down = publish(server)
     for each round:
         clients, up = client_update over the participants
-        server = server_update(server, up);  down = publish(server), mixed = mixing_weights(up) times up
+        server = server_update(server, up);  down = publish(server), to each participant its answer(up)
         when due: evaluate (adapt, predict) on every client;  write the checkpoint
 
 A newcomer is a client that has never taken part, such as an unseen one (`evaluation.unseen`). When one is tested,
@@ -28,14 +28,34 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.diagnostics import Diagnostic
-from pflmpi.learning.newcomer import CannotJoin as CannotJoin
-from pflmpi.learning.newcomer import Newcomer as Newcomer
 from pflmpi.learning.personal import NotAModel, Personal, assemble
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Downlink, Mean, Messages, Own, Uplink
 from pflmpi.rng import stream
 from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """How a client that has never taken part joins; it predicts as the others do.
+
+    Attributes:
+        trains: whether it makes local updates; otherwise it predicts with what it receives.
+    """
+
+    trains: bool
+
+
+@dataclass(frozen=True)
+class CannotJoin:
+    """A client that has never taken part cannot predict.
+
+    Attributes:
+        why: for the user.
+    """
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -124,11 +144,11 @@ class Algorithm(ABC):
         return {}
 
     def init_received(self, task: Task) -> Messages:
-        """What a client has of `Mixed` messages before it first takes part; it has the two forms of `init_client`."""
+        """What a client has of kept `Own` messages before it takes part; it has the two forms of `init_client`."""
         return {}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        """What the clients receive, but for `Mixed` messages; `Own` ones have one row per receiver, in that order."""
+        """What the clients receive, but for kept messages; `Own` ones have one row per receiver, in that order."""
         return {}
 
     def introduce(self, task: Task, client: Tree, data: ClientData) -> Messages:
@@ -143,11 +163,8 @@ class Algorithm(ABC):
         """The new server state, from the folded uplinks of the participants."""
         return server
 
-    def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
-        """The weights (float64) of each leaf of the `Mixed` messages, [P, P], with a row for each participant.
-
-        With `Centres` of the same leaves they are [P, P + K], and there are those of the centres, [K, P + K].
-        """
+    def answer(self, task: Task, server: Tree, up: Messages, round: Round) -> Messages:
+        """The kept `Own` messages [P, ...] to the participants; arguments as of `server_update`, which comes after."""
         raise NotImplementedError
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
@@ -157,7 +174,7 @@ class Algorithm(ABC):
     def newcomer(self, task: Task) -> Newcomer | CannotJoin:
         """How a newcomer joins; by default it trains if clients keep anything; `Own` messages must be made for it."""
         down = self.downlink(task)
-        own = [name for name, kind in down.items() if isinstance(kind, Own)]
+        own = [name for name, kind in down.items() if isinstance(kind, Own) and not kind.kept]
         if own and type(self).publish_to_newcomers is Algorithm.publish_to_newcomers:
             what = f"{type(self).__name__} sends every client its own {' and '.join(own)}"
             return CannotJoin(f"{what}, and does not say what a newcomer receives (publish_to_newcomers)")
@@ -208,7 +225,7 @@ def only(model: Tree, names: tuple[str, ...]) -> Tree:
 
 
 def depends_on_client(algorithm: Algorithm, task: Task) -> bool:
-    """Whether clients begin with states or `Mixed` messages of their own, as models and signatures say."""
+    """Whether clients begin with states or kept messages of their own, as models and signatures say."""
     methods = (algorithm.init_client, algorithm.init_received)
     return task.training.init == "per_client" or any(_takes_client(method) for method in methods)
 
@@ -219,7 +236,7 @@ def initial_client(algorithm: Algorithm, task: Task, client: int) -> Tree:
 
 
 def initial_received(algorithm: Algorithm, task: Task, client: int) -> Messages:
-    """What a client has of the `Mixed` messages before the first round, by `init_received` in either form."""
+    """What a client has of kept `Own` messages before the first round, by `init_received` in either form."""
     return algorithm.init_received(*_arguments(algorithm.init_received, task, client))
 
 

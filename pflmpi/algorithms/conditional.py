@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflmpi.models.initial import linear
+from pflmpi.models.layers import linear
 from pflmpi.tree import Tree, leaf, part
 
 

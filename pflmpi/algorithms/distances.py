@@ -1,10 +1,27 @@
-"""How far apart models are, from the inner products of their leaves."""
+"""Models compared and mixed, leaf by leaf in float64: inner products, distances, weighted sums."""
 
 import torch
 from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.tree import Tree
+
+
+def inner_products(rows: Tensor, from_first: bool = False) -> Tensor:
+    """Inner products [P, P] (float64) of the rows [P, ...] of a leaf.
+
+    Args:
+        from_first: subtract the first row before, so that distances of models near each other do not cancel.
+    """
+    flat = tree.flat_rows(rows).double()
+    if from_first:
+        flat = flat - flat[:1]
+    return flat @ flat.mT
+
+
+def weighted_sums(weights: Tensor, rows: Tensor) -> Tensor:
+    """Weights [Q, P] (float64) times the rows of a leaf [P, ...]: [Q, ...] of the type of the rows."""
+    return (weights @ tree.flat_rows(rows).double()).to(rows.dtype).view(len(weights), *rows.shape[1:])
 
 
 def squared_distances(products: Tree, others: Tensor | slice = slice(None)) -> Tensor:

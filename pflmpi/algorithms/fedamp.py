@@ -10,14 +10,14 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.algorithms.distances import attention, cosines, squared_distances
+from pflmpi.algorithms.distances import attention, cosines, inner_products, squared_distances, weighted_sums
 from pflmpi.algorithms.proximal import proximal_loss
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Compared, Downlink, Messages, Mixed, Uplink
+from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink
 from pflmpi.tree import Tree, part
 
 
@@ -33,7 +33,7 @@ class FedAMP(Algorithm):
 
     Client (eq. 5): min F_i(w) + lambda / (2 alpha) ||w - u_i||^2, starting from its own w_i (`start: cloud`: from u_i).
 
-    Up: the model, of which the server sees inner products. Down: the client's own u_i, mixed by the server's weights.
+    Up: the model. Down: the client's own u_i, the answer to it.
     Persists: client: w_i and u_i. Evaluated: w_i.
 
     Departures. With partial participation the messages pass among the participants of the round, and a client
@@ -86,10 +86,10 @@ class FedAMP(Algorithm):
     ] = "own"
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"model": Compared(task.like("body", "head"), from_first=self.weighting == "distance")}
+        return {"model": Rows(task.like("body", "head"))}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"cloud": Mixed(task.like("body", "head"), of="model")}
+        return {"cloud": Own(task.like("body", "head"), kept=True)}
 
     def init_client(self, task: Task) -> Tree:
         return {"model": task.init()}
@@ -107,21 +107,22 @@ class FedAMP(Algorithm):
         model = train(task, begin, data.passes["train"], loss, data.learning_rate, fixed={"anchor": cloud})
         return {"model": model}, {"model": only(model, ("body", "head"))}
 
-    def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
+    def answer(self, task: Task, server: Tree, up: Messages, round: Round) -> Messages:
         weights = self.weights(up["model"])
-        return {"cloud": tree.map(lambda _: weights, up["model"])}
+        return {"cloud": tree.map(lambda rows: weighted_sums(weights, rows), up["model"])}
 
-    def weights(self, products: Tree) -> Tensor:
-        """The message weights xi [P, P] (float64), rows summing to one, from the inner products of each leaf."""
-        xi = self._by_cosine(products) if self.weighting == "cosine" else self._by_distance(products)
+    def weights(self, models: Tree) -> Tensor:
+        """The message weights xi [P, P] (float64), rows summing to one, of the models [P, ...]."""
+        xi = self._by_cosine(models) if self.weighting == "cosine" else self._by_distance(models)
         return xi + torch.diag(1 - xi.sum(1))
 
-    def _by_distance(self, products: Tree) -> Tensor:
+    def _by_distance(self, models: Tree) -> Tensor:
+        products = tree.map(lambda rows: inner_products(rows, from_first=True), models)
         xi = attention(squared_distances(products), self.alpha, self.sigma)
         return xi / xi.sum(1, keepdim=True).clamp(min=1)
 
-    def _by_cosine(self, products: Tree) -> Tensor:
-        scores = (self.cosine_scale * cosines(products)).fill_diagonal_(-torch.inf)
+    def _by_cosine(self, models: Tree) -> Tensor:
+        scores = (self.cosine_scale * cosines(tree.map(inner_products, models))).fill_diagonal_(-torch.inf)
         if len(scores) == 1:  # nobody else to hear from
             return torch.zeros_like(scores)
         return (1 - self.self_weight) * scores.softmax(1)

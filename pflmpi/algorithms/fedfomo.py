@@ -19,7 +19,7 @@ from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import NOBODY, Chosen, Downlink, Messages, Offered, Rows, Uplink, tensor, with_rows
+from pflmpi.messages.kinds import NOBODY, Downlink, Messages, Own, Rows, Uplink, tensor, with_rows
 from pflmpi.rng import stream
 from pflmpi.tree import Tree, leaf, part
 
@@ -85,12 +85,13 @@ class FedFomo(Algorithm):
             )
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"model": Offered(task.like(*_mixed(task))), "weights": Rows({"weights": tensor(self.received_models)})}
+        weights = Rows({"weights": tensor(self.received_models)})
+        return {"model": Rows(task.like(*_mixed(task)), kept=True), "weights": weights}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
         models = with_rows(task.like(*_mixed(task)), self.received_models)
         clients = tensor(self.received_models, dtype=torch.int64)
-        return {"candidates": Chosen({"model": models, "clients": clients}, of="model")}
+        return {"candidates": Own({"model": models, "clients": clients}, of="model")}
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         held_out = Pass(epochs=1, held_out=self.held_out, side="held_out")

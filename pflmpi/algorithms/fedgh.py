@@ -4,21 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.server_head import train_head
-from pflmpi.learning.client import ClientData, class_means, model_loss
-from pflmpi.learning.personal import Kept, Merge, Personal, Received
-from pflmpi.learning.sgd import train
+from pflmpi.algorithms.shared_parts import SharedHead
+from pflmpi.learning.client import ClientData, class_means
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Uplink
+from pflmpi.messages.kinds import ClassMeans, Messages, Uplink
 from pflmpi.tree import Tree, part
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedGH(Algorithm):
+class FedGH(SharedHead):
     """Yi et al., FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM Multimedia 2023.
 
     Client: replaces its head by the global one, h_i <- h_g; trains body and head together with cross-entropy; uploads
@@ -40,8 +38,6 @@ class FedGH(Algorithm):
     summary: ClassVar[str] = "one head trained on all class means replaces the clients' heads"
     paper: ClassVar[str] = "Yi et al., ACM Multimedia 2023"
     linear_head: ClassVar[bool] = True
-    predicts_with: ClassVar[tuple[str, ...]] = ("head",)
-    unlike_models: ClassVar[bool] = True
 
     global_head_lr: Annotated[
         float, Field(gt=0, allow_inf_nan=False, description="learning rate of the global head, on the server (eta)")
@@ -54,22 +50,9 @@ class FedGH(Algorithm):
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {"means": ClassMeans(task.num_features, counts=False)}
 
-    def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"head": Shared(part(task.like("head"), "head"))}
-
-    def init_server(self, task: Task) -> Tree:
-        return only(task.init(), ("head",))
-
-    def init_client(self, task: Task) -> Tree:
-        return only(task.init(), ("body", "stats"))
-
-    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return {"head": part(server, "head")}
-
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        model = {**client, "head": down["head"]}
-        model = train(task, model, data.passes["train"], model_loss(task), data.learning_rate)
-        return only(model, ("body", "stats")), {"means": class_means(task, model, data)}
+        kept, up = super().client_update(task, client, down, data)
+        return kept, {"means": class_means(task, self.whole(kept, up["head"]), data)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         head = train_head(
@@ -81,6 +64,3 @@ class FedGH(Algorithm):
             batch_size=self.server_batch_size or task.training.batch_size,
         )
         return {"head": head}
-
-    def personal(self, task: Task) -> Personal:
-        return Merge((Kept(), Received("head", at="head")))

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.critical import critical_entries
 from pflmpi.learning.client import ClientData, class_means, model_loss
 from pflmpi.learning.diagnostics import Diagnostic, EntryShare
 from pflmpi.learning.personal import Kept, NotAModel, Personal
@@ -199,3 +198,17 @@ def _minibatches(labels: Tensor, heads: int, batch_size: int) -> Iterator[Tensor
     number = (member.cumsum(1) - 1) // batch_size
     steps = -(-int(member.sum(1).max()) // batch_size)
     return (member & (number == step) for step in range(steps))
+
+
+def critical_entries(before: Tree, after: Tree, share: float) -> Tree:
+    """Which entries of a head are critical (bool, shaped as the head): the floor(share L) most important.
+
+    Importance is |(after - before) after| (eqs. 7, 8); ties go to the lower index, weight before bias.
+    """
+    names = ("weight", "bias")
+    importance = torch.cat([((leaf(after, n) - leaf(before, n)) * leaf(after, n)).abs().flatten() for n in names])
+    count = int(share * len(importance) + 1e-9)
+    order = importance.argsort(descending=True, stable=True)
+    rank = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+    weight, bias = torch.split(rank < count, [leaf(after, n).numel() for n in names])
+    return {"weight": weight.view_as(leaf(after, "weight")), "bias": bias.view_as(leaf(after, "bias"))}

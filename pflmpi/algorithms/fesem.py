@@ -11,15 +11,14 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.algorithms.distances import squared_distances
+from pflmpi.algorithms.distances import inner_products, squared_distances, weighted_sums
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
 from pflmpi.learning.diagnostics import Category, Diagnostic
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Centres, Compared, Downlink, Messages, OneOf, Rows, Uplink, tensor
-from pflmpi.messages.linear_algebra import weighted_sums
+from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink, tensor
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -30,9 +29,9 @@ class FeSEM(Algorithm):
     Client: starts from the centre of its cluster, local SGD. Server, once a round: E-step, a participant belongs to
     the nearest centre, r_i = argmin_k ||w_i - W_k||_2; M-step, W_k = mean of its members.
 
-    Up: the model, compared with the centres, and with `weighting: samples` the number of samples. Down: the client's
-    own centre. Persists: server: the K centres and every client's cluster (-1 before it has one); client: nothing, or
-    its batch-norm statistics with `training.bn: local`. Evaluated: the centre of the client's cluster.
+    Up: the model, and with `weighting: samples` the number of samples. Down: the client's own centre. Persists:
+    server: the K centres and every client's cluster (-1 before it has one); client: nothing, or its batch-norm
+    statistics with `training.bn: local`. Evaluated: the centre of the client's cluster.
 
     Readings. The first centres are members: after the first round's training K of its participants are drawn, each
     with a probability proportional to its squared distance from those drawn before (k-means++). The mean is the plain
@@ -62,17 +61,21 @@ class FeSEM(Algorithm):
                 f"algorithm.num_clusters = {self.num_clusters}, but the first centres are drawn from the participants "
                 f"of a round, which are {participants}; choose at most that, or a larger training.participation"
             )
+        stats = tree.leaves(task.like(*task.shared_stats))
+        if integers := [path for path, leaf in stats if not leaf.is_floating_point()]:
+            raise ConfigError(
+                f"model {task.architecture.name} has {integers[0]} of integers, of which fesem can make no mean; "
+                "choose training.bn = local, with which it stays with the client"
+            )
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        like = task.like("body", "head", *task.shared_stats)
-        centres = Centres(like, of="model", count=self.num_clusters)
-        up: dict[str, Uplink] = {"model": Compared(like, from_first=True), "centres": centres}
+        up: dict[str, Uplink] = {"model": Rows(task.like("body", "head", *task.shared_stats))}
         if self.weighting == "samples":
             up["samples"] = Rows({"count": tensor(dtype=torch.int32)})
         return up
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"centre": OneOf(task.like("body", "head", *task.shared_stats), self.num_clusters + 1)}
+        return {"centre": Own(task.like("body", "head", *task.shared_stats))}
 
     def init_server(self, task: Task) -> Tree:
         model = only(task.init(), ("body", "head", *task.shared_stats))
@@ -88,15 +91,15 @@ class FeSEM(Algorithm):
         return self._centres(server, torch.full((len(newcomers),), -1))
 
     def _centres(self, server: Tree, clusters: Tensor) -> Messages:
-        """The centres, as the last their mean by clients, and which of them the clients of some clusters [R] get."""
+        """The centre of the cluster of each receiver [R]; for those without one (-1) the mean of all by clients."""
         clients = _members(leaf(server, "cluster"), self.num_clusters).sum(1, keepdim=True).mT
         clients = clients if clients.any() else torch.ones_like(clients)
 
-        def with_mean(centres: Tensor) -> Tensor:
-            return torch.cat([centres, weighted_sums(clients / clients.sum(), centres)])
+        def chosen(centres: Tensor) -> Tensor:
+            with_mean = torch.cat([centres, weighted_sums(clients / clients.sum(), centres)])
+            return with_mean.index_select(0, clusters % len(with_mean))
 
-        choices = tree.map(with_mean, part(server, "centres"))
-        return {"centre": {"choices": choices, "chosen": clusters % (self.num_clusters + 1)}}
+        return {"centre": tree.map(chosen, part(server, "centres"))}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model = train(task, {**down["centre"], **client}, data.passes["train"], model_loss(task), data.learning_rate)
@@ -108,25 +111,36 @@ class FeSEM(Algorithm):
     def after_training(self, task: Task, down: Messages, up: Messages) -> Messages:
         return {**down, "centre": up["model"]}
 
-    def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
-        clusters, before = self._clusters(up, round)
+    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+        """E-step and M-step on the models of the P participants and, after them, of the K centres before."""
+
+        def compared(rows: Tensor, old: Tensor) -> Tensor:
+            return inner_products(torch.cat([rows, old]), from_first=True)
+
+        models, centres, parameters = {**up["model"]}, part(server, "centres"), ("body", "head")
+        products = tree.map(compared, only(models, parameters), only(centres, parameters))
+        clusters, before = self._clusters(products, round)
+        weights = self._weights(up, clusters, before)
+        cluster = leaf(server, "cluster").index_copy(0, torch.from_numpy(round.participants), clusters)
+        return {
+            "centres": tree.map(lambda rows, old: weighted_sums(weights, torch.cat([rows, old])), models, centres),
+            "cluster": cluster,
+        }
+
+    def _weights(self, up: Messages, clusters: Tensor, before: Tensor) -> Tensor:
+        """The weight [K, P + K] of each model in each new centre; a centre without members stays as it is."""
         weights = _members(clusters, self.num_clusters)
         if self.weighting == "samples":
             weights = weights * leaf(up["samples"], "count")
         total = weights.sum(1, keepdim=True)
         weights = torch.nn.functional.pad(weights / total.clamp(min=1), (0, self.num_clusters))
         empty = total.flatten() == 0
-        weights[empty, before[empty]] = 1  # a centre without members stays as it is
-        return {"centres": tree.map(lambda _: weights, up["model"])}
+        weights[empty, before[empty]] = 1
+        return weights
 
-    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        clusters, _ = self._clusters(up, round)
-        cluster = leaf(server, "cluster").index_copy(0, torch.from_numpy(round.participants), clusters)
-        return {"centres": {**up["centres"]}, "cluster": cluster}
-
-    def _clusters(self, up: Messages, round: Round) -> tuple[Tensor, Tensor]:
+    def _clusters(self, products: Tree, round: Round) -> tuple[Tensor, Tensor]:
         """The cluster of each participant [P], and which of the P + K models [K] were the centres before."""
-        products, count = only(up["model"], ("body", "head")), len(round.participants)
+        count = len(round.participants)
         centres = torch.arange(count, count + self.num_clusters)
         if round.number == 1:
             distances = squared_distances(products)[:count, :count]

@@ -3,15 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pflmpi.algorithms.base import only
-from pflmpi.algorithms.shared_parts import ClientWeighting, WeightedSharedParts
-from pflmpi.learning.personal import Kept, Merge, Personal, Received
-from pflmpi.learning.task import Task
-from pflmpi.tree import Tree, part
+from pflmpi.algorithms.shared_parts import ClientWeighting, MeanBy, SharedHead
 
 
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(WeightedSharedParts):
+class LGFedAvg(SharedHead):
     """Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020.
 
     A client trains its local body l_m and its copy of the global head g together, by the cross-entropy of
@@ -32,21 +28,8 @@ class LGFedAvg(WeightedSharedParts):
 
     summary: ClassVar[str] = "personal body, shared head"
     paper: ClassVar[str] = "Liang et al., 2020"
-    predicts_with: ClassVar[tuple[str, ...]] = ("head",)
-    unlike_models: ClassVar[bool] = True
-    message: ClassVar[str] = "head"
-    state: ClassVar[str] = "head"
 
     weighting: ClientWeighting = "clients"
 
-    def to_share(self, task: Task, model: Tree) -> Tree:
-        return part(model, "head")
-
-    def to_keep(self, task: Task, model: Tree) -> Tree:
-        return only(model, ("body", "stats"))
-
-    def whole(self, client: Tree, received: Tree) -> Tree:
-        return {**client, "head": received}
-
-    def personal(self, task: Task) -> Personal:
-        return Merge((Kept(), Received("head", at="head")))
+    def averaged_by(self) -> MeanBy:
+        return self.weighting

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.distances import attention, squared_distances
+from pflmpi.algorithms.distances import attention, inner_products, squared_distances, weighted_sums
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
@@ -20,7 +20,7 @@ from pflmpi.learning.parts import parameters_of
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Compared, Downlink, Mean, Messages, Mixed, Shared, Uplink
+from pflmpi.messages.kinds import Downlink, Mean, Messages, Own, Rows, Shared, Uplink
 from pflmpi.tree import Tree, part
 
 Layer = tuple[str, ...]  # the paths of its tensors, weight first
@@ -37,10 +37,9 @@ class PFedCFR(Algorithm):
     A(x) = 1 - exp(-x / sigma); for each layer l > r the plain mean over clients (eq. 12). Client (eq. 15):
     min F_n(v) + lambda / (2 alpha) sum_{l <= r} ||v_l - v'_l||^2 + mu / 2 sum_{l > r} ||v_l - v_global,l||^2.
 
-    Up: the layers l <= r, of which the server sees inner products; the layers l > r, averaged. Down: the client's own
-    fused layers l <= r; the common layers l > r. Persists: client: its model, its last fused layers l <= r (at first
-    the initial ones); server: the common layers. Evaluated: the client's model after local training, which is the
-    output v_n^T of algorithm 1.
+    Up: the layers l <= r; the layers l > r, averaged. Down: the client's own fused layers l <= r; the common layers l
+    > r. Persists: client: its model, its last fused layers l <= r (at first the initial ones); server: the common
+    layers. Evaluated: the client's model after local training, which is the output v_n^T of algorithm 1.
 
     Readings. `num_personal_layers: null` is the paper's threshold by function (eq. 8): the layers before the first
     fully connected one, and at least the first (r = 1 of 2 for its DNN, 2 of 4 for its CNN). A layer is a module,
@@ -102,11 +101,11 @@ class PFedCFR(Algorithm):
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         parts = self._parts(task, task.like("body", "head")).items()
-        return {name: Compared(like, True) if name == "personal" else Mean(like, "clients") for name, like in parts}
+        return {name: Rows(like) if name == "personal" else Mean(like, "clients") for name, like in parts}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
         parts = self._parts(task, task.like("body", "head")).items()
-        return {name: Mixed(like, of="personal") if name == "personal" else Shared(like) for name, like in parts}
+        return {name: Own(like, kept=True) if name == "personal" else Shared(like) for name, like in parts}
 
     def init_server(self, task: Task) -> Tree:
         return {name: layers for name, layers in self._parts(task, task.init()).items() if name == "decision"}
@@ -140,15 +139,17 @@ class PFedCFR(Algorithm):
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         return {name: up[name] for name in server}
 
-    def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
-        weights: dict[str, Tensor] = {}
+    def answer(self, task: Task, server: Tree, up: Messages, round: Round) -> Messages:
+        fused: dict[str, Tensor] = {}
         for layer in self.split(task)[0]:
-            weights |= dict.fromkeys(layer, self.weights(up["personal"], layer))
-        return {"personal": tree.unflatten(weights)}
+            weights = self.weights(up["personal"], layer)
+            fused |= {path: weighted_sums(weights, tree.at(up["personal"], path)) for path in layer}
+        return {"personal": tree.unflatten(fused)}
 
-    def weights(self, products: Tree, layer: Layer) -> Tensor:
-        """The fusion weights zeta [P, P] of one layer (eq. 10), self weights on the diagonal, from inner products."""
-        zeta = attention(squared_distances(_take(products, [layer])), self.alpha, self.sigma)
+    def weights(self, models: Tree, layer: Layer) -> Tensor:
+        """The fusion weights zeta [P, P] of one layer (eq. 10) of the models [P, ...], self weights on the diagonal."""
+        products = tree.map(lambda rows: inner_products(rows, from_first=True), _take(models, [layer]))
+        zeta = attention(squared_distances(products), self.alpha, self.sigma)
         return zeta + torch.diag(1 - zeta.sum(1))
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:

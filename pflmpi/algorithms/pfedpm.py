@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.prototypes import Weighting, batch_means, combine, no_means, one_hot
-from pflmpi.algorithms.relation import init_relation, relation_scores
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
 from pflmpi.learning.diagnostics import ClassVectors, Diagnostic
 from pflmpi.learning.optimizers import Rate
@@ -20,6 +20,7 @@ from pflmpi.learning.personal import Kept, NotAModel, Personal
 from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink, tensor, with_rows
+from pflmpi.models.layers import linear, uniform
 from pflmpi.rng import stream
 from pflmpi.tree import Tree, leaf, part
 
@@ -184,3 +185,36 @@ class PFedPM(Algorithm):
         related = relation_scores(part(client, "relation"), z, mixed).where(known, -torch.inf)
         ready = held.any() & (known | ~held).all()
         return torch.where(ready, related, task.logits(part(model, "head"), z))
+
+
+CHANNELS, KERNEL, HIDDEN = 8, 3, 64
+
+
+def init_relation(rng: np.random.Generator, num_features: int) -> Tree:
+    """Initial weights by PyTorch's default law, for features of width d."""
+    fan_in = 2 * KERNEL
+    return {
+        "conv": {"weight": uniform(rng, (CHANNELS, 2, KERNEL), fan_in), "bias": uniform(rng, (CHANNELS,), fan_in)},
+        "fc1": linear(rng, CHANNELS * num_features, HIDDEN),
+        "fc2": linear(rng, HIDDEN, 1),
+    }
+
+
+def relation_scores(weights: Tree, z: Tensor, class_features: Tensor) -> Tensor:
+    """g([z_s; c_j]) in 0..1 for every pair, [B, K].
+
+    A pair is a signal of length d with two channels: Conv1d(2 -> 8, kernel 3, padding 1), ReLU, fc 64, ReLU, fc 1,
+    sigmoid.
+
+    Args:
+        weights: as `init_relation` returns them.
+        z: [B, d].
+        class_features: [K, d].
+    """
+    conv, fc1, fc2 = part(weights, "conv"), part(weights, "fc1"), part(weights, "fc2")
+    samples, classes = len(z), len(class_features)
+    both = z.unsqueeze(1).expand(-1, classes, -1), class_features.expand(samples, -1, -1)
+    pairs = torch.stack(both, 2)  # [B, K, 2, d]
+    found = F.conv1d(pairs.flatten(0, 1), leaf(conv, "weight"), leaf(conv, "bias"), padding=KERNEL // 2)
+    hidden = F.relu(F.linear(F.relu(found).flatten(1), leaf(fc1, "weight"), leaf(fc1, "bias")))
+    return F.linear(hidden, leaf(fc2, "weight"), leaf(fc2, "bias")).sigmoid().view(samples, classes)

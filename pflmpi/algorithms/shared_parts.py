@@ -103,6 +103,28 @@ class SharedParts(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedHead(SharedParts):
+    """Bodies, with their batch-norm statistics, stay with the clients and may differ; one head is under them all."""
+
+    predicts_with: ClassVar[tuple[str, ...]] = ("head",)
+    unlike_models: ClassVar[bool] = True
+    message: ClassVar[str] = "head"
+    state: ClassVar[str] = "head"
+
+    def to_share(self, task: Task, model: Tree) -> Tree:
+        return part(model, "head")
+
+    def to_keep(self, task: Task, model: Tree) -> Tree:
+        return only(model, ("body", "stats"))
+
+    def whole(self, client: Tree, received: Tree) -> Tree:
+        return {**client, "head": received}
+
+    def personal(self, task: Task) -> Personal:
+        return Merge((Kept(), Received("head", at="head")))
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightedSharedParts(SharedParts):
     """The same, with the weights of the mean as an option."""
 

@@ -1,4 +1,4 @@
-"""Reading the runs of a report, leaving out those that cannot be read or compared."""
+"""Runs beside one another: which can be compared, and in which options they differ."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,3 +88,38 @@ def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
 def _hashes(what: str, a: dict[str, Any], b: dict[str, Any]) -> str:
     here, there = (str(recorded.get(what))[:12] for recorded in (a, b))
     return f"the hash of the {what} is {there} and not {here} (recorded.{what})"
+
+
+_UNKNOWN = "-"
+
+TextsByName = dict[str, list[str]]  # name -> a text for each run
+
+
+def differing(runs: Sequence[Run]) -> TextsByName:
+    """The options in which the configurations of runs differ, with the value of each."""
+    options = [_options(run) for run in runs]
+    keys = dict.fromkeys(key for of_run in options for key in of_run)
+    return {
+        key: [_text(of_run[key]) if key in of_run else _UNKNOWN for of_run in options]
+        for key in keys
+        if any(key not in of_run or of_run[key] != options[0].get(key) for of_run in options)
+    }
+
+
+def compared_options(runs: Sequence[Run]) -> TextsByName:
+    """The options that have unlike values in runs, "" in those that lack them; not those that single runs have."""
+    return {
+        key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
+        for key, texts in differing(runs).items()
+        if key not in ("algorithm.name", "training.rounds") and len({*texts} - {_UNKNOWN}) > 1
+    }
+
+
+def _options(run: Run) -> dict[str, Any]:
+    options = by_key({key: value for key, value in run.config.items() if key not in NOT_COMPARED})
+    return {key: value for key, value in options.items() if key not in WHERE_ONLY}
+
+
+def _text(value: object) -> str:
+    """A value as YAML has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

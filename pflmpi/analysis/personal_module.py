@@ -1,6 +1,8 @@
-"""What a client of a run predicts with, as a torch module; needs torch and, where a client adapts first, the data."""
+"""A client of a run for PyTorch: its samples, and what it predicts with, as a module; needs torch and the data."""
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,14 +12,14 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import client_states
+from pflmpi.data.federation import Federation
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import build
 from pflmpi.experiment.build import Experiment
 from pflmpi.learning.task import Task
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import as_messages
-from pflmpi.runtime.contract import RECEIVED
-from pflmpi.runtime.exchange.mixed import ANSWERED
+from pflmpi.runtime.contract import ANSWERED, RECEIVED
 from pflmpi.runtime.executors.loop import Loop
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
@@ -71,8 +73,8 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
     if not 0 <= client < number:
         raise CheckpointError(f"{checkpoint.run} has clients 0 to {number - 1}; client {client} was requested")
     setup, group = build.setup(experiment, 1, 1), np.array([client])
-    (found,) = client_states(checkpoint, [client])
-    state = _tree(found.kept)
+    (kept,) = client_states(checkpoint, [client])
+    state = _tree(kept.kept)
     state.pop(ANSWERED, None)
     if RECEIVED in state:
         received = tree.part(state, RECEIVED)
@@ -89,3 +91,26 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
 
 def _tree(flat: Mapping[str, np.ndarray]) -> Tree:
     return tree.unflatten({path: torch.tensor(array) for path, array in flat.items()})
+
+
+class Samples(NamedTuple):
+    """Samples [m, ...], bytes or numbers before normalisation, and their classes [m]."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+class ClientSamples(NamedTuple):
+    """What a client trains on, and what it is tested on."""
+
+    train: Samples
+    test: Samples
+
+
+def client_samples(run: Path, federation: Federation, client: int) -> ClientSamples:
+    """Copies of the samples of a client; `CheckpointError` where the run has no such client."""
+    if not 0 <= client < federation.num_clients:
+        raise CheckpointError(f"{run} has clients 0 to {federation.num_clients - 1}; client {client} was requested")
+    images, labels = federation.dataset.images, federation.dataset.labels
+    train, test = (np.sort(rows[client]) for rows in (federation.train, federation.test))
+    return ClientSamples(Samples(images[train], labels[train]), Samples(images[test], labels[test]))

@@ -12,7 +12,7 @@ import numpy as np
 
 from pflmpi import regular_file
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.columns import columns
+from pflmpi.analysis.metrics import columns
 from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
 from pflmpi.errors import CheckpointError
@@ -27,8 +27,8 @@ from pflmpi.text import short_name, spans
 if TYPE_CHECKING:  # which need torch
     from torch import nn
 
-    from pflmpi.analysis.client_samples import ClientSamples
-    from pflmpi.analysis.series.target import CostTo
+    from pflmpi.analysis.metrics import CostTo
+    from pflmpi.analysis.personal_module import ClientSamples
     from pflmpi.experiment.build import Experiment
 
 _ONE_FILE = "`pflmpi inspect` and h5py read it, everything else needs the folder of the run"
@@ -99,8 +99,8 @@ class Run:
 
     @property
     def figures(self) -> Any:
-        """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `drawing.figures.Figures`."""
-        return import_module("pflmpi.analysis.drawing.figures").Figures([self])  # which imports this file
+        """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `figures.Figures`."""
+        return import_module("pflmpi.analysis.figures").Figures([self])  # which imports this file
 
     def cost_to(self, target: float, metric: str = "accuracy_mean") -> "CostTo | None":
         """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
@@ -109,7 +109,7 @@ class Run:
             target: at least so much, or at most in a column of losses; accuracies are shares, such as 0.9.
             metric: a column of metrics.csv.
         """
-        from pflmpi.analysis.series.target import cost_to
+        from pflmpi.analysis.metrics import cost_to
 
         return cost_to(self.columns, target, metric)
 
@@ -162,7 +162,7 @@ class Run:
         Raises:
             UserError: there is no such client; the data or code of the run is missing, or has changed.
         """
-        from pflmpi.analysis.client_samples import client_samples
+        from pflmpi.analysis.personal_module import client_samples
 
         return client_samples(self.path, self._experiment.division.everyone, as_integer("client", client))
 
@@ -183,7 +183,7 @@ class Run:
     def _experiment(self) -> "Experiment":
         import torch
 
-        from pflmpi.experiment.start import reopened
+        from pflmpi.experiment.restore import reopened
 
         return reopened(self.path, (), torch.device("cpu"))
 

@@ -1,5 +1,6 @@
 """Several runs, opened to read as one table."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from glob import glob
 from importlib import import_module
@@ -13,9 +14,10 @@ from pflmpi.analysis.run import Run, open_run
 from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store import config_file, metrics_file
+from pflmpi.store.names import SHARDS
 
 if TYPE_CHECKING:
-    from pflmpi.analysis.drawing.figures import Figures
+    from pflmpi.analysis.figures import Figures
 
 _ALWAYS = ("algorithm.name", "data.name", "seed")
 
@@ -47,14 +49,16 @@ class Runs(Sequence[Run]):
             CheckpointError: a metrics file is damaged.
         """
         pandas = _pandas("frame")
-        flat = [dict(_flat({key: each.config[key] for key in each.config if key not in NOT_COMPARED})) for each in self]
+        configs = [{key: values for key, values in run.config.items() if key not in NOT_COMPARED} for run in self]
+        flat = [dict(_flat(config)) for config in configs]
         first = flat[0] if flat else {}
         everywhere = sorted(set().union(*flat))
-        keys = [key for key in everywhere if any(one.get(key) != first.get(key) for one in flat)]
+        keys = [key for key in everywhere if any(options.get(key) != first.get(key) for options in flat)]
         keys = [*_ALWAYS, *(key for key in keys if key not in _ALWAYS)]
         table = _metrics(pandas, self)
         places = table.pop("")
-        columns = {"run": [str(run.path) for run in self], **{key: [one.get(key) for one in flat] for key in keys}}
+        columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
+        columns |= {key: [options.get(key) for options in flat] for key in keys}
         about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
         return pandas.concat([about, table], axis=1)
 
@@ -77,7 +81,7 @@ class Runs(Sequence[Run]):
     @property
     def figures(self) -> "Figures":
         """The figures that compare these runs, as Altair charts, such as `runs.figures.accuracy()`."""
-        from pflmpi.analysis.drawing.figures import Figures
+        from pflmpi.analysis.figures import Figures
 
         return Figures(self)
 
@@ -92,14 +96,30 @@ def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> R
         CheckpointError: there is none, or a folder that was named is no run.
     """
     if isinstance(paths, str | PathLike):
-        found = [Path(path) for path in sorted(glob(str(paths)))]
-        runs = [open_run(path) for path in found if config_file.path(path).exists() or (path / "shards").is_dir()]
+        runs = [open_run(path) for path in map(Path, sorted(glob(str(paths)))) if is_run(path)]
         if not runs:
             raise CheckpointError(f"{paths} matches no run; give a pattern of their folders, such as runs/*")
         return Runs(runs)
     if not isinstance(paths, Iterable):
         raise wrong_type("paths", paths, "a pattern such as 'runs/*', or a list of folders")
     return Runs([open_run(path) for path in paths])
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder looks like that of a run, whole or not."""
+    return config_file.path(folder).exists() or (folder / SHARDS).is_dir()
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folder if it is that of a run, otherwise the runs at any depth below it, sorted; links are not followed."""
+    if is_run(folder):
+        return [folder]
+    runs: list[Path] = []
+    for parent, names, _ in os.walk(folder):
+        inside = [name for name in names if is_run(Path(parent, name))]
+        runs += [Path(parent, name) for name in inside]
+        names[:] = [name for name in names if name not in inside]
+    return sorted(runs)
 
 
 def _pandas(method: str) -> Any:

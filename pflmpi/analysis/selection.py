@@ -10,7 +10,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.run import Run
 
 MOST_STYLES = 12  # runs with a legend entry of their own; more share that of their algorithm
-MOST_ROUNDS = 40  # checkpoints that a figure over rounds reads
+MOST_ROUNDS = 20  # checkpoints that a figure over rounds reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +55,12 @@ def spread_over(rounds: Sequence[int], most: int = MOST_ROUNDS) -> list[int]:
 
 def some_of(checkpoints: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
     """At most so many of the ascending checkpoints, evenly spaced, with the first and the last."""
-    chosen = set(spread_over([one.number for one in checkpoints], most))
-    return [one for one in checkpoints if one.number in chosen]
+    return [checkpoints[place] for place in spread_over(range(len(checkpoints)), most)]
 
 
 def ends(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """The first, the middle and the last of the checkpoints; not the one before the first round."""
-    return some_of([one for one in checkpoints if one.number > 0] or checkpoints, 3)
+    return some_of([checkpoint for checkpoint in checkpoints if checkpoint.number > 0] or checkpoints, 3)
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

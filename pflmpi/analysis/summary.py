@@ -1,62 +1,58 @@
-"""What came of runs, a line each: accuracy, cost, cost to a target, gain over training alone."""
+"""What came of runs, a line each: accuracy, losses, cost, cost to a target, gain over training alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pflmpi.analysis.columns import best, last
-from pflmpi.analysis.comparison import compared_options
+from pflmpi.analysis.comparable import compared_options
+from pflmpi.analysis.metrics import best, cost_to, last
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
 from pflmpi.analysis.series.clients import Final, against
-from pflmpi.analysis.series.target import cost_to
+from pflmpi.text import scaled_bytes
 
-Line = dict[str, str | int | float]
+Value = str | int | float
+Line = dict[str, Value]  # by column; unknown numbers are NaN or ""
 
 EXPLAINED = (
-    "Best and last: accuracy, mean over clients; worst client: its accuracy at the end; lowest 10 %: mean over "
-    "these clients at the end; unseen: the mean at the end of clients that were kept out of training, which count "
-    "in nothing else; after training: of the participants, before the server answers; gain over local: accuracy at "
-    "the end minus that of the same client in the run of local training (of the same seed, if any), mean over "
-    "clients, and how many are below zero; bytes: what the messages of all rounds hold; time: that of all rounds; "
-    "rounds, time and bytes (up and down) to an accuracy: until the first round whose mean is as high, empty where "
-    "none is. Options that have unlike values follow the name."
+    "Best and last: accuracy, mean over clients; worst client and lowest 10 %: at the end; unseen: clients that were "
+    "kept out of training; after training: the participants before the server answers; gain over local: accuracy at "
+    "the end minus that of the same client in the run of local training; bytes: what the messages of all rounds hold; "
+    "rounds, time and sent to an accuracy: until the first round whose mean is as high. More in docs/reading-runs.md."
 )
 _OF_BEST = 0.9  # of the best accuracy of all runs, to which costs are counted
-_OPTIONAL = (
+_OPTIONAL = (  # left out where empty
     "lowest 10 % (%)",
     "macro F1 (%)",
     "unseen (%)",
     "after training (%)",
     "gain over local",
     "clients below local",
-)  # left out where empty
+)
+_FOUR_DIGITS = ("training loss", "test loss", "time per round (s)")
 
 
 def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: Sequence[float] = ()) -> list[Line]:
-    """The line of each run; a column that says nothing of any run is left out.
+    """The line of each run; an optional column that says nothing of any run is left out.
 
     Args:
         ends: the clients at the end of each.
         targets: accuracies, as shares.
     """
-    gains = {one: gain for one, _, gain in against(runs, ends)[1]}
-    options = compared_options([one.run for one in runs])
+    gains = {named_run: gain for named_run, _, gain in against(runs, ends)[1]}
+    options = compared_options([named_run.run for named_run in runs])
     lines: list[Line] = []
-    for place, (one, end) in enumerate(zip(runs, ends, strict=True)):
-        gain = gains.get(one)
-        gain = None if gain is None or np.isnan(gain).all() else gain
-        line: Line = {
-            "run": one.label,
-            "folder": str(one.run.path),
-            **{key: texts[place] for key, texts in options.items()},
-        }
-        line |= results(one, end)
-        line["gain over local"] = math.nan if gain is None else float(np.nanmean(gain))
-        line["clients below local"] = "" if gain is None else int((gain < 0).sum())
+    for place, (named_run, end) in enumerate(zip(runs, ends, strict=True)):
+        run, gain = named_run.run, gains.get(named_run, np.array(np.nan))
+        compared = not np.isnan(gain).all()
+        line: Line = {"run": named_run.label, "folder": str(run.path)}
+        line |= {key: texts[place] for key, texts in options.items()}
+        line |= results(run, end)
+        line["gain over local"] = float(np.nanmean(gain)) if compared else math.nan
+        line["clients below local"] = int((gain < 0).sum()) if compared else ""
         for target in targets:
-            cost, to = cost_to(one.run.columns, target), f"to {100 * target:g} %"
+            cost, to = cost_to(run.columns, target), f"to {100 * target:g} %"
             line[f"rounds {to}"] = "" if cost is None else cost.rounds
             line[f"time {to} (s)"] = math.nan if cost is None else cost.seconds
             line[f"bytes {to}"] = "" if cost is None else cost.up_bytes + cost.down_bytes
@@ -65,37 +61,70 @@ def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: S
     return [{name: value for name, value in line.items() if name not in empty} for line in lines]
 
 
-def results(one: NamedRun, end: Final | None) -> Line:
-    """Results of a run by column, from its metrics and the clients' accuracies at its end; NaN where there is none."""
-    columns = one.run.columns
-    mean = 100 * columns["accuracy_mean"]
-    highest = best(mean)
-    tested = end is not None and not np.isnan(end.accuracy).all()
+def results(run: Run, end: Final | None) -> Line:
+    """Results of a run by column, from its metrics and the clients' accuracies at its end.
 
-    def at_end(name: str) -> float:
-        return 100 * last(columns.get(name, np.empty(0)))
+    Raises:
+        CheckpointError: its metrics are damaged.
+    """
+    columns = run.columns
+    mean, seconds = 100 * columns["accuracy_mean"], columns["seconds"]
+    highest = best(mean)
+    newest = {name: last(values) for name, values in columns.items()}
+
+    def percent(name: str) -> float:
+        return 100 * newest.get(name, math.nan)
 
     return {
-        "rounds": len(columns["round"]),
-        "of": int(one.run.config.get("training", {}).get("rounds", 0)),
-        "best (%)": float("nan") if highest is None else float(mean[highest]),
+        "rounds": len(mean),
+        "of": int(run.config.get("training", {}).get("rounds", 0)),
+        "best (%)": math.nan if highest is None else float(mean[highest]),
         "in round": "" if highest is None else int(columns["round"][highest]),
-        "last (%)": at_end("accuracy_mean"),
-        "worst client (%)": float(np.nanmin(end.accuracy)) if end is not None and tested else float("nan"),
-        "lowest 10 % (%)": at_end("accuracy_bottom"),
-        "macro F1 (%)": at_end("f1_macro"),
-        "unseen (%)": at_end("unseen_accuracy_mean"),
-        "after training (%)": at_end("trained_accuracy_mean"),
+        "last (%)": percent("accuracy_mean"),
+        "std over clients (%)": percent("accuracy_std"),
+        "worst client (%)": math.nan if end is None or np.isnan(end.accuracy).all() else float(np.nanmin(end.accuracy)),
+        "lowest 10 % (%)": percent("accuracy_bottom"),
+        "macro F1 (%)": percent("f1_macro"),
+        "unseen (%)": percent("unseen_accuracy_mean"),
+        "after training (%)": percent("trained_accuracy_mean"),
+        "training loss": newest.get("train_loss", math.nan),
+        "test loss": newest.get("test_loss", math.nan),
         "up (bytes)": int(columns["up_bytes"].sum()),
         "down (bytes)": int(columns["down_bytes"].sum()),
-        "time (s)": float(columns["seconds"].sum()),
+        "up, wire (bytes)": int(columns["wire_up_bytes"].sum()),
+        "down, wire (bytes)": int(columns["wire_down_bytes"].sum()),
+        "time (s)": float(seconds.sum()),
+        "time per round (s)": float(seconds.mean()) if len(seconds) else math.nan,
     }
 
 
-def cells(line: Line) -> list[str]:
-    """Texts of a line of the table; unknown values are empty."""
-    texts = [f"{value:.2f}" if isinstance(value, float) else str(value) for value in line.values()]
-    return ["" if text == "nan" else text for text in texts]
+def texts(line: Mapping[str, Value]) -> dict[str, str]:
+    """The values of a line as texts; unknown ones are empty."""
+    digits = {name: 4 if name in _FOUR_DIGITS else 2 for name in line}
+    return {
+        name: "" if value != value else f"{value:.{digits[name]}f}" if isinstance(value, float) else str(value)
+        for name, value in line.items()
+    }
+
+
+def for_readers(lines: Sequence[Line]) -> list[dict[str, str]]:
+    """`texts` of lines with bytes in one unit for all runs, which the names of these columns say."""
+    scaled: list[Line] = [{} for _ in lines]
+    for name in lines[0]:
+        values = [line[name] for line in lines]
+        if "bytes" in name:
+            name, values = _in_one_unit(name, values)
+        for line, value in zip(scaled, values, strict=True):
+            line[name] = value
+    return [texts(line) for line in scaled]
+
+
+def _in_one_unit(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:
+    divisor, unit = scaled_bytes(max((value for value in values if not isinstance(value, str)), default=0))
+    scaled: list[Value] = [math.nan if isinstance(value, str) else value / divisor for value in values]
+    if name.startswith("bytes to"):
+        return f"sent {name.removeprefix('bytes ')} ({unit})", scaled
+    return name.replace("(bytes)", f"({unit})"), scaled
 
 
 def targets_of(runs: Sequence[Run]) -> list[float]:

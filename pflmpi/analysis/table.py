@@ -1,8 +1,9 @@
-"""The figures of a table: from the metrics of its runs, beside the published ones."""
+"""The table of a sweep: from the metrics of its runs, beside the published figures; as Markdown, CSV and LaTeX."""
 
 import math
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.series.target import CostTo, cost_to
+from pflmpi.analysis.metrics import CostTo, cost_to
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.sections import by_key, section
 from pflmpi.errors import CheckpointError
@@ -18,8 +19,9 @@ from pflmpi.learning.early_stop import EarlyStop, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import verify
-from pflmpi.sweep.cells import Cell
-from pflmpi.sweep.table import SweepTable
+from pflmpi.sweep.table import Cell, SweepTable
+from pflmpi.text import comma_separated as as_csv
+from pflmpi.text import counted
 
 LAST = 10  # rounds in a mean that does not choose a round by its accuracy on the test splits
 
@@ -217,3 +219,174 @@ def _state(runs: Sequence[_SeedRun]) -> str:
         done = sum(len(run.lines) for run in runs)
         parts.append(f"{done}/{sum(run.rounds for run in runs)} rounds" if done else "missing")
     return ", ".join(parts)
+
+
+_FIGURES = {"best": "best round", "last": "last round", "last10": f"mean of the last {LAST} evaluated rounds"}
+_COSTS = ("rounds", "megabytes up and down")
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """A table of texts, ready to be printed.
+
+    Attributes:
+        rows: the name of each and its texts.
+    """
+
+    caption: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
+    """The table as the paper prints it, beside the published figures, and the mean of the last ten rounds."""
+    metric = METRICS[table.metric]
+    unit, points = metric.unit and f", {metric.unit}", metric.unit == "percent"
+    fit = "; inside the published spread, within a point, or outside" if points else ""
+    first = f"{metric.name}, {_FIGURES[table.figure]} (published, difference{fit}){unit}"
+    texts: dict[str, Callable[[Entry], str]] = {
+        first: lambda entry: _beside(entry, points),
+        f"{metric.name}, {_FIGURES['last10']}{unit}": lambda entry: _joined(entry.last_ten, entry.state),
+    }
+    if table.target is not None:
+        for name in _COSTS:
+            caption = f"{name} to an accuracy of {100 * table.target:g} %, of the seeds that reach it"
+            texts[caption] = lambda entry, name=name: _joined(_costs(entry)[name]) or "-"  # type: ignore[misc]
+    rows = [row for row in table.rows if any(entry.row == row for entry in filled)]
+    columns = [column for column in table.columns if any(entry.column == column for entry in filled)]
+    cells = {(entry.row, entry.column): entry for entry in filled}
+    return [
+        PrintedTable(
+            caption,
+            columns,
+            [[row, *(text(cells[row, col]) if (row, col) in cells else "-" for col in columns)] for row in rows],
+        )
+        for caption, text in texts.items()
+    ]
+
+
+def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
+    """The table with its source, notes and the commands that made it."""
+    parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
+    for matrix in printed(table, filled):
+        rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
+        lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
+        parts += [f"{matrix.caption}:", "\n".join(lines)]
+    if table.notes:
+        parts.append("\n".join(f"- {note}" for note in table.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def comma_separated(table: SweepTable, filled: Sequence[Entry]) -> str:
+    """Everything that is known, one line for each row and column of the table."""
+    lines = [_everything(table, entry) for entry in filled]
+    return as_csv([list(lines[0]), *(list(line.values()) for line in lines)])
+
+
+def latex(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
+    """The table as tabulars for the package booktabs."""
+    head = (table.title, table.source, *commands, *table.notes)
+    parts = [f"% {line}" for text in head for line in text.splitlines()]
+    for matrix in printed(table, filled):
+        parts += ["", f"% {matrix.caption}", *tabular(["", *matrix.columns], matrix.rows)]
+    return "\n".join(parts) + "\n"
+
+
+def tabular(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a LaTeX tabular for the package booktabs; the first column holds names."""
+    head, *body = (" & ".join(_escaped(text) for text in row) + r" \\" for row in [columns, *rows])
+    start = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule", head, r"\midrule"]
+    return [*start, *body, r"\bottomrule", r"\end{tabular}"]
+
+
+def closeness(difference: float, spread: float | None) -> str:
+    """How near a figure in percent is to the published one, to two decimals.
+
+    Args:
+        spread: published, around the figure; None where there is none.
+
+    >>> closeness(-0.14, 0.15), closeness(-0.14, None), closeness(1.24, 0.2)
+    ('inside', 'within a point', 'outside')
+    """
+    if spread is not None and round(abs(difference), 2) <= spread:
+        return "inside"
+    return "within a point" if round(abs(difference), 2) <= 1 else "outside"
+
+
+def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
+    def pair(name: str, second: str, value: Value | None) -> dict[str, str]:
+        return dict(zip((name, second), _texts(value), strict=True))
+
+    costs = {f"{name} to target": _texts(cost)[0] for name, cost in _costs(entry).items()}
+    return {
+        "row": entry.row,
+        "column": entry.column,
+        "metric": table.metric,
+        "figure": table.figure,
+        **pair("ours", "ours_std", entry.ours),
+        **pair("published", "published_spread", entry.published),
+        "difference": _number(entry.difference),
+        "fit": _fit(entry) if METRICS[table.metric].unit == "percent" else "",
+        **pair(f"last{LAST}", f"last{LAST}_std", entry.last_ten),
+        "std_over_clients": _number(entry.over_clients),
+        **({} if table.target is None else {**costs, "seeds_at_target": len(entry.costs)}),
+        "seeds_finished": entry.finished,
+        "seeds": entry.seeds,
+        "rounds_done": entry.done,
+        "rounds": entry.rounds,
+        "state": entry.state or "done",
+    }
+
+
+def _fit(entry: Entry) -> str:
+    if entry.published is None or entry.difference is None:
+        return ""
+    return closeness(entry.difference, entry.published.spread)
+
+
+def _beside(entry: Entry, points: bool) -> str:
+    """Our figure and the seeds behind it; in brackets the published one, the difference, and how near that is.
+
+    >>> figures = dict(last_ten=None, over_clients=None, finished=3, seeds=3, done=30, rounds=30, state="")
+    >>> _beside(Entry("row", "column", ours=Value(98.634, 0.1), published=Value(98.66), **figures), points=True)
+    '98.63 ± 0.10, 3 seeds (98.66, -0.03, within a point)'
+    """
+    seeds = "" if entry.state or entry.ours is None else counted(entry.finished, "seed")
+    ours = _joined(entry.ours, entry.state, seeds)
+    if entry.published is None:
+        return ours
+    difference = "" if entry.difference is None else f"{entry.difference:+z.2f}"
+    return f"{ours} ({_joined(entry.published, difference, _fit(entry) if points else '')})"
+
+
+def _joined(value: Value | None, *more: str) -> str:
+    """A value with its spread, and more about it."""
+    return ", ".join(filter(None, (" ± ".join(filter(None, _texts(value))), *more)))
+
+
+def _texts(value: Value | None) -> tuple[str, str]:
+    """A value and its spread."""
+    return ("", "") if value is None else (_number(value.value), _number(value.spread))
+
+
+def _costs(entry: Entry) -> dict[str, Value | None]:
+    """Over the seeds that reach the target, by the names of `_COSTS`."""
+    rounds = [float(cost.rounds) for cost in entry.costs]
+    megabytes = [(cost.up_bytes + cost.down_bytes) / 1e6 for cost in entry.costs]
+    return dict(zip(_COSTS, map(over_seeds, (rounds, megabytes)), strict=True))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:z.2f}"
+
+
+def _escaped(text: str) -> str:
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)

@@ -1,15 +1,16 @@
-"""Slurm jobs: one `squeue` for all of this user's; for what it has forgotten `sacct`, where there is accounting."""
+"""Slurm jobs: one `squeue` for all of this user's, `sacct` for what it has forgotten, and the folders they work in."""
 
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pflmpi.cluster.sbatch import seconds
+from pflmpi.cluster.batch_script import seconds
 from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.store import job_file
 
 TIME_LIMIT = 20.0  # seconds for an answer; a busy controller needs some, one that is down never answers
 
@@ -53,7 +54,7 @@ class Job:
         start: when it started, or is expected to, as Slurm writes it; "" if unknown.
         directory: where it was submitted; "" if unknown.
         log: file with the output; None if unknown, or for tasks that wait together.
-        folder: of its run or, for an array, of its sweep; None if unknown.
+        folder: of its run or, of an array whose run is unknown, of its sweep; None if unknown.
     """
 
     id: str
@@ -134,22 +135,22 @@ def parse_queue(text: bytes) -> list[Job]:
         fields: dict[str, str] = {}
         for name, width in _QUEUE.items():
             fields[name], line = line[:width].decode(errors="replace").strip(), line[width:]
-        known = {name: "" if value in _UNKNOWN else value for name, value in fields.items()}
+        values = {name: "" if value in _UNKNOWN else value for name, value in fields.items()}
         jobs.append(
             Job(
-                id=known["JobArrayID"],
-                number=known["JobID"],
-                state=known["State"],
-                reason=known["Reason"],
-                nodes=known["NumNodes"] or "1",
-                node_list=known["NodeList"],
-                restarts=int(known["RestartCnt"] or 0),
-                exit_code=int(known["exit_code"] or 0) >> 8,  # a status as of wait
-                seconds=seconds(known["TimeUsed"]) or 0,
-                limit=seconds(known["TimeLimit"]),
-                start=known["StartTime"],
-                directory=known["WorkDir"],
-                log=Path(known["STDOUT"]) if known["STDOUT"] and "[" not in known["JobArrayID"] else None,
+                id=values["JobArrayID"],
+                number=values["JobID"],
+                state=values["State"],
+                reason=values["Reason"],
+                nodes=values["NumNodes"] or "1",
+                node_list=values["NodeList"],
+                restarts=int(values["RestartCnt"] or 0),
+                exit_code=int(values["exit_code"] or 0) >> 8,  # a status as of wait
+                seconds=seconds(values["TimeUsed"]) or 0,
+                limit=seconds(values["TimeLimit"]),
+                start=values["StartTime"],
+                directory=values["WorkDir"],
+                log=Path(values["STDOUT"]) if values["STDOUT"] and "[" not in values["JobArrayID"] else None,
             )
         )
     return sorted(jobs, key=_order)
@@ -215,3 +216,46 @@ def _ask(command: Sequence[str], environ: Mapping[str, str]) -> bytes:
         why = " ".join((err or out).decode(errors="replace").split()) or f"exit code {process.returncode}"
         raise NoAnswer(f"{command[0]} failed: {why}")
     return out
+
+
+_CELL = "*/*/seed*"  # a run below its sweep
+# Where runs, sweeps, points of scaling experiments and cells usually are, below the folder where a job was submitted.
+_USUAL = ("*", "*/*", "scaling/*/ranks-*", f"sweeps/*/{_CELL}")
+
+
+def runs_below(sweep: Path, file: str = "config.yaml") -> list[Path]:
+    """Folders of the runs of a sweep that have a file, sorted by name; a run, whose folders may be links, has none."""
+    cells = () if os.path.lexists(sweep / "config.yaml") else sweep.glob(f"{_CELL}/{file}")
+    return sorted(path.parent for path in cells)
+
+
+def by_working_directory(jobs: Iterable[Job]) -> Iterator[Path]:
+    """Folders where jobs may work: the usual ones below where they were submitted, and that of their log's name."""
+    for directory in dict.fromkeys(job.directory for job in jobs if job.directory):
+        for pattern in _USUAL:
+            yield from sorted(path.parent for path in Path(directory).glob(f"{pattern}/jobs.txt"))
+    for job in jobs:
+        if job.log is not None and job.log.name.endswith(end := f".{job.id}.log"):
+            yield job.log.with_name(job.log.name.removesuffix(end))
+
+
+def located(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
+    """The jobs that the jobs.txt of one of the folders names, each with its folder.
+
+    That of a run names the jobs that have started it, also a task of an array; that of a sweep its whole array.
+    """
+    runs: dict[str, Path] = {}
+    others: dict[str, Path] = {}
+    for folder in folders:
+        for number in job_file.read(folder):
+            (runs if os.path.lexists(folder / "config.yaml") else others).setdefault(number, folder)
+    pairs = ((job, runs.get(job.number) or others.get(job.array or job.number)) for job in jobs)
+    return [replace(job, folder=folder) for job, folder in pairs if folder]
+
+
+def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
+    """Those of the jobs that work on a run, or on a sweep and its runs, with how often they have been restarted."""
+    folder = folder.resolve()
+    restarts = job_file.read(folder)
+    here = located(jobs, [*runs_below(folder, "jobs.txt"), folder])
+    return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in here]

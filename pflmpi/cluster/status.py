@@ -1,17 +1,249 @@
-"""What Slurm says about jobs, beside what the folders of their runs say: the lines of `pflmpi status`."""
+"""Status of jobs and runs: what Slurm says of a job, beside what the folder of its run says."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from statistics import mean, median
 
 from pflmpi.cluster import jobs as slurm
-from pflmpi.cluster.folders import by_working_directory, cells, jobs_in, located, run_of, runs_below
-from pflmpi.cluster.jobs import Job
-from pflmpi.cluster.run_status import run_status
-from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
-from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.store import job_file, run_lock
-from pflmpi.text import counted
+from pflmpi.cluster.jobs import Job, by_working_directory, jobs_in, located, runs_below
+from pflmpi.config import stored
+from pflmpi.errors import CheckpointError, ConfigError, Stopped
+from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
+from pflmpi.text import counted, short_name
+
+_UNSEEN = "unseen_accuracy_mean"
+_WINDOW = 10  # rounds over which the speed is measured
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Progress of a run.
+
+    Attributes:
+        title: algorithm and data, for display.
+        round: the last round in the metrics file; 0 before the first has ended.
+        rounds: of the whole run.
+        accuracy: of the last tested round, mean over clients; None before the first.
+        best: the best such accuracy and its round.
+        checkpoint: newest round with a checkpoint, not verified; None without any.
+        per_round: seconds per round; None before the first has ended.
+        age: seconds since the last round ended, by the clocks of the file system and of this machine.
+        unseen: accuracy of the unseen clients in the last tested round, mean; None without any.
+        ranks: that compute it, or did last; None if unknown.
+        early: why it has ended before its last round; "" if it has not.
+        notes: what of this no checkpoint vouches for.
+        problem: why nothing of this can be shown; "" if it can.
+    """
+
+    title: str
+    round: int
+    rounds: int
+    accuracy: float | None
+    best: tuple[float, int] | None
+    checkpoint: int | None
+    per_round: float | None
+    age: float | None
+    unseen: float | None = None
+    ranks: int | None = None
+    early: str = ""
+    notes: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether the last round has ended and its checkpoint exists."""
+        last = self.round if self.early else self.rounds
+        return last > 0 and min(self.round, self.checkpoint or 0) >= last
+
+    @property
+    def to_end(self) -> float | None:
+        """Seconds to the end of the run at its speed so far; None if unknown."""
+        left = 0 if self.early else max(self.rounds - self.round, 0)
+        return None if self.per_round is None else self.per_round * left
+
+
+def run_status(run: Path) -> RunStatus | None:
+    """Progress of a run; None if there is no run in the folder."""
+    if not config_file.path(run).exists():
+        return None
+    try:
+        config, notes = stored.verified(run)
+        rounds = int(config["training"]["rounds"])
+        title = f"{short_name(str(config['algorithm']['name']))} on {config['data']['name']}"
+        ranks = int(config.get("recorded", {}).get("ranks", 0)) or None
+        metrics = verify.metrics(run, rounds)
+        lines = metrics.lines
+        early = EarlyStop.of(config["training"], lines).why
+    except CheckpointError as error:
+        return RunStatus("damaged", 0, 0, None, None, None, None, None, problem=str(error))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    tested = [
+        (accuracy, int(line["round"]))
+        for line in lines
+        if (accuracy := _number(line.get("accuracy_mean", ""))) is not None
+    ]
+    checkpoints = names.rounds(run)
+    return RunStatus(
+        title=title,
+        round=int(lines[-1]["round"]) if lines else 0,
+        rounds=rounds,
+        accuracy=tested[-1][0] if tested else None,
+        best=max(tested, key=lambda test: (test[0], -test[1])) if tested else None,
+        unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
+        checkpoint=checkpoints[-1] if checkpoints else None,
+        per_round=_per_round(lines),
+        age=_age(metrics_file.path(run)) if lines else None,
+        ranks=ranks,
+        early=early,
+        notes=(*notes, *metrics.notes),
+    )
+
+
+def _per_round(lines: Sequence[dict[str, str]]) -> float | None:
+    """Seconds per round, from the last rounds but the first of the run; None before the first has ended.
+
+    The median, because the first round of each process warms up and may take many times as long; of tests and
+    checkpoints, which only some rounds may have, the mean.
+    """
+    recent = lines[1:][-_WINDOW:] or lines[:1]
+    if not recent:
+        return None
+    sometimes = [_seconds(line, "evaluation") + _seconds(line, "checkpoint") for line in recent]
+    always = [_seconds(line) - more for line, more in zip(recent, sometimes, strict=True)]
+    return median(always) + mean(sometimes)
+
+
+def _seconds(line: dict[str, str], of: str = "") -> float:
+    return _number(line.get(f"{of}_seconds" if of else "seconds", "")) or 0.0
+
+
+def _age(path: Path) -> float | None:
+    try:
+        return max(time.time() - path.stat().st_mtime, 0.0)
+    except OSError:
+        return None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def headline(job: Job) -> str:
+    """State, reason, nodes and restarts of a job in one line."""
+    words = [f"job {job.id} {job.state}"]
+    if job.active:
+        words.append(f"on {_nodes(job)} ({job.node_list})")
+    elif job.waiting:
+        words.append(f"({job.reason or 'no reason given'}), asks for {_nodes(job)}")
+        words += [f"and is expected to start at {job.start}"] if job.start else []
+    else:
+        words += [f"({job.reason})"] if job.reason not in ("", job.state) else []
+        words += [f"with exit code {job.exit_code}"] if job.exit_code else []
+        words += [f"on {_nodes(job)} ({job.node_list})"] if job.node_list else []
+    restarts = f"{job.restarts} restart{'s' * (job.restarts != 1)}"
+    return f"{' '.join(words)}, {restarts}"
+
+
+def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
+    """Lines on a run's progress and speed, and whether the job will finish within its time limit."""
+    if run.problem:
+        yield run.problem
+        return
+    yield _round(run)
+    yield from run.notes
+    if run.early:
+        yield f"stopped early: {run.early}"
+    if run.per_round is not None:
+        yield _speed(run, job)
+    if run.done:
+        return
+    if job is None:
+        yield "not finished: `pflmpi resume` continues it, unless it is running elsewhere"
+    elif not (job.active or job.waiting):
+        stopped = (
+            "stopped after a complete round" if job.exit_code == Stopped.exit_code else "ended before the last round"
+        )
+        yield f"{stopped}; what is complete is kept: submit the same again, and it continues (or `pflmpi resume`)"
+    elif (missing := _missing(run, job)) > 0:
+        assert run.per_round is not None
+        fitting = int((_left(job) or 0.0) / run.per_round)
+        yield (
+            f"IT WILL NOT FIT: {clock(missing)} too little, about {fitting} of the {run.rounds - run.round} rounds "
+            "left end in time; what is complete is kept: a job submitted with --requeue continues by itself, otherwise "
+            "submit the same again when it has ended, with more --time"
+        )
+
+
+def progress_summary(run: RunStatus | None, job: Job | None) -> str:
+    """One-line progress summary."""
+    if run is None:
+        return "not begun"
+    if run.problem:
+        return run.problem
+    words = [f"round {run.round} of {run.rounds}{', stopped early' * bool(run.early)}"]
+    words += [f"accuracy {100 * run.accuracy:.2f} %"] if run.accuracy is not None else []
+    words += run.notes
+    if not run.done and run.per_round is not None:
+        words.append(
+            f"{_speed(run, job)}{': IT WILL NOT FIT' * (job is not None and job.active and _missing(run, job) > 0)}"
+        )
+    return ", ".join(words)
+
+
+def clock(seconds: float) -> str:
+    """A duration for display.
+
+    >>> clock(58.3), clock(93630)
+    ('0:00:58', '1 day, 2:00:30')
+    """
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _round(run: RunStatus) -> str:
+    words = [f"round {run.round} of {run.rounds}"]
+    if run.ranks is not None:
+        words.append(f"{run.ranks} rank{'s' * (run.ranks != 1)}")
+    if run.accuracy is not None and run.best is not None:
+        words.append(f"accuracy {100 * run.accuracy:.2f} % (best {100 * run.best[0]:.2f} % in round {run.best[1]})")
+    words += [f"unseen clients {100 * run.unseen:.2f} %"] if run.unseen is not None else []
+    words.append("no checkpoint yet" if run.checkpoint is None else f"newest checkpoint of round {run.checkpoint}")
+    return ", ".join(words)
+
+
+def _speed(run: RunStatus, job: Job | None) -> str:
+    words = [f"{run.per_round:.2f} s per round"]
+    if run.age is not None:
+        words.append(f"the last one ended {clock(run.age)} ago")
+    if not run.done and run.to_end is not None:
+        words.append(f"{clock(run.to_end)} to the end")
+    if job is not None and (job.active or job.waiting):
+        left = _left(job)
+        words.append("no time limit" if left is None else f"{clock(left)} left of {clock(job.limit or 0.0)}")
+    return ", ".join(words)
+
+
+def _left(job: Job) -> float | None:
+    """Seconds before the job's time limit; None without one."""
+    return None if job.limit is None else max(job.limit - job.seconds, 0.0)
+
+
+def _missing(run: RunStatus, job: Job) -> float:
+    """Seconds that the run needs beyond the job's time limit."""
+    left = _left(job)
+    return 0.0 if left is None or run.to_end is None else run.to_end - left
+
+
+def _nodes(job: Job) -> str:
+    return f"{job.nodes} node{'s' * (job.nodes != '1')}"
+
 
 _FORGOTTEN = "Slurm forgets a job some minutes after its end"
 
@@ -50,10 +282,10 @@ def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     if jobs:
         places = {job.id: job for job in located(jobs, folders)}
         yield from _blocks([places.get(job.id, job) for job in jobs])
-    elif known := located([here], folders):
-        assert known[0].folder is not None
-        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {known[0].folder}"
-        yield from one_folder(known[0].folder, environ)
+    elif recorded := located([here], folders):
+        assert recorded[0].folder is not None
+        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {recorded[0].folder}"
+        yield from one_folder(recorded[0].folder, environ)
     else:
         raise ConfigError(
             f"Slurm knows no job {name}: it never existed, or it has ended ({_FORGOTTEN}); "
@@ -76,7 +308,7 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         note = error.why  # what else to do is done: a run has been named
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
-    state, runs = run_status(folder), runs_below(folder)
+    state, runs = run_status(folder), runs_below(folder.resolve())
     if jobs:
         yield from _blocks(_current(jobs))
     elif state is not None:
@@ -89,17 +321,20 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
             "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
         )
-    if runs and not any(cells(job) for job in jobs):
+    worked_on = {job.folder for job in jobs}
+    if others := [run for run in runs if run not in worked_on]:
         yield f"runs in {folder}:"
-        yield from (f"  {run.relative_to(folder)}  {progress_summary(run_status(run), None)}" for run in runs)
+        yield from (
+            f"  {run.relative_to(folder.resolve())}  {progress_summary(run_status(run), None)}" for run in others
+        )
     if note:
         yield f"  {note}"
 
 
 def _current(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs without ended ones whose run has a newer job."""
-    newest = {run_of(job): job for job in jobs}
-    return [job for job in jobs if job.active or job.waiting or newest[run := run_of(job)] is job or run is None]
+    """The jobs without ended ones where a newer job, or a newer array, works in their folder."""
+    newest = {job.folder: job.array or job.number for job in jobs}
+    return [job for job in jobs if job.active or job.waiting or newest[job.folder] == (job.array or job.number)]
 
 
 def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
@@ -113,49 +348,28 @@ def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
 
 def _block(job: Job) -> Iterator[str]:
     yield headline(job)
-    run = run_of(job)
-    if run is None:
-        yield f"  a task of the sweep in {job.folder}" if job.folder else "  its run is unknown: no jobs.txt names it"
-    elif state := run_status(run, _since(job)):
-        yield f"  {run}: {state.title}"
+    if job.folder is None:
+        yield "  its run is unknown: no jobs.txt names it"
+    elif state := run_status(job.folder):
+        yield f"  {job.folder}: {state.title}"
         yield from (f"  {line}" for line in progress_lines(state, job))
+    elif job.array:
+        yield f"  a task of the sweep in {job.folder}"
     else:
-        yield f"  {run}: {'not begun' if job.active or job.waiting else 'there is no run'}"
+        yield f"  {job.folder}: {'not begun' if job.active or job.waiting else 'there is no run'}"
     if job.log is not None:
         yield f"  log: {job.log}"
 
 
 def _array(jobs: Sequence[Job]) -> Iterator[str]:
-    """A headline and a line per task; tasks that wait together share one, unless it is known what they run."""
-    array, listing = jobs[0].array, cells(jobs[0])
-    sweep = jobs[0].folder if listing else None
+    """A headline and a line per task; tasks that wait together share one."""
     counts: dict[str, int] = {}
     for job in jobs:
         counts[job.state] = counts.get(job.state, 0) + len(job.tasks)
-    yield f"job {array}, an array: {', '.join(f'{count} {state}' for state, count in counts.items())}"
-    if sweep:
-        yield f"  the sweep in {sweep}"
+    yield f"job {jobs[0].array}, an array: {', '.join(f'{count} {state}' for state, count in counts.items())}"
     for job in jobs:
         what = f"{job.state} ({job.reason})" if job.reason else job.state
+        state = run_status(job.folder) if job.folder else None
+        run = f"  {job.folder}  {progress_summary(state, job)}" if state else ""
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
-        if not listing:
-            progress = progress_summary(run_status(job.folder, _since(job)), job) if job.folder else ""
-            yield f"  {job.id}  {what}{f'  {job.folder}  {progress}' * bool(progress)}{log}"
-        for task in job.tasks if listing else ():
-            cell = f"  {_summary(listing[task], sweep, job)}" if task in listing else ""
-            yield f"  {array}_{task}  {what}{cell}{log}"
-    tasks = {task for job in jobs for task in job.tasks}
-    for task, run in listing.items():
-        if task not in tasks:  # it was done before, or Slurm has forgotten it
-            yield f"  {array}_{task}  no longer in the queue  {_summary(run, sweep, None)}"
-
-
-def _summary(run: Path, sweep: Path | None, job: Job | None) -> str:
-    assert sweep is not None, "cells are known by the sweep's folder"
-    status = run_status(run, None if job is None else _since(job))
-    return f"{run.relative_to(sweep)}  {progress_summary(status, job)}"
-
-
-def _since(job: Job) -> float | None:
-    """Start of an active job, in seconds since the epoch; None for others."""
-    return time.time() - job.seconds if job.active else None
+        yield f"  {job.id}  {what}{run}{log}"

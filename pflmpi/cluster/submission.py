@@ -7,10 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pflmpi.cluster.folders import jobs_in
-from pflmpi.cluster.jobs import Job, queue
-from pflmpi.cluster.sbatch import Options, words_of
-from pflmpi.cluster.script import BatchScript, script
+from pflmpi.cluster.batch_script import BatchScript, Options, script, words_of
+from pflmpi.cluster.jobs import Job, jobs_in, queue
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.store import job_file
@@ -74,4 +72,4 @@ def make_folders(*folders: Path) -> None:
 
 def log_of(options: Options, number: str) -> str:
     """The file with the output of a job; `*` stands for the task of an array."""
-    return re.sub("%[%jAa]", lambda found: {"%%": "%", "%a": "*"}.get(found[0], number), options["output"] or "")
+    return re.sub("%[%jAa]", lambda pattern: {"%%": "%", "%a": "*"}.get(pattern[0], number), options["output"] or "")

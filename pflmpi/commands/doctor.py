@@ -11,7 +11,7 @@ _PROBLEM = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of a run (default: runs)")
     parser.add_argument("--config", type=Path, metavar="CONFIG", help="check this configuration's data too")
     parser.set_defaults(log_level=logging.ERROR)  # what others warn of is among its problems

@@ -12,7 +12,7 @@ from pflmpi.errors import ConfigError
 
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
-    from pflmpi.runtime.evaluation.measures import Counts
+    from pflmpi.runtime.measures import Counts
 
 _MOST_SHOWN = 20  # clients in the table
 
@@ -27,7 +27,7 @@ _WORDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_changed_code(parser)
@@ -61,9 +61,9 @@ def run(options: argparse.Namespace) -> int:
         UserError: no such run, round or data; other data than the run had; a file that cannot be written.
     """
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.experiment import evaluation, other_data
-    from pflmpi.experiment.start import reopened
+    from pflmpi.experiment.restore import reopened
     from pflmpi.experiment.stored_config import stored_config
     from pflmpi.runtime.devices import fix_kernels, own_device
 
@@ -86,12 +86,12 @@ def run(options: argparse.Namespace) -> int:
     other = None if options.data is None else other_data.read(options.data, experiment.config.data)
     if options.updates is not None:
         experiment = evaluation.with_updates(experiment, options.updates)
-    asked = evaluation.tested_on(experiment, options.split, other, options.unseen)
+    tested = evaluation.tested_on(experiment, options.split, other, options.unseen)
     if options.unseen:
-        counts = evaluation.count_unseen(asked, opened.path, round.number)
+        counts = evaluation.count_unseen(tested, opened.path, round.number)
     else:
         with bar("groups of clients") as update:
-            counts = evaluation.count_trained(asked, opened.path, round.number, update, options.after_training)
+            counts = evaluation.count_trained(tested, opened.path, round.number, update, options.after_training)
     what = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
     what += ", after local training" * options.after_training
     names = json.loads(str(round.attributes.get("class_names", "[]")))
@@ -107,7 +107,7 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
     """Show the figures over all clients, those of each class, and those of the first clients."""
     from rich.table import Table
 
-    from pflmpi.runtime.evaluation.measures import figures
+    from pflmpi.runtime.measures import figures
     from pflmpi.terminal import console
 
     terminal = console()
@@ -122,8 +122,8 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
         classes.add_row(class_names[label] if label < len(class_names) else str(label), str(samples), _percent(share))
     terminal.print(classes)
     clients = Table("client", "samples", "correct", "accuracy", "macro F1", "loss")
-    each = zip(counts.samples, counts.correct, counts.accuracy, counts.macro_f1, counts.mean_loss, strict=True)
-    for client, (samples, correct, *values, loss) in list(enumerate(each))[:_MOST_SHOWN]:
+    figures_of = zip(counts.samples, counts.correct, counts.accuracy, counts.macro_f1, counts.mean_loss, strict=True)
+    for client, (samples, correct, *values, loss) in list(enumerate(figures_of))[:_MOST_SHOWN]:
         clients.add_row(str(client), str(samples), str(correct), *map(_percent, values), _number(loss))
     terminal.print(clients)
     if (more := len(counts.samples) - _MOST_SHOWN) > 0:
@@ -145,7 +145,7 @@ def _against(round: "Checkpoint", counts: "Counts", before: str) -> str:
 def _write(path: Path, counts: "Counts") -> None:
     """Write a line for each client: its figures, and its accuracy in each class."""
     from pflmpi import atomic
-    from pflmpi.runtime.evaluation.measures import share
+    from pflmpi.runtime.measures import share
 
     by_class = share(counts.hits, counts.total)  # [N, K]
     text = io.StringIO()

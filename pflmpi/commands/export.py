@@ -21,7 +21,7 @@ State = dict[str, "np.ndarray"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_run(parser)
     whose = parser.add_mutually_exclusive_group(required=True)
     whose.add_argument("--client", type=int, metavar="K", help="the model that this client predicts with")
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: no such run, round, client or part; an unknown suffix; a file that is in the way.
     """
+    from pflmpi.analysis.model import client_state, server_state
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.state_dict import client_state, server_state
 
     if options.all:
         return _run_all(options)
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_all(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.store import one_file, probe_file
     from pflmpi.store.names import round_of
 

@@ -19,14 +19,14 @@ Shown = tuple[str, tuple[int, ...], "np.dtype", int, float | None]  # path, shap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     parser.add_argument("run", type=Path, help="the folder of a run, or a file that `pflmpi export --all` has written")
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
-    asked.add_argument(
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
+    modes.add_argument(
         "--diff", type=int, nargs=2, metavar=("A", "B"), help="what changed from round A to round B, array by array"
     )
-    asked.add_argument(
+    modes.add_argument(
         "--verify", action="store_true", help="read every file of the run and name each problem; exit code 2 if any"
     )
     arguments.add_round(parser)
@@ -62,8 +62,8 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     if options.round is None:
         arguments.check_newest(run, newest, passed_over, options.allow_older)
     chosen = newest if options.round is None else options.round
-    if chosen not in (there := run_folder.rounds(run)):
-        raise CheckpointError(f"{run} has no checkpoint of round {chosen}; it has {', '.join(map(str, there))}")
+    if chosen not in (rounds := run_folder.rounds(run)):
+        raise CheckpointError(f"{run} has no checkpoint of round {chosen}; it has {', '.join(map(str, rounds))}")
     problems = run_folder.verify(run, chosen) if chosen != newest else []
     if problems:
         raise CheckpointError(f"round {chosen} is damaged: {'; '.join(problems)}; round {newest} is good")
@@ -85,7 +85,7 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     if opened.normalisation:
         mean, std = (figures(opened.normalisation[name].tolist()) for name in ("mean", "std"))
         terminal.print(f"samples are normalised: mean {mean}, deviation {std}", highlight=False)
-    terminal.print(f"checkpoints: {', '.join(map(str, there))}")
+    terminal.print(f"checkpoints: {', '.join(map(str, rounds))}")
     for note in whole.config_notes:
         terminal.print(note, soft_wrap=True, highlight=False)
     if early := whole.stopped_early:
@@ -129,7 +129,7 @@ def _show_difference(run: Path, before: int, after: int) -> None:
 
     from pflmpi.analysis.difference import difference
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
 
     opened = open_run(run)
     with bar("leaves") as update:
@@ -164,7 +164,7 @@ def _verify(run: Path) -> None:
     """Read every byte of every file of a run, and name each problem."""
     from pflmpi.analysis import integrity
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.store import run_folder
 
     opened = open_run(run)  # raises if it is none
@@ -177,10 +177,10 @@ def _verify(run: Path) -> None:
             bad += bool(checked.problems)
             for problem in checked.problems:
                 terminal.print(f"damaged: {problem}", style="red", soft_wrap=True, highlight=False)
-    there = run_folder.rounds(run)
-    if not there:
+    rounds = run_folder.rounds(run)
+    if not rounds:
         raise CheckpointError(f"{run} has no checkpoint to check")
-    text = f"{found} files, {size(bytes)}, checkpoints {spans(there)}"
+    text = f"{found} files, {size(bytes)}, checkpoints {spans(rounds)}"
     if bad:
         newest, _ = run_folder.newest_good(run)
         raise CheckpointError(

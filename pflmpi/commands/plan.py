@@ -25,7 +25,7 @@ _ALIKE = 0.05  # ranks that need about the same are shown in one line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_config(parser)
     parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks to plan for (default: 1)")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes they are spread over (default: 1)")
@@ -131,7 +131,7 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
     if taken := max(rank.nccl for rank in forecast.memory):
         table.add_row("of a GPU's memory for NCCL, at most about", size(taken))
     for way, logical, wire in forecast.bytes_per_round():
-        most = ", at most" if way == "down" and forecast.setup.declared.chosen else ""
+        most = ", at most" if way == "down" and forecast.setup.declared.of_clients else ""
         table.add_row(f"{way} per round: as papers count, on the wire{most}", f"{size(logical)}, {size(wire)}")
     table.add_row("a checkpoint, about: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
     table.add_row(f"{disk.count} checkpoints, at most: at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
@@ -144,13 +144,13 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
 
 
 def _seconds(forecast: "Forecast") -> Iterator[tuple[str, str]]:
-    found, training = forecast.seconds, forecast.experiment.config.training
-    if found is None:
+    seconds, training = forecast.seconds, forecast.experiment.config.training
+    if seconds is None:
         return
-    messages = "not estimated" if found.messages is None else f"{found.messages:.3f}"
-    yield "estimated seconds: train, messages, test", f"{found.train:.3f}, {messages}, {found.test:.3f}"
+    messages = "not estimated" if seconds.messages is None else f"{seconds.messages:.3f}"
+    yield "estimated seconds: train, messages, test", f"{seconds.train:.3f}, {messages}, {seconds.test:.3f}"
     rounds = f"all {training.rounds}" if training.stop is None else f"at most {training.rounds} (training.stop)"
-    yield f"estimated seconds: a round, {rounds}", f"{found.round:.3f}, {found.round * training.rounds:.0f}"
+    yield f"estimated seconds: a round, {rounds}", f"{seconds.round:.3f}, {seconds.round * training.rounds:.0f}"
     yield "a few steps were timed on", forecast.measured.device
 
 
@@ -168,9 +168,9 @@ def _groups(ranks: "Sequence[RankMemory]") -> "Iterator[tuple[int, int, RankMemo
         if rank < len(ranks) and rank > 1 and _alike(ranks[first], ranks[rank]):
             continue
         group = ranks[first:rank]
-        counts = [one.clients for one in group]
+        counts = [rank.clients for rank in group]
         clients = spans(range(min(counts), max(counts) + 1))
-        yield first, rank - 1, max(group, key=lambda one: one.total), clients
+        yield first, rank - 1, max(group, key=lambda rank: rank.total), clients
         first = rank
 
 

@@ -10,7 +10,7 @@ from pflmpi.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_changed_code(parser)
@@ -33,8 +33,8 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.analysis.probe import LEAST_SAMPLES, compare_layers, probe_samples
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.selection import spread_over
-    from pflmpi.commands.display.progress import bar
-    from pflmpi.experiment.start import reopened
+    from pflmpi.commands.progress import bar
+    from pflmpi.experiment.restore import reopened
     from pflmpi.experiment.stored_config import stored_config
     from pflmpi.runtime.devices import fix_kernels, own_device
     from pflmpi.store import probe_file

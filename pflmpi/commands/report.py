@@ -1,33 +1,27 @@
-"""Make a page with figures over runs, or the table of a sweep."""
+"""Make a page with figures over runs, or over scaling experiments."""
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from pflmpi import arguments
 from pflmpi.errors import CheckpointError, ConfigError, PflmpiError, show
-from pflmpi.text import printable
+from pflmpi.text import for_shell, printable
 
 _LEFT_OUT = 1  # exit code: something is missing on the page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
-    arguments.add_overrides(parser)
+    """Registers the command-line arguments."""
     parser.add_argument(
         "paths",
-        type=Path,
+        type=_folder,
         nargs="+",
-        metavar="RUN|TABLE",
-        help="folders of runs or of scaling experiments, or one YAML file with a table",
+        metavar="RUN",
+        help="folders of runs, or of many runs such as sweeps/NAME; or of scaling experiments",
     )
     parser.add_argument(
-        "--out",
-        type=arguments.folder,
-        metavar="DIR",
-        help="of runs: folder for the page and its figures (default: report); of a table: folder of its runs "
-        "(default: sweeps/NAME)",
+        "--out", type=arguments.folder, metavar="DIR", help="folder for the page and its figures (default: report)"
     )
     parser.add_argument(
         "--target",
@@ -41,122 +35,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for kind in ("png", "pdf"):
         parser.add_argument(f"--{kind}", action="store_true", help=f"of runs: every figure also as {kind.upper()}")
     arguments.add_to(parser)
-    arguments.add_cells(parser)
-    parser.add_argument("--write", type=Path, metavar="DIR", help="folder for the table (default: as --out)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page over runs or scaling experiments, or print and write a table; return the exit code."""
+    """Write the page over runs or scaling experiments; return the exit code."""
     from pflmpi.scaling.experiment import FILE
 
     if scaled := [path for path in options.paths if (path / FILE).is_file()]:
         return _report_scaling(options, scaled)
     if options.to is not None:
         raise ConfigError("--to is for the report of scaling experiments, which `pflmpi scale` makes; leave it out")
-    if len(options.paths) > 1 or options.paths[0].is_dir():
-        return _report_runs(options)
-    if options.target:
-        raise ConfigError("--target is for the report of runs; a table file has `target: 0.9` itself; leave it out")
-    if options.png or options.pdf:
-        raise ConfigError("--png and --pdf are for the report of runs; leave them out")
-    return _report_table(options)
+    return _report_runs(options)
+
+
+def _folder(text: str) -> Path:
+    """A folder to report; a table file, which older versions took here, is refused with its command."""
+    path = arguments.folder(text)
+    if path.suffix in (".yaml", ".yml") and not path.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text} is a table, and a folder of runs is expected; `pflmpi table {for_shell(path)}` prints the table"
+        )
+    return path
 
 
 def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.scaling.page import PAGE, write_page
-    from pflmpi.scaling.results import results
-    from pflmpi.scaling.tables import write_tables
+    from pflmpi.scaling.results import results, write_table
 
     if others := [path for path in options.paths if path not in scaled]:
         raise ConfigError(f"{scaled[0]} is a scaling experiment, and {others[0]} is not; report them one by one")
-    _refuse_for_tables(options, "scaling experiments")
     if options.target:
         raise ConfigError("--target is for the report of runs, not of scaling experiments; leave it out")
-    found = [results(path) for path in scaled]
+    experiments = [results(path) for path in scaled]
     out = options.out or (scaled[0] if len(scaled) == 1 else Path("report"))
     with bar("report") as update:
-        problems = write_page(found, out, options.to, update)
-    for one in found:
-        write_tables(one)
-    for problem in problems:
-        show(PflmpiError(problem))
-    print(printable(out / PAGE))
-    return _LEFT_OUT if problems else 0
-
-
-def _refuse_for_tables(options: argparse.Namespace, what: str) -> None:
-    for_tables = {"--seeds": options.seeds, "--only": options.only, "--write": options.write, "-s": options.overrides}
-    for name, value in for_tables.items():
-        if value:
-            raise ConfigError(f"{name} is for the report of a table file, not of {what}; leave it out")
+        problems = write_page(experiments, out, options.to, update)
+    for experiment in experiments:
+        write_table(experiment)
+    return _finish(out / PAGE, [PflmpiError(problem) for problem in problems])
 
 
 def _report_runs(options: argparse.Namespace) -> int:
-    from pflmpi.analysis.page.report import PAGE, write_report
-    from pflmpi.analysis.series.target import check_target
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.analysis.metrics import check_target
+    from pflmpi.analysis.report import PAGE, write_report
+    from pflmpi.analysis.runs import runs_in
+    from pflmpi.commands.progress import bar
 
-    _refuse_for_tables(options, "runs")
     for target in options.target:
         check_target("--target", target)
     out = options.out or Path("report")
+    runs = [run for path in options.paths for run in runs_in(path) or [path]]  # what is no run is refused below
     with bar("report") as update:
         pictures = [kind for kind in ("png", "pdf") if getattr(options, kind)]
-        problems = write_report(options.paths, out, update, options.target, pictures)
+        problems = write_report(runs, out, update, options.target, pictures)
+    return _finish(out / PAGE, [CheckpointError(problem) for problem in problems])
+
+
+def _finish(page: Path, problems: Sequence[PflmpiError]) -> int:
+    """Print what was left out and the path of the page; return the exit code."""
     for problem in problems:
-        show(CheckpointError(problem))
-    print(printable(out / PAGE))
+        show(problem)
+    print(printable(page))
     return _LEFT_OUT if problems else 0
-
-
-def _report_table(options: argparse.Namespace) -> int:
-    """Print the table and write it in three formats; return the exit code."""
-    from rich.table import Table
-
-    from pflmpi.analysis import formats
-    from pflmpi.analysis.table import entries
-    from pflmpi.sweep import cells as listing
-    from pflmpi.sweep import table as tables
-    from pflmpi.terminal import console
-
-    path = options.paths[0]
-    table = tables.load(path)
-    out = listing.folder(path, options.out)
-    cells = listing.select(listing.cells(table, options.overrides, options.seeds), options.only)
-    found = entries(table, cells, out)
-    words = arguments.words_of_cells(path, options.out, options)
-    commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "report")]
-    texts = {
-        "md": formats.markdown(table, found, commands),
-        "csv": formats.comma_separated(table, found),
-        "tex": formats.latex(table, found, commands),
-    }
-    written = _write(options.write or out, path.stem, texts)
-    terminal = console(highlight=False)
-    terminal.print(table.title)
-    for matrix in formats.printed(table, found):
-        shown = Table("", *matrix.columns, title=matrix.caption, title_justify="left", title_style="")
-        for row in matrix.rows:
-            shown.add_row(*row)
-        terminal.print(shown)
-    notes = [note for entry in found for note in entry.notes]
-    for line in (f"published: {table.source}", *table.notes, *notes):
-        terminal.print(line)
-    problems = [problem for entry in found for problem in entry.problems]
-    for problem in problems:
-        show(CheckpointError(problem))
-    for file in written:
-        print(printable(file))
-    return _LEFT_OUT if problems else 0
-
-
-def _write(folder: Path, stem: str, texts: dict[str, str]) -> list[Path]:
-    paths = [folder / f"{stem}.{kind}" for kind in texts]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in zip(paths, texts.values(), strict=True):
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the table in {folder}: {error.strerror}; choose another --write") from error
-    return paths

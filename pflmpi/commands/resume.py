@@ -7,7 +7,7 @@ from pflmpi import arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_changed_code(parser)
@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Continue the run on this rank and, started alone, on all others; return the exit code."""
-    from pflmpi.commands.ranks.rank import Prepared, run_rank
-    from pflmpi.experiment.start import resume
+    from pflmpi.commands.rank import Prepared, run_rank
+    from pflmpi.experiment import run as experiment
     from pflmpi.experiment.stored_config import stored_config
 
-    start = partial(resume, changed_code=options.changed_code)
+    start = partial(experiment.run, resume="always", changed_code=options.changed_code)
     return run_rank(options, lambda _: Prepared(stored_config(options.run, options.overrides), options.run, start))

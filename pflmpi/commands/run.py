@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_config(parser)
     parser.add_argument(
         "--out", type=arguments.folder, metavar="DIR", help="folder of the run (default: runs/NAME-TIME)"
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the experiment on this rank and, started alone, on all others; return the exit code."""
-    from pflmpi.commands.ranks.rank import Prepared, run_rank
+    from pflmpi.commands.rank import Prepared, run_rank
     from pflmpi.config.load import load
-    from pflmpi.experiment.start import refuse_existing, start, start_or_resume
+    from pflmpi.experiment import run as experiment
     from pflmpi.transports.detect import RESTARTED
 
     def prepare(launch: "Launch") -> Prepared:
@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
             folder.stat()  # raises for a name that is too long, as `exists` did before Python 3.14
         arguments.check_config(options.config)
         if launch.kind == "alone" and not resumes:
-            refuse_existing(folder)  # here too: before the ranks are started
-        go = partial(start_or_resume, changed_code=options.changed_code) if resumes else start
+            experiment.refuse_existing(folder)  # here too: before the ranks are started
+        go = partial(experiment.run, resume="if_there" if resumes else "never", changed_code=options.changed_code)
         return Prepared(load(options.config, options.overrides), folder, go)
 
     return run_rank(options, prepare)

@@ -9,7 +9,7 @@ from pflmpi.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     parser.add_argument("what", nargs="?", metavar="RUN|JOB", help="a run's folder or a job's id (default: my jobs)")
 
 

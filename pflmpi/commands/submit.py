@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pflmpi import arguments
-from pflmpi.cluster.sbatch import add_arguments as add_sbatch_arguments
+from pflmpi.cluster.batch_script import add_arguments as add_sbatch_arguments
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.terminal import print_surely
 
 if TYPE_CHECKING:
-    from pflmpi.cluster.script import BatchScript
+    from pflmpi.cluster.batch_script import BatchScript
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
 
@@ -24,18 +24,18 @@ class Pending(NamedTuple):
     Attributes:
         out: the folder of the run or sweep.
         words: the command line of `pflmpi`.
-        cells: of a sweep, each cell's folder below `out`.
+        cells: how many a sweep has; 0 for a run.
         todo: the numbers of the cells that are not done.
     """
 
     out: Path
     words: list[str]
-    cells: tuple[Path, ...] = ()
+    cells: int = 0
     todo: tuple[int, ...] = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes besides the options of sbatch."""
+    """Registers the command-line arguments besides the options of sbatch."""
     arguments.add_overrides(parser)
     arguments.add_cells(parser)
     arguments.add_changed_code(parser)
@@ -61,8 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
-    from pflmpi.cluster.folders import cells_file
-    from pflmpi.cluster.script import script
+    from pflmpi.cluster.batch_script import script
     from pflmpi.cluster.submission import log_of, make_folders, refuse_second, submit
 
     _check(options)
@@ -79,9 +78,7 @@ def run(options: argparse.Namespace) -> int:
     refuse_second(pending.out, options.sbatch, os.environ)
     make_folders(log.parent, pending.out)
     number = submit(job, pending.out)
-    what = f", {len(pending.todo)} of {len(pending.cells)} cells" if pending.cells else ""
-    if pending.cells:
-        cells_file(pending.out, number).write_text("".join(f"{cell}\n" for cell in pending.cells))
+    what = f", {len(pending.todo)} of {pending.cells} cells" if pending.cells else ""
     shown = log_of(job.options, number)
     print_surely(f"job {number}: {pending.out}{what}")
     print(f"log: {shown}")
@@ -90,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from pflmpi.cluster.script import check_setup
+    from pflmpi.cluster.batch_script import check_setup
 
     if (options.config is None) == (options.array is None):
         raise ConfigError("submit takes a CONFIG, for one run, or --array TABLE, for a sweep; give one of them")
@@ -134,12 +131,12 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     """Cells of a table that are still to do; None, and a line on the terminal, if all are done."""
     from pflmpi.cluster.submission import refuse_transport
-    from pflmpi.sweep import cells as listing
+    from pflmpi.sweep import table as tables
     from pflmpi.sweep.pending import cell_task
 
-    out = listing.folder(options.array, options.out)
+    out = tables.folder(options.array, options.out)
     works = []
-    for cell, config in listing.selected(options.array, options.overrides, options.seeds, options.only):
+    for cell, config in tables.selected(options.array, options.overrides, options.seeds, options.only):
         refuse_transport(config, options.mpi)
         works.append(cell_task(cell, config, out, None, options.changed_code))
         if works[-1].state == "other":
@@ -149,12 +146,11 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
         print(f"all {len(works)} cells in {out} are done; nothing to submit")
         return None
     words = ["sweep", *arguments.words_of_cells(options.array, out, options), *arguments.words_of_changed_code(options)]
-    return Pending(out, words, tuple(work.cell.run(out).relative_to(out) for work in works), todo)
+    return Pending(out, words, len(works), todo)
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
-    from pflmpi.cluster.sbatch import check_warning, given
-    from pflmpi.cluster.script import BatchScript, tasks
+    from pflmpi.cluster.batch_script import BatchScript, check_warning, given, tasks
 
     number = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {

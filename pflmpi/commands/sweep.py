@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi import arguments
-from pflmpi.commands.ranks.launch import check_ranks, default_ranks
+from pflmpi.commands.launch import check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, show
 
 if TYPE_CHECKING:
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     from pflmpi.forecast.budget import Budget
     from pflmpi.runtime.config import RuntimeConfig
     from pflmpi.sweep.pending import CellTask
+    from pflmpi.sweep.runs import SweepOutcome
+    from pflmpi.sweep.table import Cell
 
 _FAILED = 1
 _log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
@@ -49,80 +52,137 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run all cells on this machine, or one of them as a task of a job array; return the exit code."""
-    from pflmpi.commands.display.sweep_text import conclude, show_plan
-    from pflmpi.sweep import cells as listing
-    from pflmpi.sweep.empty_starts import LIMIT, too_many
-    from pflmpi.sweep.lock import cell_locked, locked
-    from pflmpi.sweep.pending import cell_task, prepare, unless_written
-    from pflmpi.sweep.processes import GRACE
-    from pflmpi.sweep.runs import run_cells
+    from pflmpi.sweep import table as tables
+    from pflmpi.sweep.runs import GRACE
 
     began = time.monotonic()
     _check(options)
-    launcher = _launcher(options.launcher)
-    out = listing.folder(options.table, options.out)
-    selected = listing.selected(options.table, options.overrides, options.seeds, options.only)
-    if options.cell is not None:
-        if not 0 <= options.cell < len(selected):
-            raise ConfigError(
-                f"--cell {options.cell}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "
-                "in the order that --dry-run shows"
-            )
-        selected = [selected[options.cell]]
-
-    def works() -> "list[CellTask]":
-        return [
-            unless_written(cell_task(cell, config, out, _ranks(options, config.runtime), options.changed_code), out)
-            for cell, config in selected
-        ]
-
+    launcher, out, selected = _launcher(options.launcher), tables.folder(options.table, options.out), _selected(options)
+    tasks = partial(_tasks, options, selected, out)
     budget, until = None, None
     if options.budget is not None:
-        budget = _budget(options, [*zip(works(), (config for _, config in selected), strict=True)], out)
+        budget = _budget(options, [*zip(tasks(), (config for _, config in selected), strict=True)], out)
         until = began + 3600 * options.budget - min(GRACE, 360 * options.budget)  # the last seconds to stop runs in
-        print(budget(works()).expected(until - time.monotonic()), flush=True)
-
-    def ordered() -> "list[CellTask]":
-        return works() if budget is None else budget(works()).cheapest_first()
-
+        print(budget(tasks()).expected(until - time.monotonic()), flush=True)
     if options.dry_run:
-        show_plan(ordered(), launcher)
+        _show_plan(_ordered(tasks, budget), launcher)
         return 0
     if options.cell is not None:
-        (work,) = works()
-        print(f"cell {options.cell}: {work.cell.name}: {work.done} of {work.rounds} rounds done", flush=True)
-        if work.state == "done":
+        (task,) = tasks()
+        print(f"cell {options.cell}: {task.cell.name}: {task.done} of {task.rounds} rounds done", flush=True)
+        if task.state == "done":
             return 0
-    with ExitStack() as stack:
-        held = [stack.enter_context(locked(out, shared=options.cell is not None))]
-        if options.cell is not None:
-            held.append(stack.enter_context(cell_locked(selected[0][0].run(out))))
-        planned = ordered()
-        for work in planned:
-            prepare(work, out)
-            if work.state == "start" and work.problem:
-                _log.warning("%s starts anew: %s", work.cell.name, work.problem)
-        places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
-        outcome = run_cells(planned, out, lambda _: launcher, places, held, until=until)
+    planned, outcome = _run_cells(options, partial(_ordered, tasks, budget), out, launcher, until)
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal
     if budget is None:
-        conclude(planned, outcome, out, "stopped")
+        _conclude(planned, outcome, out, "stopped")
     else:
-        left = [work for work in works() if work.command and work.cell.name not in outcome.failed]
-        outcome.stopped = [work.cell.name for work in left]
-        conclude(planned, outcome, out, f"left, {budget(works()).needed(left)}")
+        left = [task for task in tasks() if task.command and task.cell.name not in outcome.failed]
+        outcome.stopped = [task.cell.name for task in left]
+        _conclude(planned, outcome, out, f"left, {budget(tasks()).needed(left)}")
     words = arguments.words_of_cells(options.table, options.out, options)
-    print(f"table: {shlex.join(['pflmpi', 'report', *words])}")
+    print(f"table: {shlex.join(['pflmpi', 'table', *words])}")
+    return _exit_code(options, planned[0], outcome, out)
+
+
+def _selected(options: argparse.Namespace) -> "list[tuple[Cell, Config]]":
+    """The cells that the options choose, each with its configuration."""
+    from pflmpi.sweep import table as tables
+
+    selected = tables.selected(options.table, options.overrides, options.seeds, options.only)
+    if options.cell is None:
+        return selected
+    if not 0 <= options.cell < len(selected):
+        raise ConfigError(
+            f"--cell {options.cell}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "
+            "in the order that --dry-run shows"
+        )
+    return [selected[options.cell]]
+
+
+def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
+    """What each cell still needs."""
+    from pflmpi.sweep.pending import cell_task, unless_written
+
+    return [
+        unless_written(cell_task(cell, config, out, _ranks(options, config.runtime), options.changed_code), out)
+        for cell, config in selected
+    ]
+
+
+def _ordered(
+    tasks: "Callable[[], list[CellTask]]", budget: "Callable[[Sequence[CellTask]], Budget] | None"
+) -> "list[CellTask]":
+    return tasks() if budget is None else budget(tasks()).cheapest_first()
+
+
+def _run_cells(
+    options: argparse.Namespace,
+    ordered: "Callable[[], list[CellTask]]",
+    out: Path,
+    launcher: list[str],
+    until: float | None,
+) -> "tuple[list[CellTask], SweepOutcome]":
+    """Run what is to be done, with the folder locked; the cells as they were before, and how their runs ended."""
+    from pflmpi.sweep.lock import cell_locked, locked
+    from pflmpi.sweep.pending import prepare
+    from pflmpi.sweep.runs import run_cells
+
+    with ExitStack() as stack:
+        held = [stack.enter_context(locked(out, shared=options.cell is not None))]
+        if options.cell is not None:
+            held.append(stack.enter_context(cell_locked(ordered()[0].cell.run(out))))
+        planned = ordered()
+        for task in planned:
+            prepare(task, out)
+            if task.state == "start" and task.problem:
+                _log.warning("%s starts anew: %s", task.cell.name, task.problem)
+        places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
+        return planned, run_cells(planned, out, lambda _: launcher, places, held, until=until)
+
+
+def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOutcome", out: Path) -> int:
+    """The exit code; raises `RunError` for a task of an array whose starts bring nothing.
+
+    Args:
+        task: the cell, or the first of them.
+    """
+    from pflmpi.sweep.pending import LIMIT, too_many
+
     if outcome.failed:
         return _FAILED
-    if options.cell is not None and outcome.stopped and too_many(planned[0], out):
+    if options.cell is not None and outcome.stopped and too_many(task, out):
         raise RunError(
-            f"{planned[0].cell.name} was stopped {LIMIT} times in a row before a round was complete; give its job more "
+            f"{task.cell.name} was stopped {LIMIT} times in a row before a round was complete; give its job more "
             "--time, and submit it again"
         )
     return Stopped.exit_code if outcome.stopped else 0
+
+
+def _conclude(tasks: "Sequence[CellTask]", outcome: "SweepOutcome", out: Path, rest: str) -> None:
+    """Print how many runs are done, and why others are not; `rest` says what those are that go on next time."""
+    before = sum(task.state == "done" for task in tasks)
+    failed, stopped = outcome.failed, outcome.stopped
+    done = len(tasks) - len(failed) - len(stopped)
+    more = f", {len(stopped)} {rest}; the same command goes on" if stopped else ""
+    print(f"{len(tasks)} runs: {done} done ({before} of them before), {len(failed)} failed{more}")
+    logs = {task.cell.name: task.cell.log(out) for task in tasks if task.command}
+    for cause in dict.fromkeys(failed.values()):
+        print(f"failed: {cause}", file=sys.stderr)
+        for name in (name for name, text in failed.items() if text == cause):
+            print(f"  {name}  {logs.get(name, '')}".rstrip(), file=sys.stderr)
+
+
+def _show_plan(tasks: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
+    """Print the runs in their order, and the commands that would be started."""
+    width = max(len(task.cell.name) for task in tasks)
+    for task in tasks:
+        print(f"{task.cell.name:{width}}  {task.done}/{task.rounds} rounds  {task.state}  {task.problem}".rstrip())
+    for task in tasks:
+        if task.command:
+            print(shlex.join([*launcher, "pflmpi", *task.command]))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -172,7 +232,7 @@ def _budget(
     options: argparse.Namespace, tasks: "Sequence[tuple[CellTask, Config]]", out: Path
 ) -> "Callable[[Sequence[CellTask]], Budget]":
     """The budget, from what has run of some cells, and steps x parameters of the configurations."""
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.forecast.budget import Budget, seconds_per_round, work_per_round
 
     print("counting steps and parameters of the runs", file=sys.stderr, flush=True)

@@ -23,6 +23,11 @@ _NAMED = ("data", "partition", "model", "algorithm")
 _REMOVED = {
     "runtime.faults": "a lost rank ends the run; `--restarts N` of pflmpi run, launch/mpirun, launch/srun and "
     "launch/torchrun starts all ranks again from the newest checkpoint; leave the key out",
+    "output.tensorboard": "give output.trackers: [tensorboard]",
+    "output.wandb": "give output.trackers: [wandb], or [{name: wandb, mode: online}]",
+    "output.mlflow": "give output.trackers: [{name: mlflow, store: ...}]",
+    "runtime.balance": "clients are spread over ranks by their samples and the operations of their models; leave the "
+    "key out",
     "runtime.lane_convolutions": "convolutions in lanes are one grouped convolution; leave the key out",
 }
 
@@ -50,7 +55,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration with the files that it names (`name: ./mine.py:FedMine`, `weights`, `path`) made absolute.
+    """Raw configuration whose files (a name, weights, path, transform or tracker) are made absolute.
 
     Args:
         folder: relative files are taken as below it.
@@ -71,10 +76,11 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         part = found.get(name)
         if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
             found[name] = {**part, "path": os.path.abspath(folder / part["path"])}
-    data = found.get("data")
-    if isinstance(data, Mapping) and isinstance(data.get("transform"), list):
-        names = [outside.located(name, folder) if isinstance(name, str) else name for name in data["transform"]]
-        found["data"] = {**data, "transform": names}
+    for name, key in (("data", "transform"), ("output", "trackers")):
+        part = found.get(name)
+        if isinstance(part, Mapping) and isinstance(part.get(key), list):
+            items = [outside.located(item, folder) if isinstance(item, str) else of(item) for item in part[key]]
+            found[name] = {**part, key: items}
     return found
 
 

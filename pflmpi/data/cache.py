@@ -14,16 +14,59 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from pflmpi import atomic, machine
 from pflmpi.data.dataset import Dataset, assemble, content_digest
-from pflmpi.data.verified import once_per_node
 from pflmpi.errors import DataError
+
+T = TypeVar("T")
+
+
+def _once_per_node(lock: Path, files: Sequence[Path], load: Callable[[bool], T]) -> T:
+    """What `load` gives for some files; its argument says whether they have to be verified.
+
+    A process that has verified them, or has relied on another one's, holds the lock as long as what it loaded is in
+    use. The kernel releases it when the process ends, however that ends.
+
+    Args:
+        lock: a file beside them, for this user alone.
+        files: those that are verified; a changed size or time of one makes them unverified.
+    """
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)  # of processes that have ended
+            verified = b""
+        except BlockingIOError:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # once the first has verified
+            verified = os.pread(descriptor, 2**16, 0) if os.fstat(descriptor).st_uid == os.getuid() else b""
+        state = repr([_state(path) for path in files]).encode()
+        result = load(verified != state)
+        if verified != state:
+            os.ftruncate(descriptor, os.pwrite(descriptor, state, 0))
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    weakref.finalize(result, os.close, descriptor)
+    return result
+
+
+def _state(path: Path) -> tuple[str, int, int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return path.name, status.st_size, status.st_mtime_ns, status.st_ino
+
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +153,7 @@ def _open(entry: Path, source: str) -> Dataset | None:
     files = [entry / "entry.json", *(entry / f"{name}.npy" for name in ARRAYS)]
     try:
         lock = entry.with_name(f"{entry.name}.verified")
-        return once_per_node(lock, files, lambda verify: _load(entry, source, verify))
+        return _once_per_node(lock, files, lambda verify: _load(entry, source, verify))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, EOFError, DataError) as error:
@@ -123,9 +166,9 @@ def _load(entry: Path, source: str, verify: bool) -> Dataset:
     images, labels, official_test = (_mapped(entry / f"{name}.npy") for name in ARRAYS[:3])
     writers = _mapped(entry / "writers.npy") if (entry / "writers.npy").exists() else None
     if verify:
-        found = content_digest(images, labels, official_test, writers, about["num_classes"])
-        if found != about["digest"]:
-            raise ValueError(f"its digest is {found[:12]}, written was {about['digest'][:12]}")
+        digest = content_digest(images, labels, official_test, writers, about["num_classes"])
+        if digest != about["digest"]:
+            raise ValueError(f"its digest is {digest[:12]}, written was {about['digest'][:12]}")
     return assemble(source, images, labels, official_test, about["num_classes"], writers, about["digest"])
 
 

@@ -71,13 +71,15 @@ def assemble(
                 f"dataset {name!r} has {count} images but {len(array)} {what}; its files do not belong together"
             )
     if images.dtype not in (np.uint8, np.float32) or images.ndim < (4 if images.dtype == np.uint8 else 2):
-        found = f"{images.dtype} {list(images.shape)}"
-        raise DataError(f"dataset {name!r} has samples {found}; expected uint8 [n, C, H, W] or float32 [n, ...]")
+        described = f"{images.dtype} {list(images.shape)}"
+        raise DataError(f"dataset {name!r} has samples {described}; expected uint8 [n, C, H, W] or float32 [n, ...]")
     if images.size == 0:
         raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
     if labels.min() < 0 or labels.max() >= num_classes:
-        found = f"{labels.min()}..{labels.max()}"
-        raise DataError(f"dataset {name!r} has labels {found}, allowed are 0..{num_classes - 1}; its files are damaged")
+        described = f"{labels.min()}..{labels.max()}"
+        raise DataError(
+            f"dataset {name!r} has labels {described}, allowed are 0..{num_classes - 1}; its files are damaged"
+        )
     if official_test.min() < 0 or official_test.max() > 1:
         raise DataError(f"dataset {name!r} has official_test other than 0 and 1; its files are damaged")
     official_test = official_test.astype(bool)
@@ -105,8 +107,8 @@ def unscaled(dataset: Dataset) -> str:
     images = dataset.images
     if images.dtype == np.uint8:
         return ""
-    found = standardised(dataset, np.arange(0, len(images), max(1, len(images) // _ENOUGH)))
-    mean, std = np.array(found.mean), np.array(found.std)
+    scaled = standardised(dataset, np.arange(0, len(images), max(1, len(images) // _ENOUGH)))
+    mean, std = np.array(scaled.mean), np.array(scaled.std)
     far = np.flatnonzero((np.hypot(mean, std) > 10) | (std < 1e-3)).tolist()
     if not far:
         return ""

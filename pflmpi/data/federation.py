@@ -10,12 +10,13 @@ from typing import Literal
 
 import numpy as np
 
+from pflmpi import atomic
+from pflmpi.data.array_files import read_npz
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.partitions import PARTITIONS, divides
-from pflmpi.data.saved import read_split, write_split
 from pflmpi.data.sources import SOURCES
-from pflmpi.data.splits import official_by_class, official_by_writer, split_pooled
+from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_pooled
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
 from pflmpi.text import some
@@ -136,8 +137,21 @@ def take(federation: Federation, clients: np.ndarray) -> Federation:
 
 
 def save(federation: Federation, path: Path) -> None:
-    """Write each client's samples to a file that `reuse` reads; it appears by rename."""
-    write_split(path, federation.dataset.digest, federation.digest, federation.train, federation.test)
+    """Write each client's samples to a file that `reuse` reads: an .npz without pickles, which appears by rename.
+
+    Raises:
+        DataError: the folder is not writable, or the disk is full.
+    """
+    arrays = {"dataset_digest": np.array(federation.dataset.digest), "digest": np.array(federation.digest)}
+    for name, parts in (("train", federation.train), ("test", federation.test)):
+        arrays[name] = np.concatenate([np.empty(0, np.int64), *parts])
+        arrays[f"num_{name}"] = np.array([len(part) for part in parts], dtype=np.int64)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic.replacing(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise DataError(f"partition {path} cannot be written ({error}); choose a folder that can be written") from error
 
 
 def reuse(dataset: Dataset, path: Path) -> Federation:
@@ -146,19 +160,35 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
     Raises:
         DataError: the file cannot be read, is damaged, or was made for other data.
     """
-    saved = read_split(path)
-    if saved.dataset_digest != dataset.digest:
+    try:
+        names = ("train", "num_train", "test", "num_test", "dataset_digest", "digest")
+        train, num_train, test, num_test, dataset_digest, digest = read_npz(path, names)
+        sides = _parts(train, num_train), _parts(test, num_test)
+    except FileNotFoundError:
+        raise DataError(f"partition {path} does not exist; give the path of a saved partition") from None
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"partition {path} was made for data with digest {saved.dataset_digest}, dataset {dataset.name!r} has "
+            f"partition {path} cannot be read ({error}); put a good copy in its place, or make a new partition"
+        ) from error
+    if str(dataset_digest) != dataset.digest:
+        raise DataError(
+            f"partition {path} was made for data with digest {dataset_digest}, dataset {dataset.name!r} has "
             f"{dataset.digest}; use the data (and data.limit) that it was made for, or make a new partition"
         )
-    found = _digest(dataset, saved.train, saved.test)
-    if found != saved.digest:  # checked before any index is used: a damaged one may be anything
+    if (computed := _digest(dataset, *sides)) != str(digest):  # before any index is used: a damaged one may be anything
         raise DataError(
-            f"partition {path} is damaged: its digest is {found}, written was {saved.digest}; "
+            f"partition {path} is damaged: its digest is {computed}, written was {digest}; "
             f"put a good copy in its place, or make a new partition"
         )
-    return _federation(dataset, saved.train, saved.test)
+    return _federation(dataset, *sides)
+
+
+def _parts(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Samples of each client, cut from the flat array; `ValueError` if the lengths do not add up."""
+    flat = samples.ndim == lengths.ndim == 1 and samples.dtype == lengths.dtype == np.int64
+    if not flat or (lengths < 0).any() or lengths.sum() != len(samples):
+        raise ValueError("its arrays do not belong together")
+    return cut(samples, lengths)
 
 
 def _seeded(seed: int) -> AbstractContextManager[None]:
@@ -177,9 +207,9 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
     if partition.clients not in (None, len(shares)):
         raise DataError(f"partition {name!r} returned {len(shares)} clients; partition.clients = {partition.clients}")
     for client, samples in enumerate(shares):
-        found = getattr(samples, "dtype", type(samples).__name__), getattr(samples, "shape", ())
         if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind not in "iu":
-            raise DataError(f"partition {name!r} returned {found[0]} {found[1]} for client {client}; {expected}")
+            kind, shape = getattr(samples, "dtype", type(samples).__name__), getattr(samples, "shape", ())
+            raise DataError(f"partition {name!r} returned {kind} {shape} for client {client}; {expected}")
         if not len(samples) or samples.min() < 0 or samples.max() >= count:
             span = f"indices from {samples.min()} to {samples.max()}" if len(samples) else "no samples"
             raise DataError(f"partition {name!r} returned {span} for client {client}; {expected}")

@@ -12,9 +12,9 @@ from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import Dataset, assemble, standardised
 from pflmpi.data.own_files import read_own
-from pflmpi.data.shares import apportion, merged
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
+from pflmpi.data.splits import apportion, merged
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
 from pflmpi.text import shown
@@ -66,25 +66,25 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
     sizes = np.bincount(dataset.labels, minlength=dataset.num_classes)
     present = np.flatnonzero(sizes)
     # One sample for each class first and the rest by what is left of each: a class never gets more than it has.
-    one = int(limit >= len(present))
-    counts = apportion(limit, sizes[present] - one, floor=one)
+    floor = int(limit >= len(present))
+    counts = apportion(limit, sizes[present] - floor, floor=floor)
     chosen = []
     for label, count in zip(present, counts, strict=True):
         member = dataset.labels == label
         sides = [rng.permutation(np.flatnonzero(member & (dataset.official_test == test))) for test in (False, True)]
         shares = apportion(int(count), np.array([len(side) for side in sides], dtype=np.float64))
         chosen += [side[:share] for side, share in zip(sides, shares, strict=True)]
-    kept = merged(chosen)
-    found = assemble(
+    samples = merged(chosen)
+    subset = assemble(
         dataset.name,
-        np.asarray(dataset.images[kept]),
-        dataset.labels[kept],
-        dataset.official_test[kept],
+        np.asarray(dataset.images[samples]),
+        dataset.labels[samples],
+        dataset.official_test[samples],
         dataset.num_classes,
-        None if dataset.writers is None else dataset.writers[kept],
+        None if dataset.writers is None else dataset.writers[samples],
     )
-    said = ("mean", "std", "class_names", "written_labels", "written_clients", "may_be_tokens", "columns")
-    return replace(found, **{name: getattr(dataset, name) for name in said})
+    fields = ("mean", "std", "class_names", "written_labels", "written_clients", "may_be_tokens", "columns")
+    return replace(subset, **{name: getattr(dataset, name) for name in fields})
 
 
 def _from_folder(source: Source, config: DataConfig, cache: str | None) -> Dataset:

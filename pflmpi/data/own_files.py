@@ -1,5 +1,6 @@
 """Data of one's own: an .npz or .h5 file, a table as .csv, a folder of pictures, or one with files of each client."""
 
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi.data.array_files import read_h5, read_npz
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
-from pflmpi.data.h5_file import read_h5
-from pflmpi.data.npz import read_npz
 from pflmpi.data.pfllib import is_split_by_client, read_folder
-from pflmpi.data.picture_folder import read_pictures
 from pflmpi.errors import DataError
 
 _HOW = (
@@ -91,9 +90,9 @@ def read_own(path: Path, label: str | None = None, client: str | None = None, la
 
 def _dataset(name: str, arrays: OwnArrays) -> Dataset:
     x, count = _samples(arrays.x, arrays.layout), len(arrays.x)
-    for what, found in (("y", arrays.y), ("client", arrays.client), ("test", arrays.test)):
-        if found is not None and found.shape != (count,):
-            raise ValueError(f"{what} has the shape {list(found.shape)}, and x has {count} samples; expected [{count}]")
+    for what, array in (("y", arrays.y), ("client", arrays.client), ("test", arrays.test)):
+        if array is not None and array.shape != (count,):
+            raise ValueError(f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]")
     if not count:
         raise ValueError("it has no samples")
     _check_sides(arrays.test)
@@ -137,16 +136,16 @@ def _check_sides(test: np.ndarray) -> None:
         raise ValueError(f"sample {bad} has test = {test[bad]}; allowed: 0, 1, true, false")
 
 
-def _names(classes: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:
+def _names(classes: np.ndarray, names: np.ndarray | None) -> tuple[str, ...]:
     """What the classes [K] are called."""
-    if given is None:
+    if names is None:
         return () if classes.dtype.kind in "biuf" else _texts(classes)
-    if given.ndim == 1 and len(given) == len(classes):
-        return _texts(given)
-    if given.ndim == 1 and classes.dtype.kind in "iuf" and classes.min() >= 0 and classes.max() < len(given):
-        return _texts(given[classes.astype(np.int64)])
+    if names.ndim == 1 and len(names) == len(classes):
+        return _texts(names)
+    if names.ndim == 1 and classes.dtype.kind in "iuf" and classes.min() >= 0 and classes.max() < len(names):
+        return _texts(names[classes.astype(np.int64)])
     raise ValueError(
-        f"class_names has the shape {list(given.shape)}, and y has {len(classes)} classes, up to {classes[-1]}; "
+        f"class_names has the shape {list(names.shape)}, and y has {len(classes)} classes, up to {classes[-1]}; "
         "give one name for each class, in the order of the labels"
     )
 
@@ -164,11 +163,11 @@ def _samples(x: np.ndarray, layout: str | None) -> np.ndarray:
         raise ValueError(f"data.layout = {layout!r} is of arrays [n, ., ., .], and x is {list(x.shape)}; leave it out")
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return x[:, None] if x.ndim == 3 else x
-    given = x
+    original = x
     with np.errstate(over="ignore"):  # refused below
-        x = given.astype(np.float32)
+        x = original.astype(np.float32)
     if (wrong := ~np.isfinite(x)).any():
-        bad, value = np.nonzero(wrong)[0][0], given[wrong][0].item()
+        bad, value = np.nonzero(wrong)[0][0], original[wrong][0].item()
         if np.isfinite(value):
             raise ValueError(
                 f"sample {bad} has the value {value!r}, too large for float32; scale it, or leave the sample out"
@@ -185,15 +184,15 @@ def _layout(x: np.ndarray) -> str:
     """
     _, first, middle, last = x.shape
     if (first == middle) != (middle == last):
-        found = "nhwc" if first == middle else "nchw"
+        likely = "nhwc" if first == middle else "nchw"
     elif first == middle:  # a cube
-        found = "nchw" if first == 1 else ""
+        likely = "nchw" if first == 1 else ""
     elif (first <= 4) != (last <= 4):
-        found = "nhwc" if last <= 4 else "nchw"
+        likely = "nhwc" if last <= 4 else "nchw"
     else:
-        found = "nchw" if first > 4 else ""
-    if found == ("nhwc" if x.dtype == np.uint8 and last in (1, 3) and first not in (1, 3) else "nchw"):
-        return found
+        likely = "nchw" if first > 4 else ""
+    if likely == ("nhwc" if x.dtype == np.uint8 and last in (1, 3) and first not in (1, 3) else "nchw"):
+        return likely
     raise ValueError(
         f"x is {x.dtype} {list(x.shape)}, and may have its channels first or last; set data.layout (pflmpi data: "
         "--layout) to nchw or to nhwc"
@@ -208,11 +207,11 @@ def _npz(path: Path) -> OwnArrays:
 
 
 def _h5(path: Path) -> OwnArrays:
-    found = read_h5(path, ("x", "y", *_OPTIONAL))
+    arrays = read_h5(path, ("x", "y", *_OPTIONAL))
     for name in ("x", "y"):
-        if name not in found:
+        if name not in arrays:
             raise ValueError(f"no array {name!r} in it")
-    return _with(found["x"], found["y"], found)
+    return _with(arrays["x"], arrays["y"], arrays)
 
 
 def _with(x: np.ndarray, y: np.ndarray, others: Mapping[str, np.ndarray]) -> OwnArrays:
@@ -230,3 +229,58 @@ def _folder(path: Path) -> OwnArrays:
         return OwnArrays(*read_folder(path))
     pictures, labels, test = read_pictures(path)
     return OwnArrays(pictures, labels, None, test, layout="nhwc" if pictures.ndim == 4 else None)
+
+
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
+
+
+def read_pictures(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pictures [n, ...], the names of their folders [n], and whether they are for testing [n].
+
+    Raises:
+        ValueError: there are none, they are not of one size and kind, or one cannot be read.
+    """
+    sides = [path / name for name in ("train", "test")] if (path / "train").is_dir() else [path]
+    if len(sides) > 1:
+        for other in sorted(path.iterdir()):
+            if other not in sides and other.is_dir() and _files(other):
+                raise ValueError(f"there are pictures in {other.name}/ too; move them to train/ or test/, or out of it")
+    entries = [
+        (file, file.parent.name, side.name == "test" and len(sides) > 1) for side in sides for file in _files(side)
+    ]
+    if not entries:
+        raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
+    pictures = [_picture(file) for file, _, _ in entries]
+    for (file, _, _), picture in zip(entries, pictures, strict=True):
+        if picture.shape != pictures[0].shape:
+            size, first = ("x".join(map(str, array.shape)) for array in (picture, pictures[0]))
+            raise ValueError(f"{file} is {size} and {entries[0][0]} {first}; make all pictures of one size and kind")
+    labels, test = np.array([label for _, label, _ in entries]), np.array([side for _, _, side in entries])
+    return np.stack(pictures), labels, test
+
+
+def _files(side: Path) -> list[Path]:
+    return sorted(file for file in side.glob("*/*") if file.suffix.lower() in _PICTURES)
+
+
+def _picture(file: Path) -> np.ndarray:
+    from PIL import Image  # comes with torchvision
+
+    if not file.is_file():
+        raise ValueError(f"{file} is no regular file")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(file) as image:
+                if image.mode[0] in "IF":  # what is above 255 would be cut off
+                    raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}); scale it to 8")
+                return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombWarning,
+            Image.DecompressionBombError,
+        ) as error:
+            raise ValueError(f"{file} cannot be read as a picture: {error}") from error

@@ -1,11 +1,11 @@
 """The table of checks: what may be wrong with the facts of all ranks, and what to do about it."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pflmpi.doctor.facts import PACKAGES, RankFacts
-from pflmpi.text import counted, ranks, size, some, spans
+from pflmpi.text import counted, ranks, size, some
 from pflmpi.transports.detect import LAUNCHERS
 
 T = TypeVar("T", bound=Hashable)
@@ -14,9 +14,7 @@ Find = Callable[[Group], Iterable[tuple[str, Group]]]  # what is wrong, and on w
 
 _MEMORY = 256 << 20  # bytes that a rank still needs once its libraries are loaded, for the smallest models
 _SHARED = 32 << 20  # bytes of /dev/shm per rank: what MPI and NCCL take for messages within a host
-_TEMPORARY = 64 << 20  # bytes for the sockets and sessions of launchers
 _DISK = 1 << 30  # bytes for checkpoints; `pflmpi plan` says how many a run really takes
-_SKEW = 1.0  # seconds between clocks; less does not matter for logs, and job authentication allows minutes
 _NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 _LAUNCHERS = {**LAUNCHERS, "unclear": "a launcher"}
 
@@ -48,7 +46,7 @@ class Problem:
 
     def line(self, everyone: Group) -> str:
         """The problem in one line, with ranks and hosts."""
-        hosts = list(dict.fromkeys(one.host for one in everyone if one.rank in self.ranks))
+        hosts = list(dict.fromkeys(facts.host for facts in everyone if facts.rank in self.ranks))
         return f"{ranks(self.ranks)} on {some(hosts)}: {self.what}; {self.remedy}".replace("\n", " ")
 
 
@@ -56,29 +54,31 @@ def find_problems(everyone: Group) -> list[Problem]:
     """The problems of these ranks; those that several ranks have in the same words are one."""
     problems: dict[tuple[str, str], set[int]] = {}
     for check in CHECKS:
-        for what, group in found(check, everyone):
+        for what, group in findings(check, everyone):
             remedy = check.remedy if isinstance(check.remedy, str) else check.remedy(group, everyone)
             problems.setdefault((what, remedy), set()).update(numbers(group))
     return [Problem(what, remedy, tuple(sorted(where))) for (what, remedy), where in problems.items()]
 
 
-def found(check: Check, everyone: Group) -> list[tuple[str, Group]]:
+def findings(check: Check, everyone: Group) -> list[tuple[str, Group]]:
     """What a check finds, and on which ranks."""
-    checked, find = [one for one in everyone if check.applies(one)], check.find
-    return [(find.format(**dict(one)), [one]) for one in checked] if isinstance(find, str) else list(find(checked))
+    checked, find = [facts for facts in everyone if check.applies(facts)], check.find
+    return (
+        [(find.format(**dict(facts)), [facts]) for facts in checked] if isinstance(find, str) else list(find(checked))
+    )
 
 
 def by(everyone: Iterable[RankFacts], key: Callable[[RankFacts], T]) -> dict[T, list[RankFacts]]:
     """The ranks in groups of the same key."""
     groups: dict[T, list[RankFacts]] = {}
-    for one in everyone:
-        groups.setdefault(key(one), []).append(one)
+    for facts in everyone:
+        groups.setdefault(key(facts), []).append(facts)
     return groups
 
 
 def numbers(group: Iterable[RankFacts]) -> tuple[int, ...]:
     """The ranks' numbers."""
-    return tuple(one.rank for one in group)
+    return tuple(facts.rank for facts in group)
 
 
 def remedy_of_no_connection(mpi: bool) -> str:
@@ -94,17 +94,10 @@ def _all(_: RankFacts) -> bool:
     return True
 
 
-def _items(text: str, items: Callable[[RankFacts], Mapping[str, object]]) -> Find:
-    """Finds each of the named things that a rank has; `{item}` and `{about}` stand for it and for what it maps to."""
-    return lambda everyone: (
-        (text.format(item=item, about=about), [one]) for one in everyone for item, about in items(one).items()
-    )
-
-
 def _hosts(text: Callable[[Group], str]) -> Find:
     """Finds what is wrong host by host; "" is nothing."""
     return lambda everyone: (
-        (what, group) for group in by(everyone, lambda one: one.host).values() if (what := text(group))
+        (what, group) for group in by(everyone, lambda facts: facts.host).values() if (what := text(group))
     )
 
 
@@ -117,64 +110,53 @@ def _differs(text: str, value: Callable[[RankFacts], str]) -> Find:
 
     def find(everyone: Group) -> Iterator[tuple[str, Group]]:
         groups = by(everyone, value)
-        usual = max(groups, key=lambda each: len(groups[each]), default="")
-        for each, group in groups.items():
-            if each != usual:
-                yield text.format(here=each, there=usual, others=ranks(numbers(groups[usual]))), group
+        usual = max(groups, key=lambda value: len(groups[value]), default="")
+        for here, group in groups.items():
+            if here != usual:
+                yield text.format(here=here, there=usual, others=ranks(numbers(groups[usual]))), group
 
     return find
 
 
 def _same_version(package: str) -> Check:
-    value = _differs(f"{package} is {_HERE}", lambda one: one.versions.get(package) or "missing")
+    value = _differs(f"{package} is {_HERE}", lambda facts: facts.versions.get(package) or "missing")
     return Check(f"version of {package}", _all, value, _ENVIRONMENT)
 
 
-def _split_world(one: RankFacts) -> bool:
+def _split_world(facts: RankFacts) -> bool:
     """Whether the launcher has started more ranks than MPI sees: each is a world of its own."""
-    return one.mpi.used and 0 < one.mpi.world != one.size
+    return facts.mpi.used and 0 < facts.mpi.world != facts.size
 
 
 def _split_worlds(everyone: Group) -> Iterator[tuple[str, Group]]:
-    for one in everyone:
-        seen = f"MPI sees {one.mpi.world}: {one.size} worlds of size {one.mpi.world}"
-        yield f"{_LAUNCHERS[one.launcher]} has started {one.size} ranks, but {seen}", [one]
+    for facts in everyone:
+        seen = f"MPI sees {facts.mpi.world}: {facts.size} worlds of size {facts.mpi.world}"
+        yield f"{_LAUNCHERS[facts.launcher]} has started {facts.size} ranks, but {seen}", [facts]
 
 
 def _remedy_of_split_world(group: Group, _: Group) -> str:
-    one = group[0]
-    own = f"the mpirun of {one.mpi.library}"
-    if not one.slurm:
+    facts = group[0]
+    own = f"the mpirun of {facts.mpi.library}"
+    if not facts.slurm:
         return f"start with {own}: `which mpirun` shows which one this was"
-    flag = "srun --mpi=pmix" if "Open MPI" in one.mpi.library else "srun --mpi=pmi2"
+    flag = "srun --mpi=pmix" if "Open MPI" in facts.mpi.library else "srun --mpi=pmi2"
     return f"start with {flag} (`srun --mpi=list` shows what this Slurm has), or {own}"
 
 
-def _no_backend(one: RankFacts) -> bool:
-    """Whether torch.distributed connects the ranks, and has no backend that can."""
-    by_torch = one.launcher in ("torchrun", "slurm") or one.settings.transport == "torch"
-    usable = one.device.gloo or (one.device.nccl and one.device.uuid)
-    return by_torch and not one.mpi.used and "torch" not in one.broken and not usable
-
-
-def _broken(one: RankFacts) -> Mapping[str, str]:
+def _broken(everyone: Group) -> Iterator[tuple[str, Group]]:
     """What cannot be imported, but for torch: without it a rank has no device, which is a problem already."""
-    return {name: why for name, why in one.broken.items() if name != "torch"}
+    for facts in everyone:
+        for name, why in facts.broken.items():
+            if name != "torch":
+                yield f"{name} cannot be imported ({why})", [facts]
 
 
-def _clock(group: Group) -> str:
-    clock = min((one.clock for one in group), key=lambda each: each.within)
-    if abs(clock.ahead) - clock.within <= _SKEW:
-        return ""
-    return f"the clock is {abs(clock.ahead):.1f} s {'ahead of' if clock.ahead > 0 else 'behind'} rank 0's"
-
-
-def _lacks_data(one: RankFacts) -> bool:
-    return bool(one.data.error) and not one.data.download
+def _lacks_data(facts: RankFacts) -> bool:
+    return bool(facts.data.error) and not facts.data.download
 
 
 def _remedy_of_data(_: Group, everyone: Group) -> str:
-    good = [one.rank for one in everyone if not _lacks_data(one) and one.data.root]
+    good = [facts.rank for facts in everyone if not _lacks_data(facts) and facts.data.root]
     if not good:
         return "set data.root or PFLMPI_DATA to a folder that all hosts see at the same path"
     return (
@@ -183,39 +165,32 @@ def _remedy_of_data(_: Group, everyone: Group) -> str:
     )
 
 
-def _data_folders(everyone: Group) -> Iterable[tuple[str, Group]]:
-    """PFLMPI_DATA is set on some ranks only; of two paths, both may be right."""
-    if all(one.data.root for one in everyone):
-        return ()
-    return _differs(f"data: PFLMPI_DATA is {_HERE}", lambda one: one.data.root or "not set")(everyone)
-
-
-def _no_cuda(one: RankFacts) -> bool:
-    visible = one.device.visible
-    hidden = visible is None or visible in _NO_GPU or one.settings.device == "cpu"
-    return not one.device.error and not hidden and not one.device.gpus
+def _no_cuda(facts: RankFacts) -> bool:
+    visible = facts.device.visible
+    hidden = visible is None or visible in _NO_GPU or facts.settings.device == "cpu"
+    return not facts.device.error and not hidden and not facts.device.gpus
 
 
 def _shared_gpus(everyone: Group) -> Iterator[tuple[str, Group]]:
-    for (_, uuid), group in by(everyone, lambda one: (one.host, one.device.uuid)).items():
+    for (_, uuid), group in by(everyone, lambda facts: (facts.host, facts.device.uuid)).items():
         if len(group) > 1:
             yield f"{_ranks(group)} share one GPU ({group[0].device.name}, {uuid})", group
 
 
-def _omp(one: RankFacts) -> int:
+def _omp(facts: RankFacts) -> int:
     """The threads of OMP_NUM_THREADS, which may be a list for nested loops; 0 if it is no number."""
-    first = (one.machine.omp or "").split(",")[0].strip()
+    first = (facts.machine.omp or "").split(",")[0].strip()
     return int(first) if first.isdecimal() else 0
 
 
-def _threads(one: RankFacts) -> int:
+def _threads(facts: RankFacts) -> int:
     """The most threads that a rank starts; without OMP_NUM_THREADS a library starts one for each core."""
-    return max(len(one.machine.cores) if one.machine.omp is None else _omp(one), one.settings.threads)
+    return max(len(facts.machine.cores) if facts.machine.omp is None else _omp(facts), facts.settings.threads)
 
 
 def _num_cores(group: Group) -> int:
     """How many cores the ranks have together; 0 if unknown."""
-    return len(set().union(*(one.machine.cores for one in group)))
+    return len(set().union(*(facts.machine.cores for facts in group)))
 
 
 def _ranks(group: Group) -> str:
@@ -223,17 +198,17 @@ def _ranks(group: Group) -> str:
 
 
 def _too_many_threads(group: Group) -> str:
-    num_cores, threads = _num_cores(group), [_threads(one) for one in group]
+    num_cores, threads = _num_cores(group), [_threads(facts) for facts in group]
     if not num_cores or max(threads) == 1 or sum(threads) <= num_cores:
         return ""
-    unset = " (OMP_NUM_THREADS is not set)" if all(one.machine.omp is None for one in group) else ""
+    unset = " (OMP_NUM_THREADS is not set)" if all(facts.machine.omp is None for facts in group) else ""
     each = " each" if len(group) > 1 else ""
     return f"{_ranks(group)} with {max(threads)} threads{each}{unset} on {counted(num_cores, 'core')}"
 
 
 def _remedy_of_threads(group: Group, _: Group) -> str:
     fitting = max(_num_cores(group) // len(group), 1)
-    own = f" and set runtime.threads={fitting}" if any(one.settings.threads > fitting for one in group) else ""
+    own = f" and set runtime.threads={fitting}" if any(facts.settings.threads > fitting for facts in group) else ""
     return f"export OMP_NUM_THREADS={fitting}{own}, or give them more cores (--cpus-per-task)"
 
 
@@ -243,26 +218,16 @@ def _too_many_ranks(group: Group) -> str:
 
 
 def _little_memory(group: Group) -> str:
-    free = min(one.machine.memory_free for one in group)
-    if not any(one.machine.memory for one in group) or free >= _MEMORY * len(group):
+    free = min(facts.machine.memory_free for facts in group)
+    if not any(facts.machine.memory for facts in group) or free >= _MEMORY * len(group):
         return ""
     return f"{size(free)} of memory are left for {_ranks(group)}, and each needs {size(_MEMORY)}"
 
 
 def _little_shared_memory(group: Group) -> str:
-    free = min(one.machine.shared_free or 0 for one in group)
+    free = min(facts.machine.shared_free or 0 for facts in group)
     few = len(group) > 1 and free < _SHARED * len(group)
     return f"/dev/shm has {size(free)} left for the messages of {_ranks(group)}" if few else ""
-
-
-def _little_space(group: Group) -> str:
-    machine = min((one.machine for one in group), key=lambda each: each.temporary_free)
-    place = machine.temporary or "no folder for temporary files can be written"
-    return f"{place}: {size(machine.temporary_free)} left"
-
-
-def _names(paths: Sequence[str]) -> Mapping[str, None]:
-    return {some(paths): None} if paths else {}
 
 
 _HERE = "{here} here, and {there} on {others}"
@@ -276,8 +241,8 @@ _OTHER_FOLDER = "choose a folder (--out) on a file system that all hosts share a
 CHECKS = (  # causes before what follows
     Check(
         "MPI library",
-        lambda one: bool(
-            one.mpi.error and (one.mpi.used or one.settings.transport == "mpi" or one.versions.get("mpi4py"))
+        lambda facts: bool(
+            facts.mpi.error and (facts.mpi.used or facts.settings.transport == "mpi" or facts.versions.get("mpi4py"))
         ),
         "MPI cannot be used ({mpi.error})",
         "load the cluster's MPI module and pip install mpi4py, or pip install 'pflmpi[mpi]', which installs both; "
@@ -286,83 +251,61 @@ CHECKS = (  # causes before what follows
     Check("ranks that MPI sees", _split_world, _split_worlds, _remedy_of_split_world),
     Check(
         "launcher",
-        lambda one: one.launcher == "unclear",
+        lambda facts: facts.launcher == "unclear",
         "it is unclear how this was started ({connection})",
         "unset the variables that an earlier launch has left in the environment, and start with one launcher",
     ),
     Check(
         "connection",
-        lambda one: bool(one.launcher != "unclear" and one.connection and not one.mpi.error and not _split_world(one)),
+        lambda facts: bool(
+            facts.launcher != "unclear" and facts.connection and not facts.mpi.error and not _split_world(facts)
+        ),
         "no connection to the other ranks ({connection})",
         lambda group, _: remedy_of_no_connection(group[0].mpi.used),
     ),
     Check(
         "tasks of the Slurm job",
-        lambda one: one.launcher == "alone" and one.slurm.get("tasks", "") not in ("", "0", "1"),
+        lambda facts: facts.launcher == "alone" and facts.slurm.get("tasks", "") not in ("", "0", "1"),
         "Slurm has given this job {slurm[tasks]} tasks, but this is one process: a world of size 1, on one node",
         "start with srun pflmpi ... (torch.distributed), srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), mpirun",
     ),
-    Check(
-        "backends of torch.distributed",
-        _no_backend,
-        "torch.distributed has neither gloo nor, for a GPU, NCCL",
-        "install a torch that was built with them, as the published ones are",
-    ),
     *map(_same_version, ("python", "pflmpi", *PACKAGES)),
-    Check("packages", _all, _items("{item} cannot be imported ({about})", _broken), _AGAIN),
+    Check("packages", _all, _broken, _AGAIN),
     Check(
         "MPI libraries",
-        lambda one: one.mpi.used and bool(one.mpi.library),
-        _differs(f"MPI is {_HERE}", lambda one: one.mpi.library),
+        lambda facts: facts.mpi.used and bool(facts.mpi.library),
+        _differs(f"MPI is {_HERE}", lambda facts: facts.mpi.library),
         _ENVIRONMENT,
     ),
     Check(
         "configuration",
-        lambda one: bool(one.settings.error),
+        lambda facts: bool(facts.settings.error),
         "the configuration cannot be used here ({settings.error})",
         _SHARED_FILE,
     ),
     Check(
         "configurations",
-        lambda one: not one.settings.error,
-        _differs("the configuration is not that of {others}", lambda one: one.settings.digest),
+        lambda facts: not facts.settings.error,
+        _differs("the configuration is not that of {others}", lambda facts: facts.settings.digest),
         _SHARED_FILE,
     ),
     Check(
-        "clocks",
-        _all,
-        _hosts(_clock),
-        "check the host's time service (chronyc tracking); until then, times in logs and of files mislead",
-    ),
-    Check(
         "devices of all ranks",
-        lambda one: bool(one.device.name) and (one.rank > 0 or one.size == 1),  # rank 0 may have no clients
-        _differs(f"the device is {_HERE}: results would depend on it", lambda one: one.device.name),
+        lambda facts: bool(facts.device.name) and (facts.rank > 0 or facts.size == 1),  # rank 0 may have no clients
+        _differs(f"the device is {_HERE}: results would depend on it", lambda facts: facts.device.name),
         "choose nodes with the same devices (--constraint, --gpus=TYPE:N), or set runtime.device=cpu",
-    ),
-    Check(
-        "OMP_NUM_THREADS of all ranks",
-        _all,
-        _differs(f"OMP_NUM_THREADS is {_HERE}", lambda one: "not set" if one.machine.omp is None else one.machine.omp),
-        "export it in the batch script; mpirun passes it to other hosts with -x OMP_NUM_THREADS",
     ),
     Check("data", _lacks_data, "data: {data.error}", _remedy_of_data),
     Check(
-        "data folders",
-        lambda one: not _lacks_data(one),
-        _data_folders,
-        "export it in the batch script, so that all ranks have it (mpirun: -x PFLMPI_DATA)",
-    ),
-    Check(
         "data files",
-        lambda one: not _lacks_data(one),
-        _differs("data: the files have other sizes or names than on {others}", lambda one: one.data.digest),
+        lambda facts: not _lacks_data(facts),
+        _differs("data: the files have other sizes or names than on {others}", lambda facts: facts.data.digest),
         "copy the same files to all hosts, or use a folder that they share",
     ),
-    Check("torch", lambda one: bool(one.device.error) and "torch" in one.broken, "{device.error}", _AGAIN),
+    Check("torch", lambda facts: bool(facts.device.error) and "torch" in facts.broken, "{device.error}", _AGAIN),
     Check(
         "device",
-        lambda one: bool(one.device.error) and "torch" not in one.broken,
+        lambda facts: bool(facts.device.error) and "torch" not in facts.broken,
         "{device.error}",
         "see with nvidia-smi whether the GPU is free and its driver fits torch, or set runtime.device=cpu",
     ),
@@ -374,17 +317,11 @@ CHECKS = (  # causes before what follows
     ),
     Check(
         "GPU for each rank",
-        lambda one: bool(one.device.uuid),
+        lambda facts: bool(facts.device.uuid),
         _shared_gpus,
         "give each its own (--ntasks-per-node as many as GPUs, --gpus-per-task=1 or --gpus-per-node), or start fewer; "
         "clients are shared out among ranks, so one rank per GPU is fastest. Where they must share it, start NVIDIA's "
         "MPS first (nvidia-cuda-mps-control -d); without it they take turns",
-    ),
-    Check(
-        "OMP_NUM_THREADS",
-        lambda one: one.machine.omp is not None and not _omp(one),
-        "OMP_NUM_THREADS = {machine.omp!r} is no number of threads",
-        "export OMP_NUM_THREADS=1",
     ),
     Check("threads", _all, _hosts(_too_many_threads), _remedy_of_threads),
     Check(
@@ -404,84 +341,26 @@ CHECKS = (  # causes before what follows
     ),
     Check(
         "shared memory",
-        lambda one: one.machine.shared_free is not None,
+        lambda facts: facts.machine.shared_free is not None,
         _hosts(_little_shared_memory),
         f"{size(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g",
     ),
     Check(
-        "temporary files",
-        lambda one: one.machine.temporary_free < _TEMPORARY,
-        _hosts(_little_space),
-        "free space there, or set TMPDIR to a folder of this host with more",
-    ),
-    Check(
         "run folder",
-        lambda one: bool(one.folder.error),
+        lambda facts: bool(facts.folder.error),
         "the run folder {folder.path} cannot be written ({folder.error})",
         _OTHER_FOLDER,
     ),
     Check(
         "run folder of all ranks",
-        lambda one: not one.folder.error and one.folder.seen is False,
+        lambda facts: not facts.folder.error and facts.folder.seen is False,
         "{folder.path} is not rank 0's run folder: a file that rank 0 made is not there",
         _OTHER_FOLDER,
     ),
     Check(
         "disk",
-        lambda one: not one.folder.error and one.folder.free < _DISK,
+        lambda facts: not facts.folder.error and facts.folder.free < _DISK,
         _hosts(lambda group: f"{size(group[0].folder.free)} are left on the file system of {group[0].folder.path}"),
         "free space (see also your quota), or choose another folder (--out)",
-    ),
-    Check(
-        "locks of HDF5",
-        lambda one: bool(one.folder.hdf5),
-        "HDF5 cannot lock files in {folder.path} ({folder.hdf5})",
-        "export HDF5_USE_FILE_LOCKING=FALSE for programs that read checkpoints; pflmpi itself needs no locks",
-    ),
-    Check(
-        "locks",
-        lambda one: bool(one.folder.flock),
-        "files in {folder.path} cannot be locked ({folder.flock})",
-        "keep sweeps, which lock their folder, on another file system, or mount it with locks (Lustre: flock)",
-    ),
-    Check(
-        "locks across hosts",
-        lambda one: not one.folder.flock and bool(one.folder.seen) and one.folder.lock_seen is False,
-        "a lock that rank 0 holds in {folder.path} is not seen here: locks hold on one host only",
-        "never start two sweeps in one folder from two hosts, or mount it with locks for all (Lustre: flock)",
-    ),
-    # Processes that are gone have left these; only rank 0 looks.
-    Check(
-        "half-written files",
-        _all,
-        _items("stale: {item}, left half-written by a process that is gone", lambda one: _names(one.folder.unfinished)),
-        "once no job writes this run (squeue), `pflmpi resume RUN` removes them and continues",
-    ),
-    Check(
-        "marks of HDF5",
-        _all,
-        _items(
-            "stale: {item}, marked as being written by a process that is gone", lambda one: _names(one.folder.flagged)
-        ),
-        "remove the mark (h5clear --status FILE), then `pflmpi inspect RUN` says whether it is whole; if not, `pflmpi "
-        "resume RUN` continues from the checkpoint before it",
-    ),
-    Check(
-        "held locks",
-        _all,
-        _items(
-            "{item} is locked by a running sweep, or by processes that one has left ({about})",
-            lambda one: {path: spans(users) for path, users in one.folder.locked.items() if users},
-        ),
-        "wait for it, or end its processes (kill)",
-    ),
-    Check(
-        "stale locks",
-        _all,
-        _items(
-            "stale: {item} is locked, and no process on this host holds it",
-            lambda one: {path: users for path, users in one.folder.locked.items() if not users},
-        ),
-        "end the sweep on the host where it runs (squeue); if that host is gone, its file server frees it",
     ),
 )

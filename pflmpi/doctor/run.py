@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.table import Table
 
 from pflmpi.doctor.checks import Problem, by, find_problems, numbers, remedy_of_no_connection
-from pflmpi.doctor.collect import all_facts, find_mpi, inspect_folder, rank_facts, read_config, seen_gpus, try_device
-from pflmpi.doctor.facts import RankFacts
+from pflmpi.doctor.facts import (
+    RankFacts,
+    all_facts,
+    find_mpi,
+    inspect_folder,
+    rank_facts,
+    read_config,
+    seen_gpus,
+    try_device,
+)
 from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
 from pflmpi.terminal import table_console
 from pflmpi.text import counted, first_line, scaled_bytes, size, some, spans
@@ -58,8 +66,8 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
 
     def unconnected(error: str) -> int:
         device = try_device(facts.device, [here], 0, requested)
-        known = facts.model_copy(update={"device": device, "connection": error})
-        return _report_unconnected(known, launch, folder, environ)
+        partial = facts.model_copy(update={"device": device, "connection": error})
+        return _report_unconnected(partial, launch, folder, environ)
 
     if unclear:
         facts = facts.model_copy(update={"launcher": "unclear"})
@@ -109,7 +117,7 @@ def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Pe
 
 def _check_and_show(everyone: list[RankFacts], config: Path | None, environ: Mapping[str, str]) -> int:
     """Show what was found; return the exit code."""
-    if config is not None and all(one.settings.error for one in everyone):
+    if config is not None and all(facts.settings.error for facts in everyone):
         print(f"pflmpi: {everyone[0].settings.error}", file=sys.stderr)
         code = UserError.exit_code
     else:
@@ -156,44 +164,39 @@ def show_problems(everyone: Sequence[RankFacts], problems: Sequence[Problem]) ->
 
 
 def _ranks(everyone: Sequence[RankFacts]) -> Table:
-    table = Table("rank", "host", "device", "free memory", "threads", "cores", "clock, ms ahead")
-    groups = by(everyone, _row if len(everyone) > _ROWS else lambda one: (str(one.rank),))
+    table = Table("rank", "host", "device", "free memory", "threads", "cores")
+    groups = by(everyone, _row if len(everyone) > _ROWS else lambda facts: (str(facts.rank),))
     for group in groups.values():
-        memory = min((one.machine for one in group), key=lambda each: each.memory_free)
-        cores = {one.machine.cores for one in group}
+        memory = min((facts.machine for facts in group), key=lambda machine: machine.memory_free)
+        cores = {facts.machine.cores for facts in group}
         table.add_row(
             spans(numbers(group)),
-            some(list(dict.fromkeys(one.host for one in group)), most=2),
-            _device(min(group, key=lambda one: one.device.memory_free)),
+            some(list(dict.fromkeys(facts.host for facts in group)), most=2),
+            _device(min(group, key=lambda facts: facts.device.memory_free)),
             _free(memory.memory_free, memory.memory),
             _threads(group[0]),
             spans(min(cores)) if len(cores) == 1 else f"{len(min(cores))} each",
-            _clock(max(group, key=lambda one: abs(one.clock.ahead))),
         )
     return table
 
 
-def _row(one: RankFacts) -> tuple[str, ...]:
+def _row(facts: RankFacts) -> tuple[str, ...]:
     """What ranks in the same row have in common."""
-    return one.device.name, str(one.machine.memory >> 30), _threads(one), str(len(one.machine.cores))
+    return facts.device.name, str(facts.machine.memory >> 30), _threads(facts), str(len(facts.machine.cores))
 
 
-def _device(one: RankFacts) -> str:
-    if not one.device.uuid:
-        return one.device.name or "none"
-    return f"{one.device.name}, {_free(one.device.memory_free, one.device.memory)}"
+def _device(facts: RankFacts) -> str:
+    if not facts.device.uuid:
+        return facts.device.name or "none"
+    return f"{facts.device.name}, {_free(facts.device.memory_free, facts.device.memory)}"
 
 
 def _free(free: int, total: int) -> str:
     return f"{free / scaled_bytes(total)[0]:.3g} of {size(total)}"
 
 
-def _threads(one: RankFacts) -> str:
-    return f"{one.settings.threads}, OMP {'not set' if one.machine.omp is None else one.machine.omp}"
-
-
-def _clock(one: RankFacts) -> str:
-    return f"{1000 * one.clock.ahead:.1f} within {1000 * one.clock.within:.1f}" if one.rank else "0"
+def _threads(facts: RankFacts) -> str:
+    return f"{facts.settings.threads}, OMP {'not set' if facts.machine.omp is None else facts.machine.omp}"
 
 
 def _common(everyone: Sequence[RankFacts]) -> Table:
@@ -202,56 +205,56 @@ def _common(everyone: Sequence[RankFacts]) -> Table:
         for value, group in by(everyone, text).items():
             table.add_row(name, value, "all" if len(group) == len(everyone) else spans(numbers(group)))
     free = {
-        "run folder": [one.folder.free for one in everyone if not one.folder.error],
-        "temporary files": [one.machine.temporary_free for one in everyone],
-        "/dev/shm": [one.machine.shared_free for one in everyone if one.machine.shared_free is not None],
+        "run folder": [facts.folder.free for facts in everyone if not facts.folder.error],
+        "/dev/shm": [facts.machine.shared_free for facts in everyone if facts.machine.shared_free is not None],
     }
     least = ", ".join(f"{name} {size(min(sizes))}" for name, sizes in free.items() if sizes)
     table.add_row("least free space", least, "all")
     return table
 
 
-def _launcher(one: RankFacts) -> str:
+def _launcher(facts: RankFacts) -> str:
     names = {"mpi": "mpirun or srun with MPI", "slurm": "srun without MPI", "alone": "nothing"}
-    return f"{names.get(one.launcher, one.launcher)}, {counted(one.size, 'rank')}" + (
-        ", not connected" if one.connection else ""
+    return f"{names.get(facts.launcher, facts.launcher)}, {counted(facts.size, 'rank')}" + (
+        ", not connected" if facts.connection else ""
     )
 
 
-def _mpi(one: RankFacts) -> str:
-    if one.mpi.error:
-        return f"none ({one.mpi.error})"
-    if not one.mpi.library:
+def _mpi(facts: RankFacts) -> str:
+    if facts.mpi.error:
+        return f"none ({facts.mpi.error})"
+    if not facts.mpi.library:
         return "not used"
-    buffers = {None: "unknown", True: "yes", False: "no"}[one.mpi.device_buffers]
-    return f"{one.mpi.library}; sends GPU buffers: {buffers}"
+    buffers = {None: "unknown", True: "yes", False: "no"}[facts.mpi.device_buffers]
+    return f"{facts.mpi.library}; sends GPU buffers: {buffers}"
 
 
-def _folder(one: RankFacts) -> str:
-    if one.folder.error:
-        return f"{one.folder.path}: {one.folder.error}"
-    same = {True: "the same for all ranks; ", False: "not rank 0's; ", None: ""}[
-        one.folder.seen if one.size > 1 else None
-    ]
-    locks = f"HDF5 locks: {one.folder.hdf5 or 'yes'}; flock: {one.folder.flock or 'yes'}"
-    return f"{one.folder.path}: written; {same}{locks}"
+def _folder(facts: RankFacts) -> str:
+    if facts.folder.error:
+        return f"{facts.folder.path}: {facts.folder.error}"
+    same = {True: "; the same for all ranks", False: "; not rank 0's", None: ""}
+    return f"{facts.folder.path}: written{same[facts.folder.seen if facts.size > 1 else None]}"
 
 
-def _data(one: RankFacts) -> str:
-    if one.data.error:
-        return "missing, to be downloaded" if one.data.download else "missing"
-    if one.data.name:
-        return f"{one.data.name}: {one.data.files} files in {one.data.root}" if one.data.files else one.data.name
-    return one.data.root or "no data folder is set"
+def _data(facts: RankFacts) -> str:
+    if facts.data.error:
+        return "missing, to be downloaded" if facts.data.download else "missing"
+    if facts.data.name:
+        return (
+            f"{facts.data.name}: {facts.data.files} files in {facts.data.root}" if facts.data.files else facts.data.name
+        )
+    return facts.data.root or "no data folder is set"
 
 
 _TEXTS: dict[str, Callable[[RankFacts], str]] = {
     "started by": _launcher,
     "MPI": _mpi,
-    "torch.distributed": lambda one: f"gloo: {'yes' if one.device.gloo else 'no'}; NCCL: {one.device.nccl or 'no'}",
-    "messages to GPUs": lambda one: one.device.messages or "not used",
-    "Slurm": lambda one: ", ".join(f"{name} {text}" for name, text in one.slurm.items() if text) or "no job",
+    "torch.distributed": lambda facts: (
+        f"gloo: {'yes' if facts.device.gloo else 'no'}; NCCL: {facts.device.nccl or 'no'}"
+    ),
+    "messages to GPUs": lambda facts: facts.device.messages or "not used",
+    "Slurm": lambda facts: ", ".join(f"{name} {text}" for name, text in facts.slurm.items() if text) or "no job",
     "run folder": _folder,
     "data": _data,
-    "versions": lambda one: ", ".join(f"{name} {version or 'missing'}" for name, version in one.versions.items()),
+    "versions": lambda facts: ", ".join(f"{name} {version or 'missing'}" for name, version in facts.versions.items()),
 }

@@ -1,5 +1,5 @@
 """From a configuration to its rounds; what happens in a round is `runtime`'s.
 
-`build` makes objects of names, `start` and `execute` run them in a folder, `stored_config` knows the folder's
-configuration.
+`build` makes objects of names, `run` runs them in a folder, `restore` opens a run again, and `stored_config` knows the
+folder's configuration.
 """

@@ -18,28 +18,25 @@ from pflmpi.data import load
 from pflmpi.data.federation import Federation, build
 from pflmpi.data.unseen import Division, divide, trained_on
 from pflmpi.errors import ConfigError
-from pflmpi.experiment.code import code_hashes
 from pflmpi.experiment.module_check import check_modules
-from pflmpi.experiment.pass_lengths import check_passes
-from pflmpi.experiment.training_options import check_options, check_stop
+from pflmpi.experiment.outside_code import code_hashes
+from pflmpi.experiment.training_checks import OneStep, check_options, check_passes, check_stop, only_first_client
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
 from pflmpi.rng import stream
-from pflmpi.runtime.balance.client_seconds import unmeasured
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.contract import IN_LANES, check_cohorts, check_declarations, check_heads
 from pflmpi.runtime.devices import choose_executor
-from pflmpi.runtime.evaluation.unseen import Unseen, unseen_setup
 from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
 from pflmpi.runtime.executors.loop import Loop
-from pflmpi.runtime.executors.one_step import OneStep, only_first_client
 from pflmpi.runtime.executors.padding_check import check_padding
-from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.unseen import Unseen, unseen_setup
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.tree import Tree
 
@@ -58,6 +55,7 @@ class Experiment:
         tasks: one per cohort, on the device of this rank.
         templates: one per cohort, what a client keeps between rounds.
         computed_on: the models of the GPUs that compute it, or the processor's architecture.
+        on_gpu: whether GPUs compute it, wherever this rank is.
         transform: what training samples go through.
     """
 
@@ -67,6 +65,7 @@ class Experiment:
     tasks: tuple[Task, ...]
     templates: tuple[Tree, ...]
     computed_on: tuple[str, ...]
+    on_gpu: bool
     transform: Transform | None = None
 
     @property
@@ -87,13 +86,25 @@ class Experiment:
         return Pool.of(self.federation.dataset, self.tasks[0].device)
 
     @property
+    def num_participants(self) -> int:
+        """Clients that train in the first round, as in all others."""
+        config, n = self.config, self.federation.num_clients
+        return len(config.training.participants(config.seed, 1, n))
+
+    def with_executor(self, runtime: RuntimeConfig) -> "Experiment":
+        """The experiment with these settings, and `executor` and `lanes` decided."""
+        clients, participants = self.federation.num_clients, self.num_participants
+        runtime = choose_executor(runtime, self.tasks, clients, participants, self.on_gpu)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, runtime=runtime))
+
+    @property
     def counts(self) -> SampleCounts:
         """Samples of each client and class."""
         return SampleCounts(self.federation.class_counts, self.federation.test_class_counts)
 
     @cached_property
     def code(self) -> dict[str, str]:
-        """SHA-256 of the code from outside the package; see `experiment.code`."""
+        """SHA-256 of the code from outside the package; see `experiment.outside_code`."""
         return code_hashes(self.config)
 
 
@@ -102,45 +113,27 @@ def load_federation(config: Config) -> Federation:
     return build(load(config.data, config.seed, config.runtime.cache), config.partition, config.data, config.seed)
 
 
-def prepare(config: Config, device: torch.device, gpu_models: Sequence[str] = ()) -> Experiment:
+def prepare(
+    config: Config, device: torch.device, gpu_models: Sequence[str] = (), federation: Federation | None = None
+) -> Experiment:
     """The experiment of a configuration; all that can be refused before the start is refused here.
 
     Args:
         config: the configuration.
         device: of this rank.
         gpu_models: of the ranks that compute; none on CPUs.
+        federation: the clients' data, if they are loaded already.
     """
     with outside.as_config_error():
-        return assemble(config, load_federation(config), device, gpu_models)
+        experiment = draft(config, federation or load_federation(config), device, gpu_models)
+        return complete(experiment, config.runtime, check_executor(experiment, config.runtime.executor))
 
 
-def assemble(
-    config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()
-) -> Experiment:
-    """The experiment of a configuration on data that is already loaded; see `prepare`."""
-    drafted = draft(config, federation, device, gpu_models)
-    return complete(drafted, check_executor(drafted))
+def draft(config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()) -> Experiment:
+    """The models, bound to data that is already loaded, and who has which; see `prepare`.
 
-
-@dataclass(frozen=True)
-class Draft:
-    """An experiment before it is decided how clients are computed.
-
-    Attributes:
-        runtime: with `executor` and `lanes` as the models suggest.
+    The executor is the one that the models suggest, and nothing is known yet of what clients keep.
     """
-
-    config: Config
-    runtime: RuntimeConfig
-    division: Division
-    cohort: np.ndarray
-    tasks: tuple[Task, ...]
-    gpu_models: tuple[str, ...]
-    transform: Transform | None
-
-
-def draft(config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()) -> Draft:
-    """The models, bound to data that is already loaded, and who has which; see `prepare`."""
     division = divide(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
     dataset = trained_on(division) if config.data.normalize == "standard" else federation.dataset
     training, n = config.training, division.trained.num_clients
@@ -153,69 +146,68 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
         for architecture in architectures
     )
     transform = transform_of(config.data.transform, torch.tensor(dataset.images[:2]))
-    participants = len(training.participants(config.seed, 1, n))
-    runtime = choose_executor(config.runtime, tasks, n, participants, on_gpu=bool(gpu_models))
-    return Draft(config, runtime, division, cohort, tasks, tuple(gpu_models), transform)
+    computed_on = tuple(gpu_models) or (platform.machine(),)
+    experiment = Experiment(config, division, cohort, tasks, (), computed_on, bool(gpu_models), transform)
+    return experiment.with_executor(config.runtime)
 
 
-def check_executor(drafted: Draft) -> str:
+def check_executor(experiment: Experiment, configured: str) -> str:
     """How clients are computed, once modules from outside have been compared with plain PyTorch.
+
+    Args:
+        experiment: from `draft`.
+        configured: `runtime.executor` of the configuration.
 
     Raises:
         ConfigError: one is not trained as PyTorch trains it, or not in lanes where those are configured.
     """
-    in_lanes = drafted.runtime.executor == "lanes"
-    why = check_modules(drafted.tasks, drafted.cohort, drafted.division.trained, in_lanes)
+    executor = experiment.config.runtime.executor
+    in_lanes = executor == "lanes"
+    why = check_modules(experiment.tasks, experiment.cohort, experiment.federation, in_lanes)
     if not why:
-        return drafted.runtime.executor
-    if drafted.config.runtime.executor == "lanes":
+        return executor
+    if configured == "lanes":
         raise ConfigError(f"{why}{IN_LANES}")
     _log.warning("clients are computed one after the other (runtime.executor: loop): %s", why)
     return "loop"
 
 
-def complete(drafted: Draft, executor: str) -> Experiment:
+def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> Experiment:
     """The experiment of a draft; see `prepare`.
 
     Args:
+        runtime: as configured.
         executor: from `check_executor`, the same on all ranks.
     """
-    config, runtime, division = drafted.config, drafted.runtime, drafted.division
-    cohort, tasks = drafted.cohort, drafted.tasks
-    algorithm, training, n = config.algorithm, config.training, division.trained.num_clients
+    if executor != experiment.config.runtime.executor:
+        experiment = experiment.with_executor(runtime.model_copy(update={"executor": executor}))
+    config, cohort, tasks = experiment.config, experiment.cohort, experiment.tasks
+    algorithm, training = config.algorithm, config.training
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
-    participants = len(training.participants(config.seed, 1, n))
     check_options(algorithm, tasks[0])
-    algorithm.check(tasks[0], participants)
-    check_passes(training, algorithm.passes(tasks[0], 1), division.everyone.num_train)
-    if executor != runtime.executor:
-        settled = config.runtime.model_copy(update={"executor": executor})
-        runtime = choose_executor(settled, tasks, n, participants, on_gpu=bool(drafted.gpu_models))
-    if runtime.executor == "lanes":
+    algorithm.check(tasks[0], experiment.num_participants)
+    check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
+    if config.runtime.executor == "lanes":
         for number, task in enumerate(tasks):
             check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply)
-    config, computed_on = dataclasses.replace(config, runtime=runtime), drafted.gpu_models or (platform.machine(),)
-    experiment = Experiment(config, division, cohort, tasks, templates, computed_on, drafted.transform)
+    experiment = dataclasses.replace(experiment, templates=templates)
     if training.stop is not None:
-        trial = dataclasses.replace(experiment, division=only_first_client(division))
+        trial = dataclasses.replace(experiment, division=only_first_client(experiment.division))
         check_stop(training.stop, config.evaluation, executor_of(trial, OneStep))
     return experiment
 
 
-def setup(
-    experiment: Experiment, ranks: int, slots: int, seconds: np.ndarray | None = None, rank: int | None = None
-) -> Setup:
+def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = None) -> Setup:
     """What the rounds of an experiment need on some ranks.
 
     Args:
         experiment: from `prepare`.
         ranks: how many.
         slots: how many of them can compute at once (cores or GPUs).
-        seconds: [N, 3] measured of each client so far, if any were; see `client_seconds`.
         rank: this one, whose GPU then has the samples of its own clients alone; None: any client may be computed.
     """
     config, federation, device = experiment.config, experiment.federation, experiment.tasks[0].device
@@ -225,8 +217,7 @@ def setup(
     )
     up, down = dict(algorithm.uplink(task)), dict(algorithm.downlink(task))
     declared = Declared(up, down, federation.class_counts > 0, federation.num_train)
-    seconds = unmeasured(federation.num_clients) if seconds is None else seconds
-    placement = place(executor, declared, experiment.templates, runtime, ranks, slots, seconds)
+    placement = place(executor, declared, experiment.templates, runtime, ranks, slots)
     ready = Setup(
         executor=executor,
         placement=placement,
@@ -236,8 +227,6 @@ def setup(
         checkpoint=config.checkpoint,
         timeout=runtime.timeout,
         skips=runtime.client_errors == "skip",
-        seconds=seconds,
-        balances=runtime.balance == "measured",
         unseen=_unseen(experiment, executor, declared, placement),
     )
     mine = None if rank is None or device.type == "cpu" else ready.samples(rank)  # on a CPU ranks share a mapped file
@@ -252,7 +241,7 @@ def _unseen(experiment: Experiment, executor: Executor, declared: Declared, plac
     cohort = np.concatenate([cohort, np.resize(cohort, everyone.num_clients - len(cohort))])
     whole = dataclasses.replace(executor, federation=everyone, cohort=cohort)
     lanes = experiment.config.runtime.lanes or 1
-    return unseen_setup(whole, declared.down, placement, lanes, experiment.newcomer, evaluation.unseen_updates)
+    return unseen_setup(whole, declared.published, placement, lanes, experiment.newcomer, evaluation.unseen_updates)
 
 
 def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | None = None) -> E:

@@ -12,20 +12,18 @@ from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.experiment import stored_state
+from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, setup
 from pflmpi.experiment.other_data import joined, matched, of_clients
-from pflmpi.experiment.restore import other_array
-from pflmpi.messages.chosen import Offers
-from pflmpi.messages.downlink import Reply, send_down
+from pflmpi.messages.downlink import Homes, Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.evaluation.clients import evaluate, evaluate_trained
-from pflmpi.runtime.evaluation.measures import Counts, in_client_order
-from pflmpi.runtime.evaluation.unseen import evaluate_unseen
-from pflmpi.runtime.exchange.newcomers import mean_of_mixed
-from pflmpi.runtime.participants import train
+from pflmpi.runtime.evaluation import evaluate, evaluate_trained
+from pflmpi.runtime.exchange.newcomers import mean_answers
+from pflmpi.runtime.measures import Counts, in_client_order
+from pflmpi.runtime.rounds import train
 from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.unseen import evaluate_unseen
 from pflmpi.transports.inprocess import InProcessTransport
 
 Split = Literal["test", "train"]
@@ -53,7 +51,7 @@ def count_trained(
     receivers = everyone if own else everyone[:0]
     reply = _reply(ready, run, round, receivers)
     for done, group in enumerate(groups, 1):  # a group at a time: all clients may not fit the memory
-        population = stored_state.population(ready, run, round, group)
+        population = restore.read_population(ready, run, round, group)
         if after_training:
             ups = train(ready, population, reply, [group], round + 1).ups
             found.append(evaluate_trained(ready.executor, population, reply, ups, round + 1))
@@ -73,17 +71,17 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
     if ready.unseen is None:
         why = getattr(experiment.newcomer, "why", f"{run} has kept none out of training; give new ones with --data")
         raise ConfigError(f"there are no unseen clients to test: {why}")
-    shared, offered = for_newcomers(ready, run, round), stored_state.offered(ready, run, round)
-    return evaluate_unseen(ready.unseen, _ALONE, stored_state.server(run, round), shared, offered, round)
+    shared, kept = for_newcomers(ready, run, round), restore.read_kept(ready, run, round)
+    return evaluate_unseen(ready.unseen, _ALONE, restore.read_server(run, round), shared, kept, round)
 
 
 def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
     """What is the same for all newcomers after a round of a run."""
     reply, everyone = _reply(ready, run, round, np.empty(0, np.int64)), ready.placement.hosted(0)
-    if not ready.declared.mixed:
+    if not ready.declared.answers:
         return reply.shared
     _check_answers(ready, run, round)
-    return {**reply.shared, **mean_of_mixed(ready, _ALONE, stored_state.population(ready, run, round, everyone))}
+    return {**reply.shared, **mean_answers(ready, _ALONE, restore.read_population(ready, run, round, everyone))}
 
 
 def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unseen: bool) -> Experiment:
@@ -128,7 +126,7 @@ _BY_WRITER = {"name": "writers", "clients": None}
 
 
 def _check_answers(ready: Setup, run: Path, round: int) -> None:
-    if ready.declared.mixed and (other := other_array(run, round, ready.templates)):
+    if ready.declared.answers and (other := restore.other_array(run, round, ready.templates)):
         raise CheckpointError(
             f"{run} is of an earlier pflmpi, whose clients keep other arrays, such as {other}; test its clients after "
             "training, or new ones, with the version that wrote it"
@@ -137,9 +135,9 @@ def _check_answers(ready: Setup, run: Path, round: int) -> None:
 
 def _reply(ready: Setup, run: Path, round: int, receivers: np.ndarray) -> Reply:
     with calling(ready.algorithm, "publish", round):
-        published = ready.algorithm.publish(ready.task, stored_state.server(run, round), receivers)
-    offers = Offers(ready.placement.home, stored_state.offered(ready, run, round))
-    return send_down(_ALONE, ready.declared, published, [[receivers]], offers=offers).on(ready.executor.device)
+        published = ready.algorithm.publish(ready.task, restore.read_server(run, round), receivers)
+    homes = Homes(ready.placement.home, restore.read_kept(ready, run, round))
+    return send_down(_ALONE, ready.declared, published, [[receivers]], homes=homes).on(ready.executor.device)
 
 
 def _split(division: Division, split: Split) -> Division:

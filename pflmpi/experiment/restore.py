@@ -1,19 +1,24 @@
-"""Find the newest good checkpoint of a run, and go back to it."""
+"""A run on disk: its newest good checkpoint, its state after a round, its data as they were recorded."""
 
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from pflmpi import tree
+from pflmpi import outside, tree
 from pflmpi.atomic import remedy
+from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
-from pflmpi.experiment.build import Experiment
+from pflmpi.experiment.build import Experiment, complete, draft, load_federation
 from pflmpi.learning.task import HOST
-from pflmpi.runtime.client_state import Population, from_flat, row_kinds
+from pflmpi.messages.downlink import KeptRows
+from pflmpi.runtime.client_state import Population, allocate, from_flat, row_kinds
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import config_file, metrics_file, partition_file, run_folder, verify
@@ -88,13 +93,6 @@ def _other_server_array(run: Path, round: int, experiment: Experiment) -> str | 
     return next((path for path in sorted(here.keys() | there.keys()) if here.get(path) != there.get(path)), None)
 
 
-def client_seconds(run: Path, transport: Transport, done: int | None) -> np.ndarray | None:
-    """[N, 3] what is known after a round of how long clients train; None before the first, and in older files."""
-    if done is None:
-        return None
-    return all_or_none(transport, lambda: run_folder.read_metrics(run, done).get("seconds_clients"))
-
-
 def restore(run: Path, setup: Setup, population: Population, transport: Transport, done: int) -> tuple[Tree, Layout]:
     """Read the state after a round, and delete what is on disk of later ones; the server's is `{}` but on rank 0."""
 
@@ -130,3 +128,56 @@ def continuing(run: Path) -> Iterator[None]:
     except OSError as error:
         what = f"{error.filename or run}: {error.strerror or error}"
         raise CheckpointError(f"{run} cannot be continued: {what}; {remedy(error)}") from error
+
+
+def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, changed_code: bool = False) -> Experiment:
+    """The experiment of a run, on the data that it was made with; for overrides see `stored_config`."""
+    config = stored_config.stored_config(run, overrides)
+    stored_config.changed_code(run, config, changed_code)
+    with outside.as_config_error():
+        first = draft(config, load_federation(config), device)
+        return on_recorded_data(run, complete(first, config.runtime, first.config.runtime.executor))
+
+
+def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
+    """The experiment with the means and deviations of a run, whose last digits another NumPy may compute otherwise.
+
+    Raises:
+        CheckpointError: data or partition are not those that the run was made with.
+    """
+    recorded = stored.read(run)["recorded"]
+    found = {"data": experiment.federation.dataset.digest, "partition": experiment.division.digest}
+    for key, value in found.items():
+        if recorded.get(key, value) != value:
+            raise CheckpointError(
+                f"the {key} has changed since {run} was written: hash {str(recorded[key])[:12]} then, "
+                f"{value[:12]} now; put back the same files, or start a new run"
+            )
+    figures = {name: tuple(values.tolist()) for name, values in _normalisation(run).items()}
+    return replace(experiment, tasks=tuple(task.replace(**figures) for task in experiment.tasks))
+
+
+def _normalisation(run: Path) -> dict[str, np.ndarray]:
+    """As the newest readable round has it, which all rounds of a run share; empty if none has any."""
+    for round in reversed(run_folder.rounds(run)):
+        with suppress(CheckpointError):
+            return run_folder.read_normalisation(run, round)
+    return {}
+
+
+def read_server(run: Path, round: int) -> Tree:
+    """The server's state."""
+    return from_flat(run_folder.read_server(run, round))
+
+
+def read_population(ready: Setup, run: Path, round: int, clients: np.ndarray) -> Population:
+    """Some clients [m], ascending, with their state."""
+    found = allocate(ready.executor.cohort, clients, ready.templates)
+    for piece, arrays in run_folder.read_pieces(run, round, clients):
+        found.restore(piece, arrays)
+    return found
+
+
+def read_kept(ready: Setup, run: Path, round: int) -> KeptRows:
+    """The rows that clients keep for others; see `Homes`."""
+    return lambda name, like, clients: read_population(ready, run, round, clients).kept(name, like, clients)

@@ -19,7 +19,7 @@ from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.code import changes, code_hashes, renamed
+from pflmpi.experiment.outside_code import changes, code_hashes, renamed
 from pflmpi.learning import diagnostics, personal
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.config import FREE_ON_RESUME
@@ -169,10 +169,14 @@ def _parse(run: Path, values: Mapping[str, Any]) -> Config:
     """The configuration of a run; which code is executed for it is said first: a stranger's may do anything."""
     sections = [part for value in values.values() for part in (value if isinstance(value, list) else [value])]
     named = [text for part in sections if isinstance(part, Mapping) for text in (part.get("name"), *_transforms(part))]
-    code = dict.fromkeys(text for text in named if isinstance(text, str) and outside.is_reference(text))
-    if code:
-        _announce(f"{run} names code, which is executed now: {', '.join(code)}")
+    announce(run, [text for text in named if isinstance(text, str)])
     return parse(values)
+
+
+def announce(run: Path, names: Sequence[str]) -> None:
+    """Log which of the names in the configuration of a run are code from outside that is executed now."""
+    if code := dict.fromkeys(name for name in names if outside.is_reference(name)):
+        _announce(f"{run} names code, which is executed now: {', '.join(code)}")
 
 
 def _transforms(section: Mapping[str, Any]) -> list[Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from pflmpi import text
 from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
-from pflmpi.runtime import idle_ranks
-from pflmpi.runtime.state.storage import folder_of
+from pflmpi.runtime.client_rows import folder_of
+from pflmpi.runtime.round_schedule import advise_fewer_ranks
 from pflmpi.text import size
 
 
@@ -39,19 +39,21 @@ def gpu_bytes(forecast: Forecast) -> dict[tuple[int, int], float]:
 def useless(forecast: Forecast) -> Iterator[str]:
     """Which ranks would have nothing to do, or would wait for others, and why."""
     count, cores, threads = forecast.ranks.count, forecast.resources.cores, forecast.ranks.runtime.threads
-    busy = {rank for rank in range(count) if any(one.training[rank] or one.testing[rank] for one in forecast.rounds)}
+    busy = {
+        rank for rank in range(count) if any(round.training[rank] or round.testing[rank] for round in forecast.rounds)
+    }
     idle = [rank for rank in range(1, count) if rank not in busy]
     if idle and forecast.rounds:
         yield f"{text.ranks(idle)} will have nothing to do: {_why_idle(forecast)}"
-    if note := idle_ranks.advice(forecast.setup, forecast.rounds):
+    if note := advise_fewer_ranks(forecast.setup, forecast.rounds):
         yield note
     for node in range(forecast.resources.nodes):
         on_cpu = [rank for rank in forecast.ranks.of_node[node] if rank in busy and forecast.ranks.gpu[rank] is None]
         if len(on_cpu) * threads > cores:
-            each = "1 thread" if threads == 1 else f"{threads} threads"
             yield (
-                f"{len(on_cpu)} ranks with {each} each compute on the {cores} cores of a node and take turns; "
-                "take fewer ranks per node" + (", or set runtime.threads lower" if threads > 1 else "")
+                f"{len(on_cpu)} ranks with {text.counted(threads, 'thread')} each compute on the {cores} cores of a "
+                "node and take turns; take fewer ranks per node"
+                + (", or set runtime.threads lower" if threads > 1 else "")
             )
             return
 

@@ -83,12 +83,12 @@ def but_seed(task: CellTask) -> str:
 
 def seconds_per_round(tasks: Sequence[CellTask], out: Path) -> dict[str, float]:
     """Median seconds of a round of the cells that have run, by `but_seed`; the first round warms up."""
-    found: dict[str, list[float]] = {}
+    by_configuration: dict[str, list[float]] = {}
     for task in tasks:
         if task.done > 1:
             lines = metrics_file.read(task.cell.run(out))[1 : task.done]
-            found.setdefault(but_seed(task), []).extend(float(line["seconds"]) for line in lines)
-    return {key: median(seconds) for key, seconds in found.items()}
+            by_configuration.setdefault(but_seed(task), []).extend(float(line["seconds"]) for line in lines)
+    return {key: median(seconds) for key, seconds in by_configuration.items()}
 
 
 def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[int, int], None]) -> dict[str, float]:

@@ -10,18 +10,13 @@ from pflmpi import tree
 from pflmpi.algorithms.base import depends_on_client
 from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import Experiment
-from pflmpi.forecast.ranks import TransportName
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
-from pflmpi.messages.calls import Call
-from pflmpi.messages.kinds import Downlink, OneOf
-from pflmpi.messages.one_of import chosen_rows
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.setup import Setup
-from pflmpi.transports import ring
 from pflmpi.tree import Tree
 
 _FEW = 3  # clients; the server's state is made for so many, one and two more to see how it grows
@@ -112,23 +107,6 @@ def mapped_bytes(federation: Federation) -> int:
     return federation.dataset.images.nbytes if isinstance(owner, mmap.mmap) else 0
 
 
-def wire_bytes(calls: Sequence[Call], transport: TransportName) -> tuple[int, int]:
-    """Bytes that a transport counts for calls: on the way from clients, and to them."""
-    up = down = 0
-    for call in calls:
-        if call.operation in ("broadcast", "scatter"):
-            down += sum(call.sizes[1:])
-        elif call.operation == "all-to-all" and call.answers:
-            down += sum(call.sizes)
-        elif call.operation == "all-to-all":
-            up += sum(call.sizes)
-        elif call.operation == "sum" and transport == "torch":
-            up += ring.sum_bytes(call.sizes[0], len(call.sizes))
-        else:
-            up += sum(call.sizes[1:])
-    return up, down
-
-
 def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tree, dict[str, str]]:
     """The server's first state for so many clients, the received messages beside it, and links; see `StateSizes`."""
     algorithm, task = experiment.config.algorithm, experiment.tasks[0].replace(device=HOST, num_clients=clients)
@@ -137,19 +115,9 @@ def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tr
         return server, {}, {}
     published = algorithm.publish(task, server, np.arange(clients))
     stored = {id(leaf): path for path, leaf in tree.leaves(server)}
-    kinds = algorithm.downlink(task)
-    leaves = {
-        f"{name}/{path}": leaf for name in names for path, leaf in tree.leaves(_stored(kinds[name], published[name]))
-    }
+    leaves = dict(tree.leaves({name: published[name] for name in names}))
     links = {path: stored[id(leaf)] for path, leaf in leaves.items() if id(leaf) in stored}
     return server, {path: leaf for path, leaf in leaves.items() if path not in links}, links
-
-
-def _stored(kind: Downlink, published: Tree) -> Tree:
-    """What a round file has of a message as published to all clients: of `OneOf` a row for each."""
-    if not isinstance(kind, OneOf):
-        return published
-    return chosen_rows(tree.part(published, "choices"), tree.leaf(published, "chosen"))
 
 
 def _for_more(more: int, states: Sequence[Tree]) -> Leaves:

@@ -7,8 +7,7 @@ from itertools import islice
 import numpy as np
 
 from pflmpi.forecast.bytes import StateSizes, leaf_bytes
-from pflmpi.runtime.round_schedule import RoundSchedule
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.shard import ID_BYTES
 

@@ -10,18 +10,17 @@ import numpy as np
 
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
-from pflmpi.experiment.build import Experiment, assemble, complete, draft, load_federation, setup
-from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes, wire_bytes
+from pflmpi.experiment.build import Experiment, complete, draft, load_federation, prepare, setup
+from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes
 from pflmpi.forecast.disk import Disk, disk
-from pflmpi.forecast.measuring import Measured, measured_steps
+from pflmpi.forecast.measuring import Measured, ProcessMemory, measured_steps, resident, resident_files
 from pflmpi.forecast.memory import RankMemory, rank_memory
-from pflmpi.forecast.process import ProcessMemory, resident, resident_files
 from pflmpi.forecast.ranks import Ranks, TransportName, lay_out
 from pflmpi.forecast.seconds import Seconds, compute_seconds, message_seconds
 from pflmpi.learning.task import HOST
+from pflmpi.messages.traffic import wire_bytes
 from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
-from pflmpi.runtime.round_schedule import RoundSchedule
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 
 _CONTROL = 2  # calls of a round besides those that move messages: the report, and whether all go on
@@ -106,7 +105,7 @@ class Forecast:
             return None
         train, test = compute_seconds(self.ranks, self.resources.cores, self.rounds, self.measured.costs)
         moved = sum(wire for _, _, wire in self.bytes_per_round())
-        calls = _CONTROL + float(np.mean([len(one.calls) for one in self.rounds]))
+        calls = _CONTROL + float(np.mean([sum(call.moved > 0 for call in one.calls) for one in self.rounds]))
         here = self.resources
         return Seconds(train, message_seconds(moved, calls, here.ranks, here.nodes, here.delay, here.rate), test)
 
@@ -115,7 +114,7 @@ class Forecast:
         if not self.rounds:
             return [("up", 0.0, 0.0), ("down", 0.0, 0.0)]
         logical = np.sum([(one.up_bytes.sum(), one.down_bytes.sum()) for one in self.rounds], 0)
-        wire = [wire_bytes(one.calls, self.transport) for one in (self.opening, *self.rounds)]
+        wire = [wire_bytes(one.calls) for one in (self.opening, *self.rounds)]
         means = (logical / len(self.rounds)).tolist(), (np.sum(wire, 0) / len(self.rounds)).tolist()
         return list(zip(("up", "down"), *means, strict=True))
 
@@ -155,12 +154,12 @@ def _load(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
         refuse_on_cpu(config.training)
     files = resident_files()
     federation = load_federation(config)
-    config = assemble(config, federation, HOST, ("GPU",) if on_gpu else ()).config
+    config = prepare(config, HOST, ("GPU",) if on_gpu else (), federation).config
     loaded, mapped = resident(), mapped_bytes(federation)
     read = min(mapped, max(resident_files() - files, 0))  # of what is mapped
     data = data_bytes(federation)
     here = own_device(config.runtime) if on_gpu else HOST
     fix_kernels(here, config.runtime, config.training)
     process = ProcessMemory(loaded, program=loaded - (data - mapped + read), data=data, shared=files + mapped)
-    drafted = draft(config, federation, here)
-    return complete(drafted, drafted.runtime.executor), process
+    first = draft(config, federation, here)
+    return complete(first, config.runtime, first.config.runtime.executor), process

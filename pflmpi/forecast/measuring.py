@@ -1,25 +1,111 @@
-"""Seconds and memory of a few real steps of each cohort, on this machine."""
+"""Seconds and memory of a few real steps of each cohort, in this process on this machine."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import ctypes
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from pflmpi import machine, tree
 from pflmpi.algorithms.base import initial_client, initial_received
 from pflmpi.forecast.bytes import StateSizes
-from pflmpi.forecast.process import Cost, measure, resident
 from pflmpi.learning.task import HOST
-from pflmpi.messages.chosen import Offers
-from pflmpi.messages.downlink import send_down
+from pflmpi.machine import own_memory
+from pflmpi.messages.downlink import Homes, send_down
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime.executors import shared_model
+from pflmpi.runtime import evaluation
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
+
+_REPEATS = 3
+_LONG = 2.0  # seconds; a longer call is made once
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a call.
+
+    Attributes:
+        seconds: median of a few calls, after one that warms up.
+        memory: bytes of the host, besides those in use before.
+        device: likewise bytes of the GPU; 0 on a CPU.
+    """
+
+    seconds: float
+    memory: float
+    device: float
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Bytes of a process that has loaded the data and computed nothing.
+
+    Attributes:
+        resident: all that it has.
+        program: without the data.
+        data: samples and who holds which.
+        shared: of both, what processes of a node have in common.
+    """
+
+    resident: int
+    program: int
+    data: int
+    shared: int
+
+
+def measure(call: Callable[[], object], device: torch.device) -> Cost:
+    """Cost of a call, made a few times."""
+    host, on_gpu = _reset_peaks(device)
+    first = _seconds_of(call, device)
+    times = [_seconds_of(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
+    peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    return Cost(statistics.median(times or [first]), max(own_memory("VmHWM") - host, 0), peak - on_gpu)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has; where the system does not say, the most it ever had."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system
+    return own_memory("VmRSS") or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def resident_files() -> int:
+    """Bytes of it that belong to files, which processes of a node share; 0 where the system does not say."""
+    return own_memory("RssFile")
+
+
+def _reset_peaks(device: torch.device) -> tuple[int, int]:
+    """Forget the peaks; bytes that the host and the GPU have in use."""
+    host = resident()
+    with contextlib.suppress(OSError):  # the peak is then that of the whole process, which is more
+        Path("/proc/self/clear_refs").write_text("5")
+    if device.type != "cuda":
+        return host, 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return host, torch.cuda.memory_reserved(device)
+
+
+def _seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, to its end; on a CPU those that this thread computes, whatever else runs there."""
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    began = clock()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - began
+
 
 _FEW, _MORE = 2, 6  # steps of the two measured trainings, whose difference is the cost of a step
 
@@ -153,7 +239,8 @@ class _Trial:
         down = {name: value for name, value in self.down.items() if name in self.setup.algorithm.predicts_with}
         executor = self.setup.executor
         if self.setup.shares_model:
-            shared_model.evaluate(executor, self.clients, {name: tree.row(one, 0) for name, one in down.items()}, 1)()
+            received = {name: tree.row(message, 0) for name, message in down.items()}
+            evaluation.evaluate_together(executor, self.clients, received, 1)()
         else:
             executor.evaluate(self.clients, self.states, down, 1)()
 
@@ -192,16 +279,16 @@ def _trial(setup: Setup, server: Tree, clients: np.ndarray, steps: int, width: i
     )
     host = executor.task(clients).replace(device=HOST)
     states = tree.stack([initial_client(algorithm, host, int(client)) for client in clients])
-    published, offers = algorithm.publish(task, server, clients), Offers(np.zeros(task.num_clients, np.int64), _zeros)
-    reply = send_down(InProcessTransport(), setup.declared, published, [[clients]], offers=offers)
+    published, homes = algorithm.publish(task, server, clients), Homes(np.zeros(task.num_clients, np.int64), _zeros)
+    reply = send_down(InProcessTransport(), setup.declared, published, [[clients]], homes=homes)
     first: list[Tree] = [{**initial_received(algorithm, task, int(client))} for client in clients]
     down = {**reply.for_clients(clients), **tree.stack(first)}
     return _Trial(replace(setup, executor=executor), clients, states, down)  # type: ignore[arg-type]
 
 
-def _zeros(name: str, offer: Tree, clients: np.ndarray) -> Tree:
-    """Zeros in the place of what clients offer; see `Offers`."""
-    return tree.map(lambda leaf: leaf.new_zeros(len(clients), *leaf.shape), offer)
+def _zeros(name: str, like: Tree, clients: np.ndarray) -> Tree:
+    """Zeros in the place of the rows that clients keep; see `Homes`."""
+    return tree.map(lambda leaf: torch.zeros(len(clients), *leaf.shape, dtype=leaf.dtype), like)
 
 
 def _largest_group(setup: Setup, rounds: Sequence[RoundSchedule], cohort: int) -> ClientGroup:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.forecast.bytes import StateSizes, leaf_bytes, pool_bytes
-from pflmpi.forecast.measuring import Costs
-from pflmpi.forecast.process import Cost, ProcessMemory
+from pflmpi.forecast.measuring import Cost, Costs, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
-from pflmpi.messages.calls import Call
+from pflmpi.messages.traffic import Traffic
 from pflmpi.runtime.executors.transfers import MOST_MESSAGE_BYTES
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -111,9 +110,9 @@ def _summed_there(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> f
     return min(most * entries.size, MOST_MESSAGE_BYTES) + 8.0 * entries.count if most else 0.0
 
 
-def _sends_parts(call: Call) -> bool:
+def _sends_parts(call: Traffic) -> bool:
     """Whether ranks exchange parts that go from GPU to GPU."""
-    return call.operation == "all-to-all" and max(call.sizes) >= LEAST * (len(call.sizes) - 1)
+    return int(call.sent.max()) >= LEAST * (len(call.sent) - 1)
 
 
 def _waiting(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -> np.ndarray:
@@ -134,18 +133,20 @@ def _fullest(
         server: of the server's state.
     """
     messages = float(sum(up[group].sum() for group in now.training[rank]))
-    reply = float(sum(call.sizes[rank] for call in now.downlink))
+    reply = float(sum(call.received[rank] for call in now.downlink))
+    reply += now.setup.declared.shared_bytes if rank == 0 else 0  # which others receive
     # Parts, or sums, and what is sent.
-    fold, serve = sum(2.0 * call.sizes[rank] + sum(call.received[rank : rank + 1]) for call in now.uplink), reply
+    fold, serve = sum(2.0 * call.sent[rank] + call.received[rank] for call in now.uplink), reply
     train, test = (0.0, 0.0), (0.0, 0.0)
     if costs:
         train = _largest(map(costs.train, now.training[rank]), on_gpu)
         test = _largest(map(costs.test, now.testing[rank]), on_gpu)
     if rank == 0:  # it gathers, and updates the server with what is folded, beside the state before
         folded = float(now.setup.declared.folded_bytes(now.participants))
-        fold += folded + sum(sum(call.sizes) for call in now.uplink if call.operation == "gather")
-        serve += folded + server + sum(sum(call.sizes) for call in now.downlink if call.operation == "scatter")
-    most = max(messages + train[0], messages + fold, messages + now.owners.memory(rank), serve, test[0])
+        fold += folded
+        rows = now.setup.declared.rows_bytes(len(now.participants), len(now.receivers))
+        serve += folded + server + sum(rows.values())
+    most = max(messages + train[0], messages + fold, serve, test[0])
     return reply + most, max(train[1], test[1])
 
 

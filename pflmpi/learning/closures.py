@@ -25,8 +25,8 @@ def contents(function: Callable[..., Any]) -> Hashable:
     >>> contents(times(2)) == contents(times(2)) != contents(times(3))
     True
     """
-    found = [(path, type(value), value) for path, value in _walk(function, "", 0) if not isinstance(value, Tensor)]
-    return None if any(value is _UNKNOWN for _, _, value in found) else tuple(found)
+    parts = [(path, type(value), value) for path, value in _walk(function, "", 0) if not isinstance(value, Tensor)]
+    return None if any(value is _UNKNOWN for _, _, value in parts) else tuple(parts)
 
 
 def name_of(tensor: Tensor, function: Callable[..., Any]) -> str:
@@ -49,14 +49,14 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, MethodType):
         parts = {"function": value.__func__, "self": value.__self__}
     elif isinstance(value, Mapping):
-        parts = {str(key): each for key, each in value.items()}
+        parts = {str(key): item for key, item in value.items()}
     elif isinstance(value, (list, tuple)):
-        parts = {str(place): each for place, each in enumerate(value)}
+        parts = {str(place): item for place, item in enumerate(value)}
     elif is_dataclass(value):
-        parts = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
+        parts = {item.name: getattr(value, item.name) for item in fields(value) if item.compare}
     if parts is None or depth == _DEEPEST:
         yield path, _UNKNOWN
         return
     yield path, type(value)
-    for name, each in parts.items():
-        yield from _walk(each, f"{path}.{name}" if path else name, depth + 1)
+    for name, item in parts.items():
+        yield from _walk(item, f"{path}.{name}" if path else name, depth + 1)

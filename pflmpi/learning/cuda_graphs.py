@@ -108,7 +108,7 @@ class StaticBuffers:
 
     def _load(self, state: Sequence[Tensor], num_changed: int) -> None:
         if not self._changed:
-            self._state = self._state or [_like(one, int(one.storage_offset())) for one in state]
+            self._state = self._state or [_like(tensor, int(tensor.storage_offset())) for tensor in state]
             _copy(self._state, state)
             self._changed = state[:num_changed]
 
@@ -125,7 +125,7 @@ class StaticBuffers:
         reason = _obstacle(batch, state)
         if not reason:
             try:
-                own = [_like(one, 0) for one in batch]
+                own = [_like(tensor, 0) for tensor in batch]
                 self._load(state, num_changed)
                 captured = own, capture(lambda: program.run(*own, *program.bind(*self._state)))
                 _copy(own, batch)
@@ -144,12 +144,12 @@ class StaticBuffers:
 
 def _obstacle(batch: Sequence[Tensor], state: Sequence[Tensor]) -> str:
     """Why a step on such tensors cannot be captured; "" if it can be tried."""
-    if any(one.device != batch[0].device for one in (*batch, *state)):
+    if any(tensor.device != batch[0].device for tensor in (*batch, *state)):
         return "it reads a tensor of the host, whose value would be fixed"
     if any(
         not stride and size > 1
-        for one in (*batch, *state)
-        for size, stride in zip(one.shape, one.stride(), strict=True)
+        for tensor in (*batch, *state)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ):
         return "entries of a tensor that it reads share memory"
     return ""
@@ -169,15 +169,15 @@ def _like(tensor: Tensor, offset: int) -> Tensor:
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors of one layout, those of a type in one call."""
-    for dtype in dict.fromkeys(one.dtype for one in targets):
+    for dtype in dict.fromkeys(tensor.dtype for tensor in targets):
         pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def _same_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     """Whether tensors have the same bits; waits for the device."""
-    pairs = [[one.view(_BITS[one.element_size()]) for one in pair] for pair in zip(some, others, strict=True)]
-    return bool(torch.stack([(one == other).all() for one, other in pairs]).all())
+    pairs = [[tensor.view(_BITS[tensor.element_size()]) for tensor in pair] for pair in zip(some, others, strict=True)]
+    return bool(torch.stack([(tensor == other).all() for tensor, other in pairs]).all())
 
 
 class _Shared(NamedTuple):

@@ -95,15 +95,15 @@ def to_json(diagnostics: Mapping[str, Diagnostic]) -> dict[str, dict[str, Any]]:
     >>> to_json({"alpha": PerClient(title="Alpha", kept="alpha")})["alpha"]["kind"]
     'PerClient'
     """
-    return {name: {"kind": type(each).__name__, **asdict(each)} for name, each in diagnostics.items()}
+    return {name: {"kind": type(diagnostic).__name__, **asdict(diagnostic)} for name, diagnostic in diagnostics.items()}
 
 
 def from_json(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Diagnostic]:
     """The descriptions that `to_json` has written, by name; kinds of a newer version are left out."""
     return {
-        name: KINDS[each["kind"]](**{key: _plain(value) for key, value in each.items() if key != "kind"})
-        for name, each in values.items()
-        if each["kind"] in KINDS
+        name: KINDS[description["kind"]](**{key: _plain(value) for key, value in description.items() if key != "kind"})
+        for name, description in values.items()
+        if description["kind"] in KINDS
     }
 
 

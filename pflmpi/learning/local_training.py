@@ -32,8 +32,8 @@ class LocalTraining:
         if not self._keeps or not initial:
             return initial
         if name not in self.states:
-            known = ", ".join(self.states) or "none"
-            raise ValueError(f"trains {name!r}, which `trainings` does not declare; declared: {known}")
+            declared = ", ".join(self.states) or "none"
+            raise ValueError(f"trains {name!r}, which `trainings` does not declare; declared: {declared}")
         if name in self._begun:
             raise ValueError(
                 f"trains {name!r} twice in a round, so that its optimizer state cannot be kept; give each training a "

@@ -23,8 +23,8 @@ def overlay(params: Tree, other: Tree) -> Tree:
     """
     result = dict(params)
     for key, value in other.items():
-        mine = result.get(key)
-        result[key] = overlay(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+        own = result.get(key)
+        result[key] = overlay(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
     return result
 
 
@@ -34,14 +34,14 @@ def take(params: Tree, paths: Iterable[str]) -> Tree:
     >>> take({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ["body/fc1", "head"])
     {'body': {'fc1': {}}, 'head': {}}
     """
-    taken: Tree = {}
+    result: Tree = {}
     for path in paths:
         *parents, last = path.split("/")
-        found: Tree = {last: reduce(tree.part, parents, params)[last]}
+        subtree: Tree = {last: reduce(tree.part, parents, params)[last]}
         for key in reversed(parents):
-            found = {key: found}
-        taken = overlay(taken, found)
-    return taken
+            subtree = {key: subtree}
+        result = overlay(result, subtree)
+    return result
 
 
 def parameters_of(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, ...]]:
@@ -53,13 +53,13 @@ def parameters_of(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, .
     >>> parameters_of(["body", "body/fc1"], {"body": {"fc1": {"bias": 0, "weight": 0}, "token": 0}})
     {'body': ('body/token',), 'body/fc1': ('body/fc1/weight', 'body/fc1/bias')}
     """
-    found: dict[str, list[str]] = {layer: [] for layer in layers}
+    owned: dict[str, list[str]] = {layer: [] for layer in layers}
     for path in sorted(dict(tree.leaves(params)), reverse=True):
         around = [layer for layer in layers if path.startswith(f"{layer}/")]
         if not around:
             raise ConfigError(f"{path} of the model is in none of its layers ({', '.join(layers)}); `layers` names all")
-        found[max(around, key=len)].append(path)
-    return {layer: tuple(paths) for layer, paths in found.items()}
+        owned[max(around, key=len)].append(path)
+    return {layer: tuple(paths) for layer, paths in owned.items()}
 
 
 def trained(params: Tree, paths: Iterable[str]) -> Tree:
@@ -81,7 +81,7 @@ def others(params: Tree, left_out: tuple[str, ...], prefix: str = "") -> Iterato
         path = prefix + name
         if path in left_out:
             continue
-        if isinstance(value, dict) and any(one.startswith(path + "/") for one in left_out):
+        if isinstance(value, dict) and any(excluded.startswith(path + "/") for excluded in left_out):
             yield from others(value, left_out, path + "/")
         else:
             yield path

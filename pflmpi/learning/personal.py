@@ -180,21 +180,21 @@ def _assemble(model: ModelExpression, client: State, received: State) -> State:
             return _under(at, received[message])
         case Merge(models):
             whole: State = {}
-            for each in models:
-                whole = _combine(whole, _assemble(each, client, received), lambda below, above: above, keep=True)
+            for part in models:
+                whole = _combine(whole, _assemble(part, client, received), lambda below, above: above, keep=True)
             return whole
         case Add(first, second):
-            a, b = (_assemble(each, client, received) for each in (first, second))
-            return _combine(a, b, _floats(lambda one, other: one + other))
+            a, b = (_assemble(operand, client, received) for operand in (first, second))
+            return _combine(a, b, _floats(lambda a, b: a + b))
         case Mix(first, second, path, times):
             share = _at(client, path) if times == 1 else _at(client, path) * times
-            a, b = (_assemble(each, client, received) for each in (first, second))
-            return _combine(a, b, _floats(lambda one, other: share * one + (1 - share) * other))
+            a, b = (_assemble(operand, client, received) for operand in (first, second))
+            return _combine(a, b, _floats(lambda a, b: share * a + (1 - share) * b))
 
 
 def _floats(both: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """As `tree.mix`, for arrays of NumPy and tensors: what is not floating is the first model's."""
-    return lambda one, other: both(one, other) if "float" in str(one.dtype) else one
+    return lambda a, b: both(a, b) if "float" in str(a.dtype) else a
 
 
 def _at(state: State, path: str) -> Any:
@@ -214,8 +214,8 @@ def _combine(first: State, second: State, both: Callable[[Any, Any], Any], keep:
     combined = dict(first)
     for name, value in second.items():
         if name in first:
-            mine, deeper = first[name], isinstance(first[name], Mapping) and isinstance(value, Mapping)
-            combined[name] = _combine(mine, value, both, keep) if deeper else both(mine, value)
+            nested = isinstance(first[name], Mapping) and isinstance(value, Mapping)
+            combined[name] = _combine(first[name], value, both, keep) if nested else both(first[name], value)
         elif keep:
             combined[name] = value
     return combined

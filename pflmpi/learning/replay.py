@@ -20,8 +20,7 @@ from torch import Tensor
 
 from pflmpi.learning.client import Batch
 from pflmpi.learning.cuda_graphs import StaticBuffers, capture_on, say_why_not
-from pflmpi.learning.program import Program
-from pflmpi.learning.recording import Recording
+from pflmpi.learning.program import Program, Recording
 from pflmpi.tree import ALIGNED
 from pflmpi.vmap_lanes import behind, in_lane, lane_axis, outside_vmap
 
@@ -168,19 +167,21 @@ def _behind_lanes(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], Hasha
 
     That is their layout, and which of them are one and the same.
     """
-    found: list[Tensor] = []
+    behind_lanes: list[Tensor] = []
     layout: list[Hashable] = []
     first: dict[int, int] = {}
-    for one in tensors:
-        if one is None:
+    for tensor in tensors:
+        if tensor is None:
             layout.append(None)
             continue
         axis = -1
-        if in_lane(one):
-            axis, one = lane_axis(one), behind(one)
-        layout.append((one.dtype, one.shape, one.stride(), axis, first.setdefault(id(one), len(found))))
-        found.append(one)
-    return found, tuple(layout)
+        if in_lane(tensor):
+            axis, tensor = lane_axis(tensor), behind(tensor)
+        layout.append(
+            (tensor.dtype, tensor.shape, tensor.stride(), axis, first.setdefault(id(tensor), len(behind_lanes)))
+        )
+        behind_lanes.append(tensor)
+    return behind_lanes, tuple(layout)
 
 
 def _begin(tensor: Tensor) -> int:

@@ -12,12 +12,11 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
 from pflmpi.learning.closures import name_of
-from pflmpi.learning.gradients import gradients
 from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.parts import has, others, overlay, trained
 from pflmpi.learning.replay import ReadsElsewhere, Steps
 from pflmpi.learning.steps import Phase as Phase
-from pflmpi.learning.steps import PhaseStep
+from pflmpi.learning.steps import PhaseStep, gradients
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 

@@ -1,6 +1,7 @@
 """The steps of one phase of local training, for one client or in a lane of a vmapped call."""
 
 from collections.abc import Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -11,12 +12,86 @@ from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
 from pflmpi.learning.closures import contents
 from pflmpi.learning.cuda_graphs import capture_on
-from pflmpi.learning.gradients import gradients, unit_grad_output
 from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
-from pflmpi.learning.parts import trained
+from pflmpi.learning.parts import overlay, trained
 from pflmpi.learning.task import Task
+from pflmpi.models.padded_norm import OverRealSamples
 from pflmpi.tree import Tree
 from pflmpi.vmap_lanes import in_lane, lane_axis, of_all_lanes
+
+
+def gradients(
+    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """The gradient of each leaf, and the loss.
+
+    On a CPU PyTorch begins with a one of its own: to be given one, or to pull back, it imports its compiler or sympy, a
+    second or two of processor time. Elsewhere that saves an operation of every step.
+
+    Args:
+        trained: the leaves, which `params` has too; outside a vmapped call they require a gradient.
+        grad_output: where the backward pass begins, by `unit_grad_output`; None: made anew.
+    """
+    if task.architecture.draws_noise and batch.key is not None:
+        params = {**params, "noise": {"key": batch.key}}  # for `Architecture.noise_key`
+    if task.batched:
+        return _in_a_lane(task, params, trained, loss, batch, grad_output)
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+    value = _scalar(loss(params, batch))
+    begin = None if value.device.type == "cpu" else _fitting(grad_output, value)
+    return list(torch.autograd.grad(value, leaves, begin, materialize_grads=True)), value
+
+
+def unit_grad_output(like: Tensor) -> Tensor | None:
+    """The one that backward passes begin with, for all steps of a pass; None on a CPU.
+
+    Args:
+        like: a leaf that is trained, which differs between lanes if there are any.
+    """
+    return None if like.device.type == "cpu" else torch.ones_like(like.detach().reshape(-1)[0])
+
+
+def _scalar(loss: object) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        described = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
+        raise ValueError(
+            f"the loss has {described}; expected a scalar tensor, such as cross_entropy(scores, batch), or "
+            "average(values, batch) of values [B]"
+        )
+    return loss
+
+
+def _fitting(grad_output: Tensor | None, loss: Tensor) -> Tensor:
+    return torch.ones_like(loss) if grad_output is None or grad_output.dtype != loss.dtype else grad_output
+
+
+def _in_a_lane(
+    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None
+) -> tuple[list[Tensor], Tensor]:
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+
+    def of(leaves: list[Tensor]) -> Tensor:
+        rest = iter(leaves)
+        assert batch.padding is not None
+        padded = task.architecture.has_batch_norm and not batch.padding.full
+        with OverRealSamples(batch.padding.weight) if padded else nullcontext():
+            value = _scalar(loss(overlay(params, tree.map(lambda _: next(rest), trained)), batch))
+        # A step of padding alone must have no gradient at all, also not that of a proximal term.
+        return value if batch.padding.active is None else batch.padding.active * value
+
+    def with_gradients(leaves: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        value = of(leaves)
+        return value, list(torch.autograd.grad(value, leaves, materialize_grads=True))
+
+    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
+    # not by `torch.func.grad`, which keeps all it does for second derivatives.
+    if leaves[0].device.type == "cpu":
+        value, _, slopes = torch.func.vjp(with_gradients, leaves, has_aux=True)  # type: ignore[misc]
+        return slopes, value
+    value, pull_back = torch.func.vjp(of, leaves)[:2]
+    with torch.no_grad():
+        pulled: list[Tensor] = pull_back(_fitting(grad_output, value))[0]
+    return pulled, value
 
 
 @dataclass(frozen=True)
@@ -67,7 +142,7 @@ class PhaseStep:
     def tensors(self) -> list[Tensor]:
         """What a step changes or reads besides parameters and batch; what it changes comes first."""
         own = [leaf for _, leaf in tree.leaves(self._state)] + [self._loss_sum, self._grad_output]
-        return [one for one in (*own, self._rate) if isinstance(one, Tensor)]
+        return [tensor for tensor in (*own, self._rate) if isinstance(tensor, Tensor)]
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -127,7 +202,9 @@ class PhaseStep:
             slopes = [*map(self._lane_slope, range(len(leaves)), slopes, repeat(active))]
             if isinstance(rate, Tensor) and in_lane(rate):  # it differs by lane
                 slopes, rate = [rate * slope for slope in slopes], 1.0
-            assert all(lane_axis(one) >= 0 for one in (*leaves, *slopes)), "what trains, and its slope, differs by lane"
+            assert all(lane_axis(tensor) >= 0 for tensor in (*leaves, *slopes)), (
+                "what trains, and its slope, differs by lane"
+            )
             # Behind the lanes: vmap has no `_foreach` operations (PyTorch 2.14).
             leaves, slopes = [*map(of_all_lanes, leaves)], [*map(of_all_lanes, slopes)]
         else:

@@ -86,7 +86,7 @@ class Task:
             if not any(self.mean) and set(self.std) == {1.0}:
                 return x
             shape = (-1, *(1,) * (axes - 1))  # of tensors, since a table may have many columns
-            middle, width = (torch.tensor(each, device=x.device).view(shape) for each in (self.mean, self.std))
+            middle, width = (torch.tensor(values, device=x.device).view(shape) for values in (self.mean, self.std))
             return x.sub(middle).div_(width)
         if len(set(self.mean)) == len(set(self.std)) == 1:  # one multiply and add instead of broadcasting
             return x.mul_(1 / (255 * self.std[0])).sub_(self.mean[0] / self.std[0])

@@ -40,11 +40,11 @@ def random_crop(x: Tensor, key: Tensor) -> Tensor:
     return x
 
 
-def _accept(found: object) -> Function:
+def _accept(function: object) -> Function:
     """A function from outside the package, if it has the arguments of a transform."""
-    if not inspect.isfunction(found) or list(inspect.signature(found).parameters) != ["x", "key"]:
+    if not inspect.isfunction(function) or list(inspect.signature(function).parameters) != ["x", "key"]:
         raise ConfigError("expected a function f(x, key): changed samples of the same shape and type")
-    return found
+    return function
 
 
 TRANSFORMS: Registry[Function] = Registry(
@@ -82,9 +82,11 @@ def transform_of(names: Sequence[str], samples: Tensor) -> Transform | None:
             once, again = function(samples, key), function(samples, key)
             in_lanes = torch.func.vmap(function, randomness="different")(samples.unsqueeze(0), key.unsqueeze(0))[0]
         if not isinstance(once, Tensor) or (once.shape, once.dtype) != (samples.shape, samples.dtype):
-            found = f"{once.dtype} {list(once.shape)}" if isinstance(once, Tensor) else type(once).__name__
+            described = f"{once.dtype} {list(once.shape)}" if isinstance(once, Tensor) else type(once).__name__
             expected = f"{samples.dtype} {list(samples.shape)}"
-            raise ConfigError(f"transform {name} makes {found} of samples {expected}; expected the same shape and type")
+            raise ConfigError(
+                f"transform {name} makes {described} of samples {expected}; expected the same shape and type"
+            )
         if not (torch.equal(once, again) and torch.equal(once, in_lanes)):
             raise ConfigError(
                 f"transform {name} makes other samples of the same samples and key; draw random numbers by "

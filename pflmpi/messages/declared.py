@@ -11,23 +11,8 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages import kinds
-from pflmpi.messages.entries import Entries
-from pflmpi.messages.kinds import (
-    Centres,
-    Chosen,
-    ClassMeans,
-    Compared,
-    Messages,
-    Mixed,
-    Offered,
-    OneOf,
-    Own,
-    OwnClasses,
-    Rows,
-    Shared,
-    Sum,
-    Uplink,
-)
+from pflmpi.messages.kinds import ClassMeans, Messages, Own, OwnClasses, Rows, Shared, Sum, Uplink
+from pflmpi.messages.slices import Entries
 from pflmpi.tree import Tree
 
 
@@ -46,25 +31,15 @@ class Declared:
     holds: np.ndarray
     num_train: np.ndarray
 
-    @property
-    def compared(self) -> dict[str, Compared]:
-        """The messages up that are compared, leaf by leaf."""
-        return {name: kind for name, kind in self.up.items() if isinstance(kind, Compared)}
-
-    @property
-    def centres(self) -> dict[str, Centres]:
-        """The server's own trees that are compared with them."""
-        return {name: kind for name, kind in self.up.items() if isinstance(kind, Centres)}
-
     @cached_property
     def folded(self) -> dict[str, Sum]:
         """The messages up of which rank 0 needs sums, by sorted names."""
         return {name: kind for name, kind in sorted(self.up.items()) if is_folded(kind)}
 
     @cached_property
-    def kept(self) -> dict[str, Uplink]:
+    def gathered(self) -> dict[str, Uplink]:
         """The messages up that rank 0 needs from each participant, by sorted names."""
-        return {name: kind for name, kind in sorted(self.up.items()) if isinstance(kind, ClassMeans | Rows)}
+        return {name: kind for name, kind in sorted(self.returned.items()) if not is_folded(kind)}
 
     @cached_property
     def entries(self) -> Entries:
@@ -72,24 +47,24 @@ class Declared:
         return Entries.of(self.folded)
 
     @property
-    def mixed(self) -> dict[str, Mixed]:
-        """The messages down that are mixed of those."""
-        return {name: kind for name, kind in self.down.items() if isinstance(kind, Mixed)}
-
-    @property
-    def chosen(self) -> dict[str, Chosen]:
-        """The messages down that other clients offer."""
-        return {name: kind for name, kind in self.down.items() if isinstance(kind, Chosen)}
-
-    @property
-    def one_of(self) -> dict[str, OneOf]:
-        """The messages down that are one of a few."""
-        return {name: kind for name, kind in self.down.items() if isinstance(kind, OneOf)}
-
-    @property
     def returned(self) -> dict[str, Uplink]:
-        """The messages up that `client_update` returns: all but those that are in its state or the server's."""
-        return {name: kind for name, kind in self.up.items() if not isinstance(kind, Offered | Centres)}
+        """The messages up that `client_update` returns: all but those that stay in its state."""
+        return {name: kind for name, kind in self.up.items() if not (isinstance(kind, Rows) and kind.kept)}
+
+    @cached_property
+    def answers(self) -> dict[str, Own]:
+        """The messages down that answer the participants, by sorted names."""
+        return {name: kind for name, kind in sorted(self.down.items()) if isinstance(kind, Own) and kind.kept}
+
+    @cached_property
+    def published(self) -> dict[str, Shared]:
+        """The messages down that `publish` returns, by sorted names."""
+        return {name: kind for name, kind in sorted(self.down.items()) if name not in self.answers}
+
+    @property
+    def of_clients(self) -> dict[str, Own]:
+        """Those made of rows that clients keep."""
+        return {name: kind for name, kind in self.published.items() if isinstance(kind, Own) and kind.of}
 
     def up_bytes(self, clients: np.ndarray) -> np.ndarray:
         """Logical uplink bytes [m] of the given clients."""
@@ -104,9 +79,23 @@ class Declared:
         return self._bytes(self.returned, clients)
 
     def folded_bytes(self, participants: np.ndarray) -> int:
-        """Bytes of the messages of a round on rank 0, once those that are folded are; without those compared."""
+        """Bytes of the messages of a round on rank 0, once those that are folded are."""
         once = sum(tree.num_bytes(kind.like) for kind in self.folded.values())
-        return once + int(self._bytes(self.kept, participants).sum())
+        return once + int(self._bytes(self.gathered, participants).sum())
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the messages down that are the same for all."""
+        return sum(tree.num_bytes(kind.like) for kind in self.down.values() if type(kind) is Shared)
+
+    def rows_bytes(self, participants: int, receivers: int) -> dict[str, int]:
+        """Bytes of the messages that rank 0 has of all participants or for all receivers at once, by name."""
+        rows = {name: kind.like for name, kind in self.gathered.items() if isinstance(kind, Rows)}
+        found = {name: participants * tree.num_bytes(like) for name, like in rows.items()}
+        for name, kind in self.down.items():
+            if isinstance(kind, Own) and not kind.of:
+                found[name] = (participants if kind.kept else receivers) * tree.num_bytes(kind.like)
+        return found
 
     def check_up(self, messages: Messages, clients: int) -> None:
         """Raise `RunError` unless the uplinks [clients, ...] are what was declared, with nothing missing or more."""
@@ -121,13 +110,14 @@ class Declared:
         _refuse("uplink", found, expected)
 
     def check_down(self, messages: Messages, receivers: int) -> None:
-        """Raise `RunError` unless what was published is what was declared, but for what is mixed."""
+        """Raise `RunError` unless what was published is what was declared."""
         classes = self.holds.shape[1]
-        expected = {
-            name: _published(kind, receivers, classes)
-            for name, kind in self.down.items()
-            if not isinstance(kind, Mixed)
-        }
+        expected = {name: _published(kind, receivers, classes) for name, kind in self.published.items()}
+        _refuse("downlink", messages, expected)
+
+    def check_answers(self, messages: Messages, participants: int) -> None:
+        """Raise `RunError` unless the answers [participants, ...] are what was declared."""
+        expected = {name: kinds.with_rows(kind.like, participants) for name, kind in self.answers.items()}
         _refuse("downlink", messages, expected)
 
     def _bytes(self, kinds: Mapping[str, Uplink | Shared], clients: np.ndarray) -> np.ndarray:
@@ -140,7 +130,7 @@ class Declared:
 
 def is_folded(kind: Uplink) -> TypeGuard[Sum]:
     """Whether rank 0 needs only the sum of such messages."""
-    return isinstance(kind, Sum) and not isinstance(kind, Rows | Compared | Centres | Offered)
+    return isinstance(kind, Sum) and not isinstance(kind, Rows)
 
 
 def _one_uplink(kind: Uplink, classes: int) -> Tree:
@@ -153,10 +143,8 @@ def _one_uplink(kind: Uplink, classes: int) -> Tree:
 
 def _published(kind: Shared, receivers: int, classes: int) -> Tree:
     """The template of what `publish` returns for so many receivers."""
-    if isinstance(kind, Chosen):
+    if isinstance(kind, Own) and kind.of:
         return kinds.with_rows({"clients": kind.like["clients"]}, receivers)
-    if isinstance(kind, OneOf):
-        return kind.published(kind.count, receivers)
     rows = {Own: receivers, OwnClasses: classes}
     return kinds.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
 

@@ -1,71 +1,107 @@
-"""The way down: what was published reaches the ranks of the receivers, in one packed buffer of each kind."""
+"""The way down: what was published reaches the ranks of the receivers, each tree at most once to a rank."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from pflmpi import tree
+from pflmpi.errors import RunError
 from pflmpi.learning.task import HOST
-from pflmpi.messages.arrival import broadcast
-from pflmpi.messages.calls import Call
-from pflmpi.messages.chosen import ChosenRows, Offers, send_chosen
 from pflmpi.messages.declared import Declared
+from pflmpi.messages.deliver import deliver, delivery
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Chosen, Messages, Mixed, OneOf, Own, OwnClasses, with_rows
-from pflmpi.messages.one_of import OneOfRows, one_of_calls, send_one_of
-from pflmpi.messages.packing import NOTHING, pack, unpack
+from pflmpi.messages.kinds import NOBODY, Messages, Own, OwnClasses, tensor
+from pflmpi.messages.packing import pack, to_numpy, unpack, unpack_there
+from pflmpi.messages.traffic import Traffic
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
+
+_ALIGNED = 16  # bytes, as memory of NumPy is at least
+
+KeptRows = Callable[[str, Tree, np.ndarray], Tree]
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Where the rows live that clients keep.
+
+    Attributes:
+        home: [N] the rank of each client; None where they keep nothing.
+        rows: from the name of a message, its template and ascending ids of clients that live here, their rows [m, ...].
+    """
+
+    home: np.ndarray | None
+    rows: KeptRows
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """A message of which each client gets rows of its own.
+
+    Attributes:
+        clients: [m] ascending ids of the receivers here.
+        places: [m, ...] which of `rows` each gets; -1 for zeros.
+        rows: the rows that came to this rank, [U, ...].
+        whose: [m, M] ids of the clients whose rows they are, which the message has too; None where they are nobody's.
+    """
+
+    clients: np.ndarray
+    places: np.ndarray
+    rows: Tree
+    whose: np.ndarray | None = None
+
+    def for_clients(self, clients: np.ndarray) -> Tree:
+        """The message of the given clients with a leading client axis."""
+        assert np.isin(clients, self.clients).all(), "a message of its own was not sent to every client asked for"
+        receivers = np.searchsorted(self.clients, clients)
+        places = self.places[receivers]
+        filled, chosen = torch.from_numpy(np.flatnonzero(places != -1)), torch.from_numpy(places[places != -1])
+
+        def take(leaf: torch.Tensor) -> torch.Tensor:
+            rows = leaf.index_select(0, chosen.to(leaf.device))
+            if len(filled) < places.size:
+                zeros = leaf.new_zeros(places.size, *leaf.shape[1:])
+                rows = zeros.index_copy_(0, filled.to(leaf.device), rows)
+            return rows.view(*places.shape, *leaf.shape[1:])
+
+        message = tree.map(take, self.rows)
+        return message if self.whose is None else {"clients": torch.from_numpy(self.whose[receivers]), **message}
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a rank has received from the server, for the clients it computes."""
+    """What a rank has received from the server, for the clients it computes.
+
+    Attributes:
+        shared: the same for all.
+        own: of each receiver here, on the host.
+        by_class: of the classes that each receiver here holds.
+    """
 
     shared: Messages = field(default_factory=dict)
-    own: Messages = field(default_factory=dict)  # rows [m, ...] of `clients`
-    by_class: Messages = field(default_factory=dict)  # [K, ...], zero where nobody here holds the class
-    chosen: dict[str, ChosenRows] = field(default_factory=dict)
-    one_of: dict[str, OneOfRows] = field(default_factory=dict)
-    clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
+    own: dict[str, OwnRows] = field(default_factory=dict)
+    by_class: dict[str, OwnRows] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> "Reply":
         """The same with what the clients here have in common on a device, where it is sent once a round."""
-        common: Tree = {"shared": {**self.shared}, "by_class": {**self.by_class}}
+        rows: Tree = {name: message.rows for name, message in self.by_class.items()}
+        common: Tree = {"shared": {**self.shared}, "by_class": rows}
         common = tree.to_host(common) if device.type == "cpu" else tree.to(common, device)
-        return replace(self, shared=tree.part(common, "shared"), by_class=tree.part(common, "by_class"))  # type: ignore[arg-type]
+        shared, rows = tree.part(common, "shared"), tree.part(common, "by_class")
+        by_class = {name: replace(message, rows=tree.part(rows, name)) for name, message in self.by_class.items()}
+        return Reply(shared, self.own, by_class)  # type: ignore[arg-type]
 
     def for_clients(self, clients: np.ndarray, names: Collection[str] | None = None) -> Messages:
         """The messages of the given clients with a leading client axis: those named, or all."""
-
-        def wanted(messages: Messages) -> Messages:
-            return {name: value for name, value in messages.items() if names is None or name in names}
-
         down: Messages = {
             name: tree.map(lambda leaf: leaf.expand(len(clients), *leaf.shape), value)
-            for name, value in wanted(self.shared).items()
+            for name, value in self.shared.items()
+            if names is None or name in names
         }
-        if own := wanted(self.own):
-            assert np.isin(clients, self.clients).all(), "a message of its own was not sent to every client asked for"
-            rows = torch.from_numpy(np.searchsorted(self.clients, clients))
-            for name, value in own.items():
-                down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
-        picked: dict[str, ChosenRows | OneOfRows] = {**self.chosen, **self.one_of}
-        for name, rows_of in picked.items():
-            if names is None or name in names:
-                down[name] = rows_of.for_clients(clients)
-        if by_class := wanted(self.by_class):
-            device = next(leaf.device for _, leaf in tree.leaves({**by_class}))
-            held = tree.leaf(tree.to({"held": torch.from_numpy(self.holds[clients])}, device), "held")
-
-            def rows_held(leaf: torch.Tensor) -> torch.Tensor:
-                return torch.where(held.view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, leaf.new_zeros(()))
-
-            down |= {name: tree.map(rows_held, value) for name, value in by_class.items()}
-        return down
+        own = {**self.own, **self.by_class}.items()
+        return down | {name: rows.for_clients(clients) for name, rows in own if names is None or name in names}
 
 
 def send_down(
@@ -74,94 +110,219 @@ def send_down(
     published: Messages | None,
     assigned: list[list[ClientGroup]],
     device: torch.device = HOST,
-    offers: Offers | None = None,
+    homes: Homes | None = None,
 ) -> Reply:
-    """Send what was published to the ranks of the receivers: Shared once, Own per client, OwnClasses per rank.
-
-    What is `Chosen` comes from the ranks of the clients that offer it; `OneOf` see `one_of`.
+    """Send what was published to the ranks of the receivers.
 
     Args:
         published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
         assigned: the groups of receivers of each rank.
         device: of this rank, to which what is shared comes.
-        offers: of the clients here; None where nobody reads what is chosen.
+        homes: where the clients' kept rows live; None leaves the messages made of them out.
 
     Raises:
         RunError: a message that was not declared, differs from its declaration, or is missing.
     """
     receivers = [clients_of(groups) for groups in assigned]
-    everyone = np.sort(np.concatenate(receivers))
+    clients, everyone = receivers[transport.rank], np.sort(np.concatenate(receivers))
     if published is not None:
         declared.check_down(published, len(everyone))
-    shared, own, by_class = _by_way(declared)
-    received: Messages = {}
-    if shared:
-        packed = None if published is None else pack({name: published[name] for name in shared})
-        with transport.channel("data"):
-            received = broadcast(transport, packed, shared, device)  # type: ignore[assignment]
-
-    mine: dict[str, Messages] = {"own": {}, "class": {}}
-    if own or by_class:
-        parts = None
-        if published is not None:
-            parts = []
-            for clients in receivers:
-                if not len(clients):
-                    parts.append(NOTHING)
-                    continue
-                at, held = np.searchsorted(everyone, clients), _classes_of(declared, clients)
-                content: Tree = {
-                    "own": {name: _take(published[name], at) for name in own},
-                    "class": {name: _take(published[name], held) for name in by_class},
-                }
-                parts.append(pack(content))
-        template = _rows_template(declared, receivers[transport.rank])
-        with transport.channel("data"):
-            buffer = transport.scatter(parts, tree.num_bytes(template))
-        mine.update(unpack(buffer, template))  # type: ignore[arg-type]
-
-    clients = receivers[transport.rank]
-    classes = _classes_of(declared, clients)
-    full = {name: _spread(value, classes, declared.holds.shape[1]) for name, value in mine["class"].items()}
-    one_of = send_one_of(transport, declared, published, receivers, everyone)
-    chosen = {} if offers is None else send_chosen(transport, declared, published, receivers, offers)
-    return Reply(received, mine["own"], full, chosen, one_of, clients, declared.holds)
+    shared, own, by_class = _by_kind(declared)
+    received, rows, class_rows = Tree(), Tree(), Tree()
+    with transport.channel("data"):
+        if shared:
+            whole: Tree | None = None if published is None else {name: published[name] for name in shared}
+            received = broadcast_tree(transport, whole, shared, device)
+        if own:
+            rows = _from_server(transport, _places(receivers), published, own)
+        if by_class:
+            class_rows = _from_server(transport, _classes(declared, receivers), published, by_class)
+        others = {} if homes is None else _send_kept(transport, declared, published, receivers, homes)
+    places = np.arange(len(clients))
+    positions = np.cumsum(declared.holds[clients].any(0)) - 1  # of each class that somebody here holds
+    held = np.where(declared.holds[clients], positions, -1)
+    return Reply(
+        received,  # type: ignore[arg-type]
+        {**{name: OwnRows(clients, places, tree.part(rows, name)) for name in rows}, **others},
+        {name: OwnRows(clients, held, tree.part(class_rows, name)) for name in class_rows},
+    )
 
 
-def down_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call]:
-    """The collective calls of `send_down`, with the bytes of each rank."""
-    shared, own, by_class = _by_way(declared)
-    calls = []
-    if shared:
-        calls.append(Call("broadcast", (tree.num_bytes(shared),) * len(assigned)))
-    if own or by_class:
-        sizes = (tree.num_bytes(_rows_template(declared, clients_of(groups))) for groups in assigned)
-        calls.append(Call("scatter", tuple(sizes)))
-    return [*calls, *one_of_calls(declared, assigned)]
+def broadcast_tree(transport: Transport, value: Tree | None, like: Tree, device: torch.device) -> Tree:
+    """Broadcast a tree from rank 0 onto every rank's device; on the host rank 0 has its own leaves, only to be read.
+
+    Args:
+        value: on rank 0, the tree; None elsewhere.
+        device: of this rank; that of another one may be of another kind.
+    """
+    size = tree.num_bytes(like)
+    if device.type == "cpu":
+        if value is None:
+            buffer = np.empty(size, np.uint8)
+            transport.broadcast(buffer)
+            return unpack(buffer, like)
+        if transport.size > 1:
+            transport.broadcast(pack(value))
+        return tree.map(_aligned, value)
+    direct = transport.takes_gpu_memory(size)
+    if direct and value is None:
+        there = torch.empty(size, dtype=torch.uint8, device=device)
+        transport.broadcast(there)
+        return unpack_there(there, like)
+    # torch keeps pinned memory for the next round, and gives it out again once a copy from it has ended.
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    if value is not None:
+        pinned.numpy()[:] = pack(value)
+    if not direct:
+        transport.broadcast(pinned.numpy())
+    there = pinned.to(device, non_blocking=True)
+    if direct:
+        transport.broadcast(there)
+    return unpack_there(there, like)
 
 
-def _by_way(declared: Declared) -> tuple[Tree, Tree, Tree]:
+def _aligned(leaf: torch.Tensor) -> torch.Tensor:
+    """The leaf as `unpack` has it, copied only where it lies otherwise: kernels choose by strides and alignment."""
+    leaf = leaf.detach().contiguous()
+    return leaf if leaf.data_ptr() % _ALIGNED == 0 else leaf.clone()
+
+
+def send_answers(
+    transport: Transport, declared: Declared, answers: Messages | None, assigned: list[list[ClientGroup]]
+) -> Messages:
+    """The answers [m, ...] to the participants here, in ascending order.
+
+    Args:
+        answers: on rank 0, [P, ...] to all participants in ascending order; None elsewhere.
+        assigned: the groups of participants of each rank.
+
+    Raises:
+        RunError: an answer that was not declared, differs from its declaration, or is missing.
+    """
+    places = _places([clients_of(groups) for groups in assigned])
+    if answers is not None:
+        declared.check_answers(answers, sum(map(len, places)))
+    like: Tree = {name: kind.like for name, kind in declared.answers.items()}
+    with transport.channel("data"):
+        return _from_server(transport, places, answers, like)  # type: ignore[return-value]
+
+
+def down_calls(declared: Declared, assigned: list[list[ClientGroup]], home: np.ndarray | None) -> list[Traffic]:
+    """The calls of `send_down`; for rows of other clients at most those.
+
+    Args:
+        assigned: the groups of receivers of each rank.
+        home: [N] the rank of each client; None where they keep nothing.
+    """
+    receivers, (shared, own, by_class) = [clients_of(groups) for groups in assigned], _by_kind(declared)
+    calls = [Traffic.broadcast(tree.num_bytes(shared), len(assigned))] if shared else []
+    for like, wanted in ((own, _places(receivers)), (by_class, _classes(declared, receivers))):
+        if like:
+            calls.append(delivery(wanted, _server(wanted), like))
+    for kind in declared.of_clients.values() if any(map(len, receivers)) else ():
+        assert home is not None, "clients that keep rows have a home"
+        ids = tree.leaf(kind.like, "clients").nbytes * sum(map(len, receivers))
+        calls.append(Traffic.broadcast(ids, len(receivers)))
+        calls.append(delivery(_most(kind, receivers, home), home, _row(kind)))
+    return calls
+
+
+def answer_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
+    """The calls of `send_answers`."""
+    wanted = _places([clients_of(groups) for groups in assigned])
+    return [delivery(wanted, _server(wanted), {name: kind.like for name, kind in declared.answers.items()})]
+
+
+def _by_kind(declared: Declared) -> tuple[Tree, Tree, Tree]:
     """The templates of what is the same for all, of each client, and of each class."""
-    shared: Tree = {}
-    own: Tree = {}
-    by_class: Tree = {}
-    for name, kind in sorted(declared.down.items()):
-        if isinstance(kind, Mixed | Chosen | OneOf):  # which come otherwise
-            continue
-        way = own if isinstance(kind, Own) else by_class if isinstance(kind, OwnClasses) else shared
-        way[name] = kind.like
+    shared, own, by_class = Tree(), Tree(), Tree()
+    for name, kind in declared.published.items():
+        if isinstance(kind, Own):
+            own |= {} if kind.of else {name: kind.like}
+        elif isinstance(kind, OwnClasses):
+            by_class[name] = kind.like
+        else:
+            shared[name] = kind.like
     return shared, own, by_class
 
 
-def _rows_template(declared: Declared, clients: np.ndarray) -> Tree:
-    """The rows that a rank with these receivers gets."""
-    _, own, by_class = _by_way(declared)
-    return {"own": with_rows(own, len(clients)), "class": with_rows(by_class, len(_classes_of(declared, clients)))}
+def _places(receivers: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Of each rank, the places of its receivers among all."""
+    everyone = np.sort(np.concatenate(receivers))
+    return [np.searchsorted(everyone, clients) for clients in receivers]
 
 
-def _classes_of(declared: Declared, clients: np.ndarray) -> np.ndarray:
-    """The classes that at least one of the clients holds."""
-    return np.flatnonzero(declared.holds[clients].any(0))
+def _classes(declared: Declared, receivers: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Of each rank, the classes that at least one of its receivers holds."""
+    return [np.flatnonzero(declared.holds[clients].any(0)) for clients in receivers]
+
+
+def _server(wanted: Sequence[np.ndarray]) -> np.ndarray:
+    """The home of rows that are all on rank 0."""
+    return np.zeros(1 + max((int(numbers[-1]) for numbers in wanted if len(numbers)), default=0), np.int64)
+
+
+def _from_server(transport: Transport, wanted: Sequence[np.ndarray], messages: Messages | None, like: Tree) -> Tree:
+    """Rows [U, ...] of the messages of rank 0; see `deliver`."""
+
+    def rows(numbers: np.ndarray) -> Tree:
+        assert messages is not None, "they live on rank 0"
+        return _take({name: messages[name] for name in like}, numbers)
+
+    return deliver(transport, wanted, _server(wanted), rows, like)
+
+
+def _send_kept(
+    transport: Transport,
+    declared: Declared,
+    published: Messages | None,
+    receivers: Sequence[np.ndarray],
+    homes: Homes,
+) -> dict[str, OwnRows]:
+    """For each receiver here the kept rows of the clients that the server chose for it."""
+    everyone, messages = np.sort(np.concatenate(receivers)), dict[str, OwnRows]()
+    for name, kind in declared.of_clients.items() if len(everyone) else ():
+        assert homes.home is not None, "clients that keep rows have a home"
+        whose = np.empty((len(everyone), len(tree.leaf(kind.like, "clients"))), np.int64)
+        if published is not None:
+            whose[:] = to_numpy(tree.leaf(published[name], "clients"))
+            _check_clients(name, whose, len(homes.home))
+        transport.broadcast(whose.reshape(-1).view(np.uint8))
+        chosen = [whose[np.searchsorted(everyone, clients)] for clients in receivers]
+        wanted = [np.unique(ids[ids != NOBODY]) for ids in chosen]
+        of, like = kind.of, _row(kind)
+
+        def rows_here(ids: np.ndarray, of: str = of, like: Tree = like) -> Tree:
+            return {of: homes.rows(of, tree.part(like, of), ids)}
+
+        rows = deliver(transport, wanted, homes.home, rows_here, like)
+        ids = chosen[transport.rank]
+        places = np.where(ids == NOBODY, -1, np.searchsorted(wanted[transport.rank], ids))
+        messages[name] = OwnRows(receivers[transport.rank], places, rows, ids)
+    return messages
+
+
+def _row(kind: Own) -> Tree:
+    """The template of the row that one client keeps, under its name."""
+    return {kind.of: tree.map(lambda rows: tensor(*rows.shape[1:], dtype=rows.dtype), tree.part(kind.like, kind.of))}
+
+
+def _most(kind: Own, receivers: Sequence[np.ndarray], home: np.ndarray) -> list[np.ndarray]:
+    """Of each rank, as many clients that live elsewhere as its receivers may want rows of, spread over all."""
+    count, wanted = len(tree.leaf(kind.like, "clients")), []
+    for rank, clients in enumerate(receivers):
+        away = np.flatnonzero(home != rank) if len(clients) else home[:0]
+        number = min(len(clients) * count, len(away))
+        wanted.append(away[np.arange(number) * len(away) // max(number, 1)])
+    return wanted
+
+
+def _check_clients(name: str, ids: np.ndarray, clients: int) -> None:
+    if wrong := ids[(ids < NOBODY) | (ids >= clients)].tolist():
+        raise RunError(
+            f"the algorithm chose client {wrong[0]} for its message {name!r}; allowed are 0 to {clients - 1}, and "
+            f"NOBODY ({NOBODY})"
+        )
 
 
 def _take(value: Tree, rows: np.ndarray) -> Tree:
@@ -171,10 +332,3 @@ def _take(value: Tree, rows: np.ndarray) -> Tree:
         return tree.map(lambda leaf: leaf[first : last + 1], value)
     chosen = torch.from_numpy(rows)
     return tree.map(lambda leaf: leaf.index_select(0, chosen), value)
-
-
-def _spread(rows: Tree, classes: np.ndarray, num_classes: int) -> Tree:
-    at = torch.from_numpy(classes)
-    return tree.map(
-        lambda leaf: torch.zeros(num_classes, *leaf.shape[1:], dtype=leaf.dtype).index_copy_(0, at, leaf), rows
-    )

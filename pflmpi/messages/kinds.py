@@ -43,50 +43,14 @@ class Mean(Sum):
 
 @dataclass(frozen=True)
 class Rows(Sum):
-    """One tree shaped `like` from every participant; the server sees them along a first axis [P, ...]."""
-
-
-@dataclass(frozen=True)
-class Compared(Sum):
-    """One tree shaped `like` (floats) from every participant; the server sees how alike they are, and mixes them.
-
-    In place of each leaf [...] it sees the inner products [P, P] (float64) of the participants' leaves. The leaves
-    themselves stay with the ranks that compare them, so that no rank has whole models of all participants.
+    """One tree shaped `like` from every participant; the server sees them along a first axis [P, ...].
 
     Attributes:
-        from_first: subtract the first participant's leaf before, so that distances of models that are near each other
-            do not cancel.
+        kept: each row stays with its client, as the part of its state of that name, for other clients (`Own.of`): the
+            server sees nothing of it, and `client_update` does not return it again.
     """
 
-    from_first: bool = False
-
-
-@dataclass(frozen=True)
-class Centres(Sum):
-    """Trees shaped `like` of the server's own that are compared too; it sees K weighted sums in their place.
-
-    Its state has them under the name of the message, [K, ...]. They come after the participants', so that inner
-    products are [P + K, P + K]; the weights [K, P + K] are from `mixing_weights`. Clients send nothing.
-
-    Attributes:
-        of: name of the `Compared` message, whose `like` is this one's.
-    """
-
-    of: str
-    count: int  # K
-
-    def client_bytes(self, classes_held: int) -> int:
-        """None: they are the server's."""
-        return 0
-
-
-@dataclass(frozen=True)
-class Offered(Sum):
-    """One tree shaped `like` from every participant, for those others for whom the server chooses it (`Chosen`).
-
-    It is what the client's state has under the name of the message; `client_update` does not return it again. It goes
-    from the rank where the client lives to those that are to have it, so that no rank has those of all participants.
-    """
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,54 +85,17 @@ class Shared:
 
 @dataclass(frozen=True)
 class Own(Shared):
-    """One tree shaped `like` for each client; the server publishes rows [R, ...] for the R receivers."""
-
-
-@dataclass(frozen=True)
-class OneOf(Own):
-    """One of K trees shaped `like` for each client; a tree goes to a rank once, also where many clients there get it.
-
-    The server publishes {"choices": [K, ...], "chosen": [R] int64}, which of them each of the R receivers gets.
-    """
-
-    count: int  # K
-
-    def published(self, choices: int, receivers: int) -> Tree:
-        """The template of so many of the trees, and of what as many receivers get."""
-        return {"choices": with_rows(self.like, choices), "chosen": tensor(receivers, dtype=torch.int64)}
-
-
-@dataclass(frozen=True)
-class Chosen(Own):
-    """For each client what M others offer; the server says which, and zeros are in the place of `NOBODY`.
-
-    The server publishes {"clients": [R, M]} (int64) for the R receivers.
+    """One tree shaped `like` for each client; the server publishes rows [R, ...] for the R receivers.
 
     Attributes:
-        like: what a client sees: {"clients": [M] int64, `of`: rows [M, ...]}.
-        of: name of the `Offered` message.
+        kept: the rows are instead an answer [P, ...] to the participants, from `answer`; a client keeps its newest for
+            its next training. Before, it has what `init_received` says; a newcomer gets the mean over all clients.
+        of: name of a kept `Rows` message: a client receives the rows of M other clients, `like` being {"clients": [M],
+            `of`: rows [M, ...]}. The server publishes {"clients": [R, M]} (int64), whose; `NOBODY` for rows of zeros.
     """
 
-    of: str
-
-    @property
-    def offer(self) -> Tree:
-        """The template of what one client offers."""
-        return tree.map(lambda rows: tensor(*rows.shape[1:], dtype=rows.dtype), tree.part(self.like, self.of))
-
-
-@dataclass(frozen=True)
-class Mixed(Shared):
-    """For each participant a weighted sum of what all participants have sent, with the weights of `mixing_weights`.
-
-    It answers the participant's message; the client keeps it until it next takes part. Before, a client has what
-    `init_received` says; a newcomer gets the mean of what all clients have.
-
-    Attributes:
-        of: name of the `Compared` message, whose `like` is this one's.
-    """
-
-    of: str
+    kept: bool = False
+    of: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Models by name: each is a body that turns images into features and a linear head, one file each."""
+"""Models by name: each is a body that turns images into features and a linear head."""
 
 import inspect
 
@@ -6,12 +6,8 @@ from torch import nn
 
 from pflmpi.class_checks import subclass
 from pflmpi.models.base import Architecture, Model
-from pflmpi.models.cnn import CNN
-from pflmpi.models.dropout_cnn import DropoutCNN
-from pflmpi.models.lenet import LeNet
-from pflmpi.models.logistic import Logistic
-from pflmpi.models.mlp import DNN, MLP
-from pflmpi.models.protocnn import ProtoCNN
+from pflmpi.models.conv_net import CNN, DropoutCNN, LeNet, ProtoCNN
+from pflmpi.models.mlp import DNN, MLP, Logistic
 from pflmpi.models.resnet18 import ResNet18
 from pflmpi.models.torch_module import module_model
 from pflmpi.registry import Registry
@@ -19,11 +15,11 @@ from pflmpi.registry import Registry
 __all__ = ["MODELS", "Architecture", "Model"]
 
 
-def _accept(found: object) -> type[Model]:
+def _accept(kind: object) -> type[Model]:
     """A model class; a class or function that makes a torch module becomes one."""
-    if inspect.isfunction(found) or (isinstance(found, type) and issubclass(found, nn.Module)):
-        return module_model(found)  # type: ignore[arg-type]
-    return subclass(Model, "name", "summary")(found)  # type: ignore[no-any-return]
+    if inspect.isfunction(kind) or (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        return module_model(kind)  # type: ignore[arg-type]
+    return subclass(Model, "name", "summary")(kind)  # type: ignore[no-any-return]
 
 
 MODELS: Registry[type[Model]] = Registry(

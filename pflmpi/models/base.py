@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from pflmpi.errors import ConfigError
-from pflmpi.models.affine import affine
+from pflmpi.models.layers import affine
 from pflmpi.tree import Tree, leaf, part
 
 Shape = tuple[int, ...]

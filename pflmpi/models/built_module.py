@@ -1,7 +1,9 @@
 """A torch module as its class makes it, and whether it is one that can be trained here: a body, and a linear head."""
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from pflmpi import global_generators
 from pflmpi.errors import ConfigError
 from pflmpi.models.module_parts import prepare, replace_batch_norm
-from pflmpi.models.weights_file import read_weights
+from pflmpi.text import first_line
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class Recipe:
     def _check_head(self, module: nn.Module) -> None:
         linears = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
         if self.head not in linears:
-            known = ", ".join(linears) or "none"
-            raise ConfigError(f"model.head = {self.head!r} is no nn.Linear of the module; known: {known}")
+            names = ", ".join(linears) or "none"
+            raise ConfigError(f"model.head = {self.head!r} is no nn.Linear of the module; known: {names}")
         layer = module.get_submodule(self.head)
         assert isinstance(layer, nn.Linear)
         tied = {id(parameter) for parameter in layer.parameters()}
@@ -108,11 +110,11 @@ def is_plain(head: nn.Module) -> bool:
     return type(head) is nn.Linear and not any([*hooks, *parameters])
 
 
-def equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same values, where not a number is as another one."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same shape, type and values; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
@@ -130,3 +132,66 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
             f"{name} of the module has a hook for accumulated gradients, and none are accumulated here; "
             "use register_hook"
         )
+
+
+_SAVE = "write it by torch.save(module.state_dict(), FILE), with the weights in it"
+
+
+def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> dict[str, Tensor]:
+    """Load a state dict into a module; the weights of its head are returned if they are for that many classes.
+
+    Raises:
+        ConfigError: the file cannot be read, holds anything but finite tensors, or does not fit.
+    """
+    state = _read(path)
+    heads = {name.rpartition(".")[2]: state.pop(name) for name in list(state) if name.rpartition(".")[0] == head}
+    own = {name: value for name, value in module.state_dict().items() if name.rpartition(".")[0] != head}
+    unread = {name for name in state if name.endswith("num_batches_tracked") and name not in own}
+    state = {name: value for name, value in state.items() if name not in unread}
+    for name in sorted(own.keys() | state.keys()):
+        sides = [str(list(side[name].shape)) if name in side else "missing" for side in (state, own)]
+        if sides[0] != sides[1]:
+            raise ConfigError(
+                f"model.weights = {str(path)!r} is not of this model: {name} is {sides[0]}, here {sides[1]}"
+            )
+    buffers = dict(module.named_buffers())
+    for name, value in {
+        **state,
+        **{f"{head}.{key}": value for key, value in heads.items()},
+    }.items():  # a buffer may be a mask of -inf
+        if (value.isnan() if name in buffers else ~value.float().isfinite()).any():
+            raise ConfigError(f"model.weights = {str(path)!r}: {name} has a value that is not a finite number")
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(state[name])
+    fits = set(heads) == {"weight", "bias"} and len(heads["bias"]) == num_classes
+    return {name: value.float() for name, value in heads.items()} if fits else {}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            state = import_module("safetensors.torch").load_file(path)
+        elif path.suffix in (".pt", ".pth"):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            raise ConfigError(f"model.weights = {str(path)!r}: unknown suffix; known: .pt, .pth, .safetensors")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"model.weights = {str(path)!r} needs {error.name}: pip install {error.name}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # torch and safetensors raise a dozen kinds for damaged bytes
+        problem = f"cannot be read: {first_line(error)};"
+        if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+            problem = "holds more than plain tensors, and nothing else is read:"
+        raise ConfigError(f"model.weights = {str(path)!r} {problem} {_SAVE}") from error
+    if not isinstance(state, dict):
+        raise ConfigError(f"model.weights = {str(path)!r} holds a {type(state).__name__}, no state dict; {_SAVE}")
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            described = f"{name!r} with a {type(value).__name__}"
+            raise ConfigError(f"model.weights = {str(path)!r} is no state dict, it has {described}; {_SAVE}")
+        if value.is_meta or value.is_quantized or value.layout != torch.strided or value.is_complex():
+            described = "meta" if value.is_meta else f"{value.dtype}, {value.layout}"
+            raise ConfigError(f"model.weights = {str(path)!r}: {name} has no plain numbers ({described}); {_SAVE}")
+    return state

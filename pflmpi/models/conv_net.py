@@ -1,16 +1,16 @@
-"""Convolutions and fully connected layers: the architecture of `cnn`, `protocnn`, `lenet` and `dropout_cnn`."""
+"""Convolutions and fully connected layers: `cnn`, `protocnn`, `lenet` and `dropout_cnn`, of one architecture."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from pflmpi.errors import ConfigError
-from pflmpi.models.affine import affine
-from pflmpi.models.base import Architecture, Shape
-from pflmpi.models.initial import conv, linear
+from pflmpi.models.base import Architecture, Model, Shape
+from pflmpi.models.layers import affine, conv, linear
 from pflmpi.models.noise import dropped
 from pflmpi.tree import Tree, leaf, part
 
@@ -153,3 +153,133 @@ def _block(layer: Tree, x: Tensor, padding: int, pool: bool) -> Tensor:
     if not x.is_cpu:
         x = x.contiguous()  # it is; but in lanes the pool and its gradient would each copy it otherwise
     return F.relu(F.max_pool2d(x, 2) if pool else x)  # the ReLU last: a quarter of the work, with the same bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN(Model):
+    """conv 5x5 (32), pool, conv 5x5 (64), pool, fc 512, fc K: the last layer is the head (FedGMH, FedFCD, pFedCFR).
+
+    The first fully connected layer's inputs follow from the image: 1024 for 1x28x28, 1600 for 3x32x32. With K = 10
+    the model has 582,026 and 878,538 parameters. Images of 8x8 need `kernel` 3 and `padding` 1. With `hidden: null` the
+    head is the only fully connected layer (adaptive feature extraction on Fashion-MNIST and CIFAR-10), with
+    `third_channels` a third convolution and pool come before it (on CIFAR-100).
+    """
+
+    name: ClassVar[str] = "cnn"
+    summary: ClassVar[str] = "two convolutions and two fully connected layers (FedGMH, FedFCD)"
+
+    first_channels: Annotated[int, Field(ge=1, le=4096, description="channels of the first convolution")] = 32
+    second_channels: Annotated[int, Field(ge=1, le=4096, description="channels of the second convolution")] = 64
+    third_channels: Annotated[
+        int | None, Field(ge=1, le=4096, description="channels of a third convolution; null: there are two")
+    ] = None
+    hidden: Annotated[
+        int | None,
+        Field(ge=1, le=65536, description="width of the fully connected layer, d; null: convolutions and head alone"),
+    ] = 512
+    kernel: Annotated[int, Field(ge=1, le=31, description="side of the convolutions' kernels")] = 5
+    padding: Annotated[int, Field(ge=0, le=30, description="zeros on each side of a convolution's input")] = 0
+
+    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        every = (self.first_channels, self.second_channels, self.third_channels)
+        channels = tuple(one for one in every if one is not None)
+        times = len(channels)
+        check_size(self.name, shape, self.kernel, self.padding, times)
+        height, width = (pooled_side(side, self.kernel, self.padding, times) for side in (*shape[1:], 1, 1)[:2])
+        return ConvNet(
+            name=self.name,
+            shape=shape,
+            num_classes=num_classes,
+            num_features=self.hidden or channels[-1] * height * width,
+            channels=channels,
+            kernel=self.kernel,
+            padding=(self.padding,) * times,
+            pools=(True,) * times,
+            widths=() if self.hidden is None else (self.hidden,),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropoutCNN(Model):
+    """conv 3x3 (32), conv 3x3 (64), pool, dropout, fc 128, dropout, fc K (Reddi et al., 2021).
+
+    The network of many speed comparisons on FEMNIST and MNIST: 1,199,882 parameters for 1x28x28 with K = 10, 1,206,590
+    with K = 62. The masks follow from the batch's key, so that a run gives the same bits wherever it is computed.
+    """
+
+    name: ClassVar[str] = "dropout_cnn"
+    summary: ClassVar[str] = "two convolutions with dropout (speed comparisons)"
+
+    dropout: Annotated[float, Field(ge=0, lt=1, description="probability after the convolutions")] = 0.25
+    head_dropout: Annotated[float, Field(ge=0, lt=1, description="probability before the head")] = 0.5
+
+    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        return ConvNet(
+            name=self.name,
+            shape=shape,
+            num_classes=num_classes,
+            num_features=128,
+            channels=(32, 64),
+            kernel=3,
+            padding=(0, 0),
+            pools=(False, True),
+            widths=(128,),
+            dropout=(self.dropout, self.head_dropout),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeNet(Model):
+    """LeNet-5 with ReLU and max-pools: conv 5x5 (6), pool, conv 5x5 (16), pool, fc 120, fc 84, fc K.
+
+    61,706 parameters for 1x28x28 (which is padded to 32x32) and 62,006 for 3x32x32, with K = 10.
+    """
+
+    name: ClassVar[str] = "lenet"
+    summary: ClassVar[str] = "LeNet-5 with ReLU, 61,706 parameters for 1x28x28"
+
+    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        return ConvNet(
+            name=self.name,
+            shape=shape,
+            num_classes=num_classes,
+            num_features=84,
+            channels=(6, 16),
+            kernel=5,
+            padding=(max(0, (32 - max(shape[1:])) // 2), 0),
+            pools=(True, True),
+            widths=(120, 84),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtoCNN(Model):
+    """conv 5x5 (10), pool, conv 5x5 (`channels`), pool, fc 50, fc K: the last layer is the head (pFedPM, FedProto).
+
+    Clients may differ in `channels` (18, 20 or 22 in pFedPM's "-mh" runs, cycling over clients): d = 50 for all, so
+    their class means agree in shape.
+
+    The paper gives neither activations nor dropout. Assumed here: a ReLU after each convolution's pool and after the
+    layer of 50, whose output is the feature; no dropout, which would need random numbers in the forward pass.
+    """
+
+    name: ClassVar[str] = "protocnn"
+    summary: ClassVar[str] = "small 2-conv network with 50 features in several widths (pFedPM)"
+
+    channels: Annotated[int, Field(ge=1, le=4096, description="channels of the second convolution")] = 20
+    kernel: Annotated[int, Field(ge=1, le=31, description="side of the convolutions' kernels")] = 5
+    padding: Annotated[int, Field(ge=0, le=30, description="zeros on each side of a convolution's input")] = 0
+
+    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        check_size(self.name, shape, self.kernel, self.padding)
+        return ConvNet(
+            name=self.name,
+            shape=shape,
+            num_classes=num_classes,
+            num_features=50,
+            channels=(10, self.channels),
+            kernel=self.kernel,
+            padding=(self.padding, self.padding),
+            pools=(True, True),
+            widths=(50,),
+        )

@@ -115,12 +115,12 @@ class InstalledModule:
         """As `call`, with tensors that are gone after the vmapped call, and so are put out of the slots again."""
         if self.hooks:
             raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self.hooks))} has, are not called" + _LOOP)
-        given = [(place, leaves[name]) for name, places in self._slots.items() for place in places]
+        tensors = [(place, leaves[name]) for name, places in self._slots.items() for place in places]
         if key is not None:
-            given += [((layer._buffers, "key"), key) for layer in self.dropouts.values()]
-        before = [(place, place[0][place[1]]) for place, _ in given]
+            tensors += [((layer._buffers, "key"), key) for layer in self.dropouts.values()]
+        before = [(place, place[0][place[1]]) for place, _ in tensors]
         try:
-            self._fill(given)
+            self._fill(tensors)
             with forward_pass(list(self.dropouts.values())):
                 output: Tensor = self.module(x)
             for name in self.state:

@@ -1,4 +1,4 @@
-"""Perceptrons with one hidden layer: `mlp`, and `dnn` as pFedCFR names it."""
+"""Perceptrons with one hidden layer, `mlp` and pFedCFR's `dnn`, and logistic regression."""
 
 from dataclasses import dataclass
 from math import prod
@@ -9,9 +9,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflmpi.models.affine import affine
 from pflmpi.models.base import Architecture, Model, Shape
-from pflmpi.models.initial import linear
+from pflmpi.models.layers import affine, linear
 from pflmpi.tree import Tree, part
 
 
@@ -55,3 +54,29 @@ class DNN(MLP):
 
     name: ClassVar[str] = "dnn"
     summary: ClassVar[str] = "two fully connected layers (pFedCFR on MNIST and Fashion-MNIST)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearClassifier(Architecture):
+    """C*H*W - K: the body has no weights, the head is the whole model."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return ("head",)
+
+    def init(self, rng: np.random.Generator) -> Tree:
+        return {"body": {}, "head": linear(rng, self.num_features, self.num_classes)}
+
+    def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
+        return x.flatten(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic(Model):
+    """Multinomial logistic regression on flattened images (784-K on MNIST), as in many speed comparisons."""
+
+    name: ClassVar[str] = "logistic"
+    summary: ClassVar[str] = "logistic regression on flattened images (speed comparisons)"
+
+    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        return LinearClassifier(name=self.name, shape=shape, num_classes=num_classes, num_features=prod(shape))

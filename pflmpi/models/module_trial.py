@@ -83,7 +83,7 @@ class _Trial:
         generators = global_generators.states(False)
         self._run(self._x, training)
         before = python_state(module), self._tensors(training)
-        handle = self._layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+        handle = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
         output = self._run(self._x.flip(0), training)
         handle.remove()
         self._check_output(output, seen, training)

@@ -65,8 +65,8 @@ def _batch_norm(
     return (normed if bias is None else normed + bias.view(channels)).to(x.dtype)
 
 
-def _follow(running: Tensor, found: Tensor, rate: Tensor) -> None:
+def _follow(running: Tensor, of_batch: Tensor, rate: Tensor) -> None:
     """Move running statistics to those of a batch, in place: behind the lanes, where a gradient is no obstacle."""
     with outside_vmap(), torch.no_grad():
-        mine, theirs, by = (of_all_lanes(one) for one in (running, found, rate))
-        mine.mul_(1 - by).add_(theirs * by)
+        running, of_batch, rate = map(of_all_lanes, (running, of_batch, rate))
+        running.mul_(1 - rate).add_(of_batch * rate)

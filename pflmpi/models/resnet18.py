@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.conv_net import channels_last
-from pflmpi.models.initial import kaiming_normal, linear, uniform
+from pflmpi.models.layers import kaiming_normal, linear, uniform
 from pflmpi.models.module_parts import flat, nested
 from pflmpi.tree import Tree, part
 from pflmpi.vmap_lanes import in_lane

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.built_module import Recipe
-from pflmpi.models.initial import linear
 from pflmpi.models.installed_module import InstalledModule
+from pflmpi.models.layers import linear
 from pflmpi.models.module_parts import KeyedDropout, flat, nested, split
 from pflmpi.models.module_trial import Findings, examine
 from pflmpi.text import shown
@@ -213,8 +213,8 @@ class ModuleModel(Model):
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
         ours = {one.name for one in dataclasses.fields(ModuleModel)}
         own = {**{name: value for name, value in vars(self).items() if name not in ours}, **self.arguments}
-        known = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
-        options = tuple({**own, **{name: known[name] for name in self.given}}.items())
+        from_data = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
+        options = tuple({**own, **{name: from_data[name] for name in self.given}}.items())
         recipe = Recipe(type(self).kind, options, self.head, self.norm, self.weights, num_classes)
         findings, body = examine(self.name, recipe, shape)
         modules = list(body.module.modules())
@@ -238,12 +238,12 @@ class ModuleModel(Model):
 def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
     """The model class of a module class, or of a function that makes a module."""
     fields: list[tuple[str, Any, Any]] = []
-    given = []
+    from_data = []
     shared_names: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         default, hint = parameter.default, parameter.annotation
         if name in _GIVEN:
-            given.append(name)
+            from_data.append(name)
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name == "progress":
             continue
         elif hasattr(ModuleModel, name) or name in ModuleModel.__dataclass_fields__:
@@ -259,16 +259,16 @@ def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
                 )
             fields.append((name, hint, field()))
     about = (inspect.getdoc(kind) or kind.__qualname__).partition("\n")[0]
-    namespace = {"name": kind.__qualname__, "summary": about, "kind": staticmethod(kind), "given": tuple(given)}
+    namespace = {"name": kind.__qualname__, "summary": about, "kind": staticmethod(kind), "given": tuple(from_data)}
     namespace["shared_names"] = shared_names
-    found = make_dataclass(
+    model = make_dataclass(
         kind.__qualname__, fields, bases=(ModuleModel,), namespace=namespace, frozen=True, kw_only=True
     )
-    found.__module__ = kind.__module__
-    return found
+    model.__module__ = kind.__module__
+    return model
 
 
 def _type_of(parameter: inspect.Parameter) -> type:
     """The type of a parameter's default, or of what it takes where it has none."""
-    found: type = parameter.annotation if parameter.default is parameter.empty else type(parameter.default)
-    return found
+    kind: type = parameter.annotation if parameter.default is parameter.empty else type(parameter.default)
+    return kind

@@ -9,13 +9,13 @@ from itertools import count
 from pathlib import Path
 
 from pflmpi import early_signals, outside
-from pflmpi.commands.display.progress import RunProgress
-from pflmpi.commands.display.start_line import start_line
-from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
-from pflmpi.commands.ranks.launch import num_ranks
+from pflmpi.commands.context import connect, context_of, end_of_jobs
+from pflmpi.commands.launch import num_ranks
+from pflmpi.commands.progress import RunProgress
+from pflmpi.commands.rank import start_line
 from pflmpi.config.load import Config, parse
 from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, explained, show, write_exit_code
-from pflmpi.experiment.start import start, start_or_resume
+from pflmpi.experiment import run as experiment
 from pflmpi.python.rounds import OnRound, row
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer, Progress
@@ -42,8 +42,8 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
         write_exit_code(os.environ, "lost")
     raised: list[Exception] = []  # by `on_round`
     try:
+        resumes = resume or launch.restarts > 0
         stop = Stop(end_of_jobs(transport), config.runtime.spare)
-        go = start_or_resume if resume or launch.restarts else start
         main = threading.current_thread() is threading.main_thread()  # which alone can watch for signals
         with (
             RunProgress(config.training.rounds, quiet, False, transport.rank) as progress,
@@ -51,7 +51,8 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
         ):
             early_signals.begun()
             placed, context = context_of(config, transport, launch, stop)
-            found = go(placed, folder, context, _telling(progress, on_round, stop, raised))
+            observe = _telling(progress, on_round, stop, raised)
+            found = experiment.run(placed, folder, context, observe, resume="if_there" if resumes else "never")
         transport.close(goes_on=True)
     except (CollectiveError, Stopped) as reason:  # on every rank
         if launch.rank == 0:

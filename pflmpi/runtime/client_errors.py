@@ -10,11 +10,11 @@ import torch
 
 from pflmpi import tree
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
-from pflmpi.messages.folding.on_device import on_host
+from pflmpi.messages.device_sum import on_host
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.update import Update
+from pflmpi.runtime.executors.transfers import Update
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.base import Transport

@@ -3,23 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, initial_client
+from pflmpi.algorithms.base import Algorithm, depends_on_client, initial_client, initial_received
 from pflmpi.learning import personal
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.optimizers import initial_state
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
-from pflmpi.messages.kinds import Downlink, Messages, OneOf, Own, OwnClasses, with_rows
+from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.contract import RECEIVED
-from pflmpi.runtime.exchange.mixed import ANSWERED, mixed_templates
-from pflmpi.runtime.state.initial import fill
-from pflmpi.runtime.state.rows import Rows, empty_rows
+from pflmpi.runtime.client_rows import Rows, empty_rows
+from pflmpi.runtime.contract import ANSWERED, RECEIVED, answer_templates, calling
 from pflmpi.store.names import cohort_name
 from pflmpi.store.round_file import ReceivedMessage
 from pflmpi.tree import Tree
@@ -48,8 +47,8 @@ class Population:
         """As `get`, with the optimizer state that is kept between rounds."""
         return self._rows(group).get(group, without=(RECEIVED, ANSWERED))
 
-    def mixed(self, group: np.ndarray) -> Messages:
-        """The `Mixed` messages [m, ...] that the clients of a group received last."""
+    def answers(self, group: np.ndarray) -> Messages:
+        """The kept messages [m, ...] that the clients of a group received last."""
         rows = self._rows(group)
         if ANSWERED not in rows.rows:
             return {}
@@ -91,9 +90,9 @@ class Population:
             found[torch.from_numpy(mine)] = rows.one(clients[mine], path)
         return found
 
-    def offered(self, name: str, offer: Tree, clients: np.ndarray) -> Tree:
-        """A copy of the leaves [m, ...] of the named part of the state that a template has; see `Offers`."""
-        return tree.unflatten({path: self.leaf(f"{name}/{path}", clients) for path, _ in tree.leaves(offer)})
+    def kept(self, name: str, like: Tree, clients: np.ndarray) -> Tree:
+        """A copy of the leaves [m, ...] of the named part of the state that a template has; see `Homes`."""
+        return tree.unflatten({path: self.leaf(f"{name}/{path}", clients) for path, _ in tree.leaves(like)})
 
     def flat(self, clients: np.ndarray) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
         """A copy of the given clients' state by cohort name: ids [m] and arrays [m, ...] by path; see `Rows.flat`."""
@@ -122,8 +121,8 @@ def client_templates(
         if task.training.keep_optimizer:
             trained = algorithm.trainings(host).items()
             template[OPTIMIZER] = tree.like({name: initial_state(task.training, one) for name, one in trained})
-        if mixed := mixed_templates(algorithm, host):
-            template[ANSWERED] = mixed
+        if answers := answer_templates(algorithm, host):
+            template[ANSWERED] = answers
         if kept_reply:
             kinds = algorithm.downlink(host)
             template[RECEIVED] = {name: _received(kinds[name], task.num_classes) for name in kept_reply}
@@ -181,7 +180,27 @@ def received(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> lis
 
 def received_by_all(kind: Downlink, published: dict[str, np.ndarray]) -> ReceivedMessage:
     """What a checkpoint stores of a message, from its arrays by path as published to all clients."""
-    if not isinstance(kind, OneOf):
-        return ReceivedMessage(published, isinstance(kind, Own))
-    choices = {path.removeprefix("choices/"): array for path, array in published.items() if path != "chosen"}
-    return ReceivedMessage(choices, True, published["chosen"])
+    return ReceivedMessage(published, isinstance(kind, Own))
+
+
+def fill(rows: Rows, algorithm: Algorithm, task: Task) -> None:
+    """Give the clients of a cohort what they keep before the first round."""
+    if not len(rows.clients):
+        return
+    host = task.replace(device=HOST)
+    each = depends_on_client(algorithm, task)
+    with calling(algorithm, "init_client", 0):
+        for position in range(len(rows.clients) if each else 1):
+            client = int(rows.clients[position])
+            _begin(rows, rows.clients[position : position + 1] if each else rows.clients, _of(algorithm, host, client))
+
+
+def _of(algorithm: Algorithm, task: Task, client: int) -> Tree:
+    """What a client keeps before the first round, with its first kept messages."""
+    state, answers = initial_client(algorithm, task, client), initial_received(algorithm, task, client)
+    return {**state, ANSWERED: {**answers}} if answers else state
+
+
+def _begin(rows: Rows, clients: Any, state: Tree) -> None:
+    for path, leaf in tree.leaves(state):
+        rows.begin(clients, path, leaf.unsqueeze(0))

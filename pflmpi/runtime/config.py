@@ -1,8 +1,8 @@
 """The sections `evaluation`, `checkpoint`, `output` and `runtime` of a configuration."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class EvaluationConfig(BaseModel):
@@ -39,21 +39,27 @@ class CheckpointConfig(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """What is written beside the checkpoints and metrics.csv: the trackers of a run."""
+    """What is written beside the checkpoints and metrics.csv."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tensorboard: Annotated[
-        bool, Field(description="the metrics as TensorBoard event files too, in RUN/tensorboard (extra `tensorboard`)")
-    ] = False
-    wandb: Annotated[
-        Literal["offline", "online"] | None,
-        Field(description="the metrics as a run of Weights & Biases too, offline in RUN/wandb (extra `wandb`)"),
-    ] = None
-    mlflow: Annotated[
-        str | None,
-        Field(description="where MLflow gets the metrics too: a folder, or the address of a server (extra `mlflow`)"),
-    ] = None
+    trackers: Annotated[
+        list[Any],
+        Field(description="who gets the metrics too: tensorboard, wandb, mlflow, file.py:Class, {name: ..., options}"),
+    ] = []
+
+    @field_validator("trackers")
+    @classmethod
+    def _have_names(cls, trackers: list[Any]) -> list[Any]:
+        for tracker in trackers:
+            if not isinstance(tracker.get("name") if isinstance(tracker, dict) else tracker, str):
+                raise ValueError(f"{tracker} has no name; give a name, or {{name: mlflow, store: mlruns}}")
+        return trackers
+
+    def named_trackers(self) -> list[tuple[str, dict[str, Any]]]:
+        """Name and options of each tracker."""
+        trackers = [tracker if isinstance(tracker, dict) else {"name": tracker} for tracker in self.trackers]
+        return [(options["name"], {key: options[key] for key in options if key != "name"}) for options in trackers]
 
 
 class RuntimeConfig(BaseModel):
@@ -109,12 +115,6 @@ class RuntimeConfig(BaseModel):
         Literal["auto", "shared", "dedicated"],
         Field(description="whether rank 0 computes clients too; auto: dedicated with one client per rank"),
     ] = "auto"
-    balance: Annotated[
-        Literal["measured", "samples"],
-        Field(
-            description="by what clients are spread over ranks: the seconds they take, once measured, or local steps"
-        ),
-    ] = "measured"
     client_errors: Annotated[
         Literal["stop", "skip"],
         Field(description="a client's update raises or is not finite; skip counts the client as absent in that round"),
@@ -129,7 +129,6 @@ FREE_ON_RESUME = {
         f"runtime.{key}"
         for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server")
     ),
-    "runtime.balance",
     "runtime.state",
     "runtime.scratch",
     "runtime.cache",
@@ -142,7 +141,5 @@ FREE_ON_RESUME = {
     "training.stop",
     "checkpoint.every",
     "checkpoint.keep",
-    "output.tensorboard",
-    "output.wandb",
-    "output.mlflow",
+    "output.trackers",
 }

@@ -11,20 +11,19 @@ import torch
 from torch import Tensor
 
 from pflmpi import global_generators, outside, tree
-from pflmpi.algorithms.base import Algorithm, initial_client
+from pflmpi.algorithms.base import Algorithm, initial_client, initial_received
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.parts import has
 from pflmpi.learning.personal import Add, NotAModel, kept, messages
 from pflmpi.learning.task import HOST, Task
-from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Sum, Uplink
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
 from pflmpi.models.base import Architecture
-from pflmpi.runtime.exchange.mixed import ANSWERED, check_mixed
-from pflmpi.runtime.exchange.offered import check_offered
 from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
 RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
+ANSWERED = "answered"  # where a client's newest kept messages are, beside it too
 IN_LANES = (
     "; many clients were computed at once, by torch.func.vmap, which not all code suits: runtime.executor = 'loop' "
     "computes one after the other"
@@ -74,8 +73,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                     f"{kind}.{way}: {name!r} is empty with model {task.architecture.name}; choose another model or "
                     "algorithm"
                 )
-    check_mixed(algorithm, task)
-    check_offered(algorithm, task)
+    check_kept(algorithm, task)
     personal = algorithm.personal(task)
     known = {
         "predicts_with": ("message of `downlink`", algorithm.predicts_with, algorithm.downlink(task)),
@@ -119,6 +117,57 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
     for name in algorithm.diagnostics(task):
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
+
+
+def check_kept(algorithm: Algorithm, task: Task) -> None:
+    """Raise `ConfigError` for kept `Rows`, kept `Own` messages or such of kept rows that do not fit each other."""
+    kind, down = type(algorithm).__name__, algorithm.downlink(task)
+    host = task.replace(device=HOST)
+    rows = {name: up for name, up in algorithm.uplink(task).items() if isinstance(up, Rows) and up.kept}
+    state = dict(tree.leaves(initial_client(algorithm, host, 0))) if rows else {}
+    for name, sent in rows.items():
+        for path, leaf in tree.leaves({name: sent.like}):
+            if path not in state or tree.differences({path: leaf}, {path: state[path]}):
+                raise ConfigError(
+                    f"{kind}.uplink: {name!r} is kept, so that it is part of the client's state, and `init_client` has "
+                    f"no {path} of shape {list(leaf.shape)} and type {str(leaf.dtype)[6:]}"
+                )
+    for name, own in down.items():
+        if not isinstance(own, Own) or not (own.kept or own.of):
+            continue
+        if own.of:
+            _check_rows_of(f"{kind}.downlink: {name!r}", own, rows)
+        if name in algorithm.predicts_with:
+            raise ConfigError(
+                f"{kind}.predicts_with names {name!r}, which is for local training alone (`kept` or `of`); keep what a "
+                "client predicts with in its state"
+            )
+    first = initial_received(algorithm, host, 0)
+    if wrong := tree.differences(dict(first), answer_templates(algorithm, task)):
+        raise ConfigError(
+            f"{kind}.init_received gives other messages than the kept ones of `downlink`: {'; '.join(wrong)}"
+        )
+
+
+def answer_templates(algorithm: Algorithm, task: Task) -> Tree:
+    """The kept `Own` messages of one client, by name."""
+    down = algorithm.downlink(task)
+    return {name: kind.like for name, kind in down.items() if isinstance(kind, Own) and kind.kept}
+
+
+def _check_rows_of(where: str, own: Own, rows: Mapping[str, Rows]) -> None:
+    """Raise `ConfigError` unless a message is the ids of M clients and the rows that these keep."""
+    if own.kept:
+        raise ConfigError(f"{where} is kept and of {own.of!r}; it can be one of both")
+    if own.of not in rows:
+        raise ConfigError(
+            f"{where} is of {own.of!r}, which is no kept `Rows` message of `uplink`; known: {', '.join(rows) or 'none'}"
+        )
+    clients = own.like.get("clients")
+    count = clients.numel() if isinstance(clients, Tensor) else 0
+    needed: Tree = {"clients": tensor(count, dtype=torch.int64), own.of: with_rows(rows[own.of].like, count)}
+    if wrong := tree.differences(own.like, needed):
+        raise ConfigError(f"{where} is not the ids of M clients and the rows that these keep: {'; '.join(wrong)}")
 
 
 def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:

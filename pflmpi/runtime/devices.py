@@ -1,11 +1,20 @@
-"""The device, the executor, the threads and the kernels of a rank."""
+"""The device, the executor, the threads and the kernels of a rank.
+
+Which GPU a rank computes on is a pure function of what all ranks see, the same on every rank.
+"""
 
 import contextlib
 import ctypes
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.utils import deterministic
 
@@ -13,10 +22,174 @@ from pflmpi import machine, tree
 from pflmpi.errors import ConfigError
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
+from pflmpi.machine import SLICE, Gpu
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.gpu_placement import GpuPlacement, place_ranks
 from pflmpi.runtime.placement import MOST_TOGETHER
-from pflmpi.transports.peers import Peer
+from pflmpi.transports.peers import Peer, names
+
+
+@dataclass(frozen=True)
+class GpuPlacement:
+    """Where the ranks of a run compute.
+
+    Attributes:
+        peers: [R] where each rank runs and what it sees.
+        number: [R] the GPU of each rank, as that rank numbers those that it sees; None for the CPU.
+        serves_only: rank 0 computes no clients, because it alone has no GPU.
+        slots: how many ranks can compute at once.
+    """
+
+    peers: tuple[Peer, ...]
+    number: tuple[int | None, ...]
+    serves_only: bool
+    slots: int
+
+    @cached_property
+    def gpu(self) -> tuple[Gpu | None, ...]:
+        """[R] the GPU of each rank."""
+        return tuple(
+            None if number is None else peer.gpus[number] for peer, number in zip(self.peers, self.number, strict=True)
+        )
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """Where clients are computed."""
+        return "cpu" if all(gpu is None for gpu in self.gpu) else "cuda"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of the GPUs, in alphabetical order; none on the CPU."""
+        return tuple(sorted({gpu.model for gpu in self.gpu if gpu is not None}))
+
+    @property
+    def gpu_ranks(self) -> tuple[int, ...]:
+        """The ranks that can talk from GPU to GPU: all that compute, if each has a whole GPU to itself, or none."""
+        ranks = tuple(rank for rank, gpu in enumerate(self.gpu) if gpu is not None)
+        whole = {gpu.uuid for gpu in self.gpu if gpu is not None and not gpu.uuid.startswith(SLICE)}
+        return ranks if len(whole) == len(ranks) else ()
+
+    def sharing(self, rank: int) -> int:
+        """How many ranks, this one among them, have the same GPU."""
+        mine = self.gpu[rank]
+        return sum(gpu is not None and mine is not None and gpu.uuid == mine.uuid for gpu in self.gpu)
+
+    def remark(self) -> str:
+        """What a user should know of it; "" for nothing."""
+        most = max(Counter(gpu.uuid for gpu in self.gpu if gpu is not None).values(), default=1)
+        if most == 1:
+            return ""
+        return (
+            f"up to {most} ranks share a GPU, each with its part of the memory; without NVIDIA's MPS "
+            "(nvidia-cuda-mps-control -d) they take turns: one rank per GPU is fastest"
+        )
+
+
+def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
+    """The GPU of each rank.
+
+    Ranks are spread evenly over the GPUs that they see. Rank 0 leaves them to the others where it would make one more
+    share a GPU, unless `runtime.server` is "shared".
+
+    Raises:
+        ConfigError: a GPU is asked for that is not there; some of the ranks that compute see a GPU, and some do not;
+            GPUs of several models.
+    """
+    seen = _usable(peers, runtime)
+    if runtime.device == "cpu" or not any(seen):
+        if runtime.device == "cuda":
+            raise ConfigError("runtime.device = 'cuda', but no rank sees a CUDA device; use cpu or auto")
+        if runtime.gpus is not None:
+            raise ConfigError(
+                f"runtime.gpus = {runtime.gpus} with runtime.device = {runtime.device!r}, but no rank sees a GPU that "
+                "it may use; leave it null"
+            )
+        return GpuPlacement(tuple(peers), (None,) * len(peers), False, _cpu_slots(peers, runtime))
+    computing = range(1, len(peers)) if _is_apart(peers, seen, runtime) else range(len(peers))
+    blind = [rank for rank in computing if not seen[rank]]
+    if blind:
+        raise ConfigError(
+            f"{names(blind, peers)} have no GPU, and others have one; results would depend on the ranks: choose other "
+            "nodes, or set runtime.device = 'cpu'"
+        )
+    chosen = _spread({rank: seen[rank] for rank in computing})
+    number = tuple(_number(peer, chosen.get(rank)) for rank, peer in enumerate(peers))
+    placement = GpuPlacement(tuple(peers), number, 0 not in computing, len(set(chosen.values())))
+    if len(placement.models) > 1 and runtime.mixed_gpus == "refuse":
+        raise ConfigError(
+            f"the ranks have GPUs of several models ({', '.join(placement.models)}), on which the same numbers may "
+            "come out differently; choose nodes of one (--constraint, --gpus=TYPE:N), or set runtime.mixed_gpus = "
+            "'allow': results then depend on which rank computes a client"
+        )
+    return placement
+
+
+def _usable(peers: Sequence[Peer], runtime: RuntimeConfig) -> list[tuple[str, ...]]:
+    """[R] the ids of the GPUs that a rank may use: of its node's, in the order of its lowest rank, the first `gpus`."""
+    if runtime.device == "cpu":
+        return [()] * len(peers)
+    of_host: dict[str, dict[str, None]] = {}
+    for peer in peers:
+        of_host.setdefault(peer.host, {}).update(dict.fromkeys(gpu.uuid for gpu in peer.gpus))
+    for host, there in of_host.items():
+        if runtime.gpus is not None and 0 < len(there) < runtime.gpus:
+            raise ConfigError(f"runtime.gpus = {runtime.gpus}, but {host} has {len(there)}; lower it or leave it null")
+    allowed = {host: set(list(there)[: runtime.gpus]) for host, there in of_host.items()}
+    return [tuple(gpu.uuid for gpu in peer.gpus if gpu.uuid in allowed[peer.host]) for peer in peers]
+
+
+def _is_apart(peers: Sequence[Peer], seen: Sequence[tuple[str, ...]], runtime: RuntimeConfig) -> bool:
+    """Whether rank 0 computes no clients: it sees no GPU, or would make one more share one."""
+    if len(seen) == 1 or not any(seen[1:]):
+        return False
+    if not seen[0]:
+        return True
+    here = peers[0].host
+    beside = {
+        rank: gpus for rank, gpus in enumerate(seen) if gpus and (peers[rank].host == here or {*gpus} & {*seen[0]})
+    }
+    if runtime.server == "shared" or len(beside) == 1:
+        return False
+    with_it, without = _spread(beside), _spread({rank: gpus for rank, gpus in beside.items() if rank})
+    return max(Counter(with_it.values()).values()) > max(Counter(without.values()).values())
+
+
+def _spread(seen: dict[int, tuple[str, ...]]) -> dict[int, str]:
+    """One of the GPUs that it sees for each rank, so that as few as possible share one.
+
+    A matching of ranks with places on GPUs. The n-th place of a GPU costs n, so that loads are even; among such
+    matchings, lower ranks get the first places of the GPUs that they see first.
+    """
+    if not seen:
+        return {}
+    csgraph: Any = import_module("scipy.sparse.csgraph")  # here: a run on CPUs does not need it
+    ranks = sorted(seen)
+    sharing = Counter(gpu for gpus in seen.values() for gpu in gpus)
+    places = [(gpu, number) for gpu, most in sharing.items() for number in range(most)]
+    column = {place: index for index, place in enumerate(places)}
+    edges = []
+    for row, rank in enumerate(ranks):
+        for order, gpu in enumerate(seen[rank]):
+            for number in range(sharing[gpu]):
+                preference = (number * len(seen[rank]) + order) * (len(ranks) - row)
+                edges.append((row, column[gpu, number], number, preference))
+    rows, columns, numbers, preferences = np.array(edges).T
+    weight = 1.0 + preferences + numbers * (1.0 + len(ranks) * preferences.max())  # 0 would be no edge
+    graph = import_module("scipy.sparse").coo_array((weight, (rows, columns)), shape=(len(ranks), len(places)))
+    _, chosen = csgraph.min_weight_full_bipartite_matching(graph.tocsr())
+    return {rank: places[place][0] for rank, place in zip(ranks, chosen.tolist(), strict=True)}
+
+
+def _number(peer: Peer, uuid: str | None) -> int | None:
+    return None if uuid is None else [gpu.uuid for gpu in peer.gpus].index(uuid)
+
+
+def _cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
+    """How many ranks can compute at once on all nodes; ranks of a node may see different cores of it."""
+    cores: dict[str, set[int]] = {}
+    for peer in peers:
+        cores.setdefault(peer.host, set()).update(peer.cores)
+    return sum(max(len(here) // runtime.threads, 1) for here in cores.values())
+
 
 _LEAST_TOGETHER = 4  # participants in one call, where their number is not configured
 _CACHE = 4 * 2**20  # bytes of their models on a CPU: ten MLPs of 100 hidden units in one call beat twice five

@@ -1,23 +1,29 @@
-"""Which rank computes which clients, in which groups. Results never depend on the ranks."""
+"""Which rank computes which clients, in which groups, so that the slowest has the least to do.
 
+Results never depend on the ranks, and the placement on nothing that is measured.
+"""
+
+import bisect
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
+from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Shared
-from pflmpi.runtime.balance import assignment
-from pflmpi.runtime.balance.assignment import in_microseconds
-from pflmpi.runtime.balance.client_seconds import pace
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.tree import Tree
 
 MOST_TOGETHER = 32  # clients in one call, where no more are configured
 _ROUNDS = 1000  # homes are chosen by the work of as many rounds
+_SEARCHED = 2**15  # loads that are compared for the home of a client
+_AT_ONCE = 32  # hosts, at first
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,8 @@ class Placement:
         most: clients in one call; of a group with more at hand, several calls are made.
         home: [N] the rank of each client, or None when clients keep nothing and may be computed anywhere.
         hosts: the ranks that compute.
-        work: [N] the relative cost of one round of training.
-        pace: [N] microseconds of each client for a unit of work, as measured before the start; None if they were not.
+        work: [N] the relative cost of one round of training, whole numbers.
+        test_work: [N] that of testing.
     """
 
     ranks: int
@@ -40,18 +46,14 @@ class Placement:
     home: np.ndarray | None
     hosts: tuple[int, ...]
     work: np.ndarray
-    pace: np.ndarray | None = None
+    test_work: np.ndarray
 
-    def assign(
-        self, clients: np.ndarray, work: np.ndarray | None = None, pace: np.ndarray | None = None
-    ) -> list[list[ClientGroup]]:
+    def assign(self, clients: np.ndarray, tested: bool = False) -> list[list[ClientGroup]]:
         """The groups of each rank, restricted to the given clients and cut where these are too many for a call.
 
         Args:
             clients: ascending ids.
-            work: [N] the cost of each client, where it is not that of a round of training.
-            pace: [N] microseconds of each client for a unit of work, if they were measured: its cost is then their
-                product, where that makes the slowest rank clearly quicker. A client with a home stays there.
+            tested: they are spread by the work of testing instead of training. A client with a home stays there.
         """
         ranks: list[list[ClientGroup]] = [[] for _ in range(self.ranks)]
         if not len(clients):
@@ -65,13 +67,8 @@ class Placement:
             for rank, part in zip(self.home[ordered[starts]], parts, strict=True):
                 ranks[rank].append(part)
             return ranks
-        each, first_ids = self.work if work is None else work, ordered[starts]
-        assigned = assignment.longest_first(np.add.reduceat(each[ordered], starts), first_ids, self.hosts)
-        if pace is not None:
-            cost = np.add.reduceat(in_microseconds(each, pace)[ordered], starts)
-            other = assignment.longest_first(cost, first_ids, self.hosts)
-            assigned = assignment.clearly_quicker(assigned, other, lambda one: assignment.makespan(one, cost))
-        for rank, call in assigned:
+        cost = np.add.reduceat((self.test_work if tested else self.work)[ordered], starts)
+        for rank, call in longest_first(cost, ordered[starts], self.hosts):
             ranks[rank].append(parts[call])
         return ranks
 
@@ -105,7 +102,6 @@ def place(
     runtime: RuntimeConfig,
     ranks: int,
     slots: int,
-    seconds: np.ndarray,
 ) -> Placement:
     """Cut the clients into groups, and give each a home rank unless it keeps nothing and gets no message of its own.
 
@@ -116,31 +112,44 @@ def place(
         runtime: settings, with `lanes` decided.
         ranks: R.
         slots: how many ranks can compute at once.
-        seconds: [N, 3] measured so far; see `client_seconds`.
     """
     training, seed, federation = executor.tasks[0].training, executor.tasks[0].seed, executor.federation
-    n, num_test = federation.num_clients, federation.num_test
+    n = federation.num_clients
     steps = np.array([training.num_steps(int(samples)) for samples in federation.num_train], np.int64)
     lanes = runtime.lanes or 1
     groups, most = cut_groups(executor.cohort, steps, lanes), max(MOST_TOGETHER, int(lanes * training.participation))
     hosts = choose_hosts(runtime.server, ranks, n, slots)
-    work = 3.0 * steps * training.batch_size  # forward, and twice as much backward
-    measured = pace(seconds, work)
-    known = measured if runtime.balance == "measured" and measured.any() else None
+    sample_work = relative_flops(executor.tasks)[executor.cohort]
+    work = 3.0 * steps * training.batch_size * sample_work  # forward, and twice as much backward
+    test_work = federation.num_test * sample_work
     if not any(templates) and all(type(kind) is Shared for kind in declared.down.values()):
-        return Placement(ranks, groups, most, None, hosts, work, known)
+        return Placement(ranks, groups, most, None, hosts, work, test_work)
     cost = np.zeros((n, min(max(training.rounds, 1), _ROUNDS)))
     for round in range(cost.shape[1]):
         chosen = training.participants(seed, round + 1, n)
-        cost[chosen, round] = work[chosen] + num_test[chosen]
+        cost[chosen, round] = work[chosen] + test_work[chosen]
     if executor.algorithm.predicts_with:
-        cost += num_test[:, None]
-    home = assignment.place_clients(groups, cost, hosts)
-    if known is not None:
-        cost = in_microseconds(cost, known[:, None])
-        other = assignment.place_clients(groups, cost, hosts)
-        home = assignment.clearly_quicker(home, other, lambda one: assignment.total_makespan(one, cost))
-    return Placement(ranks, groups, most, home, hosts, work, known)
+        cost += test_work[:, None]
+    return Placement(ranks, groups, most, place_clients(groups, cost, hosts), hosts, work, test_work)
+
+
+def relative_flops(tasks: Sequence[Task]) -> np.ndarray:
+    """[C] floating-point operations of a forward pass in each cohort, the cheapest counting 100; 1 if there is but one.
+
+    Whole numbers, so that their sums are the same in any order, on every rank.
+    """
+    if len(tasks) == 1:
+        return np.ones(1)
+    from torch.utils.flop_counter import FlopCounterMode  # here: a fifth of a second, for clients with unlike models
+
+    flops = np.empty(len(tasks))
+    for number, task in enumerate(tasks):
+        host = task.replace(device=HOST)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            host.predict(host.init(), torch.zeros(1, *task.architecture.shape))
+        flops[number] = max(counter.get_total_flops(), 1)
+    relative: np.ndarray = np.rint(100 * flops / flops.min())
+    return relative
 
 
 def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[ClientGroup, ...]:
@@ -174,3 +183,62 @@ def choose_hosts(server: str, ranks: int, clients: int, slots: int) -> tuple[int
     """
     dedicated = server == "dedicated" or (server == "auto" and (ranks == clients + 1 or ranks > slots))
     return tuple(range(1, ranks)) if dedicated and ranks > 1 else tuple(range(ranks))
+
+
+def longest_first(cost: np.ndarray, clients: np.ndarray, hosts: Sequence[int]) -> list[tuple[int, int]]:
+    """The rank of each call with its place, longest first: each goes to the rank with the least to do.
+
+    Args:
+        cost: [C] of each call, whole numbers.
+        clients: [C] the first client of each, which decides between calls of the same cost.
+        hosts: ranks to spread over.
+
+    >>> longest_first(np.array([2, 3, 2, 1]), np.arange(4), [0, 1])
+    [(0, 1), (1, 0), (1, 2), (0, 3)]
+    """
+    loads, found = [(0.0, rank) for rank in hosts], []
+    for call in np.lexsort((clients, -cost)).tolist():
+        load, rank = loads[0]
+        heapq.heapreplace(loads, (load + float(cost[call]), rank))
+        found.append((rank, call))
+    return found
+
+
+def place_clients(
+    groups: Sequence[ClientGroup], work: np.ndarray, hosts: Sequence[int], searched: int = _SEARCHED
+) -> np.ndarray:
+    """The home rank [N] of every client, chosen so that the slowest rank of each round has the least to do.
+
+    Who takes part in which round is known from the seed, so the placement can look at all of it. The group with the
+    most work comes first; each goes where it makes all rounds together the least longer, of equal hosts to the one with
+    the least work, then to the first.
+
+    Args:
+        groups: the groups; one stays together.
+        work: [N, T] cost of each client in each round: whole numbers, so that sums are exact in any order.
+        hosts: ranks to spread over.
+        searched: rounds of a group times hosts that are compared for it; of more, those hosts with the least work.
+    """
+    home = np.full(len(work), -1, np.int64)
+    load, slowest, longest = np.zeros((len(hosts), work.shape[1])), np.zeros(work.shape[1]), 0.0
+    least = [(0.0, host) for host in range(len(hosts))]  # ascending; work of each host in all rounds
+    whole = np.array([work[group].sum() for group in groups])
+    for index in np.lexsort(([group[0] for group in groups], -whole)):
+        cost = work[groups[index]].sum(0)
+        rounds = np.flatnonzero(cost)
+        cost, most = cost[rounds], max(_AT_ONCE, searched // max(len(rounds), 1))
+        best, longer, start = 0, np.inf, 0
+        # A host makes the rounds longer at least by the work that does not fit below the slowest ones.
+        while start < min(most, len(least)) and max(least[start][0] + whole[index] - longest, 0.0) < longer:
+            some = np.array([host for _, host in least[start : min(2 * start + _AT_ONCE, most)]])
+            added = np.maximum(load[np.ix_(some, rounds)] + (cost - slowest[rounds]), 0).sum(1)
+            if added.min() < longer:
+                best, longer = start + int(added.argmin()), float(added.min())
+            start += len(some)
+        total, host = least.pop(best)
+        bisect.insort(least, (total + float(whole[index]), host))
+        load[host, rounds] += cost
+        slowest[rounds] = np.maximum(slowest[rounds], load[host, rounds])
+        longest += longer
+        home[groups[index]] = hosts[host]
+    return home

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pflmpi.runtime.evaluation.measures import Counts, figures
+from pflmpi.runtime.measures import Counts, figures
 from pflmpi.store import metrics_file
 
 _ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")
@@ -32,7 +32,6 @@ class Progress:
         unseen: of the clients that were kept out of training; None if there are none.
         trained: [P] of the participants after local training; None where they are not tested then.
         train_loss: [P] float64, mean over the local steps of each participant; NaN where an algorithm measures none.
-        client_seconds: [N, 3] seconds of training of each client in its last rounds; see `client_seconds`.
     """
 
     round: int
@@ -45,7 +44,6 @@ class Progress:
     unseen: Counts | None = None
     trained: Counts | None = None
     train_loss: np.ndarray = field(default_factory=lambda: np.empty(0))
-    client_seconds: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))
 
     @cached_property
     def columns(self) -> dict[str, str | int]:
@@ -71,7 +69,6 @@ class Progress:
     def arrays(self) -> dict[str, np.ndarray]:
         """The metrics of the round as a checkpoint stores them."""
         found = {"participants": self.participants, "skipped": self.skipped, "client_train_loss": self.train_loss}
-        found["seconds_clients"] = self.client_seconds
         found.update({f"seconds_{name}": np.array(value) for name, value in self.seconds.items()})
         for before, scores in (("", self.scores), ("unseen_", self.unseen), ("trained_", self.trained)):
             if scores is not None:

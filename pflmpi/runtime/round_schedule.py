@@ -1,19 +1,22 @@
-"""One round of a run before it happens."""
+"""The rounds of a run before they happen: who trains and is tested where, what is saved, which calls are made.
 
+A pure function of the setup. The loop, the checkpoints and `plan` read it.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from pflmpi.messages.calls import Call
-from pflmpi.messages.chosen import chosen_calls
-from pflmpi.messages.downlink import down_calls
-from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.leaf_owners import LeafOwners
+from pflmpi.messages.downlink import answer_calls, down_calls
+from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import Own, OwnClasses
+from pflmpi.messages.traffic import Traffic
 from pflmpi.messages.uplink import up_calls
-from pflmpi.runtime.evaluation.unseen import Unseen
 from pflmpi.runtime.exchange.newcomers import mean_calls
 from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.unseen import Unseen
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,6 @@ class RoundSchedule:
         round: counts from 1; the opening has the number of the last round that is done.
         opening: whether it is the opening. Nobody trains in it; the participants introduce themselves.
         participants: [P] ascending ids.
-        tells: whether all ranks learn after it how long clients take, by which the next rounds are spread.
-        pace: [N] microseconds of each client for a unit of work, which a run measures; None as long as it has not.
         skipped: ascending ids of participants that failed, which a run learns in the round; not among `participants`.
         receivers: [R] ascending ids of the clients that the reply is for: who trains next, and who is tested with it.
         evaluates: whether personal models are tested.
@@ -44,8 +45,6 @@ class RoundSchedule:
     tested: np.ndarray
     saves: bool
     unsaved: np.ndarray
-    tells: bool = False
-    pace: np.ndarray | None = None
     skipped: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def without(self, failed: np.ndarray) -> "RoundSchedule":
@@ -55,7 +54,7 @@ class RoundSchedule:
     @cached_property
     def training(self) -> list[list[ClientGroup]]:
         """The groups of participants of each rank."""
-        drawn = self.setup.placement.assign(np.union1d(self.participants, self.skipped), pace=self.pace)
+        drawn = self.setup.placement.assign(np.union1d(self.participants, self.skipped))
         if not len(self.skipped):
             return drawn
         left = [[group[~np.isin(group, self.skipped)] for group in groups] for groups in drawn]
@@ -69,7 +68,7 @@ class RoundSchedule:
     @cached_property
     def testing(self) -> list[list[ClientGroup]]:
         """The groups that each rank tests."""
-        return self.setup.placement.assign(self.tested, self.setup.num_test.astype(np.float64), self.pace)
+        return self.setup.placement.assign(self.tested, tested=True)
 
     @property
     def tests_trained(self) -> bool:
@@ -117,32 +116,21 @@ class RoundSchedule:
         return self._bytes(sent=False)
 
     @cached_property
-    def uplink(self) -> list[Call]:
-        """The collective calls by which the participants' messages reach the server."""
-        return [*up_calls(self.setup.declared, self.training), *self.owners.up_calls] if len(self.participants) else []
+    def uplink(self) -> list[Traffic]:
+        """The calls by which the participants' messages reach the server."""
+        return up_calls(self.setup.declared, self.training) if len(self.participants) else []
 
     @cached_property
-    def downlink(self) -> list[Call]:
-        """The collective calls by which answers reach the participants, and the reply its receivers."""
+    def downlink(self) -> list[Traffic]:
+        """The calls by which answers reach the participants, and the reply its receivers."""
         declared, home = self.setup.declared, self.setup.placement.home
-        chosen = chosen_calls(declared, [clients_of(groups) for groups in self.receiving], home)
-        return [*self.owners.down_calls, *down_calls(declared, self.receiving), *chosen]
-
-    @cached_property
-    def owners(self) -> LeafOwners:
-        """Which rank owns which leaf of the participants' messages that are compared."""
-        return LeafOwners.of(self.setup.declared, self.training)
+        return [*answer_calls(declared, self.training), *down_calls(declared, self.receiving, home)]
 
     @property
-    def calls(self) -> list[Call]:
-        """The collective calls that move messages, those to unseen clients among them."""
+    def calls(self) -> list[Traffic]:
+        """The calls that move messages, those to unseen clients among them."""
         unseen = [*mean_calls(self.setup), *self.unseen.calls] if self.unseen else []
         return [*self.uplink, *self.downlink, *unseen]
-
-    @property
-    def num_told(self) -> int:
-        """How many numbers ranks are told beside whether to stop."""
-        return self.setup.task.num_clients if self.tells else 0
 
     def _bytes(self, sent: bool) -> np.ndarray:
         declared, n = self.setup.declared, self.setup.task.num_clients
@@ -153,3 +141,88 @@ class RoundSchedule:
             if sent and self.round == 1 and self.setup.algorithm.introduces:
                 found += declared.up_bytes(np.arange(n))
         return found
+
+
+def schedule(setup: Setup, done: int | None) -> Iterator[RoundSchedule]:
+    """The opening, then every round to the last.
+
+    Args:
+        setup: of the run.
+        done: the round to continue after; None for a new run.
+    """
+    training, everyone = setup.task.training, np.arange(setup.task.num_clients)
+    nobody = everyone[:0]
+    new, first = done is None, done or 0
+    before, upcoming = _participants(setup, first), _participants(setup, first + 1)
+    yield RoundSchedule(
+        setup,
+        round=first,
+        opening=True,
+        participants=everyone if new and setup.algorithm.introduces else nobody,
+        receivers=_receivers(setup, first, before, upcoming),
+        evaluates=False,
+        tested=nobody,
+        saves=new,
+        unsaved=everyone[setup.keeps] if new else nobody,
+    )
+    changed, unsaved = np.ones(len(everyone), bool), np.zeros(len(everyone), bool)
+    for round in range(first + 1, training.rounds + 1):
+        participants, upcoming, last = upcoming, _participants(setup, round + 1), round == training.rounds
+        changed[participants] = unsaved[participants] = True
+        evaluates = last or round % setup.evaluation.every == 0
+        saves = last or round % setup.checkpoint.every == 0
+        yield RoundSchedule(
+            setup,
+            round=round,
+            opening=False,
+            participants=participants,
+            receivers=_receivers(setup, round, participants, upcoming),
+            evaluates=evaluates,
+            tested=_tested(setup, changed) if evaluates else nobody,
+            saves=saves,
+            unsaved=np.flatnonzero(unsaved & setup.keeps),
+        )
+        changed &= not evaluates
+        unsaved &= not saves
+
+
+def _participants(setup: Setup, round: int) -> np.ndarray:
+    """Who trains in a round; nobody before the first and after the last."""
+    if not 1 <= round <= setup.task.training.rounds:
+        return np.empty(0, np.int64)
+    return setup.task.training.participants(setup.task.seed, round, setup.task.num_clients)
+
+
+def _receivers(setup: Setup, round: int, participants: np.ndarray, upcoming: np.ndarray) -> np.ndarray:
+    """Who trains next (`upcoming`), and who is tested with a message of its own."""
+    kinds = [setup.declared.down[name] for name in setup.algorithm.predicts_with]
+    if not any(isinstance(kind, Own | OwnClasses) for kind in kinds):
+        return upcoming
+    if round == 0 or setup.evaluation.absent == "latest":
+        return np.arange(setup.task.num_clients)
+    return np.union1d(upcoming, participants)
+
+
+def _tested(setup: Setup, changed: np.ndarray) -> np.ndarray:
+    """The clients whose personal model may differ from the one tested last; `changed` [N] says whose state does."""
+    by_state = not setup.algorithm.predicts_with or setup.evaluation.absent == "last_received"
+    return np.flatnonzero(changed) if by_state and not setup.executor.adapts else np.arange(len(changed))
+
+
+_FEW = 4  # ranks of which it does not matter
+
+
+def advise_fewer_ranks(setup: Setup, rounds: Sequence[RoundSchedule]) -> str:
+    """What to change if half of the ranks that compute have no client to train in any of these rounds; else ""."""
+    hosts = len(setup.placement.hosts)
+    busy = [sum(map(bool, one.training)) for one in rounds]
+    if hosts < _FEW or not busy or 2 * max(busy) > hosts:
+        return ""
+    participants = max(len(one.participants) for one in rounds)
+    lanes = min(max(map(len, setup.placement.groups)), setup.placement.most)
+    calls = f" in calls of up to {lanes}" if lanes > 1 else ""
+    lower = ", or set runtime.lanes lower" if lanes > 1 else ""
+    return (
+        f"{hosts} ranks compute clients, at most {max(busy)} of them at a time ({participants} participants{calls}); "
+        f"fewer ranks would be as quick{lower}"
+    )

@@ -1,35 +1,48 @@
-"""The loop of a run, for every rank: there is no other."""
+"""The training loop, run by every rank."""
 
-from dataclasses import replace
-from functools import partial
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from pflmpi import tree
 from pflmpi.learning import replay
+from pflmpi.messages.device_sum import on_host
 from pflmpi.messages.downlink import Reply
-from pflmpi.runtime import client_errors, report
-from pflmpi.runtime.balance import client_seconds
+from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import Updates
+from pflmpi.runtime import client_errors
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.evaluation.clients import evaluate, evaluate_shared_model, evaluate_trained
-from pflmpi.runtime.evaluation.measures import Counts, concatenated
-from pflmpi.runtime.evaluation.unseen import evaluate_unseen
+from pflmpi.runtime.evaluation import evaluate, evaluate_shared_model, evaluate_trained
 from pflmpi.runtime.exchange.exchange import exchange
-from pflmpi.runtime.exchange.newcomers import mean_of_mixed
-from pflmpi.runtime.participants import Trained, train, without
-from pflmpi.runtime.progress import Observer, Progress
-from pflmpi.runtime.report import RoundReport
-from pflmpi.runtime.round_schedule import RoundSchedule
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.exchange.newcomers import mean_answers
+from pflmpi.runtime.executors.transfers import device_message_limit, pipelined
+from pflmpi.runtime.measures import Counts, concatenated
+from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.round_report import RoundHooks, Stopwatch
+from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
-from pflmpi.runtime.stopwatch import Stopwatch
+from pflmpi.runtime.unseen import evaluate_unseen
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
-_FIRST_ROUND = 3600.0  # seconds to wait for other ranks while no round has been measured
-_PATIENCE = 20.0  # times the longest round, afterwards
+
+@dataclass(frozen=True)
+class Trained:
+    """Results of this rank's participants.
+
+    Attributes:
+        ups: of each group, the clients that succeeded and their messages.
+        losses: mean training loss of each of them.
+        failed: of the others, why; they keep their states.
+    """
+
+    ups: Updates = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 def run(
@@ -55,64 +68,34 @@ def run(
         Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
     """
     replay.forget()
-    rank, between_reports = transport.rank, Stopwatch()
-    scores = Counts.none(setup.executor.federation.test_class_counts)
-    _limit_waiting(setup, transport, None)
-    rounds, pace, seconds_of = schedule(setup, done), setup.placement.pace, setup.seconds
+    rank, last = transport.rank, setup.task.training.rounds
+    hooks = RoundHooks(setup, transport, checkpoints, observe, stop)
+    rounds = schedule(setup, done)
     server, reply = _open(setup, transport, checkpoints, next(rounds), server, population)
-    for now in rounds:
-        watch, now = Stopwatch(), replace(now, pace=pace)
-        mine = train(setup, population, reply, now.training[rank], now.round)
-        training = watch.lap()
-        if setup.skips:
-            now = without(setup, transport, now, mine.failed)
-        trained = (
-            evaluate_trained(setup.executor, population, reply, mine.ups, now.round) if now.tests_trained else None
-        )
-        testing = watch.lap()
-        say = partial(_report, setup, transport, now, mine, training, stop, watch)
-        reported = None if now.evaluates else say(_nobody(setup), testing)  # travels right before the messages
+    for now in rounds:  # who takes part in a round is known before it happens
+        watch = Stopwatch()
+        trained = train(setup, population, reply, now.training[rank], now.round)
+        watch.lap("training")
+        now = without_failed(setup, transport, now, trained.failed)
+        after_training = _evaluate_trained(setup, population, reply, trained, now)
+        watch.lap("testing")
 
-        seen, reply = exchange(setup, transport, server, population, mine.ups, now)
+        # aggregate, server_update, publish
+        seen, reply = exchange(setup, transport, server, population, trained.ups, now)
         server = seen.server
         population.keep_reply(now.training[rank], reply)
         reply = reply.on(setup.executor.device)
-        exchanging = watch.lap()
+        watch.lap("exchange")
 
-        if now.evaluates:
-            right = _tested(setup, transport, population, server, reply, now)
-            reported = say(concatenated([right, trained]) if trained else right, testing + watch.lap())
-        progress = None
-        if reported is not None:
-            scores = scores.updated(now.tested, reported.tested) if now.evaluates else scores
-            if now.round > (done or 0) + 1:  # the first round of a process warms up
-                seconds_of = client_seconds.measured(seconds_of, now.participants, reported.train_seconds)
-            seconds = {
-                "compute": reported.busiest,
-                "exchange": exchanging,
-                "waiting": reported.waiting,
-                "evaluation": reported.testing,
-                "checkpoint": checkpoints.take_seconds(),
-                "round": between_reports.lap(),
-            }
-            who, tested = (now.round, now.participants, now.skipped), scores if now.evaluates else None
-            others = (reported.unseen, reported.trained, reported.train_loss)
-            moved = _moved(transport, now)
-            progress = Progress(*who, tested, seconds, moved, reported.memory, *others, client_seconds=seconds_of)
-            checkpoints.record(progress)
-            observe(progress)
-            stop.early.add(progress.columns)
-        told = np.zeros(now.num_told)
-        if now.tells and rank == 0:
-            told += client_seconds.pace(seconds_of, setup.placement.work)
-        asked = stop.agree(transport, watch.seconds, None if reported is None else reported.stop, told)
-        pace = told if told.any() else pace
-        _limit_waiting(setup, transport, stop.longest)
-        if now.saves or asked:
+        counts = concatenated([*_evaluate(setup, transport, population, server, reply, now), *after_training])
+        watch.lap("testing")
+
+        progress, pause = hooks.end_round(now, counts, trained.losses, watch)
+        if now.saves or pause:
             checkpoints.save(now, seen, population, progress)
-        if asked == "end":
+        if pause == "end":
             break
-        if asked and now.round < setup.task.training.rounds:
+        if pause and now.round < last:
             checkpoints.finish()
             raise stop.interruption(now.round)
     checkpoints.finish()
@@ -137,51 +120,61 @@ def _open(
     return seen.server, reply.on(setup.executor.device)
 
 
-def _tested(
+def train(setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Trained:
+    """Train the participants of this rank."""
+    found, room = Trained(), device_message_limit(setup.executor.device)
+
+    def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
+        states, down = population.to_train(group), {**reply.for_clients(group), **population.answers(group)}
+        return client_errors.update(setup.executor, group, states, down, round, setup.skips)
+
+    for done in pipelined(map(begin, groups), setup.executor.ahead):
+        found.failed.update(done.failed)
+        if len(done.clients):
+            population.put(done.clients, done.states)
+            room -= tree.num_bytes({**done.up})
+            found.ups.append((done.clients, done.up if room > 0 else on_host(done.up)))
+            found.losses.update(zip(done.clients.tolist(), done.loss.tolist(), strict=True))
+    return found
+
+
+def without_failed(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:
+    """The round without the participants that failed on any rank."""
+    if not setup.skips:
+        return now
+    failed = client_errors.agree(transport, now.participants, failed)
+    if not failed:
+        return now
+    for why in failed.values() if transport.rank == 0 else ():
+        _log.warning("skipped: %s", why)
+    client_errors.check_enough(setup, now.round, len(now.participants) - len(failed), failed)
+    return now.without(np.array(list(failed), np.int64))
+
+
+def _evaluate_trained(
+    setup: Setup, population: Population, reply: Reply, trained: Trained, now: RoundSchedule
+) -> list[Counts]:
+    """Test the participants of this rank with the models that local training leaves, where that is configured."""
+    if not now.tests_trained:
+        return []
+    return [evaluate_trained(setup.executor, population, reply, trained.ups, now.round)]
+
+
+def _evaluate(
     setup: Setup, transport: Transport, population: Population, server: Tree, reply: Reply, now: RoundSchedule
-) -> Counts:
-    """What the clients that are tested here get right, and after them the unseen ones."""
+) -> list[Counts]:
+    """Test the clients of this rank whose models may have changed, and the unseen ones; no clients in other rounds."""
     mine = now.testing[transport.rank]
+    if not now.evaluates:
+        return [Counts.none(setup.executor.federation.test_class_counts[:0])]
     if setup.shares_model:
-        right = evaluate_shared_model(setup.executor, reply, mine, now.round)
+        seen = evaluate_shared_model(setup.executor, reply, mine, now.round)
     else:
-        right = evaluate(setup.executor, population, reply, mine, now.round)
+        seen = evaluate(setup.executor, population, reply, mine, now.round)
     if not now.unseen:
-        return right
-    shared = {**reply.shared, **mean_of_mixed(setup, transport, population)}
-    new = evaluate_unseen(now.unseen, transport, server, shared, population.offered, now.round)
-    return concatenated([right, new])
+        return [seen]
+    shared = {**reply.shared, **mean_answers(setup, transport, population)}
+    return [seen, evaluate_unseen(now.unseen, transport, server, shared, population.kept, now.round)]
 
 
-def _nobody(setup: Setup) -> Counts:
-    """What nobody gets right."""
-    return Counts.none(setup.executor.federation.test_class_counts[:0])
-
-
-def _report(
-    setup: Setup,
-    transport: Transport,
-    now: RoundSchedule,
-    mine: Trained,
-    training: float,
-    stop: Stop,
-    watch: Stopwatch,
-    right: Counts,
-    testing: float,
-) -> RoundReport | None:
-    """Report what was measured here; on rank 0 what all ranks have reported."""
-    stop.round_took(watch.seconds)
-    found = report.Measured(right, mine.losses, mine.seconds, training, testing, stop.said)
-    return report.gather(transport, *now.reported, setup.task.num_clients, found)
-
-
-def _limit_waiting(setup: Setup, transport: Transport, longest: float | None) -> None:
-    """Set how long a call waits for other ranks, from the seconds of the longest round; None before the first."""
-    if setup.timeout is None:
-        transport.timeout = _FIRST_ROUND if longest is None else max(LEAST_TIMEOUT, _PATIENCE * longest)
-
-
-def _moved(transport: Transport, now: RoundSchedule) -> dict[str, np.ndarray]:
-    """The bytes of a round: logical ones by client, and those that ranks have sent each other since the last one."""
-    wire_down, wire_up = map(np.array, transport.counter.take("data"))
-    return {"up": now.up_bytes, "down": now.down_bytes, "wire_up": wire_up, "wire_down": wire_down}
+_log = logging.getLogger(__name__)

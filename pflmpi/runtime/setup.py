@@ -11,11 +11,11 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
-from pflmpi.runtime.evaluation.unseen import Unseen
-from pflmpi.runtime.executors import shared_model
+from pflmpi.runtime.evaluation import is_shared
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.pool import Pool
+from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.placement import Placement
+from pflmpi.runtime.unseen import Unseen
 from pflmpi.tree import Tree
 
 
@@ -31,8 +31,6 @@ class Setup:
         evaluation, checkpoint: sections of the configuration.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
         skips: whether a round goes on without the clients that fail in it.
-        seconds: [N, 3] measured of each client before this start; see `client_seconds`.
-        balances: whether clients without a home are placed by them.
         unseen: clients that were kept out of training and are tested; None if there are none.
     """
 
@@ -44,8 +42,6 @@ class Setup:
     checkpoint: CheckpointConfig
     timeout: float | None
     skips: bool
-    seconds: np.ndarray
-    balances: bool
     unseen: Unseen | None
 
     @property
@@ -67,7 +63,7 @@ class Setup:
     @property
     def shares_model(self) -> bool:
         """Whether all clients predict with one model."""
-        return shared_model.is_shared(self.executor, self.placement.home)
+        return is_shared(self.executor, self.placement.home)
 
     @cached_property
     def num_test(self) -> np.ndarray:

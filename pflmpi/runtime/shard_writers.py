@@ -78,7 +78,7 @@ def send_to_writers(
     parts = {} if writer == transport.rank else {writer: _packed(rows)}
     expected = {rank: size for rank, size in sent.items() if writers[rank] == transport.rank}
     with transport.channel("checkpoint"):
-        received = transport.all_to_all(parts, expected, sum(sent.values()))
+        received = transport.exchange(parts, expected, sum(sent.values()))
     if parts:
         return {}
     return _merged([rows, *(_unpacked(received[rank], clients[rank], templates, cohort) for rank in expected)])

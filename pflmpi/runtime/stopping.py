@@ -24,7 +24,6 @@ _ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the 
 Pause = Literal["end", "stop"]
 
 _PAUSES: tuple[Pause | None, ...] = (None, "stop", "end")  # in ascending order of precedence
-_NOTHING = np.empty(0)
 _SAME = 1.0  # seconds within which a launcher and Slurm may both send the same signal
 
 
@@ -61,24 +60,21 @@ class Stop:
         """What a rank reports of itself: seconds of its longest round, and whether it has a reason."""
         return self.longest, float(bool(self.reason))
 
-    def agree(
-        self, transport: Transport, seconds: float, said: np.ndarray | None, told: np.ndarray = _NOTHING
-    ) -> Pause | None:
+    def agree(self, transport: Transport, seconds: float, said: np.ndarray | None) -> Pause | None:
         """Why all ranks pause or end after a round of so many seconds, if they do; `longest` is then that of all.
 
         Args:
             said: on rank 0, [R, 2] what each rank has `said`; None elsewhere.
-            told: numbers that rank 0 has for all; overwritten on the others.
         """
         self.round_took(seconds)
-        agreed = np.zeros(2 + len(told))
+        agreed = np.zeros(2)
         if said is not None:
             longest, stops = max(said[:, 0].max(), self.longest), said[:, 1].any()
             pause: Pause | None = "stop" if stops or self.reason else None
             pause = "end" if self.early.met else pause
-            agreed[:] = [longest, _PAUSES.index(pause), *told]
+            agreed[:] = [longest, _PAUSES.index(pause)]
         transport.broadcast(agreed.view(np.uint8))
-        self.longest, told[:] = float(agreed[0]), agreed[2:]
+        self.longest = float(agreed[0])
         return _PAUSES[int(agreed[1])]
 
     def interruption(self, round: int) -> Stopped:

@@ -1,4 +1,4 @@
-"""What a scaling experiment consists of, as kept in DIR/scale.yaml."""
+"""A scaling experiment, as kept in DIR/scale.yaml, and its runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +11,8 @@ from pflmpi import atomic
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.text import some
+from pflmpi.sweep.table import PlannedRun
+from pflmpi.text import counted, some
 
 Mode = Literal["strong", "weak", "packing"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -112,10 +113,41 @@ def write(scaling: Scaling, out: Path) -> None:
 def _differences(before: Scaling, now: Scaling) -> Sequence[str]:
     """What differs between two experiments, in words; points and repeats may."""
 
-    def values(one: Scaling) -> Mapping[str, Any]:
-        own = {name: getattr(one, name) for name in ("mode", "rounds", "cores")}
-        return {**own, **by_key(one.config)}
+    def values(scaling: Scaling) -> Mapping[str, Any]:
+        own = {name: getattr(scaling, name) for name in ("mode", "rounds", "cores")}
+        return {**own, **by_key(scaling.config)}
 
     old, new = values(before), values(now)
     keys = sorted(old.keys() | new.keys())
     return [f"{key} = {old.get(key)!r} there, {new.get(key)!r} now" for key in keys if old.get(key) != new.get(key)]
+
+
+@dataclass(frozen=True)
+class ScaleRun(PlannedRun):
+    """A run on so many ranks; `repeat` counts from 1."""
+
+    ranks: int
+    repeat: int
+    raw: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{counted(self.ranks, 'rank')}, repeat {self.repeat}"
+
+    def run(self, out: Path) -> Path:
+        return folder(out, self.ranks) / f"repeat{self.repeat}"
+
+    def record(self, out: Path) -> Path:
+        """File with what is known of the run beside its metrics."""
+        return self._beside(out, "json")
+
+
+def folder(out: Path, ranks: int) -> Path:
+    """Folder of all runs on so many ranks."""
+    return out / f"ranks-{ranks:04d}"
+
+
+def runs(scaling: Scaling) -> list[ScaleRun]:
+    """All runs, in the order in which they are made: repeats take turns, so that a slow minute strikes all points."""
+    raw = {ranks: scaling.raw(ranks) for ranks in scaling.ranks}
+    return [ScaleRun(ranks, repeat, raw[ranks]) for repeat in range(1, scaling.repeats + 1) for ranks in scaling.ranks]

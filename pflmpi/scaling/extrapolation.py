@@ -41,29 +41,16 @@ class AmdahlFit:
     Attributes:
         first: seconds of one rank.
         serial: s, between 0 and 1.
-        covariance: [2, 2] of both.
-        freedom: degrees of freedom it was estimated with.
         base: ranks that the clients of the configuration are for, in a weak experiment; None in a strong one.
     """
 
     first: float
-    serial: float
-    covariance: np.ndarray
-    freedom: int
+    serial: Estimate
     base: int | None
 
-    @property
-    def serial_fraction(self) -> Estimate:
-        """s with its interval."""
-        half = _quantile(self.freedom) * sqrt(self.covariance[1, 1])
-        return Estimate(self.serial, max(self.serial - half, 0.0), min(self.serial + half, 1.0))
-
     def seconds(self, ranks: int) -> Estimate:
-        """Seconds of a round on so many ranks."""
-        value = float(_law(ranks, self.first, self.serial, self.base))
-        slope = np.array([value / self.first, self.first * _work(ranks, self.base) * (1 - 1 / ranks)])
-        half = _quantile(self.freedom) * sqrt(float(slope @ self.covariance @ slope))
-        return Estimate(value, max(value - half, 0.0), value + half)
+        """Seconds of a round on so many ranks; their interval is that of the serial fraction."""
+        return Estimate(*(float(_law(ranks, self.first, serial, self.base)) for serial in self.serial))
 
 
 def check(mode: str, ranks: Sequence[int], to: int) -> None:
@@ -91,15 +78,14 @@ def fit(results: Results, to: int) -> AmdahlFit:
     values, covariance = optimize.curve_fit(
         lambda r, first, serial: _law(r, first, serial, base), ranks, seconds, start, bounds=bounds
     )
-    return AmdahlFit(float(values[0]), float(values[1]), covariance, max(len(ranks) - 2, 1), base)
+    serial, half = float(values[1]), _quantile(max(len(ranks) - 2, 1)) * sqrt(covariance[1, 1])
+    return AmdahlFit(float(values[0]), Estimate(serial, max(serial - half, 0.0), min(serial + half, 1.0)), base)
 
 
-def summary(found: AmdahlFit, to: int, largest: int) -> str:
+def summary(law: AmdahlFit, to: int, largest: int) -> str:
     """What the fit says, in one sentence."""
     far = f", {to // largest} times the largest number that was measured" if to > _FAR * largest else ""
-    return (
-        f"serial fraction {_interval(found.serial_fraction)}; {to} ranks: {_interval(found.seconds(to))} s a round{far}"
-    )
+    return f"serial fraction {_interval(law.serial)}; {to} ranks: {_interval(law.seconds(to))} s a round{far}"
 
 
 def extrapolations(among: dict[str, Results], to: int) -> list[Curves]:

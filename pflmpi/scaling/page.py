@@ -3,18 +3,144 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from pflmpi.analysis.drawing import html
+from pflmpi.analysis.drawing.html import PageTable, Section, draw_figures
 from pflmpi.analysis.drawing.rendering import PICTURES
-from pflmpi.analysis.formats import tabular
-from pflmpi.analysis.page import html
-from pflmpi.analysis.page.figures import draw_figures
-from pflmpi.analysis.page.html import PageTable, Section
+from pflmpi.analysis.plots import Curve, Curves, Missing, Plot, Stack
+from pflmpi.analysis.table import tabular
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.scaling.environment import hardware
 from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.extrapolation import EXTRAPOLATION, extrapolations
-from pflmpi.scaling.figures import figures
-from pflmpi.scaling.results import Results
-from pflmpi.scaling.tables import TITLES, readable
+from pflmpi.scaling.records import hardware
+from pflmpi.scaling.results import PARTS, TITLES, Point, Results, readable
+from pflmpi.text import counted, scaled_bytes
+
+_WIDE = 8  # times the first number of ranks: from here on the axis is logarithmic
+
+
+def figures(among: dict[str, Results]) -> list[Plot | Missing]:
+    """All figures, each over all experiments by name, but for the parts of a round: a figure for each."""
+    splits = [
+        _split(name, results, "" if len(among) == 1 else f"_{number}")
+        for number, (name, results) in enumerate(among.items(), 1)
+    ]
+    return [_seconds(among), _speed_up(among), *splits, _memory(among), _bytes(among)]
+
+
+def _seconds(among: dict[str, Results]) -> Curves:
+    curves = []
+    for style, (name, results) in enumerate(among.items()):
+        points = results.measured
+        low, high = np.array([point.spread for point in points]).T
+        seconds = np.array([point.seconds for point in points])
+        curves.append(
+            Curve(_named(among, name, "measured"), _ranks(points), seconds, low, high, style=style, source=name)
+        )
+    return _over_ranks(
+        among,
+        curves,
+        "seconds_per_round",
+        "Seconds per round",
+        "Median over repeats of the median round; the band is between the quartiles of all rounds.",
+        "seconds per round",
+    )
+
+
+def _speed_up(among: dict[str, Results]) -> Curves:
+    curves: list[Curve] = []
+    for style, (label, results) in enumerate(among.items()):
+        points = results.measured
+        middle = np.array([results.speed_up(point) for point in points])
+        low, high = np.array([(point.seconds / point.spread[1], point.seconds / point.spread[0]) for point in points]).T
+        curves.append(Curve(label, _ranks(points), middle, middle * low, middle * high, style=style, source=label))
+        best = np.array([results.ideal(point) for point in points])
+        curves.append(Curve("ideal", _ranks(points), best, style=7, thin=True, source=label))
+    caption = (
+        "Over the smallest number of ranks, in work per second; the band is what the quartiles of the rounds give. "
+        "Dotted: the ideal."
+    )
+    return _over_ranks(among, curves, "speed_up", "Speed-up", caption, "speed-up")
+
+
+def _split(name: str, results: Results, ending: str) -> Stack:
+    points = results.measured
+    return Stack(
+        name=f"split{ending}",
+        title=f"Where the seconds go{f': {name}' if ending else ''}",
+        caption="Means over all rounds that count. Compute (local training), evaluation and waiting for the slowest "
+        "rank are means over the ranks that compute; checkpoint is the time for which training stopped for one; "
+        "exchange is the rest: messages, the server's update, reports of the ranks.",
+        x_label="",
+        y_label="seconds per round",
+        x=np.arange(len(points), dtype=np.float64),
+        names=tuple(counted(point.ranks, "rank") for point in points),
+        parts={part: np.array([point.parts[part] for point in points]) for part in PARTS},
+    )
+
+
+def _memory(among: dict[str, Results]) -> Curves | Missing:
+    kinds = {"memory_rank_bytes": "largest rank", "memory_bytes": "all ranks"}
+    most = [point.most("memory_bytes") for results in among.values() for point in results.measured]
+    if np.isnan(most).any():
+        return Missing("Memory", "the system does not say")
+    divisor, unit = scaled_bytes(max(most))
+    curves: list[Curve] = []
+    for number, (name, results) in enumerate(among.items()):
+        points = results.measured
+        for place, (column, kind) in enumerate(kinds.items()):
+            style, values = 2 * number + place, np.array([point.most(column) for point in points])
+            curves.append(Curve(_named(among, name, kind), _ranks(points), values / divisor, style=style, source=name))
+    caption = "The most that processes had resident at any time."
+    return _over_ranks(among, curves, "memory", "Memory", caption, f"memory ({unit})")
+
+
+def _bytes(among: dict[str, Results]) -> Curves | Missing:
+    most = max(point.wire_bytes for results in among.values() for point in results.measured)
+    if not most:
+        return Missing("Bytes between ranks", "one rank sends nothing")
+    divisor, unit = scaled_bytes(most)
+    curves: list[Curve] = []
+    for style, (name, results) in enumerate(among.items()):
+        values = np.array([point.wire_bytes for point in results.measured]) / divisor
+        curves.append(
+            Curve(_named(among, name, "measured"), _ranks(results.measured), values, style=style, source=name)
+        )
+    caption = "What all ranks together sent each other in a round."
+    return _over_ranks(among, curves, "bytes", "Bytes between ranks", caption, f"sent in a round ({unit})")
+
+
+def _over_ranks(
+    among: dict[str, Results],
+    curves: Sequence[Curve],
+    name: str,
+    title: str,
+    caption: str,
+    y_label: str,
+) -> Curves:
+    ticks = sorted({point.ranks for results in among.values() for point in results.points})
+    return Curves(
+        name=name,
+        title=title,
+        caption=caption,
+        x_label="ranks",
+        y_label=y_label,
+        curves=tuple(curves),
+        x_log=ticks[-1] >= _WIDE * ticks[0],
+        x_ticks=tuple(ticks),
+        zero=True,
+    )
+
+
+def _ranks(points: Sequence[Point]) -> np.ndarray:
+    return np.array([point.ranks for point in points], np.float64)
+
+
+def _named(among: dict[str, Results], name: str, what: str) -> str:
+    """What is shown, with its experiment where there are several."""
+    return what if len(among) == 1 else f"{name}, {what}"
+
 
 PAGE, _TABLE, _FIGURES = "scale.html", "scale.tex", "figures"
 
@@ -33,18 +159,18 @@ def write_page(
         ConfigError: the folder cannot be written, or no model can be fitted.
     """
     named = _by_name(among)
-    for found in among:
-        if not found.measured:
+    for results in among:
+        if not results.measured:
             raise CheckpointError(
-                f"nothing was measured in {found.out} yet{''.join(f'; {why}' for why in found.problems)}"
+                f"nothing was measured in {results.out} yet{''.join(f'; {why}' for why in results.problems)}"
             )
     models = [] if to is None else extrapolations(named, to)
-    problems = [f"{name}: {problem}" for name, found in named.items() for problem in found.problems]
+    problems = [f"{name}: {problem}" for name, results in named.items() for problem in results.problems]
     try:
         for path in (out / _FIGURES).glob(f"{EXTRAPOLATION}*"):  # of an earlier page
             path.unlink()
         drawn = draw_figures(out, PICTURES, [*figures(named), *models], _FIGURES, update)
-        tables = [_table(name, found) for name, found in named.items()]
+        tables = [_table(name, results) for name, results in named.items()]
         title = f"Scaling of {next(iter(named))}" if len(named) == 1 else f"Scaling: {', '.join(named)}"
         about = "Rounds of one configuration on several numbers of ranks; the first round of each run is left out."
         sections = [
@@ -53,7 +179,7 @@ def write_page(
             Section("Where it was measured", tables=[_places(named)]),
         ]
         (out / PAGE).write_text(html.page(title, about, problems, sections), encoding="utf-8")
-        latex = [line for name, found in named.items() for line in (f"% {name}", *tabular(*readable(found)), "")]
+        latex = [line for name, results in named.items() for line in (f"% {name}", *tabular(*readable(results)), "")]
         (out / _TABLE).write_text("\n".join(latex), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the page in {out}: {error.strerror}; choose another --out") from error
@@ -62,16 +188,18 @@ def write_page(
 
 def _by_name(among: Sequence[Results]) -> dict[str, Results]:
     """The experiments by the names of their folders, or by their paths where these are not different."""
-    names = [found.out.resolve().name for found in among]
+    names = [results.out.resolve().name for results in among]
     if len(set(names)) < len(names):
-        names = [str(found.out) for found in among]
+        names = [str(results.out) for results in among]
     return dict(zip(names, among, strict=True))
 
 
-def _table(name: str, found: Results) -> Section:
-    columns, rows = readable(found)
-    wrong = [number for number, point in enumerate(found.points) if not point.same_bits or any(point.problems.values())]
-    scaling = found.scaling
+def _table(name: str, results: Results) -> Section:
+    columns, rows = readable(results)
+    wrong = [
+        number for number, point in enumerate(results.points) if not point.same_bits or any(point.problems.values())
+    ]
+    scaling = results.scaling
     parts = [scaling.config[section].get("name", "") for section in ("algorithm", "data")]
     text = (
         f"{scaling.mode}: {TITLES[scaling.mode]}; {' on '.join(parts)}; {scaling.repeats} runs each, medians of "
@@ -85,11 +213,11 @@ def _places(named: dict[str, Results]) -> PageTable:
     columns = ["experiment", "ranks", "hardware", "nodes", "device", "driver", "transport", "pflmpi", "commit", "torch"]
     columns += ["numpy", "mpi4py"]
     rows: dict[tuple[str, ...], list[int]] = {}
-    for name, found in named.items():
-        for point in found.measured:
+    for name, results in named.items():
+        for point in results.measured:
             for run in point.runs:
-                known = run.record
-                key = (name, hardware(known), *(str(known.get(column, "")) for column in columns[3:]))
+                record = run.record
+                key = (name, hardware(record), *(str(record.get(column, "")) for column in columns[3:]))
                 rows.setdefault(key, []).append(point.ranks)
     listed = [[key[0], ", ".join(str(rank) for rank in dict.fromkeys(ranks)), *key[1:]] for key, ranks in rows.items()]
     return PageTable(columns, listed, names=3)

@@ -1,50 +1,113 @@
-"""Files beside the runs of a scaling experiment: what each run was, and what was predicted for its point."""
+"""Records beside the runs of a scaling experiment: hardware, versions, digest, or why a run failed."""
 
 import json
 import platform
+import re
+import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pflmpi import atomic
+import pflmpi
+from pflmpi import atomic, machine
 from pflmpi.config import stored
 from pflmpi.errors import ConfigError, UserError
-from pflmpi.scaling.environment import environment
-from pflmpi.scaling.points import ScaleRun, folder
+from pflmpi.scaling.experiment import ScaleRun
 from pflmpi.store import run_folder
 from pflmpi.store.digest import digest
+from pflmpi.text import counted
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_PACKAGES = ("torch", "numpy", "mpi4py", "h5py")
+
+
+def environment(environ: Mapping[str, str], on_gpu: bool) -> dict[str, str]:
+    """This machine and the software on it; "" for what is not known or not used.
+
+    Args:
+        on_gpu: whether the run computes on GPUs; asking for them starts the driver.
+    """
+    gpus = machine.gpus(environ.get("CUDA_VISIBLE_DEVICES")) if on_gpu else ()
+    models = [gpu.model for gpu in gpus]
+    return {
+        "host": platform.node(),
+        "cpu": machine.processor(),
+        "cores": str(len(machine.cores())),
+        "gpus": ", ".join(f"{models.count(model)} {model}" for model in dict.fromkeys(models)),
+        "driver": _driver() if on_gpu else "",
+        "python": platform.python_version(),
+        "pflmpi": pflmpi.__version__,
+        **{name: _version(name) for name in _PACKAGES},
+        "commit": commit(Path(pflmpi.__file__).parent),
+        "job": environ.get("SLURM_JOB_ID", ""),
+    }
+
+
+def commit(package: Path) -> str:
+    """The commit that a package is checked out from, with a + where files have changed; "" outside of a repository."""
+    tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
+    if not tracked:
+        return ""
+    changed = _git(package, "status", "--porcelain", "--untracked-files=no", ".")
+    return f"{_git(package, 'rev-parse', '--short=12', 'HEAD')}{'+' if changed else ''}"
+
+
+def hardware(record: Mapping[str, str]) -> str:
+    """The hardware in one line."""
+    parts = [record.get("cpu", ""), counted(int(record.get("cores") or 0), "core"), record.get("gpus", "")]
+    return ", ".join(part for part in parts if part)
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _driver() -> str:
+    try:
+        version = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _DRIVER.read_text())
+    except OSError:
+        return ""
+    return version[1] if version else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
 
 Record = dict[str, Any]
 
 
-def plan_file(out: Path, ranks: int) -> Path:
-    """File with what `plan` predicts for a point."""
-    return folder(out, ranks) / "plan.json"
-
-
-def record(one: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str]) -> str:
+def record(planned: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str]) -> str:
     """Write the record of a run that has reached its end on so many nodes; what is wrong with it, or ""."""
-    run = one.run(out)
+    run = planned.run(out)
     try:
         last, _ = run_folder.newest_good(run)
-        found = stored.read(run)["recorded"]
+        recorded = stored.read(run)["recorded"]
         values: Record = {
-            "ranks": one.ranks,
-            "repeat": one.repeat,
+            "ranks": planned.ranks,
+            "repeat": planned.repeat,
             "digest": digest(run, last),
             "nodes": nodes,
-            **{name: found[name] for name in ("device", "transport", "data")},
-            **environment(environ, on_gpu=found["device"] != platform.machine()),
+            **{name: recorded[name] for name in ("device", "transport", "data")},
+            **environment(environ, on_gpu=recorded["device"] != platform.machine()),
         }
     except UserError as error:
         return str(error)
-    write(one.record(out), values)
+    write(planned.record(out), values)
     return ""
 
 
-def failed(one: ScaleRun, out: Path, problem: str) -> None:
+def failed(planned: ScaleRun, out: Path, problem: str) -> None:
     """Record why a run has failed; it is made again the next time."""
-    write(one.record(out), {"ranks": one.ranks, "repeat": one.repeat, "problem": problem})
+    write(planned.record(out), {"ranks": planned.ranks, "repeat": planned.repeat, "problem": problem})
 
 
 def write(path: Path, values: Record) -> None:
@@ -65,6 +128,6 @@ def read(path: Path) -> Record:
     return values if isinstance(values, dict) else {}
 
 
-def done(one: ScaleRun, out: Path) -> bool:
+def done(planned: ScaleRun, out: Path) -> bool:
     """Whether a run has been measured."""
-    return "digest" in read(one.record(out))
+    return "digest" in read(planned.record(out))

@@ -1,18 +1,20 @@
-"""What was measured: the runs of a scaling experiment, and its points."""
+"""Results of a scaling experiment: its runs and points, scale.csv, and a table to read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isnan
 from pathlib import Path
 
 import numpy as np
 
-from pflmpi.analysis.columns import columns
-from pflmpi.errors import CheckpointError
+from pflmpi import atomic
+from pflmpi.analysis.metrics import columns
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.scaling import records
-from pflmpi.scaling.experiment import WARM_UP, Scaling, read
-from pflmpi.scaling.points import ScaleRun, runs
+from pflmpi.scaling.experiment import WARM_UP, ScaleRun, Scaling, read, runs
 from pflmpi.store import verify
+from pflmpi.text import comma_separated, size
 
 PARTS = ("compute", "evaluation", "exchange", "waiting", "checkpoint")
 
@@ -22,12 +24,12 @@ class MeasuredRun:
     """A run that was measured.
 
     Attributes:
-        one: the run.
-        record: what else is known of it.
+        planned: the run as it was to be made.
+        record: its hardware, versions and digest.
         columns: of its metrics, each [rounds], the first rounds included.
     """
 
-    one: ScaleRun
+    planned: ScaleRun
     record: records.Record
     columns: Mapping[str, np.ndarray]
 
@@ -72,7 +74,6 @@ class Point:
     Attributes:
         runs: those that were measured; none where all have failed.
         problems: of the others, by repeat; "" for one that has not been made.
-        plan: what was predicted; {} without a prediction.
         same_bits: whether its runs have the digest of the first run with as many clients and threads.
     """
 
@@ -81,27 +82,26 @@ class Point:
     clients: int | None
     runs: Sequence[MeasuredRun]
     problems: Mapping[int, str]
-    plan: records.Record
     same_bits: bool
 
     @cached_property
     def seconds(self) -> float:
         """Median over its runs of the median round; NaN without any."""
-        return float(np.median([np.median(one.seconds) for one in self.runs])) if self.runs else float("nan")
+        return float(np.median([np.median(run.seconds) for run in self.runs])) if self.runs else float("nan")
 
     @cached_property
     def spread(self) -> tuple[float, float]:
         """Quartiles over all rounds of all runs."""
         if not self.runs:
             return float("nan"), float("nan")
-        low, high = np.quantile(np.concatenate([one.seconds for one in self.runs]), [0.25, 0.75]).tolist()
+        low, high = np.quantile(np.concatenate([run.seconds for run in self.runs]), [0.25, 0.75]).tolist()
         return low, high
 
     @cached_property
     def parts(self) -> dict[str, float]:
         """Mean seconds of each part over all rounds."""
         return {
-            name: float(np.concatenate([one.measured(one.parts[name]) for one in self.runs]).mean())
+            name: float(np.concatenate([run.measured(run.parts[name]) for run in self.runs]).mean())
             if self.runs
             else float("nan")
             for name in PARTS
@@ -109,13 +109,13 @@ class Point:
 
     def most(self, column: str) -> float:
         """Highest value of a column of memory; NaN where it is not known."""
-        found = max((int(one.columns[column].max()) for one in self.runs), default=0)
-        return float(found) if found else float("nan")
+        most = max((int(run.columns[column].max()) for run in self.runs), default=0)
+        return float(most) if most else float("nan")
 
     @property
     def wire_bytes(self) -> float:
         """Bytes between ranks in a round."""
-        return float(np.mean([one.wire_bytes for one in self.runs])) if self.runs else float("nan")
+        return float(np.mean([run.wire_bytes for run in self.runs])) if self.runs else float("nan")
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,14 @@ class Results:
     @property
     def problems(self) -> list[str]:
         """What failed, and points with other bits."""
-        found = [
+        failures = [
             f"{point.ranks} ranks, repeat {repeat}: {why}"
             for point in self.points
             for repeat, why in point.problems.items()
             if why
         ]
         other = [str(point.ranks) for point in self.points if not point.same_bits]
-        return found + ([f"OTHER BITS on {', '.join(other)} ranks"] if other else [])
+        return failures + ([f"results differ between ranks or repeats on {', '.join(other)} ranks"] if other else [])
 
 
 def results(out: Path) -> Results:
@@ -166,32 +166,125 @@ def results(out: Path) -> Results:
     scaling = read(out)
     if scaling is None:
         raise CheckpointError(f"{out} holds no scaling experiment; name the --out of `pflmpi scale`")
-    found = [_measured(one, out, scaling.rounds) for one in runs(scaling)]
+    pairs = [_measured(planned, out, scaling.rounds) for planned in runs(scaling)]
     expected: dict[tuple[int | None, int], str] = {}  # by what decides bits
-    for _, run in found:
+    for _, run in pairs:
         if run is not None:
-            ranks = run.one.ranks
+            ranks = run.planned.ranks
             expected.setdefault((scaling.clients(ranks), scaling.threads(ranks)), run.record["digest"])
     points = []
     for ranks in scaling.ranks:
-        mine = [run for one, run in found if run is not None and one.ranks == ranks]
+        measured = [run for planned, run in pairs if run is not None and planned.ranks == ranks]
         key = scaling.clients(ranks), scaling.threads(ranks)
         missing = {
-            one.repeat: str(records.read(one.record(out)).get("problem", ""))
-            for one, run in found
-            if run is None and one.ranks == ranks
+            planned.repeat: str(records.read(planned.record(out)).get("problem", ""))
+            for planned, run in pairs
+            if run is None and planned.ranks == ranks
         }
-        same = all(run.record["digest"] == expected[key] for run in mine)
-        plan = records.read(records.plan_file(out, ranks))
-        points.append(Point(ranks, key[1], key[0], mine, missing, plan, same))
+        same = all(run.record["digest"] == expected[key] for run in measured)
+        points.append(Point(ranks, key[1], key[0], measured, missing, same))
     return Results(out, scaling, points)
 
 
-def _measured(one: ScaleRun, out: Path, rounds: int) -> tuple[ScaleRun, MeasuredRun | None]:
-    record = records.read(one.record(out))
+def _measured(planned: ScaleRun, out: Path, rounds: int) -> tuple[ScaleRun, MeasuredRun | None]:
+    record = records.read(planned.record(out))
     if "digest" not in record:
-        return one, None
-    found = columns(verify.metrics(one.run(out), rounds))
-    if len(found["round"]) <= WARM_UP:
-        raise CheckpointError(f"{one.run(out)} has lost its rounds; delete {one.record(out)}, and measure it again")
-    return one, MeasuredRun(one, record, found)
+        return planned, None
+    metrics = columns(verify.metrics(planned.run(out), rounds))
+    if len(metrics["round"]) <= WARM_UP:
+        raise CheckpointError(
+            f"{planned.run(out)} has lost its rounds; delete {planned.record(out)}, and measure it again"
+        )
+    return planned, MeasuredRun(planned, record, metrics)
+
+
+Value = str | int | float
+_ABOUT = ("device", "transport", "nodes", "host", "cpu", "cores", "gpus", "driver")
+_VERSIONS = ("pflmpi", "torch", "numpy", "mpi4py", "h5py", "python", "commit", "job")
+TITLES = {
+    "strong": "the same work on every number of ranks",
+    "weak": "clients in proportion to the ranks",
+    "packing": "the same cores or GPUs on every number of ranks",
+}
+
+
+def write_table(results: Results) -> None:
+    """Write scale.csv, a line for each run; a column is empty where it has no value."""
+    lines = [line for point in results.points for line in _run_lines(results, point)]
+    header = list(dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line))
+    content = comma_separated([header, *([line.get(name, "") for name in header] for line in lines)])
+    try:
+        atomic.write(results.out / "scale.csv", content.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write in {results.out}: {error.strerror}; {atomic.remedy(error)}") from error
+
+
+def readable(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a table to read, a row for each point."""
+    scaling = results.scaling
+    named = {"weak": ["clients"], "packing": ["threads"], "strong": []}[scaling.mode]
+    columns = ["ranks", *named, "seconds per round", "quartiles", "speed-up", "efficiency", *PARTS]
+    columns += ["largest rank", "all ranks", "bytes between ranks", "bits"]
+    return columns, [_row(results, point, named) for point in results.points]
+
+
+def _row(results: Results, point: Point, named: list[str]) -> list[str]:
+    first = [str(point.ranks), *(str(getattr(point, name)) for name in named)]
+    if not point.runs:
+        return [*first, "failed" if any(point.problems.values()) else "not measured", *[""] * (len(PARTS) + 7)]
+    low, high = point.spread
+    return [
+        *first,
+        f"{point.seconds:.3f}",
+        f"{low:.3f}-{high:.3f}",
+        f"{results.speed_up(point):.2f}",
+        f"{results.efficiency(point):.2f}",
+        *(f"{seconds:.3f}" for seconds in point.parts.values()),
+        _bytes(point.most("memory_rank_bytes")),
+        _bytes(point.most("memory_bytes")),
+        _bytes(point.wire_bytes),
+        "same" if point.same_bits else "different",
+    ]
+
+
+def _bytes(count: float) -> str:
+    return "" if isnan(count) else size(count)
+
+
+def _run_lines(results: Results, point: Point) -> Iterator[dict[str, Value]]:
+    """The lines of a point in scale.csv."""
+    by_repeat = {run.planned.repeat: run for run in point.runs}
+    for repeat in range(1, results.scaling.repeats + 1):
+        run = by_repeat.get(repeat)
+        yield {
+            "mode": results.scaling.mode,
+            "ranks": point.ranks,
+            "threads": point.threads,
+            "clients": "" if point.clients is None else point.clients,
+            "repeat": repeat,
+            "rounds": 0,
+            "problem": "" if run else point.problems[repeat] or "not measured",
+            **(_measurements(results, point, run) if run else {}),
+        }
+
+
+def _measurements(results: Results, point: Point, run: MeasuredRun) -> dict[str, Value]:
+    seconds = float(np.median(run.seconds))
+    speed_up = results.speed_up(point) * point.seconds / seconds
+    low, high = np.quantile(run.seconds, [0.25, 0.75]).tolist()
+    memory = {name: int(run.columns[name].max()) for name in ("memory_rank_bytes", "memory_bytes")}
+    return {
+        "rounds": len(run.seconds),
+        "seconds": seconds,
+        "seconds_low": low,
+        "seconds_high": high,
+        **{f"{name}_seconds": float(run.measured(run.parts[name]).mean()) for name in PARTS},
+        **{name: value or "" for name, value in memory.items()},
+        "wire_bytes": run.wire_bytes,
+        "speed_up": speed_up,
+        "ideal_speed_up": results.ideal(point),
+        "efficiency": speed_up / results.ideal(point),
+        "digest": run.record["digest"],
+        "same_bits": int(point.same_bits),
+        **{name: str(run.record.get(name, "")) for name in (*_ABOUT, *_VERSIONS)},
+    }

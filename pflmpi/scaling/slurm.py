@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.cluster.sbatch import Options
-from pflmpi.cluster.script import BatchScript, check_setup
+from pflmpi.cluster.batch_script import BatchScript, Options, check_setup
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
-from pflmpi.scaling.experiment import Scaling
-from pflmpi.scaling.points import folder, runs
+from pflmpi.scaling.experiment import Scaling, folder, runs
 
 _OF_POINTS = ("ntasks", "nodes", "cpus-per-task")
 
@@ -106,7 +104,7 @@ def jobs(
         given, others: options of sbatch.
         setup: a file with shell commands that the jobs run first.
     """
-    missing = dict.fromkeys(one.ranks for one in runs(scaling) if not records.done(one, out))
+    missing = dict.fromkeys(planned.ranks for planned in runs(scaling) if not records.done(planned, out))
     first = str(setup.resolve()) if setup else ""
     return {
         ranks: BatchScript(

@@ -49,11 +49,6 @@ METRICS = {
     "trained_accuracy_mean": ("", (), "plain mean of trained_accuracy over participants"),
     "trained_accuracy_weighted": ("", (), "sum of trained_correct / sum of trained_total"),
     "trained_test_loss": ("", (), "plain mean of trained_client_test_loss over participants"),
-    "seconds_clients": (
-        "s",
-        ("client",),
-        "training of each client in its last three rounds measured, newest first; or NaN",
-    ),
     "seconds_round": ("s", (), "from the end of the previous round to the end of this one"),
     "seconds_compute": ("s", (), "training and evaluation on the slowest rank"),
     "seconds_exchange": ("s", (), "messages, including waiting for other ranks, on rank 0"),

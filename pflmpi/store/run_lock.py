@@ -23,7 +23,7 @@ from pathlib import Path
 from pflmpi import regular_file
 from pflmpi.atomic import TEMPORARY, remedy
 from pflmpi.errors import CheckpointError, ConfigError, RunError
-from pflmpi.process import has_ended, start_of
+from pflmpi.machine import has_ended, start_of
 from pflmpi.store import job_file
 
 BEAT = 5.0  # seconds between two touches

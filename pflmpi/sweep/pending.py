@@ -13,7 +13,7 @@ from pflmpi.errors import CheckpointError, ConfigError, UserError
 from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, run_lock, verify
-from pflmpi.sweep.planned_run import PlannedRun
+from pflmpi.sweep.table import PlannedRun
 
 State = Literal["start", "continue", "done", "other"]
 
@@ -65,14 +65,14 @@ def cell_task(
     """
     run, rounds = cell.run(out), config.training.rounds
     how = ("--quiet",) if ranks is None else ("--ranks", str(ranks), "--quiet")
-    found = run_state(run, config, code_may_change)
+    need = run_state(run, config, code_may_change)
     command: tuple[str, ...] = ()
-    if found.state == "start":
+    if need.state == "start":
         command = ("run", str(cell.config(out)), "--out", str(run), *how)
-    elif found.state == "continue":
-        overrides = [word for key, value in found.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
+    elif need.state == "continue":
+        overrides = [word for key, value in need.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
         command = ("resume", str(run), *overrides, *how, *(["--changed-code"] if code_may_change else []))
-    return CellTask(cell, found.state, found.done, rounds, command, found.problem)
+    return CellTask(cell, need.state, need.done, rounds, command, need.problem)
 
 
 def unless_written(task: CellTask, out: Path) -> CellTask:
@@ -134,3 +134,25 @@ def prepare(task: CellTask, out: Path) -> None:
         path.write_text(dump(task.cell.raw))
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or path}: {error.strerror}; choose another --out") from error
+
+
+LIMIT = 5  # as of a job with one run, see `cluster.batch_script`
+
+
+def too_many(task: CellTask, out: Path) -> bool:
+    """Count a start that was stopped; whether it was the last of so many that more of them would bring nothing.
+
+    Args:
+        task: the cell as it was before that start.
+    """
+    run = task.cell.run(out)
+    count = run.with_name(f".{run.name}.empty")
+    if max(run_folder.rounds(run), default=0) > task.done:
+        count.unlink(missing_ok=True)
+        return False
+    with count.open("a") as starts:
+        starts.write("x")
+    if count.stat().st_size < LIMIT:
+        return False
+    count.unlink()
+    return True

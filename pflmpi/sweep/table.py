@@ -9,20 +9,27 @@ exceptions: [{row: Fed*, column: MNIST, set: {training: {lr: 0.1}}}]
 published: {FedAvg: {MNIST: [88.30, 0.95]}}
 notes: [...]
 runs_of: fedgmh_table2.yaml     instead of base, columns, rows, exceptions and seeds: another figure of the same runs
+
+Its cells are rows x columns x seeds, each with its configuration and its folder: one run.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pflmpi.config import yaml_file
-from pflmpi.config.sections import KEYS, located, section
+from pflmpi.config.sections import KEYS, located, merge, override, section
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
+
+if TYPE_CHECKING:
+    from pflmpi.config.load import Config
 
 # YAML reads names and patterns such as 10 or 0.5 as numbers, and people write 80.4 for [80.4].
 Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) in (int, float) else name)]
@@ -104,10 +111,10 @@ def _runs_of(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{path}: runs_of = {name!r} is not in the folder of this file; name one that is")
     if own:
         raise ConfigError(f"{path}: {own[0]} is that of {other.name}, which runs_of names; leave one of the two out")
-    found = yaml_file.read(other)
-    if "runs_of" in found:
-        raise ConfigError(f"{path}: runs_of = {other.name!r} has no runs of its own; name {found['runs_of']!r}")
-    return {key: found[key] for key in _OF_RUNS if key in found}
+    sections = yaml_file.read(other)
+    if "runs_of" in sections:
+        raise ConfigError(f"{path}: runs_of = {other.name!r} has no runs of its own; name {sections['runs_of']!r}")
+    return {key: sections[key] for key in _OF_RUNS if key in sections}
 
 
 def safe(name: str) -> str:
@@ -130,7 +137,7 @@ def _located(table: SweepTable, folder: Path) -> SweepTable:
         "base": located(table.base, folder),
         "columns": {name: located(sections, folder) for name, sections in table.columns.items()},
         "rows": {name: located(sections, folder) for name, sections in table.rows.items()},
-        "exceptions": [one.model_copy(update={"set": located(one.set, folder)}) for one in table.exceptions],
+        "exceptions": [rule.model_copy(update={"set": located(rule.set, folder)}) for rule in table.exceptions],
     }
     return table.model_copy(update=changes)
 
@@ -141,13 +148,13 @@ def _check(table: SweepTable) -> None:
     layers = {"base": table.base}
     layers |= {f"columns.{name}": sections for name, sections in table.columns.items()}
     layers |= {f"rows.{name}": sections for name, sections in table.rows.items()}
-    layers |= {f"exceptions.{number}.set": one.set for number, one in enumerate(table.exceptions)}
+    layers |= {f"exceptions.{number}.set": rule.set for number, rule in enumerate(table.exceptions)}
     for where, sections in layers.items():
         _check_keys(where, sections)
     _check_names("rows", table.rows)
     _check_names("columns", table.columns)
-    for number, one in enumerate(table.exceptions):
-        for kind, pattern, names in (("row", one.row, table.rows), ("column", one.column, table.columns)):
+    for number, rule in enumerate(table.exceptions):
+        for kind, pattern, names in (("row", rule.row, table.rows), ("column", rule.column, table.columns)):
             if not any(like(name, pattern) for name in names):
                 raise ConfigError(f"exceptions.{number}.{kind} = {pattern!r} matches none of {', '.join(names)}")
     for row, columns in table.published.items():
@@ -177,3 +184,121 @@ def _check_names(kind: str, names: Iterable[str]) -> None:
                 f"{kind}: {folders[folder]!r} and {name!r} give the same folder, {safe(name)}; rename one"
             )
         folders[folder] = name
+
+
+class PlannedRun(ABC):
+    """A run of a sweep or of a scaling experiment.
+
+    Attributes:
+        raw: its configuration, not yet validated.
+    """
+
+    raw: dict[str, Any]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """For display; no other run of the command has it."""
+
+    @abstractmethod
+    def run(self, out: Path) -> Path:
+        """Folder of the run, in the folder of all."""
+
+    def config(self, out: Path) -> Path:
+        """File with the configuration, beside the run."""
+        return self._beside(out, "yaml")
+
+    def log(self, out: Path) -> Path:
+        """File with the output of the run."""
+        return self._beside(out, "log")
+
+    def _beside(self, out: Path, kind: str) -> Path:
+        run = self.run(out)
+        return run.with_name(f"{run.name}.{kind}")
+
+
+@dataclass(frozen=True)
+class Cell(PlannedRun):
+    """A cell of the table with one seed: one run."""
+
+    row: str
+    column: str
+    seed: int
+    raw: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.row}/{self.column}/seed{self.seed}"
+
+    def run(self, out: Path) -> Path:
+        return out / safe(self.row) / safe(self.column) / f"seed{self.seed}"
+
+
+def folder(path: Path, out: Path | None) -> Path:
+    """Folder of a table's runs: `out`, or else one named like the file that has them."""
+    return out or Path("sweeps") / Path(load(path).runs_of or path).stem
+
+
+def cells(table: SweepTable, overrides: Sequence[str], num_seeds: int | None) -> list[Cell]:
+    """Cells in the order of the file, seeds last.
+
+    Args:
+        overrides: `section.key=value`, applied last.
+        num_seeds: use only this many seeds; None for all.
+    """
+    if num_seeds is not None and not 1 <= num_seeds <= len(table.seeds):
+        raise ConfigError(f"--seeds {num_seeds}: the table has {len(table.seeds)}; give 1 to {len(table.seeds)}")
+    if any(re.match(r"seed\b", text) for text in overrides):
+        raise ConfigError("the seed cannot be overridden: the table's `seeds` give each cell its own; see --seeds")
+    result = []
+    for row in table.rows:
+        for column in table.columns:
+            raw = located(override(_sections(table, row, column), overrides), Path())
+            result += [Cell(row, column, seed, {"seed": seed, **raw}) for seed in table.seeds[:num_seeds]]
+    return result
+
+
+def select(among: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """Cells whose `row/column` matches one of the patterns, ignoring case; all if there are no patterns."""
+    names = list(dict.fromkeys(f"{cell.row}/{cell.column}" for cell in among))
+    for pattern in patterns:
+        if not any(like(name.casefold(), pattern.casefold()) for name in names):
+            raise ConfigError(f"--only {pattern!r} matches none of the cells {', '.join(names)}")
+    return [
+        cell
+        for cell in among
+        if not patterns or any(like(f"{cell.row}/{cell.column}".casefold(), pattern.casefold()) for pattern in patterns)
+    ]
+
+
+def selected(
+    table: Path, overrides: Sequence[str], num_seeds: int | None, patterns: Sequence[str]
+) -> "list[tuple[Cell, Config]]":
+    """Cells selected by the options of a command, in the order of the file, each with its validated configuration.
+
+    Every cell of the table is validated, even those not selected, unless there are overrides: they may suit only some.
+    """
+    from pflmpi.config import load as configuration  # here: it imports torch, which reports do without
+
+    def parse(cell: Cell) -> "Config":
+        try:
+            return configuration.parse(cell.raw)
+        except ConfigError as error:
+            raise ConfigError(f"{cell.row}/{cell.column}: {error}") from error
+
+    everything = cells(load(table), overrides, num_seeds)
+    chosen = select(everything, patterns)
+    configs = {cell.name: parse(cell) for cell in (chosen if overrides else everything)}
+    return [(cell, configs[cell.name]) for cell in chosen]
+
+
+def _sections(table: SweepTable, row: str, column: str) -> dict[str, Any]:
+    layers = [table.columns[column], table.rows[row]]
+    layers += [rule.set for rule in table.exceptions if like(row, rule.row) and like(column, rule.column)]
+    raw = dict(table.base)
+    try:
+        for layer in layers:
+            raw = merge(raw, layer)
+    except ConfigError as error:
+        raise ConfigError(f"{row}/{column}: {error}") from error
+    return raw

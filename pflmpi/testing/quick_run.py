@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from pflmpi.config import load as configuration
-from pflmpi.experiment import start as starting
-from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment import run as experiment
+from pflmpi.experiment.run import RankContext
 from pflmpi.experiment.stored_config import stored_config
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.store import run_folder
@@ -50,14 +50,14 @@ def run(raw: dict[str, Any], folder: Path, ranks: int = 1) -> str:
     """Run an experiment and return the digest of its last round."""
     torch.set_num_threads(1)
     config = configuration.parse(raw)
-    _on(ranks, lambda transport: starting.start(config, folder, _place(transport), lambda progress: None))
+    _on(ranks, lambda transport: experiment.run(config, folder, _place(transport), lambda progress: None))
     return digest(folder)
 
 
 def resume(folder: Path, overrides: tuple[str, ...] = (), ranks: int = 1, changed_code: bool = False) -> str:
     """Continue a run and return the digest of its last round."""
     config = stored_config(folder, overrides)
-    go = partial(starting.resume, changed_code=changed_code)
+    go = partial(experiment.run, resume="always", changed_code=changed_code)
     _on(ranks, lambda transport: go(config, folder, _place(transport), lambda progress: None))
     return digest(folder)
 

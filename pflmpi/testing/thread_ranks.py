@@ -26,7 +26,7 @@ class Group:
         self.timeout = timeout
         self.changed = threading.Condition()
         self.calls: dict[int, dict[int, tuple[str, np.ndarray]]] = defaultdict(dict)  # by number of the call, by rank
-        self.mail: dict[tuple[int, int], deque[tuple[str, np.ndarray]]] = defaultdict(deque)  # by sender and receiver
+        self.mail: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)  # by sender and receiver
         self.gone: set[int] = set()
 
     def leave(self, rank: int) -> None:
@@ -83,31 +83,24 @@ class ThreadTransport(Transport):
         if self.rank != 0:
             buffer[:] = buffers[0]
 
-    def _maximum(self, keys: np.ndarray) -> None:
-        keys[:] = np.max(self._collective("maximum", keys), axis=0)
-
-    def _sum(self, values: np.ndarray) -> None:
-        values[:] = np.sum(self._collective("sum", values), axis=0)
-
     def _barrier(self) -> None:
         self._collective("barrier", np.zeros(0))
 
-    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         with self._group.changed:
             for rank, part in sent.items():
-                self._group.mail[self.rank, rank].append((operation, part.copy()))
+                self._group.mail[self.rank, rank].append(part.copy())
             self._group.changed.notify_all()
         for rank, part in received.items():
-            sent_in, content = self._take(rank, operation)
-            assert sent_in == operation, f"rank {rank} calls {sent_in}, rank {self.rank} {operation}"
+            content = self._take(rank)
             assert len(content) == len(part), f"rank {rank} sent {len(content)} bytes, {len(part)} were declared"
             part[:] = content
 
-    def _take(self, sender: int, operation: str) -> tuple[str, np.ndarray]:
+    def _take(self, sender: int) -> np.ndarray:
         """Wait for the next message of a rank."""
         box = self._group.mail[sender, self.rank]
         with self._group.changed:
-            self._group.wait(lambda: bool(box), lambda: self._group.gone & {sender}, operation)
+            self._group.wait(lambda: bool(box), lambda: self._group.gone & {sender}, "exchange")
             return box.popleft()
 
     def _close(self) -> None:

@@ -1,44 +1,127 @@
-"""The contract of every transport: collective calls over ranks, and how a group of ranks begins and ends."""
+"""The contract of every transport: ranks that broadcast and exchange bytes together, and how they begin and end.
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+Every rank knows all sizes in advance (they follow from what an algorithm declares), so only payload travels.
+All ranks make the same calls in the same order. Buffers are uint8, one-dimensional and contiguous unless stated.
+"""
 
-from pflmpi.transports.collectives import Collectives
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar
+
+import numpy as np
+
+from pflmpi.transports.counter import Channel, Counter
+from pflmpi.transports.gpu.memory import Buffer, check_bytes
 from pflmpi.transports.peers import Peer
 
 if TYPE_CHECKING:
     import torch
 
+B = TypeVar("B", np.ndarray, Buffer)
 
-class Transport(Collectives):
-    """Ranks that make collective calls together.
+_EMPTY = np.empty(0, np.uint8)
+
+
+class Transport(ABC):
+    """Ranks that make calls together, with rank 0 as the root; a subclass moves the bytes.
 
     A lost rank, and a rank that does not answer within the time limit, raise `TransportError`.
     After that only `abort` may be called.
 
     Attributes:
         name: of the transport.
+        rank: 0 to size - 1; rank 0 is the server.
+        size: number of ranks.
         timeout: seconds that a call waits for the other ranks; may be changed between calls, equally on all ranks.
+        counter: payload bytes moved.
         peers: host and process of each rank; empty before `introduce`.
         device_buffers: whether the library of this rank moves memory of a GPU; None where it does not say.
+        max_message: bytes in one message: MPI counts, and some of gloo's, are 32 bits wide.
     """
 
     name: ClassVar[str]
+    max_message: ClassVar[int] = 2**30
     device_buffers: bool | None = None
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
-        super().__init__(rank, size)
+        assert 0 <= rank < size, f"rank {rank} of {size}"
+        self.rank = rank
+        self.size = size
         self.timeout = timeout
+        self.counter = Counter()
         self.peers: list[Peer] = []
         self._closed = False
+
+    def channel(self, name: Channel) -> AbstractContextManager[None]:
+        """Count what is moved inside the context on the channel "data", "checkpoint" or "control" (the default)."""
+        return self.counter.channel(name)
+
+    def broadcast(self, buffer: Buffer) -> None:
+        """Copy rank 0's `buffer` into every rank's, of the same size everywhere.
+
+        A rank may give a tensor on its GPU where the transport `takes_gpu_memory`, whatever the others give.
+        """
+        check_bytes(buffer)
+        if self.size > 1 and len(buffer):
+            self._broadcast(buffer)
+        self.counter.add(down=len(buffer) * (self.size - 1))
+
+    def exchange(
+        self, parts: dict[int, np.ndarray], sizes: dict[int, int], moved: int, down: bool = False
+    ) -> dict[int, np.ndarray]:
+        """What ranks have for this one, by rank; its own part is given back, not a copy.
+
+        Args:
+            parts: what this rank has for others, by rank, and for itself; none where it has nothing.
+            sizes: bytes that ranks have for this one, by rank; likewise.
+            moved: bytes that all ranks send to others.
+            down: count it as on the way to clients, not from them.
+        """
+        for part in parts.values():
+            check_bytes(part)
+        for ranks in (parts, sizes):
+            assert all(0 <= rank < self.size for rank in ranks), f"ranks {list(ranks)} of {self.size}"
+        own = len(parts.get(self.rank, ()))
+        assert own == sizes.get(self.rank, 0), f"own part of {own} bytes, declared {sizes.get(self.rank, 0)}"
+        assert all(map(len, parts.values())) and all(sizes.values()), "an empty part"
+        received = {
+            rank: parts[rank] if rank == self.rank else np.empty(size, np.uint8) for rank, size in sizes.items()
+        }
+        if self.size > 1:
+            self._exchange(
+                {rank: part for rank, part in parts.items() if rank != self.rank},
+                {rank: part for rank, part in received.items() if rank != self.rank},
+            )
+        self.counter.add(down=moved if down else 0, up=0 if down else moved)
+        return received
+
+    def gather(self, part: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray] | None:
+        """All ranks' parts, of the given sizes in bytes, in rank order on rank 0; None elsewhere."""
+        assert len(sizes) == self.size, f"{len(sizes)} sizes for {self.size} ranks"
+        assert len(part) == sizes[self.rank], f"part of {len(part)} bytes, declared {sizes[self.rank]}"
+        arriving = {rank: size for rank, size in enumerate(sizes) if size} if self.rank == 0 else {}
+        received = self.exchange({0: part} if len(part) else {}, arriving, sum(sizes[1:]))
+        return [received.get(rank, _EMPTY) for rank in range(self.size)] if self.rank == 0 else None
+
+    def maximum(self, values: np.ndarray) -> np.ndarray:
+        """Elementwise maximum over ranks of float64 [M], on every rank; a NaN is not lost."""
+        assert values.dtype == np.float64 and values.ndim == 1, f"float64 [M], not {values.dtype} {values.shape}"
+        parts = self.gather(values.view(np.uint8), [values.nbytes] * self.size)
+        largest = values.copy() if parts is None else np.max([part.view(np.float64) for part in parts], 0)
+        self.broadcast(largest.view(np.uint8))
+        return largest
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
         if self.size > 1:
             self._barrier()
 
-    def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:
+    def takes_gpu_memory(self, size: int) -> bool:
+        """Whether a broadcast of so many bytes may begin and end in the memory of GPUs; the same on every rank."""
+        return False
+
+    def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:  # noqa: B027 (nothing to do without GPUs)
         """Move large messages between GPUs; every rank calls this once, with what `gpu_messages` decided.
 
         Args:
@@ -58,9 +141,27 @@ class Transport(Collectives):
         """Stop all ranks at once; this process ends with the exit code."""
 
     @abstractmethod
+    def _broadcast(self, buffer: Buffer) -> None:
+        """Broadcast in place; not empty."""
+
+    @abstractmethod
+    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+        """Send and fill parts by the rank at the other end; any rank may send to any, and no part is empty.
+
+        Either dict or both may be empty, but every rank makes the call. Messages between two ranks arrive in order.
+        """
+
+    @abstractmethod
     def _barrier(self) -> None:
         """Wait for all ranks."""
 
     @abstractmethod
     def _close(self) -> None:
         """Release what the transport holds; called once."""
+
+
+def chunks(array: B, size: int) -> Iterator[B]:
+    """Views of at most `size` bytes that together make up the array [M]."""
+    step = size // array.itemsize
+    for start in range(0, len(array), step):
+        yield array[start : start + step]

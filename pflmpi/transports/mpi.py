@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from pflmpi.errors import TransportError
-from pflmpi.transports.base import Transport
-from pflmpi.transports.collectives import chunks
+from pflmpi.transports.base import Transport, chunks
 from pflmpi.transports.gpu.memory import LEAST, Buffer, wait_for_kernels
 from pflmpi.transports.mpi_library import loaded
 from pflmpi.transports.mpi_roll_call import absent, was_called
@@ -72,13 +71,13 @@ class MpiTransport(Transport):
             wait_for_kernels(buffer)
             for chunk in chunks(buffer, self.max_message):
                 if self.takes_gpu_memory(len(buffer)):
-                    # Blocking, as the sum below: Open MPI takes no memory of GPUs in non-blocking collectives.
+                    # Blocking: Open MPI takes no memory of GPUs in non-blocking collectives.
                     self._comm.Bcast([chunk, MPI.BYTE], root=0)
                 else:
                     self._move([self._comm.Ibcast([chunk, MPI.BYTE], root=0)])
 
-    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
-        with self._together(operation):
+    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+        with self._together("exchange"):
             self._move(
                 [
                     start([chunk, MPI.BYTE], rank, _TAG)
@@ -87,19 +86,6 @@ class MpiTransport(Transport):
                     for chunk in chunks(part, self.max_message)
                 ]
             )
-
-    def _maximum(self, keys: np.ndarray) -> None:
-        with self._together("maximum"):
-            for chunk in chunks(keys, self.max_message):
-                self._move([self._comm.Iallreduce(MPI.IN_PLACE, [chunk, MPI.INT64_T], MPI.MAX)])
-
-    def _sum(self, values: np.ndarray) -> None:
-        with self._together("sum"):
-            for chunk in chunks(values, self.max_message):
-                buffer = [chunk, MPI.INT64_T]
-                source, result = (MPI.IN_PLACE, buffer) if self.rank == 0 else (buffer, None)
-                # Blocking, so without a time limit while payload moves: Open MPI 5's Ireduce is 3 to 6 times slower.
-                self._comm.Reduce(source, result, MPI.SUM, root=0)
 
     def _barrier(self) -> None:
         with self._together("barrier"):

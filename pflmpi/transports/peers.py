@@ -7,8 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pflmpi.machine import Gpu
-from pflmpi.process import has_ended
+from pflmpi.machine import Gpu, has_ended
 
 _SHOWN = 8  # ranks named in an error
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -11,19 +11,16 @@ from typing import NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from pflmpi.errors import TransportError
-from pflmpi.transports.base import Transport
-from pflmpi.transports.collectives import chunks
+from pflmpi.transports.base import Transport, chunks
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.gpu.group import Backend, GpuGroup, as_tensor
 from pflmpi.transports.gpu.memory import Buffer
 from pflmpi.transports.interfaces import check_interfaces
 from pflmpi.transports.peers import ended, names, refuse_ended
 from pflmpi.transports.process_exit import flush_output
-from pflmpi.transports.ring import piece, sum_bytes
 from pflmpi.transports.torch_store import Arrivals, connect, in_rank_0
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait, within
 
@@ -74,27 +71,28 @@ class TorchTransport(Transport):
         os._exit(code)  # an orderly exit would wait for ranks that never answer
 
     def _broadcast(self, buffer: Buffer) -> None:
-        if self._gpus and self._gpus.carries(buffer.nbytes):
-            self._through_gpus("broadcast", buffer, self._gpus.broadcast)
-        else:
-            self._collective("broadcast", buffer, lambda chunk: dist.broadcast(chunk, src=0, async_op=True))
+        with self._call("broadcast"):
+            for chunk in map(as_tensor, chunks(buffer, self.max_message)):
+                if self._gpus and self._gpus.carries(buffer.nbytes):
+                    self._gpus.broadcast(chunk)
+                else:
+                    self._wait(dist.broadcast(chunk, src=0, async_op=True))
 
-    def _maximum(self, keys: np.ndarray) -> None:
-        self._collective("maximum", keys, lambda chunk: dist.all_reduce(chunk, dist.ReduceOp.MAX, async_op=True))
-
-    def _sum(self, values: np.ndarray) -> None:
-        if self._gpus and self._gpus.carries(values.nbytes):
-            self._through_gpus("sum", values, self._gpus.sum)
-        else:
-            size = min(piece(self.size), self.max_message)
-            self._collective("sum", values, lambda chunk: dist.reduce(chunk, dst=0, async_op=True), size)
-
-    def _sum_bytes(self, size: int) -> int:
-        return super()._sum_bytes(size) if self._gpus and self._gpus.carries(size) else sum_bytes(size, self.size)
+    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+        with self._call("exchange"):
+            sent, received = self._gpus.exchange(sent, received) if self._gpus else (sent, received)
+            works = [
+                move(as_tensor(chunk), rank)
+                for move, parts in ((dist.isend, sent), (dist.irecv, received))
+                for rank, part in parts.items()
+                for chunk in chunks(part, self.max_message)
+            ]
+            for work in works:
+                self._wait(work)
 
     def _barrier(self) -> None:
-        # A reduction of one number, which has the time limit of other calls.
-        self._collective("barrier", np.zeros(1), lambda chunk: dist.all_reduce(chunk, async_op=True))
+        with self._call("barrier"):  # a reduction of one number, which has the time limit of other calls
+            self._wait(dist.all_reduce(as_tensor(np.zeros(1)), async_op=True))
 
     def _close(self) -> None:
         self.barrier()  # no rank leaves while another still reads from it
@@ -102,37 +100,6 @@ class TorchTransport(Transport):
             if self._arrivals is not None:
                 self._arrivals.close()
             dist.destroy_process_group()
-
-    def _collective(
-        self, operation: str, array: Buffer, start: Callable[[Tensor], dist.Work | None], size: int | None = None
-    ) -> None:
-        """Start a collective call on each chunk of the array."""
-        with self._call(operation):
-            for chunk in chunks(array, size or self.max_message):
-                self._wait(start(as_tensor(chunk)))
-
-    def _through_gpus(self, operation: str, array: Buffer, call: Callable[[Tensor], None]) -> None:
-        with self._call(operation):
-            for chunk in chunks(array, self.max_message):
-                call(as_tensor(chunk))
-
-    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
-        with self._call(operation):
-            self._move(sent, received)
-
-    def _all_to_all(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
-        with self._call("all-to-all"):
-            self._move(*(self._gpus.exchange(sent, received) if self._gpus else (sent, received)))
-
-    def _move(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
-        works = [
-            move(as_tensor(chunk), rank)
-            for move, parts in ((dist.isend, sent), (dist.irecv, received))
-            for rank, part in parts.items()
-            for chunk in chunks(part, self.max_message)
-        ]
-        for work in works:
-            self._wait(work)
 
     def _wait(self, work: dist.Work | None) -> None:
         assert work is not None, "only ranks of a group call it"

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-import normed_model
+import comparisons
 import numpy_network
 import small_task
-from mixed_rows import answers
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.critical import critical_entries
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedfcd import FedFCD
-from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.algorithms.fedgmh import FedGMH, critical_entries
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.fedproto import FedProto
 from pflmpi.algorithms.fedprox import FedProx
@@ -107,7 +105,7 @@ def test_fedproto_loss_has_the_distance_to_known_prototypes() -> None:
     "algorithm", [FedProto(), FedProto(loss_on="means"), PFedPM(), FedFCD(alternation="batch")], ids=repr
 )
 def test_batch_norm_is_in_training_mode_under_losses_of_class_means(algorithm: Algorithm) -> None:
-    task, client = normed_model.task(), algorithm.init_client(normed_model.task())
+    task, client = comparisons.with_batch_norm(), algorithm.init_client(comparisons.with_batch_norm())
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
     state, _ = algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
     assert not torch.equal(tree.at(state, "model/stats/mean"), tree.at(client, "model/stats/mean"))
@@ -225,7 +223,7 @@ def test_fedamp_server_rule(alpha: float, sigma: float) -> None:
     task = small_task.task(clients=5)
     uploaded = tree.stack([other(seed, task.like("body", "head")) for seed in range(3)])
     algorithm = FedAMP(alpha=alpha, sigma=sigma)
-    new = answers(algorithm, task, {"model": uploaded}, Round(1, np.array([0, 2, 4]), 0))
+    new = algorithm.answer(task, {}, {"model": uploaded}, Round(1, np.array([0, 2, 4]), 0))
     flat = np.concatenate([leaf.flatten(1).double().numpy() for _, leaf in tree.leaves(uploaded)], 1)
     rows = np.concatenate([leaf.flatten(1).double().numpy() for _, leaf in tree.leaves(new["cloud"])], 1)
     np.testing.assert_allclose(rows, amp_oracle(flat, alpha, sigma), atol=1e-6)

@@ -10,7 +10,6 @@ import comparisons
 import numpy_network
 import quick_run
 import small_task
-from lane_comparison import check_lanes
 from pflmpi import tree
 from pflmpi.algorithms.apfl import APFL
 from pflmpi.learning.client import Batch
@@ -182,7 +181,9 @@ def test_lanes_agree_with_the_loop_under_batch_norm(bn: str) -> None:
     task = comparisons.with_batch_norm(bn=bn)
     fresh = APFL().init_client(task)
     client = {**fresh, "own": tree.map(lambda leaf: leaf * 1.5 + 0.1, fresh["own"])}
-    check_lanes(task, APFL(), client, APFL().publish(task, APFL().init_server(task), np.arange(1)), ("train",))
+    comparisons.check_lanes(
+        task, APFL(), client, APFL().publish(task, APFL().init_server(task), np.arange(1)), ("train",)
+    )
 
 
 def test_a_step_of_padding_alone_changes_nothing() -> None:

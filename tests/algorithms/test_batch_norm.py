@@ -7,25 +7,22 @@ import pytest
 import torch
 
 import comparisons
-import normed_model
 import small_task
-from one_of_few import one_of
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.messages.kinds import Chosen, OneOf, Own
+from pflmpi.messages.kinds import Own
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_local_training_is_in_training_mode_and_moves_the_statistics(name: str, bn: str) -> None:
-    task, algorithm = normed_model.task(bn=bn), ALGORITHMS[name]()
+    task, algorithm = comparisons.with_batch_norm(bn=bn), ALGORITHMS[name]()
     client, kinds = algorithm.init_client(task), algorithm.downlink(task)
     published = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
-    down = {name: tree.row(one, 0) if type(kinds[name]) in (Own, Chosen) else one for name, one in published.items()}
-    down |= {name: one_of(published[name], 0) for name, kind in kinds.items() if isinstance(kind, OneOf)}
-    for chosen, kind in kinds.items():
-        if isinstance(kind, Chosen):  # of nobody
-            down[chosen] = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), kind.like) | down[chosen]
+    down = {name: tree.row(one, 0) if isinstance(kinds[name], Own) else one for name, one in published.items()}
+    for name, kind in kinds.items():
+        if isinstance(kind, Own) and kind.of:  # of nobody
+            down[name] = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), kind.like) | down[name]
     down |= algorithm.init_received(task)
     batch = dataclasses.replace(small_task.batch(0), key=torch.tensor(1))
     passes = {one: [batch] for one in algorithm.passes(task, 1)}

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import small_task
-from mixed_rows import answers, products
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedamp import FedAMP
@@ -39,41 +38,41 @@ def heuristic(w: np.ndarray, scale: float, own: float) -> np.ndarray:
 def test_weights_are_a_softmax_over_the_others_beside_the_self_weight(scale: float, own: float) -> None:
     algorithm = FedAMP(weighting="cosine", cosine_scale=scale, self_weight=own)
     rows = models(4)
-    np.testing.assert_allclose(algorithm.weights(products(rows)), heuristic(flat(rows), scale, own), atol=1e-12)
+    np.testing.assert_allclose(algorithm.weights(rows), heuristic(flat(rows), scale, own), atol=1e-12)
 
 
 def test_weights_do_not_depend_on_the_length_of_a_model() -> None:
     algorithm, rows = FedAMP(weighting="cosine"), models(3)
     longer = tree.map(lambda leaf: leaf * torch.tensor([1.0, 4.0, 0.5]).view(-1, *[1] * (leaf.ndim - 1)), rows)
-    np.testing.assert_allclose(algorithm.weights(products(rows)), algorithm.weights(products(longer)), atol=1e-12)
+    np.testing.assert_allclose(algorithm.weights(rows), algorithm.weights(longer), atol=1e-12)
 
 
 def test_a_large_scale_listens_to_the_most_similar_alone_without_overflow() -> None:
     rows = models(3)
     near = tree.map(lambda leaf: torch.cat([leaf, leaf[:1] * 1.5]), rows)
-    weights = FedAMP(weighting="cosine", cosine_scale=1e6, self_weight=0.25).weights(products(near))
+    weights = FedAMP(weighting="cosine", cosine_scale=1e6, self_weight=0.25).weights(near)
     np.testing.assert_allclose(weights[0], [0.25, 0, 0, 0.75], atol=1e-12)
 
 
 def test_a_participant_alone_keeps_its_own_model() -> None:
-    assert FedAMP(weighting="cosine", self_weight=0.2).weights(products(models(1))).tolist() == [[1.0]]
+    assert FedAMP(weighting="cosine", self_weight=0.2).weights(models(1)).tolist() == [[1.0]]
 
 
 def test_a_model_of_zeros_is_like_no_other() -> None:
     rows = tree.map(lambda leaf: leaf * torch.tensor([0.0, 1.0, 1.0]).view(-1, *[1] * (leaf.ndim - 1)), models(3))
-    weights = FedAMP(weighting="cosine", self_weight=0.5).weights(products(rows))
+    weights = FedAMP(weighting="cosine", self_weight=0.5).weights(rows)
     np.testing.assert_allclose(weights[0], [0.5, 0.25, 0.25], atol=1e-12)
 
 
 def test_the_cloud_models_of_participants_are_mixed_by_these_weights() -> None:
     task, algorithm = small_task.task(clients=4), FedAMP(weighting="cosine", cosine_scale=4.0, self_weight=0.3)
     up = models(2)
-    new = answers(algorithm, task, {"model": up}, Round(1, np.array([1, 3]), 0))
+    new = algorithm.answer(task, {}, {"model": up}, Round(1, np.array([1, 3]), 0))
     np.testing.assert_allclose(flat(new["cloud"]), np.array([[0.3, 0.7], [0.7, 0.3]]) @ flat(up), atol=1e-6)
 
 
 def test_by_distance_the_fields_of_the_heuristic_do_nothing() -> None:
-    seen = products(models(3), from_first=True)
+    seen = models(3)
     assert torch.equal(FedAMP().weights(seen), FedAMP(cosine_scale=1.0, self_weight=0.9).weights(seen))
     assert not torch.equal(FedAMP().weights(seen), FedAMP(weighting="cosine").weights(seen))
 

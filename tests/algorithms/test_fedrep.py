@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-import normed_model
+import comparisons
 import numpy_network
 import small_task
 from pflmpi import tree
@@ -84,17 +84,17 @@ def test_bodies_are_averaged_plainly_unless_asked_otherwise() -> None:
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_head_epochs_use_batch_norm_statistics_and_do_not_change_them(bn: str) -> None:
-    task, one = normed_model.task(bn=bn), small_task.batch(0)
+    task, one = comparisons.with_batch_norm(bn=bn), small_task.batch(0)
     client, body = start(task)
     before = {**body, **client}
     z = task.features(before, one.x).double().numpy()  # in evaluation mode
-    w = small_task.to_numpy(before)
-    error = numpy_network.softmax(z @ w["W2"].T + w["b2"])
+    weight, bias = (before["head"][name].double().numpy() for name in ("weight", "bias"))
+    error = numpy_network.softmax(z @ weight.T + bias)
     error[np.arange(len(z)), one.y.numpy()] -= 1
 
     state, up = FedRep().client_update(task, client, {"body": body}, data([one], []))
     after = {**up["body"], **state}
-    np.testing.assert_allclose(after["head"]["weight"], w["W2"] - LR * error.T @ z / len(z), atol=1e-6)
+    np.testing.assert_allclose(after["head"]["weight"], weight - LR * error.T @ z / len(z), atol=1e-6)
     assert same(after["stats"], before["stats"]) and ("stats" in state) == (bn == "local")
 
     state, up = FedRep().client_update(task, client, {"body": body}, data([], [one]))

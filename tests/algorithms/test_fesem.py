@@ -10,8 +10,6 @@ import torch
 import numpy_network
 import quick_run
 import small_task
-from mixed_rows import server_step
-from one_of_few import one_of
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fesem import FeSEM
@@ -51,12 +49,7 @@ def update(
     algorithm: FeSEM, server: Tree, up: Messages, participants: list[int], number: int = 2, seed: int = 0
 ) -> Tree:
     task = small_task.task(clients=len(server["cluster"]))
-    return server_step(algorithm, task, server, up, Round(number, np.array(participants), seed))
-
-
-def received(down: Messages) -> Tree:
-    """The centres of all receivers, [R, ...]."""
-    return tree.stack([one_of(down["centre"], place) for place in range(len(tree.leaf(down["centre"], "chosen")))])
+    return algorithm.server_update(task, server, up, Round(number, np.array(participants), seed))
 
 
 # --- the server
@@ -168,13 +161,13 @@ def test_equal_models_in_the_first_round_make_one_cluster() -> None:
 def test_a_client_receives_the_centre_of_its_cluster() -> None:
     server = state([1, 2, 3], [2, 0, 1, 2])
     down = FeSEM().publish(small_task.task(clients=4), server, np.array([3, 0, 1]))
-    assert values(received(down)) == [3, 3, 1]
+    assert values(down["centre"]) == [3, 3, 1]
 
 
 def test_a_client_without_a_cluster_receives_the_mean_of_the_centres_by_their_clients() -> None:
     server = state([1, 2, 30], [0, 0, -1, 1])
     down = FeSEM().publish(small_task.task(clients=4), server, np.array([2, 3]))
-    assert values(received(down)) == [round(4 / 3, 5), 2]
+    assert values(down["centre"]) == [round(4 / 3, 5), 2]
 
 
 def test_before_the_first_round_everybody_receives_the_initial_model() -> None:
@@ -183,7 +176,7 @@ def test_before_the_first_round_everybody_receives_the_initial_model() -> None:
     down = FeSEM(num_clusters=3).publish(task, server, np.arange(4))
     assert tree.at(server, "cluster").tolist() == [-1] * 4, "a cluster before a client has taken part"
     for path, leaf in tree.leaves(task.init()):
-        assert all(torch.equal(row, leaf) for row in tree.at(received(down), path)), path
+        assert all(torch.equal(row, leaf) for row in tree.at(down["centre"], path)), path
 
 
 # --- the client
@@ -220,7 +213,7 @@ def test_batch_norm_statistics_are_averaged_in_the_cluster_or_stay(bn: Any, trav
     assert ("stats" in algorithm.init_client(task)) != travels
     server, client, x = algorithm.init_server(task), algorithm.init_client(task), torch.ones(2, 1, 8, 8)
     assert ("stats" in server["centres"]) == travels  # type: ignore[operator]
-    centre = one_of(algorithm.publish(task, server, np.array([0]))["centre"], 0)
+    centre = tree.row(algorithm.publish(task, server, np.array([0]))["centre"], 0)
     assert torch.equal(algorithm.predict(task, client, {"centre": centre}, x), task.predict(task.init(), x))
 
 

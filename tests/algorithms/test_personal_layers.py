@@ -23,12 +23,6 @@ CONVOLUTIONS = {"body/conv1/bias", "body/conv1/weight", "body/conv2/bias", "body
 CONNECTED = {"body/fc1/bias", "body/fc1/weight", "head/bias", "head/weight"}
 
 
-class TestFedPerOfTwoLayers(AlgorithmTests):
-    algorithm: ClassVar[str] = "fedper"
-    options: ClassVar[dict[str, Any]] = {"personal_layers": 2}
-    sections: ClassVar[dict[str, Any]] = {"model": CNN}
-
-
 class TestFedRepOfTwoLayers(AlgorithmTests):
     algorithm: ClassVar[str] = "fedrep"
     options: ClassVar[dict[str, Any]] = {"personal_layers": 2, "head_epochs": 2}

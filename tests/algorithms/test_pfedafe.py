@@ -12,7 +12,6 @@ import comparisons
 import numpy_network
 import quick_run
 import small_task
-from lane_comparison import check_lanes
 from pflmpi import tree
 from pflmpi.algorithms.pfedafe import PFedAFE, mixed
 from pflmpi.learning.client import cross_entropy
@@ -188,7 +187,7 @@ def test_lanes_agree_with_the_loop_under_batch_norm() -> None:
     fresh = PFedAFE().init_client(task)
     own = tree.map(lambda leaf: leaf * 1.5 + 0.1, {"body": fresh["body"], "stats": fresh["stats"]})
     client, down = {**fresh, **own, "trained": torch.tensor(True)}, {"body": PFedAFE().init_server(task)["shared"]}
-    check_lanes(task, PFedAFE(), client, down, ("train", "beta"))
+    comparisons.check_lanes(task, PFedAFE(), client, down, ("train", "beta"))
 
 
 def test_a_step_of_padding_alone_changes_nothing() -> None:

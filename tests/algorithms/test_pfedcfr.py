@@ -8,10 +8,9 @@ import torch
 
 import numpy_network
 import small_task
-from mixed_rows import answers, products
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
-from pflmpi.algorithms.distances import squared_distances
+from pflmpi.algorithms.distances import inner_products, squared_distances
 from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.pfedcfr import PFedCFR
 from pflmpi.errors import ConfigError
@@ -81,7 +80,7 @@ def test_personal_layers_are_fused_by_their_own_distance_and_the_others_averaged
     sent = {name: part_of(up, kind.like) for name, kind in algorithm.uplink(task).items()}
     now = Round(1, np.array([0, 2, 4]), 0)
     if layers:
-        found = answers(algorithm, task, {"personal": sent["personal"]}, now)["personal"]
+        found = algorithm.answer(task, {}, {"personal": sent["personal"]}, now)["personal"]
         for paths in layers:
             np.testing.assert_allclose(vectors(found, paths), fuse(vectors(up, paths), 1.5, 4.0), atol=1e-6)
     common = {*FEATURE, *DECISION} - {path for paths in layers for path in paths}
@@ -97,7 +96,7 @@ def test_with_a_tiny_alpha_every_client_keeps_its_own_feature_layers() -> None:
     task, up = small_task.task(clients=3), models(3)
     algorithm = PFedCFR(alpha=1e-12)
     sent = {"personal": part_of(up, algorithm.uplink(task)["personal"].like)}
-    new = answers(algorithm, task, sent, Round(1, np.arange(3), 0))["personal"]
+    new = algorithm.answer(task, {}, sent, Round(1, np.arange(3), 0))["personal"]
     assert all(torch.equal(tree.at(new, path), tree.at(up, path)) for path in FEATURE)
 
 
@@ -106,7 +105,7 @@ def test_distances_of_models_that_are_near_each_other_do_not_cancel() -> None:
     rng = np.random.default_rng(0)
     w = (rng.normal(1000, 1, 4000) + rng.integers(-3, 4, (5, 4000)) * 2.0**-13).astype(np.float32)
     expected = ((w[:, None].astype(np.float64) - w) ** 2).sum(-1)
-    seen = products({"w": torch.from_numpy(w)}, from_first=True)
+    seen: Tree = {"w": inner_products(torch.from_numpy(w), from_first=True)}
     found = squared_distances(seen)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     some = torch.tensor([3, 0])
@@ -236,7 +235,7 @@ def test_the_feature_layers_are_the_own_ones_and_the_decision_layers_the_shared_
     down = PFedCFR().downlink(bound("cnn"))
     convolutions = (3 * 25 * 32 + 32) + (32 * 25 * 64 + 64)
     assert {name: (type(kind).__name__, kind.client_bytes(2)) for name, kind in down.items()} == {
-        "personal": ("Mixed", 4 * convolutions),
+        "personal": ("Own", 4 * convolutions),
         "decision": ("Shared", 4 * (878_538 - convolutions)),
     }
 

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-import normed_model
+import comparisons
+import numeric_gradients
 import numpy_network
 import quick_run
-import relation_oracle
 import small_task
 from comparisons import data_of
 from pflmpi import tree
 from pflmpi.algorithms.local_only import Local
-from pflmpi.algorithms.pfedpm import PFedPM
-from pflmpi.algorithms.relation import init_relation, relation_scores
+from pflmpi.algorithms.pfedpm import PFedPM, init_relation, relation_scores
 from pflmpi.learning.client import Batch, ClientData
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
@@ -173,12 +172,54 @@ def test_padding_counts_in_neither_loss() -> None:
             np.testing.assert_allclose(tree.at(found, path)[lane], expected, atol=1e-6, err_msg=path)
 
 
+# The relation module pair by pair, and the gradient of its loss written out.
+
+
+def windows(z: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """The three neighbours of every place of the pair's two channels, [2, d, 3], zeros outside."""
+    return np.lib.stride_tricks.sliding_window_view(np.pad(np.stack([z, c]), ((0, 0), (1, 1))), 3, axis=1)
+
+
+def layers_by_hand(w: numeric_gradients.Weights, z: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """The outputs of the convolution [8, d], of fc1 [64] (both after ReLU) and the score."""
+    found = np.maximum(np.einsum("oik,itk->ot", w["conv/weight"], windows(z, c)) + w["conv/bias"][:, None], 0)
+    hidden = np.maximum(w["fc1/weight"] @ found.ravel() + w["fc1/bias"], 0)
+    return found, hidden, 1 / (1 + np.exp(-(w["fc2/weight"] @ hidden + w["fc2/bias"]).item()))
+
+
+def scores_by_hand(w: numeric_gradients.Weights, z: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """[B, K] for features [B, d] and class means [K, d]."""
+    return np.array([[layers_by_hand(w, feature, mean)[2] for mean in c] for feature in z])
+
+
+def gradients_by_hand(
+    w: numeric_gradients.Weights, z: np.ndarray, c: np.ndarray, one_hot: np.ndarray, known: np.ndarray
+) -> numeric_gradients.Weights:
+    """Of the mean over samples of the sum over known classes of (score - one_hot)^2."""
+    total = {path: np.zeros_like(value) for path, value in w.items()}
+    for s, j in np.ndindex(one_hot.shape):
+        found, hidden, score = layers_by_hand(w, z[s], c[j])
+        error = known[j] * 2 * (score - one_hot[s, j]) / len(z) * score * (1 - score)
+        back_hidden = error * w["fc2/weight"][0] * (hidden > 0)
+        back_found = (w["fc1/weight"].T @ back_hidden).reshape(found.shape) * (found > 0)
+        for path, slope in {
+            "fc2/weight": error * hidden[None],
+            "fc2/bias": np.array([error]),
+            "fc1/weight": np.outer(back_hidden, found.ravel()),
+            "fc1/bias": back_hidden,
+            "conv/weight": np.einsum("ot,itk->oik", back_found, windows(z[s], c[j])),
+            "conv/bias": back_found.sum(1),
+        }.items():
+            total[path] += slope
+    return total
+
+
 def test_relation_scores_are_those_of_the_pairs_signals() -> None:
     weights = init_relation(np.random.default_rng(0), D)
     rng = np.random.default_rng(1)
     z, c = rng.normal(size=(4, D)), rng.normal(size=(K, D))
     found = relation_scores(weights, torch.from_numpy(z).float(), torch.from_numpy(c).float())
-    np.testing.assert_allclose(found, relation_oracle.scores(relation_oracle.to_numpy(weights), z, c), atol=1e-6)
+    np.testing.assert_allclose(found, scores_by_hand(numeric_gradients.weights(weights), z, c), atol=1e-6)
 
 
 @pytest.mark.parametrize("known", [(True, True, True), (True, False, True)])
@@ -190,11 +231,11 @@ def test_the_relation_module_steps_after_the_model_on_every_batch(known: tuple[b
     state, _ = algorithm.client_update(task, client, {"class_means": received}, small_task.data(batches))
 
     mixed, mask = received["means"].double().numpy(), np.array(known, float)
-    w, psi = small_task.to_numpy(task.init()), relation_oracle.to_numpy(client["relation"])  # type: ignore[arg-type]
+    w, psi = small_task.to_numpy(task.init()), numeric_gradients.weights(client["relation"])  # type: ignore[arg-type]
     for one in batches:
         trained_by_hand(w, one, mixed, mask, algorithm)
         z, _ = numpy_network.forward(w, small_task.flat(one)[0])  # of the body after its step
-        slopes = relation_oracle.gradients(psi, z, mixed, np.eye(K)[LABELS.numpy()], mask)
+        slopes = gradients_by_hand(psi, z, mixed, np.eye(K)[LABELS.numpy()], mask)
         psi = {path: psi[path] - 0.2 * slopes[path] for path in psi}
     small_task.assert_close(state["model"], w)
     for path, value in psi.items():
@@ -210,7 +251,7 @@ def test_the_relation_module_has_the_models_learning_rate_unless_given_and_it_de
 
 def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics() -> None:
     task, data, received = (
-        normed_model.task(momentum=0.5),
+        comparisons.with_batch_norm(momentum=0.5),
         small_task.data([batch(0), batch(1)]),
         class_means(2, True, True, True),
     )
@@ -250,8 +291,8 @@ def test_prediction_by_relation_uses_the_mixed_means_of_the_last_round() -> None
     mixed = class_means(3, True, True, False)
     scores = algorithm.predict(task, {**client, "mixed": mixed}, {}, x)
     z = task.features(model, x).double().numpy()
-    psi = relation_oracle.to_numpy(client["relation"])  # type: ignore[arg-type]
-    expected = relation_oracle.scores(psi, z, mixed["means"].double().numpy())
+    psi = numeric_gradients.weights(client["relation"])  # type: ignore[arg-type]
+    expected = scores_by_hand(psi, z, mixed["means"].double().numpy())
     np.testing.assert_allclose(scores[:, :2], expected[:, :2], atol=1e-6)
     assert (scores[:, 2] == -torch.inf).all()
 

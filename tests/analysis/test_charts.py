@@ -3,8 +3,6 @@
 import re
 from copy import deepcopy
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import altair
 import numpy as np
@@ -13,7 +11,6 @@ import vl_convert
 
 from pflmpi.analysis.drawing.charts import COLOURS, HEIGHT, INK, NARROW, WIDTH, chart
 from pflmpi.analysis.drawing.rendering import PICTURES, draw, svg
-from pflmpi.analysis.drawing.thinning import thinned
 from pflmpi.analysis.plots import (
     Bars,
     Cloud,
@@ -24,32 +21,32 @@ from pflmpi.analysis.plots import (
     Matrices,
     Multiples,
     Panel,
-    Plot,
     Stack,
+    thinned,
 )
 
-ABOUT: Any = {"name": "a", "title": "A", "caption": "C."}
+ABOUT = {"name": "a", "title": "A", "caption": "C."}
 
 
-def curves(*those: Curve, **more: Any) -> Curves:
+def curves(*those, **more):
     return Curves(**ABOUT, x_label="round", y_label="accuracy", curves=those, **more)
 
 
-def matrix(values: Any, **more: Any) -> Matrices:
+def matrix(values, **more):
     values = np.array(values, float)
     panel = Panel("", values, range(values.shape[0]), [10 + column for column in range(values.shape[1])])
     words = {"row_label": "client", "column_label": "round", "value_label": "beta"}
-    return Matrices(**ABOUT, **words, panels=(panel,), **more)  # type: ignore[arg-type]
+    return Matrices(**ABOUT, **words, panels=(panel,), **more)
 
 
-def marks(plot: Plot, kind: str, **parameters: Any) -> list[list[dict[str, Any]]]:
+def marks(plot, kind, **parameters):
     """The items of the marks of a kind, from the scene graph; legends and axes have others."""
     spec = deepcopy(chart(plot))
     for parameter in spec.get("params", []):
         parameter["value"] = parameters.get(parameter["name"], parameter.get("value"))
-    found: list[list[dict[str, Any]]] = []
+    found = []
 
-    def walk(node: Any) -> None:
+    def walk(node):
         if isinstance(node, list):
             for each in node:
                 walk(each)
@@ -64,11 +61,11 @@ def marks(plot: Plot, kind: str, **parameters: Any) -> list[list[dict[str, Any]]
     return [items for items in found if items]
 
 
-def texts(drawing: str) -> list[str]:
+def texts(drawing):
     return re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
 
 
-def places_of_numbers(drawing: str) -> dict[float, tuple[float, float]]:
+def places_of_numbers(drawing):
     """Where the numbers of axes are: the end of the text's own translation."""
     found = re.findall(r'<text[^>]*transform="translate\((-?[\d.]+),(-?[\d.]+)\)[^>]*>(-?[\d.]+)</text>', drawing)
     return {float(number): (float(x), float(y)) for x, y, number in found}
@@ -77,14 +74,14 @@ def places_of_numbers(drawing: str) -> dict[float, tuple[float, float]]:
 # --- lines
 
 
-def test_points_of_a_line_are_at_their_values_and_higher_is_up() -> None:
+def test_points_of_a_line_are_at_their_values_and_higher_is_up():
     plot = curves(Curve("a", np.array([1, 3, 5]), np.array([0.0, 50, 100])), by_round=True, percent=True, zero=True)
     (line,) = marks(plot, "line")
     assert [item["x"] for item in line] == [0, WIDTH / 2, WIDTH]
     assert [item["y"] for item in line] == [HEIGHT, HEIGHT / 2, 0], "pixels are counted from the top: 100 % is there"
 
 
-def test_the_numbers_beside_the_y_axis_grow_upwards_as_the_points_do() -> None:
+def test_the_numbers_beside_the_y_axis_grow_upwards_as_the_points_do():
     plot = curves(Curve("a", np.array([1, 2]), np.array([0.0, 10])), zero=True)
     left = {number: y for number, (x, y) in places_of_numbers(svg(chart(plot))).items() if x < 0}
     heights = [left[number] for number in sorted(left)]
@@ -93,7 +90,7 @@ def test_the_numbers_beside_the_y_axis_grow_upwards_as_the_points_do() -> None:
     assert line[1]["y"] < line[0]["y"] and left[10] - left[0] == pytest.approx(line[1]["y"] - line[0]["y"])
 
 
-def test_the_legend_has_the_name_colour_and_dashes_of_each_line() -> None:
+def test_the_legend_has_the_name_colour_and_dashes_of_each_line():
     x = np.array([1, 2])
     plot = curves(*(Curve(f"run {i}", x, x + i, style=i) for i in range(3)))
     assert [name for name in texts(svg(chart(plot))) if name.startswith("run")] == ["run 0", "run 1", "run 2"]
@@ -102,21 +99,21 @@ def test_the_legend_has_the_name_colour_and_dashes_of_each_line() -> None:
     assert [items[0]["strokeDash"] for items in lines] == [[1, 0], [6, 3], [6, 2, 1.5, 2]]
 
 
-def test_looks_of_32_runs_differ_and_neighbours_not_by_colour_alone() -> None:
+def test_looks_of_32_runs_differ_and_neighbours_not_by_colour_alone():
     x = np.array([1, 2])
     lines = marks(curves(*(Curve(str(i), x, x + i, style=i) for i in range(32))), "line")
     looks = [(items[0]["stroke"], tuple(items[0]["strokeDash"])) for items in lines]
     assert len(set(looks)) == 32 and all(one[1] != other[1] for one, other in pairwise(looks))
 
 
-def test_a_line_goes_on_after_a_value_that_is_infinite() -> None:
+def test_a_line_goes_on_after_a_value_that_is_infinite():
     plot = curves(Curve("a", np.arange(1, 6), np.array([np.inf, 2.0, 1.0, np.inf, 0.5])))
     drawing = svg(chart(plot))
     (path,) = [d for d in re.findall(r'<path d="([^"]*)" stroke="#0b3c5d" stroke-width="1.8"', drawing)]
     assert re.sub(r"[-\d.,]+", "", path).replace("Z", "") == "MLM", "two points joined, a gap, and one more"
 
 
-def test_the_band_is_between_its_sides_and_two_known_rounds_have_bars() -> None:
+def test_the_band_is_between_its_sides_and_two_known_rounds_have_bars():
     low, high = np.array([10.0, 20, 30]), np.array([90.0, 80, 100])
     plot = curves(Curve("a", np.arange(3), np.full(3, 50.0), low=low, high=high), zero=True)
     (area,) = marks(plot, "area")
@@ -127,18 +124,18 @@ def test_the_band_is_between_its_sides_and_two_known_rounds_have_bars() -> None:
     assert [bar["x"] for bar in bars] == [WIDTH / 2, WIDTH]
 
 
-def test_the_best_point_has_a_ring() -> None:
+def test_the_best_point_has_a_ring():
     plot = curves(Curve("a", np.arange(41), np.arange(41.0), mark=30))
     rings = [items for items in marks(plot, "symbol") if items[0]["size"] == 90]
     assert [[item["x"] for item in items] for items in rings] == [[pytest.approx(WIDTH * 3 / 4)]]
 
 
-def test_a_logarithmic_axis_has_equal_factors_at_equal_distances() -> None:
+def test_a_logarithmic_axis_has_equal_factors_at_equal_distances():
     (line,) = marks(curves(Curve("a", np.array([1.0, 10, 100]), np.ones(3)), x_log=True), "line")
     assert [item["x"] for item in line] == pytest.approx([0, WIDTH / 2, WIDTH])
 
 
-def test_layers_are_in_their_order_below_the_axis() -> None:
+def test_layers_are_in_their_order_below_the_axis():
     plot = curves(Curve("a", np.arange(1, 4), np.array([3.0, 2, 1])), x_names=("fc", "body", "head"))
     names = [name for name in texts(svg(chart(plot))) if name in ("fc", "body", "head")]
     assert names == ["fc", "body", "head"]
@@ -146,15 +143,16 @@ def test_layers_are_in_their_order_below_the_axis() -> None:
     assert [item["x"] for item in line] == sorted(item["x"] for item in line)
 
 
-def test_small_drawings_of_several_runs_have_common_axes() -> None:
+def test_small_drawings_of_several_runs_have_common_axes():
     x = np.array([1, 2])
-    plot = curves(Curve("a", x, np.array([0.0, 50])), Curve("b", x, np.array([0.0, 100])), apart=True)
+    parts = [(name, curves(Curve("", x, np.array([0.0, top])))) for name, top in (("a", 50), ("b", 100))]
+    plot = Multiples(**ABOUT, parts=tuple(parts))
     first, second = marks(plot, "line")
     assert first[1]["y"] == pytest.approx((first[0]["y"] + second[1]["y"]) / 2) and first[1]["x"] == NARROW
     assert {"a", "b"} <= {*texts(svg(chart(plot)))}
 
 
-def test_one_client_is_shown_at_a_time_also_where_a_run_lacks_it() -> None:
+def test_one_client_is_shown_at_a_time_also_where_a_run_lacks_it():
     x = np.array([1, 2])
     several = [Curve("a", x, x + client, client=client) for client in range(3)] + [Curve("b", x, x, client=0)]
     plot = curves(*several, single_client=True)
@@ -163,7 +161,7 @@ def test_one_client_is_shown_at_a_time_also_where_a_run_lacks_it() -> None:
     assert line[1]["y"] < line[0]["y"]
 
 
-def test_a_client_stands_out_in_the_distribution() -> None:
+def test_a_client_stands_out_in_the_distribution():
     plot = curves(Curve("a", np.array([10, 30, 50]), np.array([1.0, 2, 3]), points=np.array([4, 0, 7])))
     ordinary = marks(plot, "symbol")
     chosen = [items for items in marks(plot, "symbol", client=7) if items[0]["size"] == 90]
@@ -174,11 +172,11 @@ def test_a_client_stands_out_in_the_distribution() -> None:
 # --- bars and matrices
 
 
-def test_parts_of_a_bar_add_up_and_the_first_is_at_the_bottom() -> None:
+def test_parts_of_a_bar_add_up_and_the_first_is_at_the_bottom():
     parts = {"computation": np.array([3.0, 1.0]), "communication": np.array([1.0, 1.0])}
     plot = Stack(**ABOUT, x_label="round", y_label="time (s)", x=np.arange(1, 3), parts=parts)
     (bars,) = marks(plot, "rect")
-    by_part = {bar["fill"]: [] for bar in bars}  # type: ignore[var-annotated]
+    by_part = {bar["fill"]: [] for bar in bars}
     for bar in bars:
         by_part[bar["fill"]].append(bar)
     lower, upper = by_part[COLOURS[0]], by_part[COLOURS[1]]
@@ -187,7 +185,7 @@ def test_parts_of_a_bar_add_up_and_the_first_is_at_the_bottom() -> None:
     assert [bar["y"] + bar["height"] for bar in upper] == pytest.approx([bar["y"] for bar in lower])
 
 
-def test_rows_of_a_matrix_begin_at_the_top_and_unknown_cells_are_empty() -> None:
+def test_rows_of_a_matrix_begin_at_the_top_and_unknown_cells_are_empty():
     (cells,) = marks(matrix([[0, np.nan, 1], [0.5, 0.5, 0.5]]), "rect")
     assert len(cells) == 5
     at = {(round(3 * cell["x"] / WIDTH), round(cell["y"] / cells[0]["height"])): cell["fill"] for cell in cells}
@@ -195,7 +193,7 @@ def test_rows_of_a_matrix_begin_at_the_top_and_unknown_cells_are_empty() -> None
     assert at[0, 0] == "rgb(59, 73, 108)" and at[2, 0] == "rgb(254, 232, 56)", "the lowest is dark, the highest yellow"
 
 
-def test_categories_have_colours_of_their_own_and_only_those_that_are_there_are_named() -> None:
+def test_categories_have_colours_of_their_own_and_only_those_that_are_there_are_named():
     plot = matrix([[0, 2], [9, np.nan]], categories=tuple(map(str, range(10))))
     (cells,) = marks(plot, "rect")
     assert [cell["fill"] for cell in cells] == [COLOURS[0], COLOURS[2], COLOURS[9]]
@@ -203,7 +201,7 @@ def test_categories_have_colours_of_their_own_and_only_those_that_are_there_are_
     assert named == ["beta 0", "beta 2", "beta 9"]
 
 
-def test_matrices_of_several_runs_have_one_scale_of_colours() -> None:
+def test_matrices_of_several_runs_have_one_scale_of_colours():
     plot = Multiples(**ABOUT, parts=(("a", matrix([[0.25]])), ("b", matrix([[0.75]]))))
     drawing = svg(chart(plot))
     first, second = marks(plot, "rect")
@@ -211,13 +209,13 @@ def test_matrices_of_several_runs_have_one_scale_of_colours() -> None:
     assert {"a", "b"} <= {*texts(drawing)} and texts(drawing).count("beta") == 1
 
 
-def test_a_client_that_is_chosen_is_framed_in_each_matrix() -> None:
+def test_a_client_that_is_chosen_is_framed_in_each_matrix():
     plot = Multiples(**ABOUT, parts=(("a", matrix([[1], [2], [3]])), ("b", matrix([[1], [2]]))))
     frames = [items for items in marks(plot, "rect", client=2) if "cells" not in items[0] and items[0].get("stroke")]
     assert len(frames) == 1 and frames[0][0]["stroke"] == COLOURS[1], "the second matrix has no client 2"
 
 
-def test_samples_of_a_client_are_beside_each_other_by_part() -> None:
+def test_samples_of_a_client_are_beside_each_other_by_part():
     bars = ((0, "a", "cat", "training", 4), (0, "a", "cat", "test", 2), (1, "a", "dog", "training", 1))
     plot = Bars(**ABOUT, x_label="class", y_label="samples", names=("cat", "dog"), bars=bars)
     (shown,) = marks(plot, "rect")
@@ -227,16 +225,16 @@ def test_samples_of_a_client_are_beside_each_other_by_part() -> None:
 # --- points
 
 
-def test_dots_are_in_the_row_of_their_client_and_a_gain_is_to_the_right_of_the_line() -> None:
+def test_dots_are_in_the_row_of_their_client_and_a_gain_is_to_the_right_of_the_line():
     rows = {"rows": ("5 (30)", "2 (40)"), "clients": (5, 2), "styles": (0,)}
-    plot = Dots(**ABOUT, row_label="client", x_label="gain", series={"a": np.array([-1.0, 3.0])}, **rows)  # type: ignore[arg-type]
+    plot = Dots(**ABOUT, row_label="client", x_label="gain", series={"a": np.array([-1.0, 3.0])}, **rows)
     ((zero,),) = [items for items in marks(plot, "rule") if items[0].get("opacity") == 0.6]
     (dots,) = marks(plot, "symbol")
     worst, best = dots
     assert worst["x"] < zero["x"] < best["x"] and worst["y"] < best["y"], "the first row is at the top"
 
 
-def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_not_touch() -> None:
+def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_not_touch():
     points = np.array([[0.0, 0], [0, 0], [1, 1], [1, 0]])
     cloud = Cloud("round 1", points, np.array([0, 1, 2, 0]), np.array([-1, -1, -1, 5]))
     plot = Clouds(**ABOUT, x_label="x", y_label="y", clouds=(cloud,))
@@ -252,7 +250,7 @@ def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_no
     "plot",
     [
         curves(Curve("a", np.arange(3), np.arange(3.0), low=np.zeros(3), high=np.ones(3), mark=1), by_round=True),
-        curves(Curve("", np.arange(3), np.full(3, np.nan)), apart=True),
+        curves(Curve("", np.arange(3), np.full(3, np.nan))),
         curves(Curve("a", np.array([1]), np.array([1.0]), client=3), x_names=("fc",), single_client=True),
         matrix(np.full((2, 2), np.nan)),
         matrix([[0, 1]], categories=("x", "y")),
@@ -264,7 +262,7 @@ def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_no
     ],
     ids=["curves", "unknown", "client", "empty", "categories", "names", "bars", "points"],
 )
-def test_charts_are_what_vega_lite_allows(plot: Plot) -> None:
+def test_charts_are_what_vega_lite_allows(plot):
     made = altair.Chart.from_dict(chart(plot))
     assert vl_convert.vegalite_to_svg(made.to_dict()).startswith("<svg"), "Altair moves parameters"
 
@@ -272,7 +270,7 @@ def test_charts_are_what_vega_lite_allows(plot: Plot) -> None:
 # --- what is left out, and files
 
 
-def test_of_many_points_some_are_drawn_with_the_best_and_the_caption_says_so() -> None:
+def test_of_many_points_some_are_drawn_with_the_best_and_the_caption_says_so():
     x = np.arange(1000)
     plot = curves(Curve("a", x, np.sin(x / 99.0), mark=155, points=x))
     shown = thinned(plot)
@@ -283,7 +281,7 @@ def test_of_many_points_some_are_drawn_with_the_best_and_the_caption_says_so() -
     assert len(plot.table().splitlines()) == 1001
 
 
-def test_of_many_clients_some_rows_are_drawn_and_many_rounds_are_means() -> None:
+def test_of_many_clients_some_rows_are_drawn_and_many_rounds_are_means():
     shown = thinned(matrix(np.arange(400.0 * 40).reshape(400, 40)))
     assert isinstance(shown, Matrices) and shown.panels[0].values.size <= 3000
     assert shown.panels[0].values[-1, -1] == 400 * 40 - 1 and "75 of 400 clients are drawn" in shown.caption
@@ -293,7 +291,7 @@ def test_of_many_clients_some_rows_are_drawn_and_many_rounds_are_means() -> None
     assert "Each bar is the mean of 2 rounds" in bars.caption
 
 
-def test_a_figure_is_written_in_all_forms_and_twice_alike(tmp_path: Path) -> None:
+def test_a_figure_is_written_in_all_forms_and_twice_alike(tmp_path):
     plot = curves(Curve("a", np.arange(3), np.arange(3.0), mark=1))
     drawn = draw(plot, tmp_path, PICTURES)
     first = [path.read_bytes() for path in (drawn.svg, *drawn.pictures)]
@@ -304,7 +302,7 @@ def test_a_figure_is_written_in_all_forms_and_twice_alike(tmp_path: Path) -> Non
     assert (drawn.svg.read_bytes(), drawn.pictures[0].read_bytes()) == tuple(first[:2])
 
 
-def test_a_drawing_on_a_page_has_the_colours_of_the_page(tmp_path: Path) -> None:
+def test_a_drawing_on_a_page_has_the_colours_of_the_page(tmp_path):
     drawn = draw(curves(Curve("a", np.arange(3), np.arange(3.0), style=1)), tmp_path)
     for text in (drawn.inline, drawn.spec):
         assert "currentColor" in text and "var(--c1)" in text and INK not in text and COLOURS[1] not in text

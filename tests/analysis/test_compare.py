@@ -1,8 +1,8 @@
 """`pflmpi compare`: runs side by side, with the figures that their metrics have."""
 
+import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from pflmpi.cli import main
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     names = [folder / "mixed", folder / "averaged", folder / "faster"]
     quick_run.run(quick_run.settings(), names[0])
@@ -22,43 +22,40 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return names
 
 
-def table(words: list[Path], capfd: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+def table(words, capfd):
     """The cells of a comparison by the name of their row."""
     assert main(["compare", *map(str, words)]) == 0
     lines = [line for line in capfd.readouterr().out.splitlines() if line.strip()]
     assert max(map(len, lines)) <= 80
-    return {line[:30].strip(): line[30:].split() for line in lines}
+    cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    return {name: row for name, *row in cells}
 
 
-def test_options_that_differ_and_figures_are_shown(runs: list[Path], capfd: pytest.CaptureFixture[str]) -> None:
+def test_options_that_differ_and_figures_are_shown(runs, capfd):
     shown = table(runs[:2], capfd)
     assert shown["algorithm.name"] == ["fedgmh", "fedavg"]
     assert "training.lr" not in shown and "recorded.data" not in shown
     for place, path in enumerate(runs[:2]):
         columns = open_run(path).columns
-        assert shown["accuracy, mean (%)"][place] == f"{100 * columns['accuracy_mean'][-1]:.2f}"
+        assert shown["last (%)"][place] == f"{100 * columns['accuracy_mean'][-1]:.2f}"
         assert shown["std over clients (%)"][place] == f"{100 * columns['accuracy_std'][-1]:.2f}"
-        assert shown["lowest 10 % of clients (%)"][place] == f"{100 * columns['accuracy_bottom'][-1]:.2f}"
+        assert shown["lowest 10 % (%)"][place] == f"{100 * columns['accuracy_bottom'][-1]:.2f}"
         assert shown["in round"][place] == str(columns["accuracy_mean"].argmax() + 1)
         assert shown["test loss"][place] == f"{columns['test_loss'][-1]:.4f}"
         assert shown["training loss"][place] == f"{columns['train_loss'][-1]:.4f}"
-        assert shown["seconds"][place] == f"{np.sum(columns['seconds']):.1f}"
-    assert float(shown["bytes up"][0]) > 0 and shown["rounds"] == ["3", "of", "3"] * 2
-    assert "unseen clients (%)" not in shown
+        assert shown["time (s)"][place] == f"{np.sum(columns['seconds']):.2f}"
+    assert float(shown["up (KiB)"][0]) > 0 and shown["rounds"] == shown["of"] == ["3", "3"]
+    assert "unseen (%)" not in shown
 
 
-def test_more_runs_than_fit_are_in_several_tables(
-    runs: list[Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_runs_than_fit_are_in_several_tables(runs, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     assert main(["compare", *map(str, runs)]) == 0
     text = capfd.readouterr().out
     assert text.count("training.lr") == text.count("test loss") == 3
 
 
-def test_runs_on_other_data_are_shown_and_said_to_be(
-    runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_on_other_data_are_shown_and_said_to_be(runs, tmp_path, capfd):
     quick_run.run(quick_run.settings(data={"name": "digits", "limit": 300}), tmp_path / "less")
     assert main(["compare", str(runs[0]), str(tmp_path / "less")]) == 0
     text = capfd.readouterr().out
@@ -66,15 +63,13 @@ def test_runs_on_other_data_are_shown_and_said_to_be(
 
 
 @pytest.mark.parametrize(("words", "said"), [([0], "only one run"), ([0, 0], "only one run"), ([0, None], "no folder")])
-def test_bad_input_is_one_error(
-    words: list[int | None], said: str, runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_error(words, said, runs, tmp_path, capfd):
     paths = [str(tmp_path / "nothing" if word is None else runs[word]) for word in words]
     assert main(["compare", *paths]) == 2
     shown = capfd.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1 and said in shown.err
 
 
-def test_it_needs_no_torch(runs: list[Path]) -> None:
+def test_it_needs_no_torch(runs):
     code = "import sys; from pflmpi.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, "compare", *map(str, runs)], check=True, stdout=subprocess.DEVNULL)

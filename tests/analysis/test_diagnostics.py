@@ -1,9 +1,5 @@
 """Diagnostics, drawn by kind from what the checkpoints say: of an algorithm that the package does not know."""
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,11 +8,10 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing, Plot
-from pflmpi.analysis.run import Run, open_run
+from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import ends
-from pflmpi.analysis.series import diagnostics, vectors
+from pflmpi.analysis.series import diagnostics
 from pflmpi.learning.diagnostics import ClassVectors, ClientWeights, EntryShare, PerClient
 
 CASES = {
@@ -27,15 +22,15 @@ CASES = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_points() -> Iterator[None]:
+def few_points():
     """t-SNE of the few class vectors that these runs have, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vectors, "_FEWEST_POINTS", 4)
+        patch.setattr(diagnostics, "_FEWEST_POINTS", 4)
         yield
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(tmp_path_factory):
     """A run of three rounds with all its checkpoints; the algorithm is not registered any more when it is read."""
     folder = tmp_path_factory.mktemp("newcomer") / "run"
     with pytest.MonkeyPatch.context() as patch:
@@ -44,28 +39,28 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     yield open_run(folder)
 
 
-def checkpoints(run: Run) -> list[Checkpoint]:
+def checkpoints(run):
     return [run.round(number) for number in run.rounds]
 
 
 @pytest.fixture(scope="module")
-def drawn(run: Run) -> dict[str, Plot]:
+def drawn(run):
     """The figures of the run by name."""
     found = diagnostics.figures(checkpoints(run))
     assert not [plot for plot in found if isinstance(plot, Missing)]
     return {plot.name: plot for plot in found if not isinstance(plot, Missing)}
 
 
-def matrix(plot: Any) -> Matrices:
+def matrix(plot):
     assert isinstance(plot, Matrices), plot
     return plot
 
 
-def same(found: np.ndarray, expected: np.ndarray) -> bool:
+def same(found, expected):
     return bool(np.array_equal(found, expected.astype(np.float64), equal_nan=True))
 
 
-def test_every_diagnostic_has_its_figures_with_the_titles_and_units_of_the_file(drawn: dict[str, Plot]) -> None:
+def test_every_diagnostic_has_its_figures_with_the_titles_and_units_of_the_file(drawn):
     assert list(drawn) == [
         "trust",
         "distance",
@@ -85,7 +80,7 @@ def test_every_diagnostic_has_its_figures_with_the_titles_and_units_of_the_file(
 # --- one number per client ----------------------------------------------------------------------------------------
 
 
-def test_numbers_that_clients_keep_are_drawn_once_they_are_known(run: Run, drawn: dict[str, Plot]) -> None:
+def test_numbers_that_clients_keep_are_drawn_once_they_are_known(run, drawn):
     plot = matrix(drawn["trust"])
     (panel,) = plot.panels
     assert panel.columns == [0, 1, 2, 3] and panel.values.shape == (7, 4) and np.isnan(panel.values[:, 0]).all()
@@ -96,7 +91,7 @@ def test_numbers_that_clients_keep_are_drawn_once_they_are_known(run: Run, drawn
     assert not np.isnan(panel.values[:, 3]).all()
 
 
-def test_measured_numbers_are_those_of_the_participants(run: Run, drawn: dict[str, Plot]) -> None:
+def test_measured_numbers_are_those_of_the_participants(run, drawn):
     (panel,) = matrix(drawn["distance"]).panels
     for place, state in enumerate(checkpoints(run)):
         expected = np.full(7, np.nan)
@@ -106,7 +101,7 @@ def test_measured_numbers_are_those_of_the_participants(run: Run, drawn: dict[st
     assert np.isnan(panel.values[:, 3]).any()
 
 
-def test_categories_of_the_server_are_empty_for_who_has_none(run: Run, drawn: dict[str, Plot]) -> None:
+def test_categories_of_the_server_are_empty_for_who_has_none(run, drawn):
     plot = matrix(drawn["team"])
     team = run.round(3).server["team"]
     assert plot.categories == ("0", "1", "2") and same(plot.panels[0].values[:, 3], np.where(team < 0, np.nan, team))
@@ -116,15 +111,15 @@ def test_categories_of_the_server_are_empty_for_who_has_none(run: Run, drawn: di
 # --- shares of entries --------------------------------------------------------------------------------------------
 
 
-def test_overlap_is_both_over_either() -> None:
+def test_overlap_is_both_over_either():
     chosen = np.array([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
     assert diagnostics.jaccard(chosen[0], chosen[1]) == 0.25
-    found = diagnostics.between_clients(chosen)
+    found = diagnostics.overlaps(chosen)
     assert found[:2, :2].tolist() == [[1.0, 0.25], [0.25, 1.0]] and np.isnan(found[2]).all()
 
 
-def test_shares_and_overlaps_are_over_all_arrays_of_a_client(run: Run, drawn: dict[str, Plot]) -> None:
-    def entries(number: int) -> np.ndarray:
+def test_shares_and_overlaps_are_over_all_arrays_of_a_client(run, drawn):
+    def entries(number):
         clients = run.round(number).clients
         return np.concatenate([np.asarray(clients[f"picked/{name}"]).reshape(7, -1) for name in ("bias", "weight")], 1)
 
@@ -145,7 +140,7 @@ def test_shares_and_overlaps_are_over_all_arrays_of_a_client(run: Run, drawn: di
 # --- weights of clients -------------------------------------------------------------------------------------------
 
 
-def test_measured_weights_are_those_of_the_participants_without_their_own(run: Run, drawn: dict[str, Plot]) -> None:
+def test_measured_weights_are_those_of_the_participants_without_their_own(run, drawn):
     plot = matrix(drawn["closeness"])
     assert [panel.title for panel in plot.panels] == ["round 1", "round 2", "round 3"] and plot.hide_diagonal
     for number, panel in enumerate(plot.panels, 1):
@@ -155,7 +150,7 @@ def test_measured_weights_are_those_of_the_participants_without_their_own(run: R
     assert "The diagonal, a client's own weight, is not drawn; it is between 1 and 1." in plot.caption
 
 
-def test_weights_that_clients_keep_stand_at_those_whose_they_are(run: Run, drawn: dict[str, Plot]) -> None:
+def test_weights_that_clients_keep_stand_at_those_whose_they_are(run, drawn):
     plot = matrix(drawn["friends"])
     assert not plot.hide_diagonal and plot.limits == (0.0, 1.0)
     for number, panel in enumerate(plot.panels, 1):
@@ -170,14 +165,14 @@ def test_weights_that_clients_keep_stand_at_those_whose_they_are(run: Run, drawn
             assert weights == {client: trust[client], friends[client]: pytest.approx(1 - trust[client])}
 
 
-def test_weights_that_the_server_keeps_are_drawn_whole(run: Run, drawn: dict[str, Plot]) -> None:
+def test_weights_that_the_server_keeps_are_drawn_whole(run, drawn):
     plot = matrix(drawn["liking"])
     for number, panel in enumerate(plot.panels, 1):
         assert list(panel.rows) == list(range(7)) and same(panel.values, run.round(number).server["liking"])
     assert plot.panels[2].values.any()
 
 
-def test_before_the_first_round_nobody_has_given_weights(run: Run) -> None:
+def test_before_the_first_round_nobody_has_given_weights(run):
     found = {plot.title: plot for plot in diagnostics.figures([run.round(0)])}
     for title in ("Friends", "Closeness"):
         plot = found[title]
@@ -189,18 +184,18 @@ def test_before_the_first_round_nobody_has_given_weights(run: Run) -> None:
 # --- vectors of classes -------------------------------------------------------------------------------------------
 
 
-def test_principal_components_of_points_on_a_line() -> None:
+def test_principal_components_of_points_on_a_line():
     values = np.array([[0.0, 0.0, 1.0], [3.0, 4.0, 1.0], [6.0, 8.0, 1.0]])
-    points, shares = vectors.pca(values)
+    points, shares = diagnostics.pca(values)
     assert points == pytest.approx(np.array([[-5.0, 0.0], [0.0, 0.0], [5.0, 0.0]]), abs=1e-12)
     assert shares == pytest.approx([1.0, 0.0])
 
 
-def test_class_vectors_are_those_that_server_and_clients_know(run: Run) -> None:
+def test_class_vectors_are_those_that_server_and_clients_know(run):
     state = run.round(3)
     description = state.diagnostics["class_points"]
     assert isinstance(description, ClassVectors)
-    found = vectors.known_vectors(state, description)
+    found = diagnostics.known_vectors(state, description)
     held, means = np.asarray(state.clients["classes/held"]), np.asarray(state.clients["classes/means"])
     assert len(found.classes) == 10 + held.sum()
     for vector, label, client in zip(found.values, found.classes, found.clients, strict=True):
@@ -208,7 +203,7 @@ def test_class_vectors_are_those_that_server_and_clients_know(run: Run) -> None:
         assert vector.tolist() == expected.tolist()
 
 
-def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run: Run, drawn: dict[str, Plot]) -> None:
+def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run, drawn):
     again = {plot.title: plot for plot in diagnostics.figures(checkpoints(run))}
     for name in ("class_points_pca", "class_points_tsne"):
         plot = drawn[name]
@@ -225,7 +220,7 @@ def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run: 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_an_algorithm_declares_is_drawn(case: str, tmp_path: Path) -> None:
+def test_what_an_algorithm_declares_is_drawn(case, tmp_path):
     sections = CASES[case]
     quick_run.run(quick_run.settings(sections, training={"rounds": 2}, checkpoint={"keep": 0}), tmp_path / "run")
     states = checkpoints(open_run(tmp_path / "run"))

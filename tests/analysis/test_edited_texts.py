@@ -3,21 +3,19 @@
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 import quick_run
-from pflmpi.analysis.comparison import results
-from pflmpi.analysis.run import Run, open_run
+from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
+from pflmpi.analysis.summary import results
 from pflmpi.cli import main
-from pflmpi.cluster.run_status import run_status
+from pflmpi.cluster.status import run_status
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file
@@ -27,7 +25,7 @@ LAST, VOUCHED = 5, 4  # rounds; the newest checkpoint is of the last but one, as
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def runs(tmp_path_factory):
     """Two runs that differ in their seed."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (3, 4):
@@ -38,90 +36,87 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def run(runs: tuple[Path, Path], tmp_path: Path) -> Path:
+def run(runs, tmp_path):
     return Path(shutil.copytree(runs[0], tmp_path / "run"))
 
 
 # --- edits: from the content of a file, and that of another run's ----------------------------------------------------
 
 
-def swapped(content: bytes, other: bytes, random: random.Random) -> bytes:
-    lines = content.splitlines(keepends=True)
+def lines_of(content):
+    return content.splitlines(keepends=True)
+
+
+def swapped(content, other, random):
+    lines = lines_of(content)
     a, b = random.sample(range(len(lines)), 2)
     lines[a], lines[b] = lines[b], lines[a]
     return b"".join(lines)
 
 
-def other_digit(content: bytes, other: bytes, random: random.Random) -> bytes:
+def other_digit(content, other, random):
     place = random.choice([match.start() for match in re.finditer(rb"\d", content)])
-    return (
-        content[:place]
-        + str((int(content[place : place + 1]) + random.randint(1, 9)) % 10).encode()
-        + content[place + 1 :]
-    )
+    digit = (int(content[place : place + 1]) + random.randint(1, 9)) % 10
+    return content[:place] + str(digit).encode() + content[place + 1 :]
 
 
-def other_byte(content: bytes, other: bytes, random: random.Random) -> bytes:
+def other_byte(content, other, random):
     place = random.randrange(len(content))
     return content[:place] + bytes([content[place] ^ (1 << random.randrange(8))]) + content[place + 1 :]
 
 
-def zeroed(content: bytes, other: bytes, random: random.Random) -> bytes:
+def zeroed(content, other, random):
     place = random.randrange(len(content))
     return content[:place] + bytes(len(content) - place)
 
 
-def cut(content: bytes, other: bytes, random: random.Random) -> bytes:
+def cut(content, other, random):
     return content[: random.randrange(len(content))]
 
 
-def cut_after_a_line(content: bytes, other: bytes, random: random.Random) -> bytes:
-    lines = content.splitlines(keepends=True)
-    return b"".join(lines[: random.randrange(len(lines))])
+def cut_after_a_line(content, other, random):
+    return b"".join(lines_of(content)[: random.randrange(len(lines_of(content)))])
 
 
-def without_a_line(content: bytes, other: bytes, random: random.Random) -> bytes:
-    lines = content.splitlines(keepends=True)
+def without_a_line(content, other, random):
+    lines = lines_of(content)
     del lines[random.choice([0, 1, random.randrange(len(lines))])]
     return b"".join(lines)
 
 
-def doubled_line(content: bytes, other: bytes, random: random.Random) -> bytes:
-    lines = content.splitlines(keepends=True)
+def doubled_line(content, other, random):
+    lines = lines_of(content)
     place = random.randrange(len(lines))
     return b"".join([*lines[: place + 1], *lines[place:]])
 
 
-def appended(content: bytes, other: bytes, random: random.Random) -> bytes:
-    lines = content.splitlines(keepends=True)
-    return content + re.sub(rb"^\d+", str(len(lines)).encode(), random.choice(lines))
+def appended(content, other, random):
+    return content + re.sub(rb"^\d+", str(len(lines_of(content))).encode(), random.choice(lines_of(content)))
 
 
-def without_a_value(content: bytes, other: bytes, random: random.Random) -> bytes:
-    lines = content.splitlines(keepends=True)
+def without_a_value(content, other, random):
+    lines = lines_of(content)
     place = random.randrange(len(lines))
     lines[place] = lines[place].partition(b",")[2]
     return b"".join(lines)
 
 
-def of_another_run(content: bytes, other: bytes, random: random.Random) -> bytes:
+def of_another_run(content, other, random):
     return other
 
 
-def mixed(content: bytes, other: bytes, random: random.Random) -> bytes:
-    lines, theirs = content.splitlines(keepends=True), other.splitlines(keepends=True)
-    place = random.randrange(1, min(len(lines), len(theirs)))
-    return b"".join([*lines[:place], *theirs[place:]])
+def mixed(content, other, random):
+    place = random.randrange(1, min(len(lines_of(content)), len(lines_of(other))))
+    return b"".join([*lines_of(content)[:place], *lines_of(other)[place:]])
 
 
-Edit = Callable[[bytes, bytes, random.Random], bytes]
-KINDS: list[Edit] = [
+KINDS = [
     *(swapped, other_digit, other_digit, other_byte, zeroed, cut, cut_after_a_line, without_a_line, doubled_line),
     *(appended, without_a_value, of_another_run, mixed),
 ]
 
 
-def edits(name: str, runs: tuple[Path, Path]) -> Iterator[tuple[str, bytes]]:
+def edits(name, runs):
     """Contents that differ from that of a file."""
     content, other = ((run / name).read_bytes() for run in runs)
     for seed in range(EDITS):
@@ -137,11 +132,11 @@ def edits(name: str, runs: tuple[Path, Path]) -> Iterator[tuple[str, bytes]]:
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def shown(run: Path) -> tuple[Run, dict[str, Any]] | None:
+def shown(run):
     """What commands show of a run; None where they refuse it."""
     try:
         opened = open_run(run)
-        results([opened])
+        results(opened, None)
         return opened, {"config": by_key(opened.config), "columns": opened.columns, "notes": opened.notes}
     except CheckpointError:
         state = run_status(run)
@@ -149,7 +144,7 @@ def shown(run: Path) -> tuple[Run, dict[str, Any]] | None:
         return None
 
 
-def check(run: Path, truth: dict[str, Any], counts: Any, what: str) -> bool:
+def check(run, truth, counts, what):
     """Fail if something is shown that the run did not write, and nothing said; whether anything was shown."""
     if (found := shown(run)) is None:
         return False
@@ -173,9 +168,7 @@ def check(run: Path, truth: dict[str, Any], counts: Any, what: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "config.yaml", "partition.csv"])
-def test_nothing_is_shown_that_the_run_did_not_write_but_where_it_is_said(
-    name: str, runs: tuple[Path, Path], run: Path
-) -> None:
+def test_nothing_is_shown_that_the_run_did_not_write_but_where_it_is_said(name, runs, run):
     found = shown(run)
     assert found is not None
     truth, counts = found[1], found[0].counts
@@ -186,9 +179,7 @@ def test_nothing_is_shown_that_the_run_did_not_write_but_where_it_is_said(
     assert kept < EDITS / 2 or name == "partition.csv", "most edits are refused; without its partition a run is shown"
 
 
-def test_a_configuration_whose_checksum_was_made_anew_is_held_against_the_round_file(
-    runs: tuple[Path, Path], run: Path
-) -> None:
+def test_a_configuration_whose_checksum_was_made_anew_is_held_against_the_round_file(runs, run):
     found = shown(run)
     assert found is not None
     for what, edited in islice(edits("config.yaml", runs), None, None, 5):  # each is parsed as YAML
@@ -200,28 +191,28 @@ def test_a_configuration_whose_checksum_was_made_anew_is_held_against_the_round_
 # --- by the command line ----------------------------------------------------------------------------------------------
 
 
-def changed_lr(run: Path) -> None:
+def changed_lr(run):
     values = yaml.safe_load((run / "config.yaml").read_text())
     values["training"]["lr"] = 0.7
     config_file.write(run, yaml.safe_dump(values, sort_keys=False))
 
 
-def doubled_round(run: Path) -> None:
+def doubled_round(run):
     with (run / "metrics.csv").open("a") as file:
         file.write((run / "metrics.csv").read_text().splitlines(keepends=True)[-1])
 
 
-def sixth_round(run: Path) -> None:
+def sixth_round(run):
     with (run / "metrics.csv").open("a") as file:
         file.write((run / "metrics.csv").read_text().splitlines(keepends=True)[-1].replace("5,", "6,", 1))
 
 
-def first_line_lost(run: Path) -> None:
+def first_line_lost(run):
     lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
     (run / "metrics.csv").write_text("".join([lines[0], *lines[2:]]))
 
 
-def no_metrics(run: Path) -> None:
+def no_metrics(run):
     (run / "metrics.csv").unlink()
 
 
@@ -235,9 +226,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_every_command_says_it(
-    damage: Callable[[Path], None], runs: tuple[Path, Path], run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_says_it(damage, runs, run, capfd):
     damage(run)
     out = str(run.parent / "report")
     for words, code in (
@@ -252,9 +241,7 @@ def test_every_command_says_it(
         assert DAMAGES[damage] in shown.out + shown.err, words
 
 
-def test_lines_that_no_checkpoint_vouches_for_are_said(
-    runs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_that_no_checkpoint_vouches_for_are_said(runs, tmp_path, capfd):
     note = f"metrics of round {LAST} are not vouched for by a checkpoint"
     for words in (["compare", *map(str, runs)], ["status", str(runs[0])], ["inspect", str(runs[0]), "--verify"]):
         assert main(words) == 0
@@ -263,9 +250,7 @@ def test_lines_that_no_checkpoint_vouches_for_are_said(
     assert note in (tmp_path / "report.html").read_text()
 
 
-def test_a_value_that_may_change_is_said_until_a_checkpoint_has_it(
-    runs: tuple[Path, Path], run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_that_may_change_is_said_until_a_checkpoint_has_it(runs, run, capfd):
     values = yaml.safe_load((run / "config.yaml").read_text())
     values["training"]["rounds"] = 9
     config_file.write(run, yaml.safe_dump(values, sort_keys=False))
@@ -275,7 +260,7 @@ def test_a_value_that_may_change_is_said_until_a_checkpoint_has_it(
         assert "training.rounds = 9 in config.yaml, 5 in round 4: not vouched for by a checkpoint" in shown, words
 
 
-def test_many_runs_in_python_are_verified_too(runs: tuple[Path, Path], run: Path) -> None:
+def test_many_runs_in_python_are_verified_too(runs, run):
     found = open_runs([runs[1], run])
     assert found[1].columns["round"].tolist() == [1, 2, 3, 4, 5]
     sixth_round(run)
@@ -283,9 +268,7 @@ def test_many_runs_in_python_are_verified_too(runs: tuple[Path, Path], run: Path
         open_runs([runs[1], run]).frame()
 
 
-def test_a_partition_that_is_not_the_runs_is_said_and_left_out(
-    runs: tuple[Path, Path], run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_partition_that_is_not_the_runs_is_said_and_left_out(runs, run, capfd):
     shutil.copy(runs[1] / "partition.csv", run)
     assert main(["report", str(run), "--out", str(run.parent / "report")]) == 1
     assert "partition.csv is not as it was written" in capfd.readouterr().err

@@ -2,8 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +16,12 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.state_dict import client_state, names
+from pflmpi.analysis.model import client_state, names
+from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
-from pflmpi.experiment.build import Experiment, prepare
+from pflmpi.experiment.build import prepare
 from pflmpi.learning.personal import Kept, NotAModel, Received
 from pflmpi.models import MODELS
 from pflmpi.models.module import ModelModule
@@ -39,18 +37,18 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
     quick_run.run(quick_run.settings(), folder, ranks=2)
     return folder
 
 
-def experiment(run: Path) -> Experiment:
+def experiment(run):
     values = {key: value for key, value in open_run(run).config.items() if key != "recorded"}
     return prepare(configuration.parse(values), torch.device("cpu"))
 
 
-def correct(module: nn.Module, made: Experiment, client: int) -> int:
+def correct(module, made, client):
     """How many of a client's test samples a plain module gets right."""
     dataset, samples = made.federation.dataset, made.federation.test[client]
     images = made.tasks[0].prepare(torch.tensor(dataset.images[samples]))
@@ -58,21 +56,21 @@ def correct(module: nn.Module, made: Experiment, client: int) -> int:
         return int((module.eval()(images).argmax(1) == torch.tensor(dataset.labels[samples])).sum())
 
 
-def right_of_samples(run: Run, client: int) -> int:
+def right_of_samples(run, client):
     """How many of a client's test samples its module gets right, both as an opened run gives them."""
     x, y = run.samples(client).test
     with torch.no_grad():
         return int((run.model(client)(torch.tensor(x)).argmax(1) == torch.tensor(y)).sum())
 
 
-def module(made: Experiment, state: dict[str, np.ndarray], client: int = 0) -> nn.Module:
+def module(made, state, client=0):
     """A client's module with a state, of which nothing may be missing or left."""
     found = ModelModule(made.tasks[made.cohort[client]].architecture)
     found.load_state_dict(tensors(state), strict=True)
     return found
 
 
-def tensors(state: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+def tensors(state):
     return {name: torch.tensor(array) for name, array in state.items()}
 
 
@@ -81,7 +79,7 @@ def tensors(state: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_exported_model_is_right_as_often_as_in_the_run(case: str, absent: str, tmp_path: Path) -> None:
+def test_the_exported_model_is_right_as_often_as_in_the_run(case, absent, tmp_path):
     raw = quick_run.settings(CASES[case], evaluation={"absent": absent}, training={"rounds": 2})
     quick_run.run(raw, tmp_path / "run")
     opened, made = open_run(tmp_path / "run"), experiment(tmp_path / "run")
@@ -97,7 +95,7 @@ def test_the_exported_model_is_right_as_often_as_in_the_run(case: str, absent: s
 
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
-def test_an_algorithm_that_the_package_does_not_know_is_exported_too(absent: str, tmp_path: Path) -> None:
+def test_an_algorithm_that_the_package_does_not_know_is_exported_too(absent, tmp_path):
     """From files alone: it is not registered any more, and its model has kept, shared and own parts."""
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
@@ -111,9 +109,7 @@ def test_an_algorithm_that_the_package_does_not_know_is_exported_too(absent: str
         assert correct(module(made, load(file)), made, client) == right
 
 
-def test_what_is_not_one_model_is_refused_with_the_reason_and_the_parts_to_choose(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_one_model_is_refused_with_the_reason_and_the_parts_to_choose(tmp_path, capfd):
     with pytest.MonkeyPatch.context() as patch:
         section = {**newcomer.registered(patch), "one_model": False}
         quick_run.run(quick_run.settings(algorithm=section, training={"rounds": 1}), tmp_path / "run")
@@ -124,9 +120,7 @@ def test_what_is_not_one_model_is_refused_with_the_reason_and_the_parts_to_choos
     assert not (tmp_path / "m.npz").exists()
 
 
-def test_a_checkpoint_that_lacks_a_part_of_its_models_is_named(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_lacks_a_part_of_its_models_is_named(finished, tmp_path, monkeypatch, capfd):
     for model, complaint in (
         (Received("model"), "lacks what client 1 received: model"),
         (Kept("modell"), "describes models with 'modell', which client 1 does not keep"),
@@ -136,7 +130,7 @@ def test_a_checkpoint_that_lacks_a_part_of_its_models_is_named(
         assert f"{finished / 'round_00003.h5'} {complaint}" in capfd.readouterr().err
 
 
-def test_unlike_clients_have_their_own_models(tmp_path: Path) -> None:
+def test_unlike_clients_have_their_own_models(tmp_path):
     models = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
     algorithm = {"name": "fedproto", "predict_with": "head"}
     quick_run.run(quick_run.settings(algorithm=algorithm, model=models), tmp_path / "run")
@@ -149,7 +143,7 @@ def test_unlike_clients_have_their_own_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_the_names_are_those_of_the_module(name: str) -> None:
+def test_the_names_are_those_of_the_module(name):
     architecture = MODELS[name]().bind((1, 28, 28), 10)
     weights = {path: value.numpy() for path, value in tree.leaves(architecture.init(np.random.default_rng(5)))}
     module = ModelModule(architecture)
@@ -163,7 +157,7 @@ def test_the_names_are_those_of_the_module(name: str) -> None:
 
 @pytest.mark.parametrize("hidden", [None, 20])
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_a_residual_network_loads_into_torchvisions(bn: str, hidden: int | None, tmp_path: Path) -> None:
+def test_a_residual_network_loads_into_torchvisions(bn, hidden, tmp_path):
     raw = quick_run.settings(
         data={"name": "digits", "limit": 120},
         partition={"name": "iid", "clients": 2},
@@ -177,7 +171,7 @@ def test_a_residual_network_loads_into_torchvisions(bn: str, hidden: int | None,
     network = resnet18()
     network.conv1, network.maxpool = nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.Identity()
     head = nn.Linear(hidden or 512, 10)
-    network.fc = head if hidden is None else nn.Sequential(nn.Linear(512, hidden), nn.ReLU(), head)  # type: ignore[assignment]
+    network.fc = head if hidden is None else nn.Sequential(nn.Linear(512, hidden), nn.ReLU(), head)
     network.load_state_dict(torch.load(file, weights_only=True), strict=True)
     right = open_run(tmp_path / "run").round().metrics["correct"]
     assert correct(network, experiment(tmp_path / "run"), 1) == right[1]
@@ -186,7 +180,7 @@ def test_a_residual_network_loads_into_torchvisions(bn: str, hidden: int | None,
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def load(path: Path) -> dict[str, np.ndarray]:
+def load(path):
     if path.suffix == ".pt":
         return {name: value.numpy() for name, value in torch.load(path, weights_only=True).items()}
     if path.suffix == ".safetensors":
@@ -196,7 +190,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".npz"])
-def test_a_file_holds_the_clients_arrays(finished: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_file_holds_the_clients_arrays(finished, tmp_path, suffix):
     file = tmp_path / f"model{suffix}"
     assert main(["export", str(finished), "--round", "2", "--client", "4", "-o", str(file)]) == 0
     stored = run_folder.read_clients(finished, 2, np.array([4]))["cohort0"][1]
@@ -213,7 +207,7 @@ def test_a_file_holds_the_clients_arrays(finished: Path, tmp_path: Path, suffix:
     assert [path.name for path in tmp_path.iterdir()] == [file.name], "nothing else is left"
 
 
-def test_torch_loads_safetensors_into_the_model(finished: Path, tmp_path: Path) -> None:
+def test_torch_loads_safetensors_into_the_model(finished, tmp_path):
     file = tmp_path / "model.safetensors"
     assert main(["export", str(finished), "--client", "4", "-o", str(file)]) == 0
     made = experiment(finished)
@@ -222,16 +216,14 @@ def test_torch_loads_safetensors_into_the_model(finished: Path, tmp_path: Path) 
     assert correct(loaded, made, 4) == open_run(finished).round().metrics["correct"][4]
 
 
-def test_a_library_that_is_missing_is_named(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_library_that_is_missing_is_named(finished, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     assert main(["export", str(finished), "--client", "0", "-o", str(tmp_path / "m.safetensors")]) == 2
     said = capfd.readouterr().err
     assert "`pip install safetensors`" in said and ".npz" in said
 
 
-def test_the_server_and_parts_are_exported_too(finished: Path, tmp_path: Path) -> None:
+def test_the_server_and_parts_are_exported_too(finished, tmp_path):
     server, heads, critical, everything = (tmp_path / f"{name}.npz" for name in ("all", "heads", "critical", "client"))
     run = str(finished)
     assert main(["export", run, "--server", "-o", str(server)]) == 0
@@ -245,7 +237,7 @@ def test_the_server_and_parts_are_exported_too(finished: Path, tmp_path: Path) -
     assert "critical.bias" in load(everything) and "model.head.weight" in load(everything)
 
 
-def test_what_is_printed_says_whose_it_is_and_how_good(finished: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_is_printed_says_whose_it_is_and_how_good(finished, tmp_path, capsys):
     assert main(["export", str(finished), "--client", "5", "-o", str(tmp_path / "m.npz")]) == 0
     metrics = run_folder.read_metrics(finished, 3)
     said = capsys.readouterr().out
@@ -266,18 +258,14 @@ def test_what_is_printed_says_whose_it_is_and_how_good(finished: Path, tmp_path:
         (["--client", "0", "-o", "/nowhere/at/all/model.npz"], "cannot write /nowhere/at/all/model.npz: No such file"),
     ],
 )
-def test_wrong_input_ends_with_2(
-    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], complaint: str
-) -> None:
+def test_wrong_input_ends_with_2(finished, tmp_path, capfd, words, complaint):
     out = [] if "-o" in words else ["-o", str(tmp_path / "m.npz")]
     assert main(["export", str(finished), *words, *out]) == 2
     assert complaint in capfd.readouterr().err
     assert not (tmp_path / "m.npz").exists()
 
 
-def test_a_file_in_the_way_is_kept_unless_forced(
-    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_in_the_way_is_kept_unless_forced(finished, tmp_path, capfd):
     file = tmp_path / "m.npz"
     file.write_bytes(b"precious")
     assert main(["export", str(finished), "--client", "0", "-o", str(file)]) == 2
@@ -286,11 +274,11 @@ def test_a_file_in_the_way_is_kept_unless_forced(
     assert "head.bias" in load(file)
 
 
-def test_a_failed_write_leaves_the_old_file(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(finished, tmp_path, monkeypatch):
     file = tmp_path / "m.npz"
     file.write_bytes(b"precious")
 
-    def fail(*arguments: Any, **arrays: Any) -> None:
+    def fail(*arguments, **arrays):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", fail)

@@ -1,7 +1,6 @@
 """`pflmpi inspect --diff` and `--verify`: what changed, and whether every file is as it was written."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,23 +14,23 @@ from pflmpi.store import checked_hdf5, run_folder, shard
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
     quick_run.run(quick_run.settings(training={"rounds": 4}, checkpoint={"keep": 0}), folder, ranks=2)
     return folder
 
 
 @pytest.fixture
-def copy(finished: Path, tmp_path: Path) -> Path:
+def copy(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-def changes(run: Path, before: int, after: int) -> dict[str, differences.Change]:
+def changes(run, before, after):
     opened = open_run(run)
     return {change.leaf: change for change in differences.difference(opened.round(before), opened.round(after))}
 
@@ -50,12 +49,12 @@ def changes(run: Path, before: int, after: int) -> dict[str, differences.Change]
         ([200], [255], 55 / 200),
     ],
 )
-def test_the_relative_change_by_hand(before: list[float], after: list[float], expected: float) -> None:
+def test_the_relative_change_by_hand(before, after, expected):
     kind = np.uint8 if before == [200] else None  # a difference of bytes must not wrap around
     assert differences.relative(np.array(before, kind), np.array(after, kind)) == pytest.approx(expected, abs=0)
 
 
-def test_every_leaf_has_its_change_over_the_clients(finished: Path) -> None:
+def test_every_leaf_has_its_change_over_the_clients(finished):
     found = changes(finished, 1, 3)
     states = [run_folder.read_clients(finished, number, np.arange(7))["cohort0"][1] for number in (1, 3)]
     servers = [run_folder.read_server(finished, number) for number in (1, 3)]
@@ -71,11 +70,11 @@ def test_every_leaf_has_its_change_over_the_clients(finished: Path) -> None:
         assert found[f"server/{leaf}"].mean == differences.relative(servers[0][leaf], servers[1][leaf]) > 0
 
 
-def test_a_round_does_not_differ_from_itself(finished: Path) -> None:
+def test_a_round_does_not_differ_from_itself(finished):
     assert all(change.changed == 0 and change.largest == 0 for change in changes(finished, 2, 2).values())
 
 
-def test_clients_that_were_not_written_are_not_read(copy: Path) -> None:
+def test_clients_that_were_not_written_are_not_read(copy):
     expected = changes(copy, 3, 4)
     participants = run_folder.read_metrics(copy, 4)["participants"]
     layout = run_folder.read_layout(copy, 3)
@@ -87,13 +86,13 @@ def test_clients_that_were_not_written_are_not_read(copy: Path) -> None:
     assert changes(copy, 3, 4) == expected
 
 
-def test_few_rows_at_a_time_give_the_same(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_at_a_time_give_the_same(finished, monkeypatch):
     expected = changes(finished, 1, 4)
     monkeypatch.setattr(differences, "_BYTES_AT_ONCE", 1)
     assert changes(finished, 1, 4) == expected
 
 
-def test_diff_prints_a_line_for_each_array(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_diff_prints_a_line_for_each_array(finished, capfd):
     assert main(["inspect", str(finished), "--diff", "3", "4"]) == 0
     shown = capfd.readouterr()
     lines = [line for line in shown.out.splitlines() if "clients/model/head/weight" in line]
@@ -102,22 +101,20 @@ def test_diff_prints_a_line_for_each_array(finished: Path, capfd: pytest.Capture
     assert "[7, 10, 12]" in lines[0] and shown.err == ""
 
 
-def test_diff_says_of_what_did_not_change_that_it_did_not(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_diff_says_of_what_did_not_change_that_it_did_not(finished, capfd):
     assert main(["inspect", str(finished), "--diff", "4", "4"]) == 0
     shown = capfd.readouterr().out
     arrays = len(changes(finished, 4, 4))
     assert shown.count("unchanged") == arrays and f"changed: 0 of {arrays} arrays" in shown
 
 
-def test_diff_of_a_round_that_is_not_there_ends_with_2(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_diff_of_a_round_that_is_not_there_ends_with_2(finished, capfd):
     assert main(["inspect", str(finished), "--diff", "3", "9"]) == 2
     assert "no checkpoint of round 9; it has 0-4" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--verify"], ["--diff", "1", "2"]])
-def test_a_round_does_not_go_with_what_is_about_others(
-    finished: Path, capfd: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_a_round_does_not_go_with_what_is_about_others(finished, capfd, words):
     assert main(["inspect", str(finished), "--round", "2", *words]) == 2
     assert f"--round 2 cannot go with {words[0]}" in capfd.readouterr().err
 
@@ -125,13 +122,13 @@ def test_a_round_does_not_go_with_what_is_about_others(
 # --- verification -------------------------------------------------------------------------------------------------
 
 
-def flip(path: Path, position: int = -9) -> None:
+def flip(path, position=-9):
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
 
 
-def verify(run: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, list[str], str]:
+def verify(run, capfd):
     """Return the exit code, the problems, and the last line that was printed."""
     code = main(["inspect", str(run), "--verify"])
     shown = capfd.readouterr()
@@ -139,7 +136,7 @@ def verify(run: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, list[str]
     return code, problems, (shown.err or shown.out).splitlines()[-1]
 
 
-def test_a_good_run_is_good_and_all_of_it_was_read(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_good_run_is_good_and_all_of_it_was_read(finished, capfd):
     code, problems, last = verify(finished, capfd)
     files = [*finished.rglob("*.h5"), *(path for name in ("config.yaml", "*.csv") for path in finished.rglob(name))]
     assert (code, problems) == (0, [])
@@ -148,7 +145,7 @@ def test_a_good_run_is_good_and_all_of_it_was_read(finished: Path, capfd: pytest
     assert sum(one.bytes for one in checked) == sum(path.stat().st_size for path in files)
 
 
-def test_every_problem_is_named_once(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_problem_is_named_once(copy, capfd):
     flip(copy / "round_00001.h5")
     (shard,) = (copy / "shards").glob("round_00000_rank_*.h5")  # which all ranks share
     flip(shard)
@@ -160,13 +157,13 @@ def test_every_problem_is_named_once(copy: Path, capfd: pytest.CaptureFixture[st
     assert last.startswith("pflmpi: ")
 
 
-def test_a_damaged_file_is_told_with_the_round_that_is_good(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_told_with_the_round_that_is_good(copy, capfd):
     flip(copy / "round_00004.h5", 40)
     code, problems, last = verify(copy, capfd)
     assert code == 2 and len(problems) == 1 and "round 3 is the newest good checkpoint" in last
 
 
-def test_a_missing_shard_is_told_by_each_round_that_needs_it(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_shard_is_told_by_each_round_that_needs_it(copy, capfd):
     name = run_folder.read_layout(copy, 4).files[-1]
     needing = [number for number in run_folder.rounds(copy) if name in run_folder.read_layout(copy, number).files]
     (copy / name).unlink()
@@ -175,7 +172,7 @@ def test_a_missing_shard_is_told_by_each_round_that_needs_it(copy: Path, capfd: 
     assert problems == [f"{copy}/round_{n:05d}.h5: {copy / name} is missing" for n in needing]
 
 
-def test_a_shard_with_other_clients_is_told(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_shard_with_other_clients_is_told(copy, capfd):
     name = run_folder.read_layout(copy, 4).files[-1]
     with checked_hdf5.reading(copy / name) as file:
         ids = checked_hdf5.read_dataset(file, "cohort0/client")
@@ -188,20 +185,20 @@ def test_a_shard_with_other_clients_is_told(copy: Path, capfd: pytest.CaptureFix
     assert code == 2 and "is not the file that the checkpoint was made of" in problems[-1]
 
 
-def test_a_leftover_shard_is_checked_too(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_leftover_shard_is_checked_too(copy, capfd):
     (copy / "shards/round_00009_rank_000.h5").write_bytes(b"torn")
     code, problems, _ = verify(copy, capfd)
     assert code == 2 and "round_00009_rank_000.h5 is damaged" in problems[0]
 
 
-def test_what_a_run_still_going_on_deletes_meanwhile_is_no_problem(copy: Path) -> None:
+def test_what_a_run_still_going_on_deletes_meanwhile_is_no_problem(copy):
     checking = integrity.check(copy)
     next(checking)  # the metrics
     (copy / "round_00001.h5").unlink()
     assert not [problem for one in checking for problem in one.problems]
 
 
-def test_a_run_without_checkpoints_has_nothing_to_verify(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_checkpoints_has_nothing_to_verify(copy, capfd):
     for path in copy.glob("*.h5"):
         path.unlink()
     assert verify(copy, capfd)[0] == 2

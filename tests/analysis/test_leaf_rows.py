@@ -1,7 +1,6 @@
 """Rows of clients are indexed as NumPy indexes the whole array, and no others are read."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +18,14 @@ ALL = np.arange(60).reshape(SHAPE)
 class InMemory(LeafRows):
     """Rows of an array in place of those in files."""
 
-    def _read(self, positions: np.ndarray) -> np.ndarray:
+    def _read(self, positions):
         return ALL[positions]
 
 
 ROWS = InMemory(np.arange(5), SHAPE, ALL.dtype, Path(), Layout.unwritten(np.zeros(5, np.int64)), "cohort0", "leaf")
 
 
-def same(index: Any) -> None:
+def same(index):
     try:
         expected = ALL[index]
     except IndexError:
@@ -39,12 +38,12 @@ def same(index: Any) -> None:
 
 
 @given(basic_indices(SHAPE, allow_newaxis=True, allow_ellipsis=True))
-def test_slices_numbers_ellipses_and_new_axes(index: Any) -> None:
+def test_slices_numbers_ellipses_and_new_axes(index):
     same(index)
 
 
 @given(integer_array_indices(SHAPE, result_shape=st.just((2, 3)) | st.just(())))
-def test_arrays_on_all_axes(index: Any) -> None:
+def test_arrays_on_all_axes(index):
     same(index)
 
 
@@ -67,13 +66,13 @@ _REST = st.one_of(st.integers(-4, 3), st.slices(3), _ARRAYS, _ARRAYS.map(np.arra
 
 
 @given(_FIRST, st.lists(_REST, max_size=3))
-def test_whatever_stands_first_beside_whatever_follows(first: Any, rest: list[Any]) -> None:
+def test_whatever_stands_first_beside_whatever_follows(first, rest):
     if sum(each is ... for each in rest) <= 1:
         same((first, *rest))
     if not rest:
         same(first)
 
 
-def test_backwards_with_a_further_axis() -> None:
+def test_backwards_with_a_further_axis():
     assert ROWS[::-1, 0].shape == (5, 4)
     assert np.array_equal(ROWS[::-1, 0], ALL[::-1, 0])

@@ -3,7 +3,6 @@
 import csv
 import shutil
 import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -17,32 +16,31 @@ from described import about
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
-from pflmpi.text import spans
 
 UNLIKE = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
 
 
 @pytest.fixture(scope="module")
-def alike_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alike_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alike") / "run"
     quick_run.run(quick_run.settings(training={"rounds": 4}, evaluation={"every": 2}), folder, ranks=2)
     return folder
 
 
 @pytest.fixture(scope="module")
-def unlike_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unlike_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unlike") / "run"
     quick_run.run(quick_run.settings(algorithm={"name": "fedproto"}, model=UNLIKE), folder, ranks=2)
     return folder
 
 
 @pytest.fixture
-def copy(alike_run: Path, tmp_path: Path) -> Path:
+def copy(alike_run, tmp_path):
     """A copy to be changed by a test."""
     return shutil.copytree(alike_run, tmp_path / "elsewhere")
 
 
-def test_columns_are_what_the_file_says(alike_run: Path) -> None:
+def test_columns_are_what_the_file_says(alike_run):
     with (alike_run / "metrics.csv").open() as file:
         lines = list(csv.DictReader(file))
     columns = open_run(alike_run).columns
@@ -55,31 +53,26 @@ def test_columns_are_what_the_file_says(alike_run: Path) -> None:
     assert np.isnan(columns["accuracy_mean"]).tolist() == [True, False, True, False]  # tested every second round
 
 
-def test_metrics_are_a_record_array_without_pandas(alike_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    metrics = open_run(alike_run).metrics
-    assert isinstance(metrics, np.recarray)
-    assert metrics["round"].tolist() == [1, 2, 3, 4]
-    assert metrics.seconds[-1] == open_run(alike_run).columns["seconds"][-1]
-
-
-def test_metrics_are_a_data_frame_where_pandas_is_installed(alike_run: Path) -> None:
+def test_metrics_are_a_data_frame_or_a_record_array_without_pandas(alike_run, monkeypatch):
     run = open_run(alike_run)
-    metrics = run.metrics
-    assert isinstance(metrics, pandas.DataFrame) and list(metrics) == list(run.columns)
+    frame = run.metrics
+    assert isinstance(frame, pandas.DataFrame) and list(frame) == list(run.columns)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    records = run.metrics
+    assert isinstance(records, np.recarray)
     for name, column in run.columns.items():
-        np.testing.assert_array_equal(metrics[name].to_numpy(), column, strict=True)
-    assert metrics.dtypes["wire_up_bytes"] == np.int64 and metrics.dtypes["accuracy_mean"] == np.float64
+        for table in (frame[name].to_numpy(), records[name]):
+            np.testing.assert_array_equal(table, column, strict=True)
 
 
-def test_the_configuration_is_the_resolved_one(alike_run: Path) -> None:
+def test_the_configuration_is_the_resolved_one(alike_run):
     run = open_run(alike_run)
     assert run.config == yaml.safe_load((alike_run / "config.yaml").read_text())
     assert run.config["algorithm"]["critical_share"] == 0.5 and run.name == "fedgmh"
     assert run.config["recorded"]["versions"]["pflmpi"] == pflmpi.__version__
 
 
-def test_a_round_gives_what_was_stored(alike_run: Path) -> None:
+def test_a_round_gives_what_was_stored(alike_run):
     for number in (run := open_run(alike_run)).rounds:
         round = run.round(number)
         everyone = np.arange(7)
@@ -100,36 +93,7 @@ def test_a_round_gives_what_was_stored(alike_run: Path) -> None:
         assert round.digest() == run_folder.digest(alike_run, number) and round.verify() == []
 
 
-INDICES = {
-    "one client": 3,
-    "the last": -1,
-    "some": [5, 0, 0],
-    "an empty list": [],
-    "a grid": np.array([[1, 2], [6, 1]]),
-    "a mask": np.array([True, False, True, False, False, False, True]),
-    "a slice": slice(2, 6, 2),
-    "backwards": slice(None, None, -2),
-    "one number": (4, 2, 3),
-    "a column": (slice(1, 4), slice(None), 0),
-    "backwards with more": (slice(None, 1, -1), [0, 2], 0),
-    "pairs": ([6, 1], [0, 2]),
-    "an ellipsis": (..., 1),
-    "a new axis": (None, 2),
-}
-
-
-@pytest.mark.parametrize("index", INDICES.values(), ids=list(INDICES))
-def test_an_index_gives_what_numpy_gives(alike_run: Path, index: object) -> None:
-    rows = open_run(alike_run).round().clients["model/head/weight"]
-    np.testing.assert_array_equal(rows[index], np.asarray(rows)[index], strict=True)  # type: ignore[index]
-
-
-def test_an_index_beyond_the_clients_is_an_index_error(alike_run: Path) -> None:
-    with pytest.raises(IndexError):
-        open_run(alike_run).round().clients["model/head/weight"][7]
-
-
-def test_only_the_shards_of_the_wanted_clients_are_read(copy: Path) -> None:
+def test_only_the_shards_of_the_wanted_clients_are_read(copy):
     layout = run_folder.read_layout(copy, 4)
     rows = open_run(copy).round(4).clients["model/head/weight"]
     whole = np.asarray(rows)
@@ -141,7 +105,7 @@ def test_only_the_shards_of_the_wanted_clients_are_read(copy: Path) -> None:
         np.asarray(rows)
 
 
-def test_a_leaf_may_be_named_with_dots_and_a_wrong_name_gets_a_suggestion(alike_run: Path) -> None:
+def test_a_leaf_may_be_named_with_dots_and_a_wrong_name_gets_a_suggestion(alike_run):
     clients = open_run(alike_run).round().clients
     assert clients["model/head.weight"] is clients["model/head/weight"]
     assert "model/head/wait" not in clients
@@ -149,7 +113,7 @@ def test_a_leaf_may_be_named_with_dots_and_a_wrong_name_gets_a_suggestion(alike_
         clients["model/head/wait"]
 
 
-def test_unlike_models_have_their_leaves_by_cohort(unlike_run: Path) -> None:
+def test_unlike_models_have_their_leaves_by_cohort(unlike_run):
     round = open_run(unlike_run).round()
     assert {name: ids.tolist() for name, ids in round.cohorts.items()} == {
         "cohort0": [0, 2, 4, 6],
@@ -164,18 +128,13 @@ def test_unlike_models_have_their_leaves_by_cohort(unlike_run: Path) -> None:
             np.testing.assert_array_equal(np.asarray(rows), array, strict=True)
 
 
-def test_clients_that_keep_nothing_have_no_leaves(tmp_path: Path) -> None:
+def test_clients_that_keep_nothing_have_no_leaves(tmp_path):
     quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}), tmp_path / "run")
     round = open_run(tmp_path / "run").round()
     assert len(round.clients) == 0 and round.cohorts["cohort0"].tolist() == list(range(7))
 
 
-def test_a_copied_run_reads_the_same(alike_run: Path, copy: Path) -> None:
-    assert open_run(copy).config == open_run(alike_run).config
-    assert open_run(copy).round().digest() == open_run(alike_run).round().digest()
-
-
-def test_checkpoints_alone_are_a_run_too(alike_run: Path, copy: Path) -> None:
+def test_checkpoints_alone_are_a_run_too(alike_run, copy):
     (copy / "config.yaml").unlink()
     (copy / "metrics.csv").unlink()
     run = open_run(copy)
@@ -184,7 +143,7 @@ def test_checkpoints_alone_are_a_run_too(alike_run: Path, copy: Path) -> None:
         _ = run.columns
 
 
-def test_a_run_that_is_still_writing_gives_what_is_complete(copy: Path) -> None:
+def test_a_run_that_is_still_writing_gives_what_is_complete(copy):
     with (copy / "metrics.csv").open("a") as file:
         file.write("5,3,0.7")  # and the rest of the line is on its way
     (copy / "round_00005.h5.tmp").write_bytes(b"half a file")
@@ -196,7 +155,7 @@ def test_a_run_that_is_still_writing_gives_what_is_complete(copy: Path) -> None:
     assert run.rounds == [2, 3, 4, 5]
 
 
-def test_a_run_that_has_just_begun_is_open(copy: Path) -> None:
+def test_a_run_that_has_just_begun_is_open(copy):
     for path in copy.glob("round_*.h5"):
         path.unlink()
     header, _, _ = (copy / "metrics.csv").read_text().partition("\n")
@@ -208,18 +167,18 @@ def test_a_run_that_has_just_begun_is_open(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", [lambda run: run.round(4), lambda run: run.round(4).clients])
-def test_a_truncated_round_file_is_refused_with_both_lengths(copy: Path, reader: object) -> None:
+def test_a_truncated_round_file_is_refused_with_both_lengths(copy, reader):
     path = copy / "round_00004.h5"
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     run = open_run(copy)
     with pytest.raises(CheckpointError, match=rf"damaged: {len(content) // 2} bytes long, {len(content)} were written"):
-        reader(run)  # type: ignore[operator]
+        reader(run)
     with pytest.warns(UserWarning, match=r"round 3 stands for a newer one: .* is damaged"):
         assert run.round().number == 3  # the newest that is whole
 
 
-def test_a_round_with_a_truncated_shard_is_refused_and_the_round_before_is_the_newest(copy: Path) -> None:
+def test_a_round_with_a_truncated_shard_is_refused_and_the_round_before_is_the_newest(copy):
     (shard,) = (copy / "shards").glob("round_00004_rank_*.h5")  # which all ranks share
     content = shard.read_bytes()
     shard.write_bytes(content[:-100])
@@ -231,7 +190,7 @@ def test_a_round_with_a_truncated_shard_is_refused_and_the_round_before_is_the_n
     assert "bytes long" in run_folder.verify(copy, 4)[0]
 
 
-def test_a_flipped_bit_in_what_is_read_whole_is_found(copy: Path) -> None:
+def test_a_flipped_bit_in_what_is_read_whole_is_found(copy):
     rows = open_run(copy).round(4).clients["model/head/weight"]
     values = np.asarray(rows)[0].tobytes()
     layout = run_folder.read_layout(copy, 4)
@@ -243,20 +202,10 @@ def test_a_flipped_bit_in_what_is_read_whole_is_found(copy: Path) -> None:
         np.asarray(rows)
 
 
-def test_a_newer_format_is_refused_when_the_run_is_opened(alike_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_format_is_refused_when_the_run_is_opened(alike_run, monkeypatch):
     monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 0)
-    with pytest.raises(CheckpointError, match="its format version is 5, this one reads up to 0; update pflmpi"):
+    with pytest.raises(CheckpointError, match=r"its format version is \d+, this one reads up to 0; update pflmpi"):
         open_run(alike_run)
-
-
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no folder"):
-        open_run(tmp_path / "nothing")
-    (tmp_path / "notes.txt").write_text("no run")
-    with pytest.raises(CheckpointError, match=r"is not a run: it has no config\.yaml"):
-        open_run(tmp_path)
-    with pytest.raises(CheckpointError, match="is no folder"):
-        open_run(str(tmp_path / "notes.txt"))
 
 
 @pytest.mark.parametrize(
@@ -268,36 +217,39 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         ("metrics.csv", b"\xff\xfe\n", "cannot be read"),
     ],
 )
-def test_a_damaged_file_is_named(copy: Path, name: str, content: bytes, complaint: str) -> None:
+def test_a_damaged_file_is_named(copy, name, content, complaint):
     (copy / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=complaint) as caught:
         _ = open_run(copy).columns
     assert str(copy / name) in str(caught.value)
 
 
-def test_a_round_that_is_not_there_is_refused_with_those_that_are(alike_run: Path) -> None:
+def test_what_is_no_run_or_has_no_such_round_is_refused(alike_run, tmp_path):
+    (tmp_path / "notes.txt").write_text("no run")
+    for path, message in (
+        ("nothing", "is no folder"),
+        ("notes.txt", "is no folder"),
+        ("", "is not a run: it has"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            open_run(tmp_path / path)
     with pytest.raises(CheckpointError, match="no checkpoint of round 1; it has 2-4"):
         open_run(alike_run).round(1)
 
 
-@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([4], "4"), ([1, 2, 3, 7, 9, 10], "1-3, 7, 9-10")])
-def test_spans(numbers: list[int], text: str) -> None:
-    assert spans(numbers) == text
-
-
-def test_the_package_opens_runs_and_has_nothing_else_that_is_unknown(alike_run: Path) -> None:
+def test_the_package_opens_runs_and_has_nothing_else_that_is_unknown(alike_run):
     assert isinstance(pflmpi.open_run(alike_run), Run)
     with pytest.raises(AttributeError, match="has no attribute 'close_run'"):
-        _ = pflmpi.close_run  # type: ignore[attr-defined]
+        _ = pflmpi.close_run
 
 
-def test_a_file_that_the_reader_has_open_is_read_all_the_same(tmp_path: Path) -> None:
+def test_a_file_that_the_reader_has_open_is_read_all_the_same(tmp_path):
     quick_run.run(quick_run.settings(), tmp_path)
     with h5py.File(tmp_path / "round_00003.h5") as file:
         assert open_run(tmp_path).round().number == 3 and about(file)["run"]["round"] == 3
 
 
-def test_a_figure_in_a_notebook_is_a_chart_with_the_values_of_the_run(alike_run: Path) -> None:
+def test_a_figure_in_a_notebook_is_a_chart_with_the_values_of_the_run(alike_run):
     run = open_run(alike_run)
     chart = run.figures.accuracy().to_dict()
     (rows,) = [chart["data"]["values"]] if "values" in chart["data"] else chart["datasets"].values()

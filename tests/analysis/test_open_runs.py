@@ -1,7 +1,6 @@
 """Several runs as one table."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from pflmpi.errors import CheckpointError, UserError
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for every, name in enumerate(("fedavg", "fedgmh"), 1):
         settings = {"algorithm": {"name": name}, "training": {"rounds": 2}, "checkpoint": {"every": every}}
@@ -20,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_line_for_each_run_and_round_with_what_the_runs_differ_in(folder: Path) -> None:
+def test_a_line_for_each_run_and_round_with_what_the_runs_differ_in(folder):
     runs = open_runs(f"{folder}/*")
     frame = runs.frame()
     assert frame["run"].tolist() == [str(folder / "fedavg")] * 2 + [str(folder / "fedgmh")] * 2
@@ -31,7 +30,7 @@ def test_a_line_for_each_run_and_round_with_what_the_runs_differ_in(folder: Path
     assert frame["accuracy_mean"].tolist() == [float(v) for run in runs for v in run.columns["accuracy_mean"]]
 
 
-def test_a_line_that_is_being_written_is_left_out(folder: Path, tmp_path: Path) -> None:
+def test_a_line_that_is_being_written_is_left_out(folder, tmp_path):
     (tmp_path / "run").mkdir()
     for name in ("config.yaml", "metrics.csv"):
         (tmp_path / "run" / name).write_bytes((folder / "fedavg" / name).read_bytes())
@@ -40,7 +39,7 @@ def test_a_line_that_is_being_written_is_left_out(folder: Path, tmp_path: Path) 
     assert open_runs([tmp_path / "run"]).frame()["round"].tolist() == [1, 2]
 
 
-def test_nothing_found_and_no_pandas_are_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_found_and_no_pandas_are_said(folder, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="matches no run; give a pattern"):
         open_runs(tmp_path / "*")
     monkeypatch.setitem(sys.modules, "pandas", None)

@@ -5,14 +5,12 @@ import re
 import shutil
 import subprocess
 from html import unescape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import quick_run
-from pflmpi.analysis.page.contents import detailed
+from pflmpi.analysis.figures import detailed
 from pflmpi.analysis.plots import Bars, Curves
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
@@ -72,14 +70,14 @@ AROUND = """<!DOCTYPE html><pre id="result"></pre><iframe src="page.html" width=
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     quick_run.run(quick_run.settings(checkpoint={"keep": 0}), folder / "gmh")
     quick_run.run(quick_run.settings(algorithm={"name": "local"}, checkpoint={"keep": 0}), folder / "local")
     return [folder / "gmh", folder / "local"]
 
 
-def test_what_is_shown_of_a_client_is_its_own(runs: list[Path]) -> None:
+def test_what_is_shown_of_a_client_is_its_own(runs):
     among = named([open_run(path) for path in runs])
     accuracy, layers, samples = single_clients(among, [detailed(one)[0] for one in among])
     run, other = (one.run for one in among)
@@ -100,7 +98,7 @@ def test_what_is_shown_of_a_client_is_its_own(runs: list[Path]) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
-def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs: list[Path], tmp_path: Path) -> None:
+def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs, tmp_path):
     assert main(["report", *map(str, runs), "--out", str(tmp_path)]) == 0
     text = (tmp_path / "report.html").read_text()
     (tmp_path / "page.html").write_text(with_script(text, ASKED))
@@ -131,7 +129,7 @@ def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs: list[Pa
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
-def test_a_client_that_one_of_the_runs_does_not_have_is_shown_of_the_others(runs: list[Path], tmp_path: Path) -> None:
+def test_a_client_that_one_of_the_runs_does_not_have_is_shown_of_the_others(runs, tmp_path):
     quick_run.run(quick_run.settings(evaluation={"unseen": 0.4}, seed=9), tmp_path / "fewer")
     assert main(["report", str(runs[0]), str(tmp_path / "fewer"), "--out", str(tmp_path)]) == 0
     chosen = """<script>
@@ -156,7 +154,7 @@ def test_a_client_that_one_of_the_runs_does_not_have_is_shown_of_the_others(runs
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
-def test_no_table_is_cut_off_at_1400_pixels(runs: list[Path], tmp_path: Path) -> None:
+def test_no_table_is_cut_off_at_1400_pixels(runs, tmp_path):
     assert main(["report", *map(str, runs), "--out", str(tmp_path)]) == 0
     text = (tmp_path / "report.html").read_text()
     (tmp_path / "page.html").write_text(with_script(text, WIDE))
@@ -165,13 +163,13 @@ def test_no_table_is_cut_off_at_1400_pixels(runs: list[Path], tmp_path: Path) ->
     assert len(found["hidden"]) == 1 and max(found["hidden"]) == 0 and found["lines"] < 40, "no row has two lines"
 
 
-def with_script(text: str, script: str) -> str:
+def with_script(text, script):
     """A page with one more script at its end; its own scripts have "</body>" in a text."""
     before, _, after = text.rpartition("</body>")
     return before + script + after
 
 
-def opened(page: Path, folder: Path) -> dict[str, Any]:
+def opened(page, folder):
     """What the script of a page says, in a browser that draws it."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
     command = [str(BROWSER), *options, "--virtual-time-budget=60000", page.as_uri()]

@@ -1,39 +1,38 @@
 """What a page shows of several runs together, and what it leaves out because it would mislead."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pflmpi.analysis.page.html import Section
-from pflmpi.analysis.page.report import _missing
-from pflmpi.analysis.page.side_by_side import side_by_side
+from pflmpi.analysis.drawing.html import Section
+from pflmpi.analysis.figures import side_by_side
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
+from pflmpi.analysis.report import _missing
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import NamedRun, named
-from pflmpi.analysis.series import accuracy, diagnostics, vectors
-from pflmpi.analysis.series.partition import by_class, partitions, without_single_class
+from pflmpi.analysis.selection import named
+from pflmpi.analysis.series import accuracy, diagnostics
+from pflmpi.analysis.series.partition import by_class, partitions
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import SampleCounts
 
 
-def run(folder: Path, seed: int, name: str = "fedavg", **training: float) -> Run:
+def run(folder, seed, name="fedavg", **training):
     return Run(folder, {"seed": seed, "algorithm": {"name": name}, "training": training}, name)
 
 
-def figure(among: list[NamedRun], values: list[list[float]], percent: bool = True) -> Curves:
+def figure(among, values, percent=True):
     x = np.arange(1, 1 + max(map(len, values)))
     curves = tuple(
         Curve(one.legend, x[: len(y)], np.array(y, float), mark=0, style=one.style, source=one.label)
         for one, y in zip(among, values, strict=True)
     )
     words = {"name": "a", "title": "A", "caption": "All.", "x_label": "round", "y_label": "accuracy"}
-    return Curves(curves=curves, by_round=True, percent=percent, **words)  # type: ignore[arg-type]
+    return Curves(curves=curves, by_round=True, percent=percent, **words)
 
 
-def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_interval(tmp_path: Path) -> None:
+def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_interval(tmp_path):
     runs = [run(tmp_path / "0", 0), run(tmp_path / "1", 1), run(tmp_path / "x", 0, "local")]
     plot = figure(named(runs), [[40, 90, 99], [42, 96], [50, 60, 70]])
     found = accuracy.merged(plot, named(runs))
@@ -46,7 +45,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
     assert "their mean, with its 95 % confidence interval" in found.caption
 
 
-def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path: Path) -> None:
+def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path):
     runs = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
     found = accuracy.merged(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
     assert isinstance(found, Curves)
@@ -54,17 +53,17 @@ def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path
     assert one.y.tolist() == [np.inf, 3.0] and one.low is not None and np.isfinite(one.low).tolist() == [False, True]
 
 
-def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_path: Path) -> None:
+def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_path):
     runs = named([run(tmp_path / "0", 0, lr=0.1), run(tmp_path / "1", 1, lr=0.2)])
     plot = figure(runs, [[40, 90], [42, 96]])
     assert accuracy.merged(plot, runs) is plot
     alike = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
     plot = figure(alike, [[40, 90], [42, 96]])
     later = replace(plot.curves[1], x=np.array([2, 4]))
-    assert len(accuracy.merged(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2  # type: ignore[union-attr]
+    assert len(accuracy.merged(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2
 
 
-def test_deviations_do_not_leave_the_scale(tmp_path: Path) -> None:
+def test_deviations_do_not_leave_the_scale(tmp_path):
     config = {"training": {"rounds": 2}}
     columns = {"round": np.array([1, 2]), "accuracy_mean": np.array([0.1, 0.95]), "accuracy_std": np.array([0.3, 0.2])}
     one = Run(tmp_path, config, "a")
@@ -76,34 +75,34 @@ def test_deviations_do_not_leave_the_scale(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("spread", "equal"), [(1e-9, True), (1e-3, False)])
-def test_weights_that_differ_by_rounding_alone_are_said_to_be_equal(spread: float, equal: bool) -> None:
+def test_weights_that_differ_by_rounding_alone_are_said_to_be_equal(spread, equal):
     values = 0.01 + spread * np.arange(9.0).reshape(3, 3)
     values[np.diag_indices(3)] = 0.9
     panel = Panel("round 3", values, range(3), range(3))
-    found = diagnostics._only_value((panel,), hide_diagonal=True)
+    found = diagnostics.only_value((panel,), hide_diagonal=True)
     assert (found is not None) == equal and (not equal or found == pytest.approx(0.01))
-    assert diagnostics._only_value((panel,), hide_diagonal=False) is None
+    assert diagnostics.only_value((panel,), hide_diagonal=False) is None
 
 
 @pytest.mark.parametrize(("count", "figures"), [(49, 1), (50, 2)])
-def test_few_class_vectors_have_no_t_sne(count: int, figures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_class_vectors_have_no_t_sne(count, figures, monkeypatch):
     points, classes = np.random.default_rng(0).normal(size=(count, 3)), np.arange(count) % 10
-    class_means = vectors.Vectors(1, points, classes, np.full(count, -1))
-    monkeypatch.setattr(vectors, "known_vectors", lambda *_: class_means)
-    monkeypatch.setattr(vectors, "tsne", lambda values: values[:, :2])
-    found = vectors.projections([None, None], "a", ClassVectors(title="Class means"))  # type: ignore[list-item]
+    class_means = diagnostics.Vectors(1, points, classes, np.full(count, -1))
+    monkeypatch.setattr(diagnostics, "known_vectors", lambda *_: class_means)
+    monkeypatch.setattr(diagnostics, "tsne", lambda values: values[:, :2])
+    found = diagnostics.projections([None, None], "a", ClassVectors(title="Class means"))
     assert len(found) == figures
 
 
-def pairs(name: str, values: np.ndarray) -> Matrices:
+def pairs(name, values):
     """A matrix over all pairs of clients."""
     clients = list(range(len(values)))
     panel = Panel("", values, clients, clients)
     words = {"row_label": "client", "column_label": "client", "value_label": "v", "title": "A", "caption": "Pairs."}
-    return Matrices(name=name, panels=(panel,), **words)  # type: ignore[arg-type]
+    return Matrices(name=name, panels=(panel,), **words)
 
 
-def test_clients_with_one_main_class_are_side_by_side(tmp_path: Path) -> None:
+def test_clients_with_one_main_class_are_side_by_side(tmp_path):
     train = np.array([[0, 9], [9, 1], [1, 9], [9, 0]])
     partition_file.write(tmp_path, SampleCounts(train, train))
     matrix = pairs("a", np.arange(16.0).reshape(4, 4))
@@ -115,24 +114,24 @@ def test_clients_with_one_main_class_are_side_by_side(tmp_path: Path) -> None:
     assert by_class(other, Run(tmp_path, {}, "a")) is other
 
 
-def test_clients_of_a_single_class_are_no_part_of_the_overlap_of_choices(tmp_path: Path) -> None:
+def test_clients_of_a_single_class_are_no_part_of_the_overlap_of_choices(tmp_path):
     train = np.array([[0, 9], [9, 1], [1, 9]])
     partition_file.write(tmp_path, SampleCounts(train, train))
     matrix = replace(pairs("critical", np.arange(9.0).reshape(3, 3)), choices=True)
-    found = without_single_class(matrix, Run(tmp_path, {}, "a"))
+    found = by_class(matrix, Run(tmp_path, {}, "a"))
     assert isinstance(found, Matrices) and found.panels[0].rows == [1, 2]
     assert found.panels[0].values.tolist() == [[4, 5], [7, 8]] and "are left out (0)" in found.caption
-    other = replace(matrix, choices=False)
-    assert without_single_class(other, Run(tmp_path, {}, "a")) is other
+    other = by_class(replace(matrix, choices=False), Run(tmp_path, {}, "a"))
+    assert isinstance(other, Matrices) and other.panels[0].rows == [1, 0, 2]
 
 
-def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each_label() -> None:
+def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each_label():
     x = np.array([1, 2])
     words = {"title": "T", "x_label": "round", "y_label": "mean cosine"}
 
-    def cosines(caption: str, **values: float) -> Curves:
+    def cosines(caption, **values):
         curves = tuple(Curve(name, x, x * value, style=i) for i, (name, value) in enumerate(values.items()))
-        return Curves(name="layer_cosines_over_rounds", caption=caption, curves=curves, **words)  # type: ignore[arg-type]
+        return Curves(name="layer_cosines_over_rounds", caption=caption, curves=curves, **words)
 
     beta = Matrices(
         name="beta",
@@ -153,7 +152,7 @@ def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each
     assert [curve.style for curve in first.curves] == [0, 1] and second.curves[0].style == 1, "head, in both"
 
 
-def test_what_single_runs_lack_is_said_in_one_line() -> None:
+def test_what_single_runs_lack_is_said_in_one_line():
     sections = [
         Section("a", figures=[Missing("CKA", "not probed"), Missing("Bytes", "a sends nothing")]),
         Section("b", figures=[Missing("CKA", "not probed either")]),
@@ -162,8 +161,8 @@ def test_what_single_runs_lack_is_said_in_one_line() -> None:
     assert not sections[0].figures and _missing(sections) == ""
 
 
-def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path: Path) -> None:
-    def held(folder: str, first: int) -> Run:
+def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path):
+    def held(folder, first):
         one = run(tmp_path / folder, 0)
         partition_file.write(one.path, SampleCounts(np.array([[first, 1]]), np.array([[0, 1]])))
         return one

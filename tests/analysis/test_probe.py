@@ -1,12 +1,9 @@
 """`pflmpi probe`: CKA between the layers of the clients' models on a batch of samples."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models import resnet18
 
 import newcomer
@@ -19,22 +16,21 @@ from pflmpi.analysis.probe import _products, centred, cka, probe_samples
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import similarity
 from pflmpi.cli import main
-from pflmpi.experiment.start import reopened
+from pflmpi.experiment.restore import reopened
 from pflmpi.models import MODELS
 from pflmpi.models.activations import activations
 from pflmpi.module_names import module_names
 from pflmpi.store import config_file, probe_file, verify
-from pflmpi.tree import Tree
 
 CASES = every_algorithm()
 
 
-def probe(run: Path, *more: str) -> int:
+def probe(run, *more):
     return main(["probe", str(run), "--samples", "40", *more])
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def local(tmp_path_factory):
     """Clients that have only ever trained alone, from starts of their own; three checkpoints."""
     folder = tmp_path_factory.mktemp("local") / "run"
     training = {"init": "per_client", "participation": 1.0}
@@ -45,7 +41,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the measure --------------------------------------------------------------------------------------------------
 
 
-def hsic(first: np.ndarray, second: np.ndarray) -> float:
+def hsic(first, second):
     """HSIC_1 as Song et al. print it: eq. 5, with traces and sums over matrices without diagonals."""
     n = len(first)
     k, m = (gram - np.diag(np.diag(gram)) for gram in (first, second))
@@ -57,7 +53,7 @@ def hsic(first: np.ndarray, second: np.ndarray) -> float:
     ) / (n * (n - 3))
 
 
-def test_cka_is_what_the_unbiased_hsic_of_the_paper_makes_it() -> None:
+def test_cka_is_what_the_unbiased_hsic_of_the_paper_makes_it():
     rng = np.random.default_rng(0)
     layers = [rng.normal(size=(9, width)) for width in (3, 5, 20)]
     layers.append(layers[0] @ rng.normal(size=(3, 4)))
@@ -67,14 +63,14 @@ def test_cka_is_what_the_unbiased_hsic_of_the_paper_makes_it() -> None:
     assert found == pytest.approx(np.array(expected), abs=1e-12)
 
 
-def test_cka_does_not_see_rotations_scales_and_shifts() -> None:
+def test_cka_does_not_see_rotations_scales_and_shifts():
     rng = np.random.default_rng(1)
     layer = rng.normal(size=(12, 6))
     turned = 3 * layer @ np.linalg.qr(rng.normal(size=(6, 6)))[0] + 5
     assert cka(np.stack([centred(one @ one.T) for one in (layer, turned)])) == pytest.approx(np.ones((2, 2)))
 
 
-def test_wide_unrelated_layers_are_not_called_alike() -> None:
+def test_wide_unrelated_layers_are_not_called_alike():
     rng = np.random.default_rng(2)
     layers = [rng.normal(size=(30, 3000)) for _ in range(2)]
     assert abs(cka(np.stack([centred(layer @ layer.T) for layer in layers]))[0, 1]) < 0.1
@@ -82,7 +78,7 @@ def test_wide_unrelated_layers_are_not_called_alike() -> None:
     assert np.sum(biased[0] * biased[1]) / np.sqrt(np.prod([np.sum(gram**2) for gram in biased])) > 0.9
 
 
-def test_a_layer_whose_output_is_constant_has_no_cka() -> None:
+def test_a_layer_whose_output_is_constant_has_no_cka():
     constant, other = torch.full((9, 3), 0.1), torch.from_numpy(np.random.default_rng(3).normal(size=(9, 3)))
     found = cka(np.stack([centred(_products(output)) for output in (constant, other)]))
     assert np.isnan(found[0]).all() and found[1, 1] == pytest.approx(1)
@@ -92,34 +88,32 @@ def test_a_layer_whose_output_is_constant_has_no_cka() -> None:
 # --- the layers ---------------------------------------------------------------------------------------------------
 
 
-def outputs(
-    name: str, options: dict[str, Any], shape: tuple[int, int, int]
-) -> tuple[Any, Tree, Tensor, dict[str, Tensor]]:
+def outputs(name, options, shape):
     architecture = MODELS[name](**options).bind(shape, 10)
     model, x = start(architecture), images(architecture, 3)
-    seen: dict[str, Tensor] = {}
+    seen = {}
     activations(architecture, model, x, lambda layer, output: seen.setdefault(layer, output.clone()))
     return architecture, model, x, seen
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_every_layer_is_seen_once_in_order(name: str) -> None:
+def test_every_layer_is_seen_once_in_order(name):
     architecture, model, x, seen = outputs(name, {}, (3, 32, 32))
     assert tuple(seen) == architecture.layers
     with torch.no_grad():
-        scores = architecture.logits(model["head"], architecture.features(model, x, False))  # type: ignore[arg-type]
+        scores = architecture.logits(model["head"], architecture.features(model, x, False))
     assert torch.equal(seen["head"], scores)
 
 
-def test_the_outputs_of_a_residual_network_are_those_of_torchvisions_modules() -> None:
+def test_the_outputs_of_a_residual_network_are_those_of_torchvisions_modules():
     _, model, x, seen = outputs("resnet18", {"stem": "imagenet"}, (3, 64, 64))
     module = resnet18(num_classes=10).eval()
     called = module_names(path for path, _ in tree.leaves(model))
     module.load_state_dict({called[path]: weight for path, weight in tree.leaves(model)}, strict=False)
-    expected: dict[str, Tensor] = {}
+    expected = {}
     for path, part in module.named_modules():
         if isinstance(part, nn.Conv2d | nn.BatchNorm2d | nn.Linear):
-            part.register_forward_hook(lambda _, __, output, path=path: expected.update({path: output.clone()}))  # type: ignore[misc]
+            part.register_forward_hook(lambda _, __, output, path=path: expected.update({path: output.clone()}))
     with torch.no_grad():
         module(x)
     found = {layer.removeprefix("body/").replace("/", ".").replace("head", "fc"): out for layer, out in seen.items()}
@@ -132,7 +126,7 @@ def test_the_outputs_of_a_residual_network_are_those_of_torchvisions_modules() -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_clients_of_every_algorithm_can_be_compared(case: str, tmp_path: Path) -> None:
+def test_the_clients_of_every_algorithm_can_be_compared(case, tmp_path):
     quick_run.run(quick_run.settings(CASES[case], training={"rounds": 2}), tmp_path / "run")
     assert probe(tmp_path / "run") == 0
     found = probe_file.read(tmp_path / "run", 2)
@@ -143,7 +137,7 @@ def test_the_clients_of_every_algorithm_can_be_compared(case: str, tmp_path: Pat
         assert np.array_equal(layer.cka, layer.cka.T) and (abs(layer.cka) <= 1 + 1e-6).all()
 
 
-def test_clients_of_an_algorithm_that_the_package_does_not_know_can_be_compared(tmp_path: Path) -> None:
+def test_clients_of_an_algorithm_that_the_package_does_not_know_can_be_compared(tmp_path):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         section = {**newcomer.registered(patch), "one_model": False}
@@ -153,7 +147,7 @@ def test_clients_of_an_algorithm_that_the_package_does_not_know_can_be_compared(
     assert list(layers) == ["body/fc1", "head"] and layers["head"].clients.tolist() == [0, 3, 6]
 
 
-def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(local: Path, tmp_path: Path) -> None:
+def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(local, tmp_path):
     quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}), tmp_path / "one")
     assert probe(tmp_path / "one") == probe(local) == 0
     alike, apart = (probe_file.read(run, 3).layers["head"].cka for run in (tmp_path / "one", local))
@@ -161,7 +155,7 @@ def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(l
     assert apart[np.triu_indices(7, 1)].max() < 0.9
 
 
-def test_the_figures_are_those_of_the_definition_on_the_same_samples(local: Path) -> None:
+def test_the_figures_are_those_of_the_definition_on_the_same_samples(local):
     assert probe(local, "--round", "2", "--clients", "3") == 0
     found = probe_file.read(local, 2)
     made = reopened(local, [], torch.device("cpu"))
@@ -181,7 +175,7 @@ def test_the_figures_are_those_of_the_definition_on_the_same_samples(local: Path
     assert found.layers["head"].cka == pytest.approx(np.array(expected), abs=1e-4)
 
 
-def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path: Path) -> None:
+def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path):
     models = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
     raw = {**quick_run.settings(algorithm={"name": "fedproto"}, training={"rounds": 1}), "model": models}
     quick_run.run(raw, tmp_path / "run")
@@ -192,7 +186,7 @@ def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path: Pat
     assert similarity.cka_figures(open_run(tmp_path / "run"))
 
 
-def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
+def test_a_report_draws_the_newest_probe_and_all_rounds(local):
     for number in (2, 3):
         assert probe(local, "--round", str(number)) == 0
     pairs, curves = similarity.cka_figures(open_run(local))
@@ -212,15 +206,13 @@ def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_probe_the_report_says_how_to_make_one(tmp_path: Path) -> None:
+def test_without_a_probe_the_report_says_how_to_make_one(tmp_path):
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     (missing,) = similarity.cka_figures(open_run(tmp_path / "run"))
     assert isinstance(missing, Missing) and f"pflmpi probe {tmp_path / 'run'}" in missing.why
 
 
-def test_a_damaged_probe_is_named_and_the_rest_is_still_reported(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_probe_is_named_and_the_rest_is_still_reported(tmp_path, capfd):
     run = tmp_path / "run"
     quick_run.run(quick_run.settings(training={"rounds": 1}), run)
     assert probe(run) == 0
@@ -246,18 +238,14 @@ def test_a_damaged_probe_is_named_and_the_rest_is_still_reported(
         (["-s", "data.limit=9"], "data.limit"),
     ],
 )
-def test_bad_input_is_refused_and_nothing_written(
-    options: list[str], word: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_refused_and_nothing_written(options, word, tmp_path, capfd):
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     assert main(["probe", str(tmp_path / "run"), *options]) == 2
     assert word in capfd.readouterr().err
     assert probe_file.rounds(tmp_path / "run") == []
 
 
-def test_other_data_than_the_run_had_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_data_than_the_run_had_is_refused(tmp_path, capfd, monkeypatch):
     run = tmp_path / "run"
     quick_run.run(quick_run.settings(training={"rounds": 1}), run)
     recorded = open_run(run).config["recorded"]["data"]
@@ -268,6 +256,6 @@ def test_other_data_than_the_run_had_is_refused(
     assert "the data has changed" in capfd.readouterr().err
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capfd):
     assert probe(tmp_path) == 2
     assert "is not a run" in capfd.readouterr().err

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import h5py
 import pytest
@@ -17,15 +16,16 @@ import pytest
 import quick_run
 from pflmpi.analysis.comparable import damaged
 from pflmpi.analysis.drawing.charts import COLOURS, INK
+from pflmpi.analysis.drawing.html import Section, page
 from pflmpi.analysis.drawing.rendering import ON_DARK
-from pflmpi.analysis.page.contents import detailed
-from pflmpi.analysis.page.html import Section, page
+from pflmpi.analysis.figures import detailed
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series.accuracy import client_accuracy
 from pflmpi.cli import main
 from pflmpi.store import checked_hdf5, config_file, metrics_file, verify
+from pflmpi.store.names import round_path
 
 NOTHING_MORE = {"link", "iframe", "object", "embed", "img"}
 
@@ -33,21 +33,21 @@ NOTHING_MORE = {"link", "iframe", "object", "embed", "img"}
 class Elements(HTMLParser):
     """The elements of a page with their attributes, its texts, and whether all are closed."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append(data)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """A folder with runs: two that can be compared, and one with another partition."""
     folder = tmp_path_factory.mktemp("runs")
     quick_run.run(quick_run.settings(), folder / "gmh")
@@ -58,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reported(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reported(runs, tmp_path_factory):
     """The report over the two that can be compared."""
     out = tmp_path_factory.mktemp("reported")
     assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(out)]) == 0
@@ -68,15 +68,13 @@ def reported(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the page -----------------------------------------------------------------------------------------------------
 
 
-def test_the_path_of_the_page_is_printed_and_nothing_else(
-    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_path_of_the_page_is_printed_and_nothing_else(runs, tmp_path, capfd):
     assert main(["report", str(runs / "local"), "--out", str(tmp_path)]) == 0
     shown = capfd.readouterr()
     assert shown.out == f"{tmp_path / 'report.html'}\n" and shown.err == ""
 
 
-def test_a_page_needs_nothing_else_and_names_files_that_are_there(reported: Path) -> None:
+def test_a_page_needs_nothing_else_and_names_files_that_are_there(reported):
     text = (reported / "report.html").read_text()
     elements = Elements(text).found
     assert not {tag for tag, _ in elements} & NOTHING_MORE
@@ -90,16 +88,14 @@ def test_a_page_needs_nothing_else_and_names_files_that_are_there(reported: Path
     assert "url(http" not in text and "@import" not in text and "prefers-color-scheme: dark" in text
 
 
-def test_several_runs_are_side_by_side_where_they_have_the_same_axes(reported: Path) -> None:
+def test_several_runs_are_side_by_side_where_they_have_the_same_axes(reported):
     with open(reported / "figures" / "seconds_per_round_of_runs.csv") as file:
         lines = list(csv.DictReader(file))
     assert [(line["run"], line["round"]) for line in lines] == [(run, n) for run in ("fedgmh", "local") for n in "123"]
     assert not list((reported / "figures").glob("0*/seconds_per_round.csv"))
 
 
-def test_a_second_report_leaves_no_figures_of_the_first_and_no_other_file_is_touched(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_a_second_report_leaves_no_figures_of_the_first_and_no_other_file_is_touched(runs, tmp_path):
     assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]) == 0
     (tmp_path / "figures" / "01-fedgmh" / "mine.png").write_bytes(b"mine")
     (tmp_path / "notes.txt").write_text("mine")
@@ -110,7 +106,7 @@ def test_a_second_report_leaves_no_figures_of_the_first_and_no_other_file_is_tou
     assert not (tmp_path / "figures" / "02-local").exists()
 
 
-def test_every_figure_has_words_for_those_who_do_not_see_it(runs: Path, tmp_path: Path) -> None:
+def test_every_figure_has_words_for_those_who_do_not_see_it(runs, tmp_path):
     assert main(["report", str(runs / "gmh"), "--out", str(tmp_path)]) == 0
     elements = Elements((tmp_path / "report.html").read_text()).found
     drawings = [attributes for _, attributes in elements if "data-chart" in attributes]
@@ -118,7 +114,7 @@ def test_every_figure_has_words_for_those_who_do_not_see_it(runs: Path, tmp_path
     assert all(one["role"] == "img" and len(one["aria-label"] or "") > 15 for one in drawings)
 
 
-def test_text_follows_the_page_and_colours_are_its_variables(reported: Path) -> None:
+def test_text_follows_the_page_and_colours_are_its_variables(reported):
     text = (reported / "report.html").read_text()
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert "currentColor" in drawn and "var(--c0)" in drawn
@@ -126,7 +122,7 @@ def test_text_follows_the_page_and_colours_are_its_variables(reported: Path) -> 
     assert all(f"--c{number}: {colour}" in text for number, colour in enumerate(ON_DARK))
 
 
-def test_drawings_do_not_refer_into_each_other(reported: Path) -> None:
+def test_drawings_do_not_refer_into_each_other(reported):
     drawn = re.findall(r"<svg.*?</svg>", (reported / "report.html").read_text(), re.DOTALL)
     names = [name for drawing in drawn for name in set(re.findall(r' id="([^"]+)"', drawing))]
     assert len(names) == len(set(names)) > 0
@@ -134,13 +130,13 @@ def test_drawings_do_not_refer_into_each_other(reported: Path) -> None:
         assert set(re.findall(r"url\(#([^)]+)\)", drawing)) <= set(re.findall(r' id="([^"]+)"', drawing))
 
 
-def test_a_page_needs_no_evaluation_of_texts_and_has_the_script_of_figures_once(reported: Path) -> None:
+def test_a_page_needs_no_evaluation_of_texts_and_has_the_script_of_figures_once(reported):
     text = (reported / "report.html").read_text()
     assert "unsafe-eval" not in text and "ast: true" in text and text.count("window.vegaEmbed") == 1
     assert len(text) < 2_000_000
 
 
-def test_the_data_of_a_chart_on_the_page_are_those_of_its_table(reported: Path) -> None:
+def test_the_data_of_a_chart_on_the_page_are_those_of_its_table(reported):
     text = (reported / "report.html").read_text()
     (packed,) = re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)
     (chart,) = (each for each in json.loads(packed) if each["description"].startswith("Accuracy over rounds"))
@@ -155,7 +151,7 @@ def test_the_data_of_a_chart_on_the_page_are_those_of_its_table(reported: Path) 
     assert shown == [(line["curve"], int(line["round"]), pytest.approx(float(line[accuracy]), 1e-4)) for line in lines]
 
 
-def test_names_from_outside_are_escaped(runs: Path, tmp_path: Path) -> None:
+def test_names_from_outside_are_escaped(runs, tmp_path):
     for name in ("a<b>&x", "c"):
         shutil.copytree(runs / "gmh", tmp_path / name)
     assert main(["report", str(tmp_path / "a<b>&x"), str(tmp_path / "c"), "--out", str(tmp_path / "out")]) == 0
@@ -164,12 +160,12 @@ def test_names_from_outside_are_escaped(runs: Path, tmp_path: Path) -> None:
     assert "fedgmh a<b>&x" in Elements(page_text).texts
 
 
-def test_what_is_missing_is_said_where_it_would_be() -> None:
+def test_what_is_missing_is_said_where_it_would_be():
     text = page("title", "about", [], [Section("one", figures=[Missing("Beta", "it is <not> there")])])
     assert "Not shown: Beta (it is &lt;not&gt; there)." in text and "Left out" not in text
 
 
-def test_the_tables_have_what_the_figures_show(reported: Path) -> None:
+def test_the_tables_have_what_the_figures_show(reported):
     with open(reported / "figures" / "clients_at_the_end.csv") as file:
         lines = list(csv.DictReader(file))
     assert {line["curve"] for line in lines} == {"fedgmh", "local"}
@@ -178,7 +174,7 @@ def test_the_tables_have_what_the_figures_show(reported: Path) -> None:
         assert [line["run"] for line in csv.DictReader(file)] == ["fedgmh", "local"]
 
 
-def test_a_run_that_has_just_begun_is_reported(runs: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun_is_reported(runs, tmp_path):
     (tmp_path / "new").mkdir()
     for name in ("config.yaml", "partition.csv"):
         shutil.copy(runs / "gmh" / name, tmp_path / "new")
@@ -189,10 +185,8 @@ def test_a_run_that_has_just_begun_is_reported(runs: Path, tmp_path: Path) -> No
     assert text.count("<figure ") == text.count("<h3>The partition</h3>") == 1
 
 
-def test_many_runs_are_compared_and_the_first_shown_one_by_one(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pflmpi.analysis.page.contents.MOST_DETAILED", 1)
+def test_many_runs_are_compared_and_the_first_shown_one_by_one(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("pflmpi.analysis.figures.MOST_DETAILED", 1)
     assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]) == 0
     assert "Only the first 1 runs are shown one by one" in (tmp_path / "report.html").read_text()
     assert [path.name for path in (tmp_path / "figures").iterdir() if path.is_dir()] == ["01-fedgmh"]
@@ -201,9 +195,7 @@ def test_many_runs_are_compared_and_the_first_shown_one_by_one(
 # --- what cannot be shown -----------------------------------------------------------------------------------------
 
 
-def test_runs_that_cannot_be_compared_are_left_out_naming_the_key(
-    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_cannot_be_compared_are_left_out_naming_the_key(runs, tmp_path, capfd):
     words = [str(runs / name) for name in ("gmh", "other", "local")]
     assert main(["report", *words, str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 1
     shown = capfd.readouterr()
@@ -218,57 +210,49 @@ def test_runs_that_cannot_be_compared_are_left_out_naming_the_key(
         assert [line["run"] for line in csv.DictReader(file)] == ["fedgmh", "local"]
 
 
-def test_another_seed_of_the_same_partition_can_be_compared(runs: Path, tmp_path: Path) -> None:
+def test_another_seed_of_the_same_partition_can_be_compared(runs, tmp_path):
     quick_run.run(quick_run.settings(seed=4, training={"rounds": 1}), tmp_path / "seed4")
     assert main(["report", str(runs / "gmh"), str(tmp_path / "seed4"), "--out", str(tmp_path / "out")]) == 0
 
 
-def test_other_data_with_the_same_configuration_is_found_by_its_hash(
-    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(runs / "gmh", tmp_path / "run")
-    for path in (tmp_path / "run").glob("round_*.h5"):
+def other_data(run):
+    for path in run.glob("round_*.h5"):
         path.unlink()  # which would show that it was changed
-    text, _, _ = (tmp_path / "run" / "config.yaml").read_text().rpartition("# CRC-32")
-    config_file.write(tmp_path / "run", re.sub(r"(recorded:.*?data: )\w+", r"\1feed", text, flags=re.DOTALL))
-    assert main(["report", str(runs / "gmh"), str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
-    assert "the hash of the data is feed and not" in capfd.readouterr().err
+    text, _, _ = (run / "config.yaml").read_text().rpartition("# CRC-32")
+    config_file.write(run, re.sub(r"(recorded:.*?data: )\w+", r"\1feed", text, flags=re.DOTALL))
 
 
-def test_a_truncated_checkpoint_is_named_and_the_rest_reported(
-    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(runs / "gmh", tmp_path / "run")
-    damaged = tmp_path / "run" / "round_00003.h5"
-    damaged.write_bytes(damaged.read_bytes()[:2000])
-    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
-    assert f"{damaged} is damaged: 2000 bytes long" in capfd.readouterr().err
-    text = (tmp_path / "report.html").read_text()
-    assert "round_00003.h5 is damaged" in text and "round 2" in text and text.count("<figure ") >= 8
+def cut_checkpoint(run):
+    (run / "round_00003.h5").write_bytes((run / "round_00003.h5").read_bytes()[:2000])
 
 
-def test_a_missing_shard_leaves_out_what_needs_it(
-    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(runs / "gmh", tmp_path / "run")
-    for path in (tmp_path / "run" / "shards").iterdir():
+def no_shards(run):
+    for path in (run / "shards").iterdir():
         path.unlink()
-    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
-    assert "_rank_000.h5 is missing" in capfd.readouterr().err
+
+
+def edited_metrics(run):
+    (run / "metrics.csv").write_text((run / "metrics.csv").read_text().replace("\n2,", "\ntwo,"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (other_data, "the hash of the data is feed and not"),
+        (cut_checkpoint, "round_00003.h5 is damaged: 2000 bytes long"),
+        (no_shards, "h5 is missing"),
+        (edited_metrics, "metrics.csv differs from what round 3 recorded in line 3"),
+    ],
+)
+def test_a_damaged_run_is_named_and_the_rest_reported(damage, message, runs, tmp_path, capfd):
+    run = shutil.copytree(runs / "gmh", tmp_path / "run")
+    damage(run)
+    assert main(["report", str(runs / "local"), str(run), "--out", str(tmp_path)]) == 1
     text = (tmp_path / "report.html").read_text()
-    assert "<h3>Similarity of the clients&#x27; layers</h3>" in text or "Similarity of the clients' layers" in text
-    assert "Accuracy over rounds" in text and text.count("Not shown:") >= 2
+    assert message in capfd.readouterr().err and message in text and text.count("<figure ") >= 12
 
 
-def test_damaged_metrics_are_named(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(runs / "gmh", tmp_path / "run")
-    path = tmp_path / "run" / "metrics.csv"
-    path.write_text(path.read_text().replace("\n2,", "\ntwo,"))
-    assert main(["report", str(tmp_path / "run"), str(runs / "local"), "--out", str(tmp_path)]) == 1
-    assert "metrics.csv differs from what round 3 recorded, in line" in capfd.readouterr().err
-
-
-def test_nothing_to_report_ends_with_2(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_report_ends_with_2(runs, tmp_path, capfd):
     shutil.copytree(runs / "gmh", tmp_path / "newer")
     for path in (tmp_path / "newer").glob("round_*.h5"):
         with h5py.File(path, "r+") as file:
@@ -280,23 +264,41 @@ def test_nothing_to_report_ends_with_2(runs: Path, tmp_path: Path, capfd: pytest
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_tables_are_refused_for_runs(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(runs / "gmh"), "--seeds", "2"]) == 2
-    assert "--seeds is for the report of a table file" in capfd.readouterr().err
+def test_a_folder_of_runs_is_reported_as_its_runs(runs, tmp_path):
+    for name in ("gmh", "local"):
+        shutil.copytree(runs / name, tmp_path / "sweep" / name / "digits" / "seed0")
+    (tmp_path / "sweep" / "notes").mkdir()
+    assert main(["report", str(tmp_path / "sweep"), "--out", str(tmp_path / "out")]) == 0
+    with open(tmp_path / "out" / "runs.csv") as file:
+        folders = [line["folder"] for line in csv.DictReader(file)]
+    assert folders == [str(tmp_path / "sweep" / name / "digits" / "seed0") for name in ("gmh", "local")]
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert main(["report", str(runs / "gmh"), "--out", str(tmp_path / "file" / "out")]) == 2
-    assert "cannot write the report in" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["small.yaml", "--only", "FedGMH/*"], "small.yaml is a table, .* `pflmpi table small.yaml` prints the table"),
+        (["empty"], "empty is not a run: it has no config.yaml"),
+        (["runs/local", "--to", "8"], "--to is for the report of scaling experiments"),
+        (["runs/local", "--target", "90"], "must be a share above 0"),
+        (["runs/local", "--target", "nan"], "must be a share above 0"),
+        (["runs/local", "--out", "file/out"], "cannot write the report in file/out"),
+    ],
+)
+def test_bad_input_is_refused(words, message, runs, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to(runs)
+    (tmp_path / "empty").mkdir()
+    for name in ("small.yaml", "file"):
+        (tmp_path / name).write_text("")
+    assert quick_run.command(["report", *words]) == 2
+    assert re.search(message, " ".join(capfd.readouterr().err.split()))
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_are_made_where_they_are_asked_for(runs: Path, tmp_path: Path) -> None:
+def test_pictures_are_made_where_they_are_asked_for(runs, tmp_path):
     assert main(["report", str(runs / "local"), "--out", str(tmp_path), "--png", "--pdf"]) == 0
     text = (tmp_path / "report.html").read_text()
     assert "figures/accuracy_over_rounds.png" in text and "figures/accuracy_over_rounds.pdf" in text
@@ -304,7 +306,7 @@ def test_pictures_are_made_where_they_are_asked_for(runs: Path, tmp_path: Path) 
     assert {path.suffix for path in (tmp_path / "figures").rglob("*.*")} == {".csv", ".svg"}, "no older ones remain"
 
 
-def test_a_page_is_made_without_altair_scikit_learn_and_scipy(runs: Path, tmp_path: Path) -> None:
+def test_a_page_is_made_without_altair_scikit_learn_and_scipy(runs, tmp_path):
     heavy = "altair", "sklearn", "scipy", "torch", "pandas", "PIL"
     said = f"print(main(sys.argv[1:]), *[name for name in {heavy} if name in sys.modules])"
     words = ["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]
@@ -313,17 +315,15 @@ def test_a_page_is_made_without_altair_scikit_learn_and_scipy(runs: Path, tmp_pa
     assert done.stdout.splitlines()[-1] == "0"
 
 
-def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(runs, tmp_path, monkeypatch):
     looked, read = Counter[Path](), list[str]()
     check, get = verify.checkpoint, checked_hdf5.read_dataset
 
-    def look(run: Path, round: int, **options: Any) -> dict[Path, str]:
-        looked[run / str(round)] += 1
+    def look(run, round, **options):
+        looked[round_path(run, round)] += 1
         return check(run, round, **options)
 
-    def note(group: Any, path: str) -> Any:
+    def note(group, path):
         if group.name == "/metrics":
             read.append(path)
         return get(group, path)

@@ -1,26 +1,22 @@
 """Cosines between the layers of the clients' personal models: against the models themselves."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 import newcomer
 import quick_run
-from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.model import client_state
 from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import similarity
-from pflmpi.analysis.state_dict import client_state
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("similarity")
 
 
-def made(folder: Path, name: str, **sections: Any) -> list[Checkpoint]:
+def made(folder, name, **sections):
     """All checkpoints of a run of three rounds; made once."""
     path = folder / "-".join([name, *sections])
     if not path.exists():
@@ -29,19 +25,19 @@ def made(folder: Path, name: str, **sections: Any) -> list[Checkpoint]:
     return [run.round(number) for number in run.rounds]
 
 
-def matrices(checkpoints: list[Checkpoint]) -> Matrices:
+def matrices(checkpoints):
     found = similarity.cosine_figures(checkpoints)[0]
     assert isinstance(found, Matrices), found
     return found
 
 
-def curves(checkpoints: list[Checkpoint]) -> Curves:
+def curves(checkpoints):
     found = similarity.cosine_figures(checkpoints)[1]
     assert isinstance(found, Curves), found
     return found
 
 
-def test_cosines_are_over_weight_and_bias_of_a_layer_of_two_personal_models(tmp_path: Path) -> None:
+def test_cosines_are_over_weight_and_bias_of_a_layer_of_two_personal_models(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         raw = quick_run.settings(algorithm=newcomer.registered(patch), checkpoint={"keep": 0})
         quick_run.run(raw, tmp_path / "run")
@@ -54,7 +50,7 @@ def test_cosines_are_over_weight_and_bias_of_a_layer_of_two_personal_models(tmp_
     assert np.diag(plot.panels[0].values) == pytest.approx(np.ones(7))
 
 
-def test_the_mean_cosine_is_over_pairs_of_layers_that_differ(folder: Path) -> None:
+def test_the_mean_cosine_is_over_pairs_of_layers_that_differ(folder):
     checkpoints = made(folder, "fedper")
     plot = curves(checkpoints)
     assert [curve.label for curve in plot.curves] == ["head"], "all have the same body"
@@ -62,23 +58,23 @@ def test_the_mean_cosine_is_over_pairs_of_layers_that_differ(folder: Path) -> No
     assert plot.curves[0].y[3] == pytest.approx(values[np.triu_indices(7, 1)].mean())
 
 
-def test_clients_with_one_model_have_no_similarity(folder: Path) -> None:
+def test_clients_with_one_model_have_no_similarity(folder):
     (plot,) = similarity.cosine_figures(made(folder, "fedavg"))
     assert isinstance(plot, Missing) and "all clients predict with the same model" in plot.why
 
 
-def test_clients_that_are_tested_with_what_they_last_received_differ(folder: Path) -> None:
+def test_clients_that_are_tested_with_what_they_last_received_differ(folder):
     plot = matrices(made(folder, "fedavg", evaluation={"absent": "last_received"}))
     assert [panel.title for panel in plot.panels] == ["body/fc1", "head"]
 
 
-def test_unlike_models_are_compared_within_their_cohort(folder: Path) -> None:
+def test_unlike_models_are_compared_within_their_cohort(folder):
     model = [{"name": "mlp", "hidden": 12}, {"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}]
     panels = {panel.title: panel.rows for panel in matrices(made(folder, "fedproto", model=model)).panels}
     assert panels["cohort0/head"] == [0, 2, 4, 6] and panels["cohort1/head"] == [1, 3, 5]
 
 
-def test_of_large_models_few_clients_and_rounds_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_large_models_few_clients_and_rounds_are_read(folder, monkeypatch):
     checkpoints = made(folder, "fedper")
     values = 64 * 12 + 12 + 12 * 10 + 10
     monkeypatch.setattr(similarity, "_MOST_READ", 9 * values)  # 4 checkpoints of 7 clients would be 28

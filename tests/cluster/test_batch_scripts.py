@@ -6,11 +6,10 @@ After a wanted change of the text:  python tests/cluster/test_batch_scripts.py
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from pflmpi.cluster.script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
+from pflmpi.cluster.batch_script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -48,7 +47,7 @@ JOBS = {
 }
 
 
-def golden(name: str) -> Path:
+def golden(name):
     return GOLDEN / f"{name}.sbatch"
 
 
@@ -56,31 +55,31 @@ def golden(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_script_matches_the_golden_file(name: str) -> None:
+def test_the_script_matches_the_golden_file(name):
     assert script(JOBS[name]) == golden(name).read_text()
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_sbatch_sees_every_option_before_the_first_command(name: str) -> None:
+def test_sbatch_sees_every_option_before_the_first_command(name):
     lines = script(JOBS[name]).splitlines()
     first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     options = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
     assert len(options) == len(JOBS[name].options) + bool(JOBS[name].others) and max(options) < first
 
 
-def test_the_launch_wrappers_requeue_as_the_script_does() -> None:
+def test_the_launch_wrappers_requeue_as_the_script_does():
     settings = (ROOT / "launch" / "settings").read_text()
     assert ENDED_WITH in settings and REQUEUE in settings
 
 
-def test_a_line_that_sbatch_would_misread_is_refused() -> None:
+def test_a_line_that_sbatch_would_misread_is_refused():
     for value in ("a\n#SBATCH --exclusive", "C:\\a"):
         for options, others in (({"job-name": value}, []), ({}, ["-J", value])):
             with pytest.raises(ConfigError, match="cannot read a line break or a backslash"):
                 script(BatchScript(options, "python", RUN, others=others))
 
 
-def test_arguments_survive_the_shell() -> None:
+def test_arguments_survive_the_shell():
     odd = ("run", "it's.yaml", "-s", "model={name: mlp}", "--out", "a b/$HOME")
     text = script(BatchScript({}, "/bin/echo", odd)).replace("srun --mpi=none --kill-on-bad-exit=1", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
@@ -95,12 +94,12 @@ def test_arguments_survive_the_shell() -> None:
     [*BATCH, ROOT / "slurm" / "train.pbs", *(ROOT / "launch").iterdir(), *(golden(name) for name in JOBS)],
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )
-def test_bash_can_read_it(path: Path) -> None:
+def test_bash_can_read_it(path):
     done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_five_starts_without_a_checkpoint_are_the_last(tmp_path: Path) -> None:
+def test_five_starts_without_a_checkpoint_are_the_last(tmp_path):
     (tmp_path / "bin").mkdir()
     for name, code in (("srun", '[ -z "$ROUND" ] || touch "runs/a/$ROUND"; exit 75'), ("scontrol", "echo requeued")):
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{code}\n")
@@ -108,7 +107,7 @@ def test_five_starts_without_a_checkpoint_are_the_last(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
 
-    def start(round: str = "") -> str:
+    def start(round=""):
         command = ["bash", "-c", script(JOBS["requeue"])]
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=tmp_path, env={**environment, "ROUND": round}, timeout=60
@@ -123,12 +122,19 @@ def test_five_starts_without_a_checkpoint_are_the_last(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".pflmpi-*"))
 
 
-def test_the_batch_scripts_are_the_four() -> None:
+def test_a_script_of_one_run_starts_its_ranks_again_when_one_is_lost():
+    starts = [
+        line for path in (ROOT / "slurm").iterdir() for line in path.read_text().splitlines() if "pflmpi run" in line
+    ]
+    assert len(starts) == 3 and all("--restarts 3 " in line for line in starts)
+
+
+def test_the_batch_scripts_are_the_three():
     assert [path.stem for path in BATCH] == ["array", "requeue", "train"]
 
 
 @pytest.mark.parametrize("path", BATCH, ids=lambda path: path.name)
-def test_a_batch_script_says_how_it_is_used_and_what_to_edit(path: Path, tmp_path: Path) -> None:
+def test_a_batch_script_says_how_it_is_used_and_what_to_edit(path, tmp_path):
     head = path.read_text().splitlines()[1:8]
     assert any(f"#   sbatch {'--array=0-5 ' * (path.stem == 'array')}slurm/{path.name} " in line for line in head)
     assert any(line.startswith("# Edit here") for line in head)

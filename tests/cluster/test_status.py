@@ -17,11 +17,9 @@ import quick_run
 import testbed
 from pflmpi.cli import main
 from pflmpi.cluster import jobs
-from pflmpi.cluster.folders import cells_file
+from pflmpi.cluster.batch_script import seconds
 from pflmpi.cluster.jobs import Job
-from pflmpi.cluster.run_status import RunStatus, run_status
-from pflmpi.cluster.sbatch import seconds
-from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
+from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import job_file, metrics_file
 from pflmpi.store.run_lock import take
@@ -29,19 +27,19 @@ from pflmpi.store.run_lock import take
 PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
 
 
-def job(id: str = "12", **changes: object) -> Job:
+def job(id="12", **changes):
     (job,) = jobs.parse_queue(fake_slurm.line(id, **changes).encode())
     return job
 
 
-def far(**changes: object) -> RunStatus:
+def far(**changes):
     """A run of 30 rounds after the 12th, at 10 s each."""
     values = dict(title="fedgmh on digits", round=12, rounds=30, accuracy=0.5, best=(0.75, 9), checkpoint=12)
-    return RunStatus(**{**values, "per_round": 10.0, "age": 3.0, **changes})  # type: ignore[arg-type]
+    return RunStatus(**{**values, "per_round": 10.0, "age": 3.0, **changes})
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run of three rounds."""
     folder = tmp_path_factory.mktemp("status") / "my run"
     quick_run.run(quick_run.settings(), folder)
@@ -49,26 +47,24 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake(tmp_path, monkeypatch):
     """A folder for commands of Slurm; nothing else is found."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return tmp_path / "bin"
 
 
-def record(folder: Path, job: str, restarts: str = "-", cells: str = "") -> Path:
-    """Record a job in the folder of its run or, with cells, of its sweep."""
+def record(folder, job, restarts="-"):
+    """Record a job in the folder of its run or, of an array, of its sweep."""
     folder.mkdir(parents=True, exist_ok=True)
     job_file.append(folder, job, restarts)
-    if cells:
-        cells_file(folder, job).write_text(cells)
     return folder
 
 
 # --- what Slurm says ----------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_read_as_squeue_prints_it() -> None:
+def test_a_job_is_read_as_squeue_prints_it():
     assert job(RestartCnt=2, exit_code=75 << 8, Reason="Gründe") == Job(
         id="12",
         number="12",
@@ -85,7 +81,7 @@ def test_a_job_is_read_as_squeue_prints_it() -> None:
     )
 
 
-def test_an_array_is_read_task_by_task_and_what_waits_comes_last() -> None:
+def test_an_array_is_read_task_by_task_and_what_waits_comes_last():
     lines = [fake_slurm.line(id) for id in ("3_[2,4-5%2]", "3_10", "3_1", "2")]
     found = jobs.parse_queue("".join(["CLUSTER: far\n", *lines]).encode())
     assert [one.id for one in found] == ["2", "3_1", "3_10", "3_[2,4-5%2]"]
@@ -94,14 +90,14 @@ def test_an_array_is_read_task_by_task_and_what_waits_comes_last() -> None:
     assert found[-1].log is None, "tasks that wait together have no log"
 
 
-def test_a_job_is_read_as_sacct_prints_it() -> None:
+def test_a_job_is_read_as_sacct_prints_it():
     text = "12|12|CANCELLED by 1000|2|node[1-2]|75:0|00:10:00|UNLIMITED|2030-01-02T14:53:04|/home/me\n"
     (found,) = jobs.parse_accounted(text.encode())
     assert (found.state, found.nodes, found.exit_code, found.seconds) == ("CANCELLED", "2", 75, 600.0)
     assert (found.limit, found.directory, found.restarts) == (None, "/home/me", 0)
 
 
-def test_a_start_in_a_job_of_slurm_is_recorded(tmp_path: Path) -> None:
+def test_a_start_in_a_job_of_slurm_is_recorded(tmp_path):
     job_file.append(tmp_path, "12")
     assert job_file.read(tmp_path) == {"12": 0}
     for restarts in (0, 2):
@@ -116,14 +112,14 @@ def test_a_start_in_a_job_of_slurm_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "Partition_Limit", "INVALID", ""])
-def test_an_unlimited_time_is_none(text: str) -> None:
+def test_an_unlimited_time_is_none(text):
     assert seconds(text) is None
 
 
 # --- what the folder says -----------------------------------------------------------------------------------------
 
 
-def test_a_run_is_read_from_its_folder(run: Path) -> None:
+def test_a_run_is_read_from_its_folder(run):
     state = run_status(run)
     lines = metrics_file.read(run)
     assert state is not None and state.done and state.to_end == 0
@@ -133,33 +129,25 @@ def test_a_run_is_read_from_its_folder(run: Path) -> None:
     assert state.per_round == pytest.approx(sum(float(line["seconds"]) for line in lines[1:]) / 2)
 
 
-def test_time_between_checkpoints_counts_if_it_is_longer_than_the_rounds_and_of_this_job(tmp_path: Path) -> None:
-    write(tmp_path, rounds=9, done=3)
-    for round, at in ((1, 1000), (2, 1007), (3, 1014)):
-        (tmp_path / f"round_{round:05d}.h5").touch()
-        os.utime(tmp_path / f"round_{round:05d}.h5", (at, at))
-    states = [run_status(tmp_path, since) for since in (None, 900.0, 1010.0)]
-    assert [state.per_round for state in states if state] == [2.0, 7.0, 2.0]
-    assert [state.to_end for state in states if state] == [12.0, 42.0, 12.0]
-
-
-def test_the_first_round_does_not_count_for_the_speed(tmp_path: Path) -> None:
-    write(tmp_path, rounds=9, done=3, slow=1)
+@pytest.mark.parametrize("slow", [1, 3])
+def test_the_first_round_of_a_process_does_not_count_for_the_speed(tmp_path, slow):
+    write(tmp_path, rounds=9, done=4, slow=slow)
     state = run_status(tmp_path)
-    assert state is not None and state.per_round == 2.0
+    assert state is not None and (state.per_round, state.to_end) == (2.0, 10.0)
 
 
-def test_the_first_round_after_a_restart_does_not_count_for_the_speed(tmp_path: Path) -> None:
-    write(tmp_path, rounds=9, done=4, slow=3)
-    for round, at in ((2, 1000), (3, 1050), (4, 1052), (5, 1054)):
-        (tmp_path / f"round_{round:05d}.h5").touch()
-        os.utime(tmp_path / f"round_{round:05d}.h5", (at, at))
-    state = run_status(tmp_path, 900.0)
-    assert state is not None and state.per_round == 2.0
+def test_what_some_rounds_do_besides_counts_in_the_mean(tmp_path):
+    write(tmp_path, rounds=9, done=1)
+    for round in (2, 3, 4, 5):
+        seconds = {"seconds": "6.0", "evaluation_seconds": "3.0", "checkpoint_seconds": "1.0"}
+        line = dict.fromkeys(metrics_file.COLUMNS, "0") | {"round": str(round), "seconds": "2.0"}
+        metrics_file.append(tmp_path, list((line | (seconds if round == 4 else {})).values()))
+    state = run_status(tmp_path)
+    assert state is not None and state.per_round == 2.0 + 4.0 / 4
 
 
 @pytest.mark.parametrize("rest", ["4,3", "4,3,0.5,0.5", "\0\0\0\0"])
-def test_a_line_that_is_being_written_is_not_read(tmp_path: Path, rest: str) -> None:
+def test_a_line_that_is_being_written_is_not_read(tmp_path, rest):
     write(tmp_path, rounds=9, done=3)
     with open(tmp_path / "metrics.csv", "a") as file:
         file.write(rest)
@@ -169,9 +157,7 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path: Path, rest: str) -> 
 
 
 @pytest.mark.parametrize("rest", ["4,3\n", "4,3,0.5,x\n", "\n\n", "5" + ",0" * (len(metrics_file.COLUMNS) - 1) + "\n"])
-def test_a_line_that_no_run_writes_is_said(
-    tmp_path: Path, fake: Path, capfd: pytest.CaptureFixture[str], rest: str
-) -> None:
+def test_a_line_that_no_run_writes_is_said(tmp_path, fake, capfd, rest):
     write(tmp_path, rounds=9, done=3)
     with open(tmp_path / "metrics.csv", "a") as file:
         file.write(rest)
@@ -179,16 +165,16 @@ def test_a_line_that_no_run_writes_is_said(
     assert "metrics.csv is damaged: line 5 " in capfd.readouterr().err
 
 
-def test_a_run_that_has_just_begun_is_shown(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_just_begun_is_shown(tmp_path, fake, capsys):
     write(tmp_path, rounds=9, done=0)
     assert main(["status", str(tmp_path)]) == 0
     assert "round 0 of 9, no checkpoint yet" in capsys.readouterr().out
 
 
-def test_a_run_can_be_read_while_it_writes(tmp_path: Path) -> None:
+def test_a_run_can_be_read_while_it_writes(tmp_path):
     write(tmp_path, rounds=100, done=0)
 
-    def go_on() -> None:
+    def go_on():
         """Do with the files what a run does, one that is continued every ten rounds."""
         for round in range(1, 101):
             line = dict.fromkeys(metrics_file.COLUMNS, "0") | {"round": str(round), "seconds": "1.5"}
@@ -204,14 +190,14 @@ def test_a_run_can_be_read_while_it_writes(tmp_path: Path) -> None:
     writer.start()
     seen = []
     while writer.is_alive() or not seen:
-        state = run_status(tmp_path, since=0.0)
+        state = run_status(tmp_path)
         assert state is not None
         seen.append(state.round)
     state = run_status(tmp_path)
     assert state is not None and state.done and seen == sorted(seen)
 
 
-def write(folder: Path, rounds: int, done: int, slow: int = 0) -> None:
+def write(folder, rounds, done, slow=0):
     """Write the files of a run that status reads, two seconds for each round but a slow one."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = {"algorithm": {"name": "fedavg"}, "data": {"name": "digits"}, "training": {"rounds": rounds}}
@@ -225,25 +211,25 @@ def write(folder: Path, rounds: int, done: int, slow: int = 0) -> None:
 # --- in words -----------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_waits_says_why_and_for_what() -> None:
+def test_a_job_that_waits_says_why_and_for_what():
     line = headline(job(State="PENDING", Reason="Dependency", NodeList="", RestartCnt=1))
     assert line == "job 12 PENDING (Dependency), asks for 2 nodes, 1 restart"
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "NODE_FAIL", "FAILED", "CANCELLED", "OUT_OF_MEMORY", "PREEMPTED"])
-def test_a_job_that_ended_too_early_says_how_to_continue(state: str) -> None:
+def test_a_job_that_ended_too_early_says_how_to_continue(state):
     ended = job(State=state, Reason=state, exit_code=256)
     assert headline(ended) == f"job 12 {state} with exit code 1 on 2 nodes (node[1-2]), 0 restarts"
     assert "submit the same again" in list(progress_lines(far(), ended))[-1]
 
 
-def test_a_run_that_was_stopped_says_so() -> None:
+def test_a_run_that_was_stopped_says_so():
     assert list(progress_lines(far(), job(State="FAILED", exit_code=75 << 8)))[-1].startswith(
         "stopped after a complete round"
     )
 
 
-def test_a_run_that_will_not_fit_says_by_how_much_and_what_to_do() -> None:
+def test_a_run_that_will_not_fit_says_by_how_much_and_what_to_do():
     short = job(TimeUsed="10:00", TimeLimit="12:00")  # 120 s left, 18 rounds of 10 s to go
     text = "\n".join(progress_lines(far(), short))
     assert "10.00 s per round, the last one ended 0:00:03 ago, 0:03:00 to the end, 0:02:00 left of 0:12:00" in text
@@ -260,11 +246,11 @@ def test_a_run_that_will_not_fit_says_by_how_much_and_what_to_do() -> None:
         job(State="PENDING", TimeUsed="0:00", TimeLimit="03:00"),
     ],
 )
-def test_a_run_that_fits_is_not_warned_of(fitting: Job) -> None:
+def test_a_run_that_fits_is_not_warned_of(fitting):
     assert "FIT" not in "\n".join([*progress_lines(far(), fitting), progress_summary(far(), fitting)])
 
 
-def test_a_finished_run_has_no_advice() -> None:
+def test_a_finished_run_has_no_advice():
     lines = list(progress_lines(far(round=30, checkpoint=30), job(State="COMPLETED")))
     assert lines[0].startswith("round 30 of 30") and len(lines) == 2 and "to the end" not in lines[1]
 
@@ -272,13 +258,13 @@ def test_a_finished_run_has_no_advice() -> None:
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_shown_where_there_is_no_slurm(run: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_shown_where_there_is_no_slurm(run, fake, capsys):
     assert main(["status", str(run)]) == 0
     out = capsys.readouterr().out
     assert "fedgmh on digits" in out and "round 3 of 3, 1 rank, " in out and "job" not in out
 
 
-def test_a_run_finds_its_job_by_its_jobs_txt(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_finds_its_job_by_its_jobs_txt(tmp_path, fake, capsys):
     write(tmp_path / "runs" / "a", rounds=9, done=3)
     run = record(tmp_path / "runs" / "a", "12")
     fake_slurm.queue(fake, fake_slurm.line("12", WorkDir=tmp_path), fake_slurm.line("13", WorkDir=tmp_path))
@@ -290,14 +276,14 @@ def test_a_run_finds_its_job_by_its_jobs_txt(tmp_path: Path, fake: Path, capsys:
         assert ("1 other job of yours" in out) == (not what) and "job 13" not in out
 
 
-def test_a_run_elsewhere_is_found_by_its_log(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_elsewhere_is_found_by_its_log(tmp_path, fake, capsys):
     run = record(tmp_path / "far" / "away" / "deep" / "a", "12")
     fake_slurm.queue(fake, fake_slurm.line("12", WorkDir=tmp_path, STDOUT=f"{run}.12.log"))
     assert main(["status"]) == 0
     assert f"  {run}: not begun\n" in capsys.readouterr().out
 
 
-def test_all_jobs_cost_one_squeue(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_jobs_cost_one_squeue(tmp_path, fake, capsys):
     for number in range(10, 15):
         record(tmp_path / "runs" / str(number), str(number))
     fake_slurm.queue(fake, *(fake_slurm.line(str(number), WorkDir=tmp_path) for number in range(10, 15)))
@@ -308,18 +294,14 @@ def test_all_jobs_cost_one_squeue(tmp_path: Path, fake: Path, capsys: pytest.Cap
     assert (fake / "calls").read_text() == "squeue\n"
 
 
-def test_a_run_whose_job_is_forgotten_is_shown_and_says_so(
-    run: Path, fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_job_is_forgotten_is_shown_and_says_so(run, fake, capsys):
     fake_slurm.queue(fake)
     assert main(["status", str(run)]) == 0
     out = capsys.readouterr().out
     assert "round 3 of 3" in out and "Slurm forgets a job" in out
 
 
-def test_an_ended_job_is_known_by_the_accounting_and_its_restarts_by_the_run(
-    tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ended_job_is_known_by_the_accounting_and_its_restarts_by_the_run(tmp_path, fake, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "runs" / "a", rounds=9, done=3)
     record(tmp_path / "runs" / "a", "12", "2")
@@ -333,9 +315,7 @@ def test_an_ended_job_is_known_by_the_accounting_and_its_restarts_by_the_run(
     assert f"{tmp_path}/runs/a: fedavg on digits" in capsys.readouterr().out
 
 
-def test_of_the_jobs_of_a_run_only_what_counts_is_shown(
-    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_the_jobs_of_a_run_only_what_counts_is_shown(tmp_path, fake, capsys):
     for number in ("11", "12"):
         record(tmp_path / "runs" / "a", number)
     ended, waiting = fake_slurm.line("11", State="TIMEOUT"), fake_slurm.line("12", State="PENDING", WorkDir=tmp_path)
@@ -344,12 +324,11 @@ def test_of_the_jobs_of_a_run_only_what_counts_is_shown(
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("job")] == ["12"]
 
 
-def test_an_array_has_a_line_for_each_cell(
-    run: Path, tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = record(tmp_path / "sweep", "3", cells="A/x/seed0\nB/x/seed0\nC/x/seed0\nD/x/seed0\nE/x/seed0\n")
-    (sweep / "A/x").mkdir(parents=True)
-    (sweep / "A/x/seed0").symlink_to(run)
+def test_an_array_has_a_line_for_each_task_and_the_other_runs_of_its_sweep(tmp_path, fake, capsys):
+    sweep = record(tmp_path / "sweep", "3")
+    for row in ("A", "B"):
+        write(sweep / row / "x" / "seed0", rounds=9, done=3)
+    record(sweep / "A" / "x" / "seed0", "4", "0")
     fake_slurm.queue(
         fake,
         fake_slurm.line("3_[2-3%2]", State="PENDING", Reason="JobArrayTaskLimit"),
@@ -359,20 +338,18 @@ def test_an_array_has_a_line_for_each_cell(
     assert main(["status", str(sweep)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "job 3, an array: 1 COMPLETED, 1 FAILED, 2 PENDING"
-    assert lines[2].startswith("  3_0  COMPLETED  A/x/seed0  round 3 of 3, accuracy ")
-    assert lines[3] == "  3_1  FAILED (NonZeroExitCode)  B/x/seed0  not begun  log: /home/me/my logs/12.log"
-    assert lines[4:6] == [f"  3_{n}  PENDING (JobArrayTaskLimit)  {'ABCD'[n]}/x/seed0  not begun" for n in (2, 3)]
-    assert lines[6:] == ["  3_4  no longer in the queue  E/x/seed0  not begun"]
-    assert main(["status", str(sweep / "B/x/seed0")]) == 0
+    assert lines[1].startswith(f"  3_0  COMPLETED  {sweep}/A/x/seed0  round 3 of 9")
+    assert lines[2] == "  3_1  FAILED (NonZeroExitCode)  log: /home/me/my logs/12.log"
+    assert lines[3] == "  3_[2-3%2]  PENDING (JobArrayTaskLimit)"
+    assert lines[4] == f"runs in {sweep}:" and lines[5].startswith("  B/x/seed0  round 3 of 9") and len(lines) == 6
+    assert main(["status", str(sweep / "A/x/seed0")]) == 0
+    assert capsys.readouterr().out.startswith("job 3_0 COMPLETED")
+    assert main(["status", "3_1"]) == 0
     assert capsys.readouterr().out.startswith("job 3_1 FAILED")
 
 
-def test_files_of_a_stranger_lead_nowhere(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = record(tmp_path / "sweep", "3", cells="../../other\n/etc\nA/x/seed0\n")
-    fake_slurm.queue(fake, *(fake_slurm.line(f"3_{task}", State="COMPLETED") for task in range(3)))
-    assert main(["status", str(sweep)]) == 0
-    lines = capsys.readouterr().out.splitlines()[2:]
-    assert lines == ["  3_0  COMPLETED", "  3_1  COMPLETED", "  3_2  COMPLETED  A/x/seed0  not begun"]
+def test_files_of_a_stranger_lead_nowhere(tmp_path):
+    sweep = record(tmp_path / "sweep", "3")
     os.mkfifo(tmp_path / "jobs.txt")  # which would wait for ever
     assert job_file.read(tmp_path) == {}
     (sweep / "jobs.txt").rename(tmp_path / "other")
@@ -380,9 +357,7 @@ def test_files_of_a_stranger_lead_nowhere(tmp_path: Path, fake: Path, capsys: py
     assert job_file.read(sweep) == {}
 
 
-def test_cells_of_an_array_script_of_ones_own_are_known_by_their_starts(
-    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cells_of_an_array_script_of_ones_own_are_known_by_their_starts(tmp_path, fake, capsys):
     for number, row in ((3, "B"), (4, "A")):  # the last task has the number of the array
         write(tmp_path / "sweeps" / "t" / row / "x" / "seed0", rounds=9, done=3)
         record(tmp_path / "sweeps" / "t" / row / "x" / "seed0", str(number), "0")
@@ -394,9 +369,7 @@ def test_cells_of_an_array_script_of_ones_own_are_known_by_their_starts(
     assert f"  3_1  RUNNING  {tmp_path}/sweeps/t/B/x/seed0  round 3 of 9" in out
 
 
-def test_a_sweep_is_shown_without_a_job(
-    run: Path, tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_is_shown_without_a_job(run, tmp_path, fake, capsys):
     (tmp_path / "sweep/A/x").mkdir(parents=True)
     (tmp_path / "sweep/A/x/seed0").symlink_to(run)
     assert main(["status", str(tmp_path / "sweep")]) == 0
@@ -404,9 +377,7 @@ def test_a_sweep_is_shown_without_a_job(
 
 
 @pytest.mark.parametrize("what", ["nowhere", "notes.txt", "empty", "12_x", ""])
-def test_a_name_that_is_neither_run_nor_job_is_refused(
-    what: str, tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_is_neither_run_nor_job_is_refused(what, tmp_path, fake, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").touch()
     (tmp_path / "empty").mkdir()
@@ -416,20 +387,18 @@ def test_a_name_that_is_neither_run_nor_job_is_refused(
     assert error.out == "" and error.err.count("\n") == 1 and "is not the folder of a run" in error.err
 
 
-def test_a_job_that_slurm_does_not_know_is_refused(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_slurm_does_not_know_is_refused(fake, capfd):
     fake_slurm.queue(fake, fake_slurm.line("77_4"))
     assert main(["status", "77_3"]) == 2
     error = capfd.readouterr()
     assert error.out == "" and "Slurm knows no job 77_3" in error.err
 
 
-def test_a_forgotten_job_is_known_by_its_jobs_txt(
-    run: Path, tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_forgotten_job_is_known_by_its_jobs_txt(run, tmp_path, fake, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "runs/night", rounds=9, done=3)
     record(tmp_path / "runs/night", "77")
-    record(tmp_path / "sweeps/table", "78", cells="A/x/seed0\n")
+    record(tmp_path / "sweeps/table", "78")
     write(tmp_path / "sweeps/table/A/x/seed0", rounds=9, done=3)
     fake_slurm.queue(fake)
     for job, folder in (("77", "runs/night"), ("78", "sweeps/table"), ("78_0", "sweeps/table")):
@@ -440,20 +409,18 @@ def test_a_forgotten_job_is_known_by_its_jobs_txt(
     assert main(["status", "7"]) == 2
 
 
-def test_missing_slurm_is_reported(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_slurm_is_reported(fake, capfd):
     assert main(["status"]) == 2
     assert "there is no Slurm here" in capfd.readouterr().err
 
 
-def test_a_slurm_that_is_down_is_reported(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_slurm_that_is_down_is_reported(fake, capfd):
     fake_slurm.program("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1", fake)
     assert main(["status"]) == 3
     assert "Unable to contact slurm controller" in capfd.readouterr().err
 
 
-def test_a_hanging_slurm_is_not_waited_for(
-    run: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hanging_slurm_is_not_waited_for(run, fake, monkeypatch, capfd):
     monkeypatch.setattr(jobs, "TIME_LIMIT", 0.5)
     fake_slurm.program(
         "squeue", "/bin/sleep 299 & wait", fake
@@ -465,14 +432,14 @@ def test_a_hanging_slurm_is_not_waited_for(
     assert "round 3 of 3" in out and "did not answer" in out and "name the folder" not in out
 
 
-def test_filters_in_the_environment_hide_no_jobs(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filters_in_the_environment_hide_no_jobs(fake, monkeypatch):
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     fake_slurm.queue(fake, fake_slurm.line("12"))
     fake_slurm.program("squeue", f'[ -z "$SQUEUE_PARTITION" ] && /bin/cat {fake}/queue', fake)
     assert [one.id for one in jobs.queue(os.environ)] == ["12"]
 
 
-def test_status_imports_no_torch() -> None:
+def test_status_imports_no_torch():
     code = "import sys, pflmpi.cluster.status, pflmpi.commands.status; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -482,7 +449,7 @@ def test_status_imports_no_torch() -> None:
 
 @pytest.mark.slurm
 @pytest.mark.slow
-def test_jobs_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_of_a_real_slurm(slurm, tmp_path, capsys):
     """One runs and takes too long, one waits for it, one has ended; the first is cancelled, and says how to go on."""
     configure(tmp_path, rounds=100000)
     running = submit(tmp_path, "first", "--time=5")
@@ -508,31 +475,29 @@ def test_jobs_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.slurm
 @pytest.mark.slow
-def test_an_array_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_array_of_a_real_slurm(slurm, tmp_path, capsys):
     configure(tmp_path, rounds=2)
     array = submit(tmp_path, "A/x/seed$SLURM_ARRAY_TASK_ID", "--array=1-3%1")
-    record(tmp_path, array, cells="".join(f"A/x/seed{task}\n" for task in range(4)))
+    record(tmp_path, array)
     try:
         testbed.wait_until(f"{array}_1", "COMPLETED", timeout=PATIENCE)
         lines = blocks(capsys, [str(tmp_path)])[array].splitlines()
     finally:
         subprocess.run(["scancel", array], check=True, timeout=30)
     assert lines[0].startswith(f"job {array}, an array: ") and "1 COMPLETED" in lines[0]
-    assert lines[2].startswith(f"  {array}_1  COMPLETED  A/x/seed1  round 2 of 2, accuracy ")
-    assert [line.split()[0] for line in lines[3:]] == [f"{array}_2", f"{array}_3", f"{array}_0"]
-    assert f"{array}_3  PENDING (JobArrayTaskLimit)  A/x/seed3  not begun" in lines[4]
-    assert lines[5].endswith("no longer in the queue  A/x/seed0  not begun")
+    assert lines[1].startswith(f"  {array}_1  COMPLETED  {tmp_path}/A/x/seed1  round 2 of 2, accuracy ")
+    assert any("PENDING (JobArrayTaskLimit)" in line for line in lines)
 
 
-def configure(folder: Path, rounds: int) -> None:
+def configure(folder, rounds):
     """Write a configuration that is quick to start."""
     raw = quick_run.settings(training={"rounds": rounds}, runtime={"executor": "loop"})
-    (folder / "config.yaml").write_text(dump(raw))
+    (folder / "small.yaml").write_text(dump(raw))
 
 
-def submit(folder: Path, run: str, *options: str, ranks: int = 2, rounds: int | None = None) -> str:
+def submit(folder, run, *options, ranks=2, rounds=None):
     """Submit a run below the folder, and return the job's id."""
-    words = [f"{folder}/config.yaml --out {folder}/{run} --ranks {ranks} --quiet"]
+    words = [f"{folder}/small.yaml --out {folder}/{run} --ranks {ranks} --quiet"]
     words += [f"-s training.rounds={rounds}"] if rounds else []
     command = " ".join(["srun", sys.executable, "-m", "pflmpi", "run", *words])
     array = any(option.startswith("--array") for option in options)
@@ -544,7 +509,7 @@ def submit(folder: Path, run: str, *options: str, ranks: int = 2, rounds: int | 
     return job
 
 
-def blocks(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> dict[str, str]:
+def blocks(capsys, arguments):
     """What `pflmpi status` says of each job, by its id."""
     assert main(["status", *arguments]) == 0
     parts = re.split(r"^job ", capsys.readouterr().out, flags=re.MULTILINE)[1:]

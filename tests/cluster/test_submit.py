@@ -13,30 +13,28 @@ import fake_slurm
 import quick_run
 import table_file
 from pflmpi.cli import main
-from pflmpi.cluster.folders import cells_file
-from pflmpi.sweep.cells import cells
-from pflmpi.sweep.table import load
+from pflmpi.sweep.table import cells, load
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The folder where `submit` is started, with a configuration and a Slurm whose queue is empty."""
     sbatch = 'printf "%s\\n" "$@" > words; cat > script; echo "42;here"'
     return fake_slurm.enter(tmp_path, monkeypatch, sbatch)
 
 
-def directives(text: str) -> list[str]:
+def directives(text):
     return [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH")]
 
 
-def last_line(text: str) -> list[str]:
+def last_line(text):
     return shlex.split(text.strip().splitlines()[-1])
 
 
 # --- one run ------------------------------------------------------------------------------------------------------
 
 
-def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
     command = ["submit", "small.yaml", "--nodes=2", "--time", "1:00:00", "-s", "seed=4", "--mpi", "pmix"]
     assert main([*command, "--dry-run"]) == 0
     shown = capfd.readouterr()
@@ -62,7 +60,7 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder: Path, capfd: pytest
     assert (folder / "runs" / "small" / "jobs.txt").read_text() == f"42 - {socket.gethostname()}\n"
 
 
-def test_submit_says_what_was_submitted_and_how_to_watch_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_submit_says_what_was_submitted_and_how_to_watch_it(folder, capfd):
     assert main(["submit", "small.yaml", "--out", "first run"]) == 0
     assert capfd.readouterr().out.splitlines() == [
         "job 42: first run",
@@ -71,9 +69,7 @@ def test_submit_says_what_was_submitted_and_how_to_watch_it(folder: Path, capfd:
     ]
 
 
-def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(folder, capfd):
     others = ["-J", "mine", "--comment=night shift", "--gres", "gpu:2", "--signal=USR2@300"]
     assert main(["submit", "-o", "logs/%j.txt", "--requeue", "--time=2", "small.yaml", "--", *others]) == 0
     lines = [line for line in (folder / "script").read_text().splitlines() if line.startswith("#SBATCH")]
@@ -84,13 +80,13 @@ def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_percent_sign_in_a_name_is_no_pattern(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_percent_sign_in_a_name_is_no_pattern(capfd):
     assert main(["submit", "small.yaml", "--out", "50%j"]) == 0
     assert "--output=50%%j.%j.log" in directives(Path("script").read_text())
     assert "log: 50%j.42.log" in capfd.readouterr().out
 
 
-def test_a_requeueing_job_is_warned_and_requeues_itself(folder: Path) -> None:
+def test_a_requeueing_job_is_warned_and_requeues_itself(folder):
     assert main(["submit", "small.yaml", "--requeue"]) == 0
     text = (folder / "script").read_text()
     assert {"--requeue", "--signal=USR1@120", "--open-mode=append"} <= set(directives(text))
@@ -100,12 +96,12 @@ def test_a_requeueing_job_is_warned_and_requeues_itself(folder: Path) -> None:
     assert "--requeue" not in directives(text) and "scontrol" not in text
 
 
-def test_a_warning_that_fits_the_time_limit_is_taken(folder: Path) -> None:
+def test_a_warning_that_fits_the_time_limit_is_taken(folder):
     for time in ("--time=4", "--time=1-0", "--time=UNLIMITED", "--time=2 -- --signal=USR1@20"):
         assert main(["submit", "small.yaml", "--requeue", "--dry-run", *time.split()]) == 0, time
 
 
-def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder: Path) -> None:
+def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     (folder / "modules.sh").write_text("python=/other/python; echo loaded")
     assert main(["submit", "small.yaml", "--setup", "modules.sh"]) == 0
     fake_slurm.program("srun", 'echo "$@"')
@@ -116,7 +112,7 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder: Pa
     assert subprocess.run(["bash", "-c", text], capture_output=True).returncode == 2, "nothing starts without it"
 
 
-def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_not_submitted(folder, capfd):
     quick_run.run(quick_run.settings(), folder / "run")
     assert main(["submit", "small.yaml", "--out", "run"]) == 0
     assert capfd.readouterr().out == "all 3 rounds of run are done; nothing to submit\n"
@@ -147,27 +143,25 @@ def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixt
         (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
     ],
 )
-def test_wrong_input_is_refused_and_nothing_submitted(
-    words: list[str], expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_input_is_refused_and_nothing_submitted(words, expected, folder, capfd):
     assert main(["submit", *words]) == 2
     assert expected in capfd.readouterr().err
     assert not (folder / "script").exists() and not (folder / "runs").exists()
 
 
-def test_an_unknown_option_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_is_one_line(folder, capfd):
     assert main(["submit", "small.yaml", "--exclusive"]) == 2
     assert capfd.readouterr().err.count("\n") == 1
 
 
-def test_a_run_of_another_configuration_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_another_configuration_is_not_submitted(folder, capfd):
     quick_run.run(quick_run.settings(), folder / "runs" / "small")
     assert main(["submit", "small.yaml", "-s", "training.lr=0.7"]) == 2
     assert "training.lr = 0.1 in the run, 0.7 now" in capfd.readouterr().err
     assert not (folder / "script").exists()
 
 
-def test_a_second_job_for_a_folder_must_wait_for_the_first(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_job_for_a_folder_must_wait_for_the_first(folder, capfd):
     assert main(["submit", "small.yaml"]) == 0
     (folder / "script").unlink()
     fake_slurm.queue(folder / "bin", fake_slurm.line("42", State="PENDING"))
@@ -178,7 +172,7 @@ def test_a_second_job_for_a_folder_must_wait_for_the_first(folder: Path, capfd: 
     assert main(["submit", "small.yaml", "--out", "runs/other"]) == 0
 
 
-def test_an_error_of_sbatch_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_sbatch_is_shown(folder, capfd):
     fake_slurm.program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     assert main(["submit", "small.yaml", "--partition=none"]) == 2
     shown = capfd.readouterr()
@@ -189,9 +183,7 @@ def test_an_error_of_sbatch_is_shown(folder: Path, capfd: pytest.CaptureFixture[
     assert "it printed 'slurm 22.05.8' instead of the id of a job" in capfd.readouterr().err
 
 
-def test_a_machine_without_slurm_is_reported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_without_slurm_is_reported(folder, monkeypatch, capfd):
     shutil.rmtree(folder / "bin")
     monkeypatch.setenv("PATH", str(folder))
     assert main(["submit", "small.yaml"]) == 2
@@ -202,7 +194,7 @@ def test_a_machine_without_slurm_is_reported(
 # --- a sweep ------------------------------------------------------------------------------------------------------
 
 
-def test_an_array_has_the_cells_that_are_not_done(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     path = table_file.write(folder)  # 2 rows, 2 columns, 2 seeds
     for number in (0, 5):
         cell = cells(load(path), [], None)[number]
@@ -217,13 +209,11 @@ def test_an_array_has_the_cells_that_are_not_done(folder: Path, capfd: pytest.Ca
     assert shlex.split(line) == [sys.executable, "-P", "-m", "pflmpi", *rest]
     shown = capfd.readouterr().out
     assert "job 42: sweeps/small, 6 of 8 cells" in shown and "tail -F sweeps/small.42_*.log" in shown
-    names = cells_file(Path("sweeps/small"), "42").read_text().splitlines()
-    assert (len(names), names[5]) == (8, "Local/few/seed1")
     assert main([*command, "--only", "FedAvg/few", "--seeds", "1"]) == 0
     assert capfd.readouterr().out == "all 1 cells in sweeps/small are done; nothing to submit\n"
 
 
-def test_the_cells_of_an_array_are_those_of_its_options(folder: Path) -> None:
+def test_the_cells_of_an_array_are_those_of_its_options(folder):
     table_file.write(folder)
     options = ["--only", "Local/*", "--seeds", "1", "-s", "training.rounds=1"]
     assert main(["submit", "--array", "small.yaml", *options]) == 0
@@ -233,7 +223,7 @@ def test_the_cells_of_an_array_are_those_of_its_options(folder: Path) -> None:
     assert sorted(words[words.index("--out") + 2 : words.index("--cell")]) == sorted(options)
 
 
-def test_a_table_with_a_wrong_cell_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_table_with_a_wrong_cell_is_not_submitted(folder, capfd):
     path = table_file.write(folder, exceptions=[{"row": "Local", "set": {"model": {"hidden": -1}}}])
     assert main(["submit", "--array", str(path)]) == 2
     assert "Local/few: model.hidden = -1" in capfd.readouterr().err

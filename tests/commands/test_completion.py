@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import processes
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.commands.display import completion
+from pflmpi.commands import completion
 from pflmpi.config.load import SECTIONS
 from pflmpi.data import SOURCES
 from pflmpi.data.partitions import PARTITIONS
@@ -19,7 +18,7 @@ from project import ROOT
 PAGE = (ROOT / "docs" / "configuration.md").read_text()
 
 
-def completed(line: str, folder: Path, *python: str) -> tuple[set[str], str]:
+def completed(line, folder, *python):
     """What argcomplete is told for a line typed so far, and what Python says meanwhile."""
     told = folder / "told"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
@@ -35,18 +34,18 @@ def completed(line: str, folder: Path, *python: str) -> tuple[set[str], str]:
         ("pflmpi co", {"compare"}),
         ("pflmpi run --co", {"--continue"}),
         ("pflmpi list fedg", {"fedgh", "fedgmh"}),
-        ("pflmpi schema patho", {"pathological"}),
+        ("pflmpi list patho", {"pathological"}),
         ("pflmpi run -s algorithm.name=pfedp", {"algorithm.name=pfedpm"}),
         ("pflmpi run -s training.round", {"training.rounds="}),
         ("pflmpi run c", {"config.yaml"}),
     ],
 )
-def test_words_are_completed(line: str, words: set[str], tmp_path: Path) -> None:
+def test_words_are_completed(line, words, tmp_path):
     (tmp_path / "config.yaml").touch()
     assert completed(line, tmp_path)[0] == words
 
 
-def test_bash_completes_after_the_documented_line(tmp_path: Path) -> None:
+def test_bash_completes_after_the_documented_line(tmp_path):
     (switch,) = [line for line in PAGE.splitlines() if line.startswith("eval ") and "zsh" not in line]
     script = f"""{switch}
 COMP_LINE="pflmpi list fedg"; COMP_POINT=${{#COMP_LINE}}; COMP_WORDS=(pflmpi list fedg); COMP_CWORD=2; COMP_TYPE=9
@@ -56,13 +55,13 @@ _python_argcomplete pflmpi fedg list; echo ${{COMPREPLY[@]}}"""
     assert done.stdout.split() == ["fedgh", "fedgmh"], done.stderr
 
 
-def test_completion_imports_nothing_slow(tmp_path: Path) -> None:
+def test_completion_imports_nothing_slow(tmp_path):
     _, said = completed("pflmpi run -s algorithm.name=", tmp_path, "-X", "importtime")
     loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in said.splitlines() if "|" in line}
     assert "argcomplete" in loaded and not loaded & {"torch", "numpy", "pydantic", "rich", "h5py", "sklearn"}
 
 
-def test_the_names_and_keys_are_those_of_the_registries() -> None:
+def test_the_names_and_keys_are_those_of_the_registries():
     for section, registry in (
         ("algorithm", ALGORITHMS),
         ("data", SOURCES),

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ class Mine(nn.Sequential):
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def here(tmp_path):
     for name in ("secrets", "tempfile", "random"):
         (tmp_path / f"{name}.py").write_text(SECRETS)
     (tmp_path / "mine.py").write_text(MINE)
@@ -39,7 +38,7 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_child_is_started_with_P() -> None:
+def test_every_child_is_started_with_P():
     """`python -m` puts the current folder first on `sys.path`."""
     starts = re.compile(r'(\[(sys\.executable, )?"|\{python\} )-[mc]\b')
     found = [
@@ -51,7 +50,7 @@ def test_every_child_is_started_with_P() -> None:
     assert not found
 
 
-def test_a_sweep_in_a_folder_with_a_file_of_such_a_name(here: Path) -> None:
+def test_a_sweep_in_a_folder_with_a_file_of_such_a_name(here):
     base = yaml_file.parse(CONFIG, "")
     table = {"title": "One", "source": "none", "seeds": [0], "base": base, "columns": {"x": {}}, "rows": {"A": {}}}
     (here / "table.yaml").write_text(yaml_file.dump(table))
@@ -60,7 +59,7 @@ def test_a_sweep_in_a_folder_with_a_file_of_such_a_name(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_are_spawned(here: Path) -> None:
+def test_ranks_that_are_spawned(here):
     code = "from pflmpi.transports.start.spawn import run_ranks; import sys; "
     code += "words = ['-P', '-m', 'pflmpi', 'run', 'config.yaml', '--out', 'run', '--quiet']; "
     code += "sys.exit(run_ranks(2, words) is not None)"
@@ -69,7 +68,7 @@ def test_ranks_that_are_spawned(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_by_its_wrapper(here: Path) -> None:
+def test_torchrun_by_its_wrapper(here):
     words = ["--nproc-per-node=2", "-m", "pflmpi", "run", "config.yaml", "--out", "run", "--quiet"]
     done = processes.call([str(ROOT / "launch/torchrun"), *words], cwd=here)
     assert done.returncode == 0, done.stdout + done.stderr

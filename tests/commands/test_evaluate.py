@@ -172,5 +172,5 @@ def test_kernels_are_fixed_before_anything_is_computed(
         raise SystemExit(7)
 
     monkeypatch.setattr("pflmpi.runtime.devices.fix_kernels", lambda device, *config: devices_fixed.append(device))
-    monkeypatch.setattr("pflmpi.experiment.start.reopened", opened)
+    monkeypatch.setattr("pflmpi.experiment.restore.reopened", opened)
     assert quick_run.command([command, str(tmp_path / "run")]) == 7

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import pytest
-
 from pflmpi.cli import main
 from project import ROOT
 
@@ -12,14 +10,12 @@ KINDS = ("configs", "examples", "launch", "slurm")
 OF_A_CHECKOUT = {"environment", "quickstart", "test", "gpu-check"}  # they install the checkout that they lie in
 
 
-def files(folder: Path) -> set[str]:
+def files(folder):
     found = (path for kind in KINDS for path in (folder / kind).rglob("*") if path.is_file())
     return {str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts}
 
 
-def test_it_writes_what_the_documentation_uses_and_overwrites_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_writes_what_the_documentation_uses_and_overwrites_nothing(tmp_path, monkeypatch, capfd):
     (tmp_path / "mine.yaml").write_text("seed: 1\n")
     monkeypatch.chdir(tmp_path)
     assert main(["examples", "."]) == 0
@@ -35,7 +31,7 @@ def test_it_writes_what_the_documentation_uses_and_overwrites_nothing(
     assert Path("configs/quickstart.yaml").read_text() == "seed: 2\n"
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capfd):
     (tmp_path / "file").touch()
     assert main(["examples", str(tmp_path / "file" / "below")]) == 2
     shown = capfd.readouterr().err

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pflmpi.commands.ranks import launch
+from pflmpi.commands import launch
 from pflmpi.runtime.config import RuntimeConfig
 
 
@@ -22,9 +22,7 @@ from pflmpi.runtime.config import RuntimeConfig
         (0, None, 9, 1),
     ],
 )
-def test_ranks_are_as_many_as_gpus_or_else_cores(
-    visible: int, gpus: int | None, jobs: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_are_as_many_as_gpus_or_else_cores(visible, gpus, jobs, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(launch, "cores", lambda: set(range(6)))

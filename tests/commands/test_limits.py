@@ -1,7 +1,6 @@
 """A limit of the system is one error that names the limit and what to do; nothing of the run is lost."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +12,7 @@ from pflmpi.limits import problem
 AS_ANOTHER_USER = "setpriv --reuid 12345 --clear-groups --inh-caps=+dac_override --ambient-caps=+dac_override"
 
 
-def limited(limits: str, folder: Path, ranks: int = 1, prefix: str = "") -> "subprocess.CompletedProcess[str]":
+def limited(limits, folder, ranks=1, prefix=""):
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 1})))
     words = " ".join([*processes.PFLMPI, "run", str(config), "--out", str(folder / "run"), "--ranks", str(ranks)])
@@ -32,7 +31,7 @@ def limited(limits: str, folder: Path, ranks: int = 1, prefix: str = "") -> "sub
         ("-f 4", 1, "raise the limit of a file's size (`ulimit -f`)"),
     ],
 )
-def test_a_limit_of_the_system_is_named(limits: str, ranks: int, told: str, tmp_path: Path) -> None:
+def test_a_limit_of_the_system_is_named(limits, ranks, told, tmp_path):
     done = limited(limits, tmp_path, ranks)
     assert done.returncode in (2, 3)
     assert told in done.stderr, done.stderr
@@ -41,7 +40,7 @@ def test_a_limit_of_the_system_is_named(limits: str, ranks: int, told: str, tmp_
 
 
 @pytest.mark.parametrize(("processes_allowed", "ranks"), [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2)])
-def test_too_few_processes_are_one_error(processes_allowed: int, ranks: int, tmp_path: Path) -> None:
+def test_too_few_processes_are_one_error(processes_allowed, ranks, tmp_path):
     if subprocess.run([*AS_ANOTHER_USER.split(), "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs root, whose processes no limit counts")
     tmp_path.chmod(0o777)
@@ -51,17 +50,17 @@ def test_too_few_processes_are_one_error(processes_allowed: int, ranks: int, tmp
     assert "Traceback" not in done.stderr and "internal error" not in done.stderr
 
 
-def test_a_soft_limit_of_open_files_is_raised_where_it_may_be(tmp_path: Path) -> None:
+def test_a_soft_limit_of_open_files_is_raised_where_it_may_be(tmp_path):
     assert limited("-S -n 8", tmp_path, 2).returncode == 0
 
 
-def test_an_error_of_a_library_that_is_out_of_memory_says_so() -> None:
+def test_an_error_of_a_library_that_is_out_of_memory_says_so():
     text = "[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory: you tried"
     assert (problem(RuntimeError(text)) or "").startswith("out of memory")
     assert problem(RuntimeError("another")) is None
 
 
-def test_figures_that_the_limit_of_addresses_forbids_are_one_error(tmp_path: Path) -> None:
+def test_figures_that_the_limit_of_addresses_forbids_are_one_error(tmp_path):
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     words = " ".join([*processes.PFLMPI, "report", str(tmp_path / "run"), "--out", str(tmp_path / "page")])
     done = processes.call(["bash", "-c", f"ulimit -v 16000000 && exec {words}"])

@@ -37,12 +37,12 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
     assert main(["inspect", "[/b]"]) == 2
     assert "[/b]" in capfd.readouterr().err
     Path("c.yaml").write_text(yaml.safe_dump(quick_run.settings()))
-    assert main(["partition", "c.yaml", "--save", f"{MARKUP}.npz"]) == 0
+    assert main(["data", "c.yaml", "--save", f"{MARKUP}.npz"]) == 0
     assert f"{{path: {MARKUP}.npz}}" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", os.fsdecode(b"\xff"), "c.yaml/below", "p/" * 3000])
-@pytest.mark.parametrize("command", ["run", "resume", "inspect", "partition", "report", "sweep"])
+@pytest.mark.parametrize("command", ["run", "resume", "inspect", "data", "report", "table", "sweep"])
 def test_a_name_that_no_file_can_have_is_one_error(
     command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,7 +51,7 @@ def test_a_name_that_no_file_can_have_is_one_error(
     Path("c.yaml").write_text(yaml.safe_dump(quick_run.settings()))
     words = {
         "run": ["run", "c.yaml", "--ranks", "1", "--out", name],
-        "partition": ["partition", "c.yaml", "--save", name],
+        "data": ["data", "c.yaml", "--save", name],
         "sweep": ["sweep", "small.yaml", "--out", name],
     }
     assert quick_run.command(words.get(command, [command, name])) == 2
@@ -109,7 +109,7 @@ def test_no_cell_of_a_table_is_a_formula() -> None:
 def test_no_row_of_a_sweep_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {"=cmd|' /C calc'!A0": {"algorithm": {"name": "fedavg"}}}
     table = table_file.write(tmp_path, rows=rows, published={next(iter(rows)): {"few": [50.0]}})
-    assert main(["report", str(table), "--write", str(tmp_path)]) == 0
+    assert main(["table", str(table), "--write", str(tmp_path)]) == 0
     with open(tmp_path / "small.csv") as file:
         assert [line["row"] for line in csv.DictReader(file)] == ["'=cmd|' /C calc'!A0"] * 2
 

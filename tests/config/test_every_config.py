@@ -1,12 +1,13 @@
 """A small run of every dataset, model and partition: on one rank and on two, with the same bits."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import normed_model
+import comparisons
 import quick_run
 from both_ways import federation_of, run
 from pflmpi.data import SOURCES
@@ -14,6 +15,8 @@ from pflmpi.data.federation import save
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.errors import DataError
 from pflmpi.models import MODELS
+from pflmpi.models.base import Architecture, Shape
+from pflmpi.models.mlp import MLP
 from pflmpi.store import run_folder
 from raw_files import NUM_CLASSES, random_samples, write_cifar, write_idx, write_leaf
 
@@ -150,12 +153,18 @@ def test_every_model_runs(name: str, tmp_path: Path) -> None:
     assert arrays["model/head/weight"].shape == (2, 10, WIDTHS.get(name, 9))
 
 
+@dataclass(frozen=True, kw_only=True)
+class NormedMLP(MLP):
+    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        return comparisons.Normed(name=self.name, shape=shape, num_classes=num_classes, num_features=self.hidden)
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
 @pytest.mark.parametrize("bn, where", [("average", "server"), ("local", "clients")])
 def test_batch_norm_statistics_are_averaged_or_stay(
     algorithm: str, bn: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS._objects, "normed", normed_model.NormedMLP)
+    monkeypatch.setitem(MODELS._objects, "normed", NormedMLP)
     raw = quick_run.settings(
         data={"name": "digits", "limit": 40},
         partition={"name": "iid", "clients": 2},

@@ -16,7 +16,7 @@ from pflmpi.config import yaml_file
 from pflmpi.config.load import parse
 from pflmpi.config.sections import override
 from pflmpi.errors import ConfigError, PflmpiError
-from pflmpi.sweep import cells, table
+from pflmpi.sweep import table
 
 TEXT = yaml.safe_dump(quick_run.QUICK)
 
@@ -71,7 +71,7 @@ def test_tables_with_an_odd_value(tmp_path: Path, seed: int) -> None:
     content = yaml.safe_dump(damaged_json(copy.deepcopy(table_file.TABLE), random.Random(seed)), allow_unicode=False)
     path.write_text(content, errors="replace")
     try:
-        for cell in cells.cells(table.load(path), [], None):
+        for cell in table.cells(table.load(path), [], None):
             parse(cell.raw)
             assert cell.run(Path("x")).is_relative_to("x")
     except ConfigError as error:

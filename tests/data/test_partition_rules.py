@@ -9,9 +9,8 @@ import pytest
 from partition_helpers import counts_of, rng
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.partitions.by_label import deal_labels
-from pflmpi.data.partitions.dirichlet import draw_counts
-from pflmpi.data.partitions.exdir import draw_labels
-from pflmpi.data.shares import apportion
+from pflmpi.data.partitions.dirichlet import draw_counts, draw_labels
+from pflmpi.data.splits import apportion
 from pflmpi.errors import DataError
 
 # --- shares -------------------------------------------------------------------------------------------------

@@ -1,33 +1,30 @@
 """Predicted bytes of checkpoints are about those that a run writes and keeps."""
 
-from pathlib import Path
-from typing import Any
-
 import h5py
 import pytest
 
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.forecast.bytes import state_sizes
-from pflmpi.forecast.disk import Disk, disk
-from planned_run import Planned, planned, planned_and_run
+from pflmpi.forecast.disk import disk
+from planned_run import planned, planned_and_run
 
 TOLERANCE = 0.02  # of rows and states; what HDF5 and texts take in small files is only about known
 LARGE = {"name": "mlp", "hidden": 2000}
 
 
-def forecast_of(world: Planned) -> Disk:
+def forecast_of(world):
     return disk(world.setup, state_sizes(world.experiment))
 
 
-def on_disk(folder: Path) -> int:
+def on_disk(folder):
     return sum(path.stat().st_size for path in folder.rglob("*.h5"))
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("checkpoint", [{"keep": 0}, {"keep": 1, "every": 2}])
 @pytest.mark.parametrize("name", ["fedavg", "fedgmh-full", "fesem"])
-def test_what_stays_is_predicted(name: str, checkpoint: dict[str, Any], ranks: int, tmp_path: Path) -> None:
+def test_what_stays_is_predicted(name, checkpoint, ranks, tmp_path):
     sections = every_algorithm()[name]
     raw = quick_run.settings(
         sections, checkpoint=checkpoint, training={**sections["training"], "rounds": 5}, model=LARGE
@@ -40,17 +37,17 @@ def test_what_stays_is_predicted(name: str, checkpoint: dict[str, Any], ranks: i
     assert found.count == (4 if checkpoint.get("every") == 2 else 6)
 
 
-def test_files_of_a_small_run_are_about_as_large_as_predicted(tmp_path: Path) -> None:
+def test_files_of_a_small_run_are_about_as_large_as_predicted(tmp_path):
     world = planned_and_run(quick_run.settings(checkpoint={"keep": 0}), 2, tmp_path / "run")
     assert forecast_of(world).last == pytest.approx(on_disk(tmp_path / "run"), rel=0.3)
 
 
-def test_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written(monkeypatch):
     monkeypatch.setattr(h5py, "File", None)
     assert forecast_of(planned(quick_run.settings(), 2)).count == 4
 
 
-def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed(tmp_path: Path) -> None:
+def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed(tmp_path):
     """A client's state is large, and 3 of 7 train in a round."""
     raw = quick_run.settings(model=LARGE, checkpoint={"keep": 0})
     world = planned_and_run(raw, 2, tmp_path / "run")
@@ -63,8 +60,8 @@ def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed
     assert found.each < 0.6 * found.first
 
 
-def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not() -> None:
-    def last(keep: int, rounds: int) -> float:
+def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not():
+    def last(keep, rounds):
         world = planned(quick_run.settings(checkpoint={"keep": keep}, training={"rounds": rounds}), 1)
         return forecast_of(world).last
 
@@ -72,7 +69,7 @@ def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not() ->
     assert last(2, 40) < last(0, 40) / 4
 
 
-def test_more_checkpoints_than_are_looked_at_go_on_like_these(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_checkpoints_than_are_looked_at_go_on_like_these(monkeypatch):
     world = planned(quick_run.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
     whole = forecast_of(world)
     monkeypatch.setattr("pflmpi.forecast.disk._LOOKED_AT", 15)

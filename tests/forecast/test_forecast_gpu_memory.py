@@ -9,23 +9,23 @@ import quick_run
 from pflmpi import tree
 from pflmpi.forecast import memory
 from pflmpi.forecast.bytes import pool_bytes, state_sizes
-from pflmpi.forecast.memory import RankMemory, rank_memory
-from pflmpi.forecast.process import ProcessMemory
+from pflmpi.forecast.measuring import ProcessMemory
+from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
-from pflmpi.runtime.executors.pool import Pool
-from pflmpi.runtime.schedule import schedule
-from planned_run import Planned, planned
+from pflmpi.runtime.executors.batches import Pool
+from pflmpi.runtime.round_schedule import schedule
+from planned_run import planned
 
 
-def of_one_rank(world: Planned, gpus: int) -> RankMemory:
+def of_one_rank(world, gpus):
     laid_out = lay_out(world.experiment.config.runtime, 1, 1, gpus, 2)
     _, *rounds = schedule(world.setup, None)
     return rank_memory(world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0))[0]
 
 
 @pytest.mark.parametrize(("algorithm", "kept"), [("fedavg", 0), ("ditto", 1)])  # models that a client keeps
-def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm: str, kept: int) -> None:
+def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm, kept):
     raw = quick_run.settings(algorithm={"name": algorithm}, runtime={"executor": "loop", "device": "auto"})
     raw["evaluation"] = {"absent": "latest"}  # so that no reply is kept
     world = planned(raw, 1)
@@ -39,7 +39,7 @@ def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm:
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "ditto"])
-def test_the_samples_of_its_clients_are_on_the_gpu_of_a_rank(algorithm: str) -> None:
+def test_the_samples_of_its_clients_are_on_the_gpu_of_a_rank(algorithm):
     raw = quick_run.settings(algorithm={"name": algorithm}, runtime={"device": "auto"})
     world = planned(raw, 2)
     laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), schedule(world.setup, None)

@@ -3,20 +3,20 @@
 import sys
 
 import quick_run
-from pflmpi.forecast.bytes import state_sizes, wire_bytes
+from pflmpi.forecast.bytes import state_sizes
 from pflmpi.forecast.disk import disk
-from pflmpi.forecast.measuring import CohortCost, Costs
+from pflmpi.forecast.measuring import CohortCost, Cost, Costs, ProcessMemory
 from pflmpi.forecast.memory import rank_memory
-from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.forecast.seconds import compute_seconds
-from pflmpi.runtime.schedule import schedule
+from pflmpi.messages.traffic import wire_bytes
+from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
 SAME = Cost(1.0, 1.0, 0.0)
 
 
-def calls_of_functions(ranks: int) -> int:
+def calls_of_functions(ranks):
     """Calls of functions, and steps of generators, for a forecast on one node."""
     raw = quick_run.settings(partition={"name": "iid", "clients": 200}, runtime={"executor": "loop"})
     world = planned(raw, ranks)
@@ -24,7 +24,7 @@ def calls_of_functions(ranks: int) -> int:
     costs = Costs(world.setup, {0: CohortCost(1, SAME, 1.0, SAME, 1)})
     count = 0
 
-    def note(*_: object) -> None:
+    def note(*_):
         nonlocal count
         count += 1
 
@@ -33,12 +33,12 @@ def calls_of_functions(ranks: int) -> int:
         _, *rounds = schedule(world.setup, None)
         disk(world.setup, sizes)
         compute_seconds(laid_out, 2, rounds, costs)
-        assert all(sum(wire_bytes(one.calls, "torch")) for one in rounds)
+        assert all(sum(wire_bytes(one.calls)) for one in rounds)
         rank_memory(world.setup, laid_out, rounds, sizes, costs, ProcessMemory(0, 0, 0, 0))
     finally:
         sys.setprofile(None)
     return count
 
 
-def test_four_times_the_ranks_take_at_most_five_times_the_work() -> None:
+def test_four_times_the_ranks_take_at_most_five_times_the_work():
     assert calls_of_functions(200) < 5 * calls_of_functions(50)

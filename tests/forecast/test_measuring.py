@@ -1,6 +1,5 @@
 """Costs are those of a few real steps of each cohort."""
 
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -11,19 +10,18 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.forecast import measuring
 from pflmpi.forecast.bytes import state_sizes
-from pflmpi.forecast.measuring import CohortCost, Costs, measured_steps
-from pflmpi.forecast.process import Cost, measure, resident, resident_files
-from pflmpi.runtime.schedule import schedule
+from pflmpi.forecast.measuring import CohortCost, Cost, Costs, measure, measured_steps, resident, resident_files
+from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
 MEGABYTE = 2**20
 
 
-def test_memory_of_a_process_is_more_than_that_of_its_files() -> None:
+def test_memory_of_a_process_is_more_than_that_of_its_files():
     assert resident() > resident_files() > 0
 
 
-def test_the_memory_of_a_call_is_what_it_needs_besides() -> None:
+def test_the_memory_of_a_call_is_what_it_needs_besides():
     kept = np.ones(16 * MEGABYTE, np.uint8)
     found = measure(lambda: kept + np.ones(64 * MEGABYTE, np.uint8)[: len(kept)], torch.device("cpu"))
     assert 60 * MEGABYTE < found.memory < 120 * MEGABYTE
@@ -32,11 +30,11 @@ def test_the_memory_of_a_call_is_what_it_needs_besides() -> None:
 
 @pytest.mark.parametrize("training", [{"steps": 400}, {"epochs": 200}])
 @pytest.mark.parametrize("name", ["fedavg", "fedamp", "fedfomo", "fedgmh-full"])
-def test_a_few_steps_are_measured_however_long_a_training_is(name: str, training: dict[str, int]) -> None:
+def test_a_few_steps_are_measured_however_long_a_training_is(name, training):
     setup = planned(quick_run.settings(every_algorithm()[name], training=training), 1).setup
     steps = []
 
-    def timed(call: Any, device: torch.device) -> Cost:
+    def timed(call, device):
         if call.__name__ == "train":
             trial = call.__self__.setup.executor
             samples = int(trial.federation.num_train[call.__self__.clients[0]])
@@ -53,7 +51,7 @@ def test_a_few_steps_are_measured_however_long_a_training_is(name: str, training
     assert (cost.step, cost.train.seconds, cost.train.memory) == (0.125, 0.75, 7.0)
 
 
-def test_a_group_costs_in_proportion_to_its_lanes_steps_and_tests() -> None:
+def test_a_group_costs_in_proportion_to_its_lanes_steps_and_tests():
     setup = planned(quick_run.settings(partition={"name": "iid", "clients": 4}), 1).setup
     costs = Costs(setup, {0: CohortCost(4, Cost(1.0, 100.0, 0.0), 0.5, Cost(8.0, 40.0, 0.0), 10)})
     two, federation = np.arange(2), setup.executor.federation

@@ -1,6 +1,7 @@
 """Models that differ, trees that are the same, and runs that must be: for tests of single algorithms."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -51,7 +52,8 @@ class Normed(Architecture):
 
     def init(self, rng: np.random.Generator) -> tree.Tree:
         d = self.num_features
-        weight, head = (torch.from_numpy(rng.normal(size=(rows, d)).astype(np.float32)) for rows in (4, 3))
+        sizes = math.prod(self.shape), self.num_classes
+        weight, head = (torch.from_numpy(rng.normal(size=(rows, d)).astype(np.float32)) for rows in sizes)
         return {
             "body": {"weight": weight.mT.contiguous()},
             "head": {"weight": head, "bias": torch.zeros(self.num_classes)},
@@ -93,3 +95,24 @@ def check_padding(algorithm: Algorithm, client: tree.Tree, down: dict[str, tree.
     (before, sent_before), (after, sent_after) = results
     assert same(before, after) and same(sent_before, sent_after)
     assert not same(tree.row(before, 0), client) or not same(tree.row(sent_before, 0), down), "the real batch did train"
+
+
+def check_lanes(
+    task: Task, algorithm: Algorithm, client: tree.Tree, down: dict[str, tree.Tree], names: tuple[str, ...]
+) -> None:
+    """Check that lanes with minibatches of their own give what the loop gives, for passes of two minibatches each."""
+    batches = [[small_task.batch(2 * lane + place) for place in range(2)] for lane in range(2)]
+
+    def in_lane(client: tree.Tree, down: dict[str, tree.Tree], x: torch.Tensor, y: torch.Tensor) -> Any:
+        real = [small_task.padded(*one, torch.ones(len(one[1]))) for one in zip(x.unbind(0), y.unbind(0), strict=True)]
+        return algorithm.client_update(task.replace(batched=True), client, down, data_of(dict.fromkeys(names, real)))
+
+    both = tree.stack([{"client": client, "down": down}] * 2)
+    x, y = (torch.stack([torch.stack([getattr(one, name) for one in each]) for each in batches]) for name in "xy")
+    lanes = torch.func.vmap(in_lane)(both["client"], both["down"], x, y)
+    for lane, mine in enumerate(batches):
+        loop = algorithm.client_update(task, client, down, data_of(dict.fromkeys(names, mine)))
+        for found, expected in zip(lanes, loop, strict=True):
+            for path, leaf in tree.leaves(expected):
+                # 1e-5: float32 sums in another order.
+                torch.testing.assert_close(tree.at(tree.row(found, lane), path), leaf, rtol=0, atol=1e-5)

@@ -32,6 +32,8 @@ TRAINING: dict[str, dict[str, Any]] = {"l2gd": {"participation": 1.0}}  # those 
 # Cases that have every kind of message between them: means, what is compared and mixed, what is offered and chosen,
 # rows and own rows, class means and what is shared by all, rows of the classes held, introductions.
 MESSAGE_KINDS = ("fedavg", "fedamp", "fedfomo", "fesem", "fedproto", "fedgmh-full", "fedfcd-full")
+# Cases whose clients train each with a loss or a loop of its own.
+LOSSES = ("fedavg", "fedproto", "fedfcd-full", "apfl", "fedcp", "gpfl", "pfedpm-relation")
 
 
 def every_algorithm() -> dict[str, Sections]:

@@ -1,8 +1,8 @@
-"""Runs algorithms one after another on however many ranks it is started on, and writes what came out.
+"""Runs an algorithm for each kind of message on however many ranks it is started on, and writes what came out.
 
-    mpirun -n 3 python tests/helpers/everywhere_worker.py FOLDER all|kinds [DATA_ROOT]
+    mpirun -n 3 python tests/helpers/everywhere_worker.py FOLDER [DATA_ROOT]
 
-`all` runs every algorithm, `kinds` one for each kind of message. Rank 0 writes FOLDER/results.json: case -> digest of
+Rank 0 writes FOLDER/results.json: case -> digest of
 the last round, and per round who took part, how many test samples each client got right, and the logical bytes. Without
 DATA_ROOT the cases on Fashion-MNIST are left out.
 """
@@ -19,9 +19,8 @@ import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
-from pflmpi.experiment.build import assemble, load_federation
-from pflmpi.experiment.execute import RankContext
-from pflmpi.experiment.start import start_prepared
+from pflmpi.experiment.build import load_federation
+from pflmpi.experiment.run import RankContext, run
 from pflmpi.runtime.devices import fix_kernels
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder
@@ -30,7 +29,7 @@ from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch, detect
 from pflmpi.transports.process_exit import exit_process
 
-ROUNDS = 5
+ROUNDS = 3
 TRAINING = {"rounds": ROUNDS, "participation": 0.4}
 LANES = {"executor": "lanes", "lanes": 3, "device": "cpu"}
 LOOP = {"executor": "loop", "device": "cpu"}
@@ -38,19 +37,15 @@ WIDE = {"name": "mlp", "hidden": 1300}  # large enough to be folded in slices, b
 CONVOLUTIONS = {"name": "cnn", "first_channels": 3, "second_channels": 4, "hidden": 8}
 
 
-def cases(algorithms: str, data_root: str | None) -> dict[str, dict[str, Any]]:
+def cases(data_root: str | None) -> dict[str, dict[str, Any]]:
     """The configurations by name, which begins with the dataset."""
     fashion = {"name": "fashion_mnist", "root": data_root, "limit": 400}
     result = {}
-    for name, case in every_algorithm().items():
-        if algorithms == "kinds" and name not in MESSAGE_KINDS:
-            continue
-        common = quick_run.settings(case, checkpoint={"every": ROUNDS})
-        common = quick_run.settings(common, training={**TRAINING, **case["training"]})
+    for name in MESSAGE_KINDS:
+        common = quick_run.settings(every_algorithm()[name], training=TRAINING, checkpoint={"every": ROUNDS})
         result[f"digits lanes {name}"] = quick_run.settings(common, runtime=LANES)
-        if name in MESSAGE_KINDS:
-            result[f"digits loop {name}"] = quick_run.settings(common, runtime=LOOP)
-        if name in MESSAGE_KINDS and data_root is not None:
+        result[f"digits loop {name}"] = quick_run.settings(common, runtime=LOOP)
+        if data_root is not None:
             result[f"fashion_mnist loop {name}"] = quick_run.settings(
                 common, runtime=LOOP, data=fashion, model=CONVOLUTIONS
             )
@@ -62,18 +57,16 @@ def cases(algorithms: str, data_root: str | None) -> dict[str, dict[str, Any]]:
     return result
 
 
-def run_cases(
-    transport: Transport, launch: Launch, folder: Path, algorithms: str, data_root: str | None
-) -> dict[str, Any]:
+def run_cases(transport: Transport, launch: Launch, folder: Path, data_root: str | None) -> dict[str, Any]:
     """Run the cases on an open transport; return the results on rank 0."""
     federations: dict[str, Federation] = {}
     results: dict[str, Any] = {}
-    for name, raw in cases(algorithms, data_root).items():
+    for name, raw in cases(data_root).items():
         config = configuration.parse(raw)
         fix_kernels(torch.device("cpu"), config.runtime, config.training)
         if config.data.name not in federations:  # the same for all cases: data, partition and seed are
             federations[config.data.name] = load_federation(config)
-        experiment = assemble(config, federations[config.data.name], torch.device("cpu"))
+        federation = federations[config.data.name]
         rounds: list[dict[str, Any]] = []
 
         def observe(progress: Progress, rounds: list[dict[str, Any]] = rounds) -> None:
@@ -87,19 +80,19 @@ def run_cases(
             )
 
         place = RankContext(transport, torch.device("cpu"), slots=2)
-        run = start_prepared(experiment, folder / name.replace(" ", "-"), place, observe)
+        at = run(config, folder / name.replace(" ", "-"), place, observe, federation=federation)
         if transport.rank == 0:
-            samples = experiment.federation.num_train.tolist()
-            results[name] = {"digest": run_folder.digest(run, ROUNDS), "rounds": rounds, "samples": samples}
+            samples = federation.num_train.tolist()
+            results[name] = {"digest": run_folder.digest(at, ROUNDS), "rounds": rounds, "samples": samples}
     return results
 
 
 def main() -> None:
     """Run on the ranks that a launcher has started."""
-    folder, algorithms, data_root = Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
+    folder, data_root = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
     launch = detect(os.environ)
     transport = open_transport("auto", launch, timeout=600.0)
-    results = run_cases(transport, launch, folder, algorithms, data_root)
+    results = run_cases(transport, launch, folder, data_root)
     if transport.rank == 0:
         results["transport"] = transport.name, transport.size
         (folder / "results.json").write_text(json.dumps(results))

@@ -15,7 +15,7 @@ from project import ROOT
 _PIP = [sys.executable, "-W", "ignore", "-m", "pip", "--quiet", "--disable-pip-version-check"]
 _CLEAN = {key: value for key, value in processes.ENVIRONMENT.items() if not key.startswith("PYTHON")}
 _SOURCE = ("pflmpi", "configs", "examples", "launch", "slurm", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
-_TRACKERS = {"wandb": "output.wandb=offline", "mlflow": "output.mlflow=mlruns"}
+_TRACKERS = ("wandb", "mlflow")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class OutsideWorld:
         """
         run = self.folder / "runs" / f"{name}-mpi"
         if not run.exists():
-            short = ["training.rounds=1", *(one for package, one in _TRACKERS.items() if find_spec(package))]
+            trackers = ["tensorboard", *filter(find_spec, _TRACKERS)]
+            short = ["training.rounds=1", f"output.trackers=[{', '.join(trackers)}]"]
             start = ["mpirun", "-n", "3", "pflmpi", "run", f"{name}.yaml", "--out", str(run), "--quiet"]
             self.call([*start, *(word for one in short for word in ("-s", one))])
             rounds = yaml_file.read(self.folder / f"{name}.yaml")["training"]["rounds"]

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.models.base import Architecture
-from pflmpi.models.cnn import CNN
+from pflmpi.models.conv_net import CNN, ProtoCNN
 from pflmpi.models.mlp import DNN, MLP
-from pflmpi.models.protocnn import ProtoCNN
 from pflmpi.rng import stream
 from pflmpi.tree import Tree
 

@@ -10,7 +10,7 @@ from unittest import mock
 os.environ["NCCL_HOSTID"] = f"host-of-{os.environ['RANK']}"
 
 from pflmpi import cli, machine
-from pflmpi.commands.ranks import context
+from pflmpi.commands import context
 
 
 def gpus(visible: str | None) -> tuple[machine.Gpu, ...]:

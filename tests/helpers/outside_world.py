@@ -96,7 +96,7 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], int]] = {
                 "label_smoothing": 0.1,
             },
             "evaluation": {"when": "both", "unseen": 0.2},
-            "output": {"tensorboard": True},
+            "output": {"trackers": ["tensorboard"]},
         },
         2,
     ),

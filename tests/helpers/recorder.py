@@ -12,17 +12,16 @@ from pflmpi.transports.base import Transport
 
 @dataclass(frozen=True)
 class Payload:
-    """One payload from one rank to another; what a reduction sends is counted as sent to rank 0.
+    """One payload from one rank to another; `down`: on the way to clients, not from them.
 
-    `answers`: it is on the way to clients, also where rank 0 receives it.
+    Maxima on the channel "control" are on one of their own here, "agreement".
     """
 
-    operation: str
     channel: str
     sender: int
     receiver: int
     content: bytes
-    answers: bool = False
+    down: bool
 
 
 class Recorder(Transport):
@@ -34,7 +33,7 @@ class Recorder(Transport):
         super().__init__(inner.rank, inner.size, inner.timeout)
         self._inner = inner
         self._now = "control"
-        self._answers = False
+        self._down = False
         self.sent: list[Payload] = []
 
     @contextmanager
@@ -44,34 +43,29 @@ class Recorder(Transport):
             yield
         self._now = before
 
-    def all_to_all(self, parts: Any, sizes: Any, moved: int, answers: bool = False) -> dict[int, np.ndarray]:
-        self._answers = answers
-        received = super().all_to_all(parts, sizes, moved, answers)
-        self._answers = False
-        return received
+    def exchange(self, parts: Any, sizes: Any, moved: int, down: bool = False) -> dict[int, np.ndarray]:
+        self._down = down
+        return super().exchange(parts, sizes, moved, down)
 
-    def _record(self, operation: str, receiver: int, content: np.ndarray) -> None:
-        self.sent.append(Payload(operation, self._now, self.rank, receiver, content.tobytes(), self._answers))
+    def maximum(self, values: np.ndarray) -> np.ndarray:
+        before = self._now
+        self._now = "agreement" if before == "control" else before
+        found = super().maximum(values)
+        self._now = before
+        return found
+
+    def _record(self, receiver: int, content: np.ndarray, down: bool) -> None:
+        self.sent.append(Payload(self._now, self.rank, receiver, content.tobytes(), down))
 
     def _broadcast(self, buffer: np.ndarray) -> None:
         for rank in range(1, self.size) if self.rank == 0 else ():
-            self._record("broadcast", rank, buffer)
+            self._record(rank, buffer, down=True)
         self._inner._broadcast(buffer)
 
-    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         for rank, part in sent.items():
-            self._record(operation, rank, part)
-        self._inner._exchange(operation, sent, received)
-
-    def _maximum(self, keys: np.ndarray) -> None:
-        if self.rank != 0:
-            self._record("maximum", 0, keys)
-        self._inner._maximum(keys)
-
-    def _sum(self, values: np.ndarray) -> None:
-        if self.rank != 0:
-            self._record("sum", 0, values)
-        self._inner._sum(values)
+            self._record(rank, part, self._down)
+        self._inner._exchange(sent, received)
 
     def _barrier(self) -> None:
         self._inner._barrier()

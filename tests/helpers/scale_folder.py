@@ -8,8 +8,7 @@ from typing import Any
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.scaling import experiment, records
-from pflmpi.scaling.experiment import Mode, Scaling
-from pflmpi.scaling.points import ScaleRun, runs
+from pflmpi.scaling.experiment import Mode, ScaleRun, Scaling, runs
 from pflmpi.store import metrics_file
 
 ABOUT = {"device": "x86_64", "transport": "torch", "cpu": "Old Faithful", "cores": "8", "commit": "abc+", "torch": "2"}

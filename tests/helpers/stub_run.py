@@ -22,9 +22,8 @@ from pflmpi.data.federation import Federation, build
 from pflmpi.experiment import build as building
 from pflmpi.learning.task import HOST
 from pflmpi.models import conv_net, resnet18
-from pflmpi.runtime import rounds
+from pflmpi.runtime import evaluation, rounds
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.stopping import Stop
 from pflmpi.transports.inprocess import InProcessTransport
@@ -91,10 +90,10 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
         for module in (conv_net, resnet18):
             monkey.setattr(module, "channels_last", lambda x: x)
         monkey.setattr(resnet18.ResidualNetwork, "trains_channels_last", False)
-        experiment = building.assemble(config, federation(channels), device)
+        experiment = building.prepare(config, device, federation=federation(channels))
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)
-        monkey.setattr(shared_model, "evaluate", watched.watch("evaluate", shared_model.evaluate))
+        monkey.setattr(evaluation, "evaluate_together", watched.watch("evaluate", evaluation.evaluate_together))
         setup = replace(setup, executor=watched)
         population = allocate(experiment.cohort, np.arange(len(experiment.cohort)), setup.templates)
         initialise(population, setup.algorithm, experiment.tasks)

@@ -64,9 +64,8 @@ def check_messages_between_gpus(transport: Transport, device: str = "cpu", backe
             mock.patch.object(GpuGroup, "broadcast", autospec=True, side_effect=GpuGroup.broadcast) as carried,
             mock.patch.object(torch.distributed, "batch_isend_irecv", wraps=batch) as moved,
         ):
-            for name, one in transport_checks.CHECKS.items():
-                if name != "a_random_sequence":  # it counts the bytes of gloo's ring
-                    one(transport)
+            for one in transport_checks.CHECKS.values():
+                one(transport)
             assert transport.takes_gpu_memory(LARGE) and not transport.takes_gpu_memory(1000)
             right = transport_checks.payload(7, LARGE)
             there = torch.from_numpy(right.copy() if transport.rank == 0 else np.zeros(LARGE, np.uint8))
@@ -74,7 +73,7 @@ def check_messages_between_gpus(transport: Transport, device: str = "cpu", backe
             transport.broadcast(there)
             transport_checks.same(there.cpu().numpy(), right)
         assert carried.call_count == 2, "only the large ones"
-        assert moved.call_count == (transport.rank in ranks and len(ranks) > 1), "likewise"
+        assert (moved.call_count > 0) == (transport.rank in ranks and len(ranks) > 1), "likewise"
 
 
 class GpuBytes:

@@ -74,7 +74,7 @@ def main() -> None:
         import torch  # noqa: F401
 
         import pflmpi.config.load
-        import pflmpi.experiment.start
+        import pflmpi.experiment.run
     for words, folders in cases:
         print(json.dumps(_case(words, [Path(folder) for folder in folders])), flush=True)
 

@@ -22,7 +22,7 @@ Measures
     all of it afterwards, from an old checkpoint          commands (evaluate)
 Trackers: TensorBoard; wandb and mlflow if installed      same[pictures]
 Python: run, Config, open_runs, samples, model            python
-Commands: compare, list, schema, sweep, plan, doctor, report, export, inspect, evaluate, data, status, submit   commands
+Commands: compare, list, sweep, plan, doctor, report, export, inspect, evaluate, data, status, submit   commands
 """
 
 import os
@@ -121,11 +121,11 @@ COMMANDS = [
     ("data bytes.h5", "shape 1 x 6 x 6"),
     ("data divided", "clients 4"),
     ("data pictures --picture pictures.png", "picture pictures.png"),
-    ("partition bytes.yaml", "clients"),
+    ("data bytes.yaml", "clients"),
     ("list fedmine", "shared body, personal head"),
     ("list examples/fedbabu.py:FedBABU", "fine_tuning_epochs"),
-    ("schema my_package.squares:Squares", "samples"),
-    ("schema change.py:darker", "darker"),
+    ("list my_package.squares:Squares", "samples"),
+    ("list change.py:darker", "darker"),
     ("plan table.yaml --ranks 2", "ranks"),
     ("doctor --config bytes.yaml", ""),
     ("submit pictures.yaml --out runs/new --ntasks=2 --dry-run", "-m pflmpi run"),
@@ -151,7 +151,7 @@ def test_the_commands_work(world: OutsideWorld) -> None:
     for line, expected in COMMANDS:
         said = " ".join(world.call(["pflmpi", *line.split()]).split())
         assert expected in said, f"pflmpi {line}\n{said}"
-    headed = world.call(["bash", "-c", "set -o pipefail; pflmpi schema | head -n 1; echo ${PIPESTATUS[0]}"])
+    headed = world.call(["bash", "-c", "set -o pipefail; pflmpi list training | head -n 1; echo ${PIPESTATUS[0]}"])
     assert headed.split()[-1] == "0"
 
 
@@ -160,7 +160,7 @@ def test_the_examples_work_where_they_are_written(environment: dict[str, str], t
     work = OutsideWorld(tmp_path / "work", environment)
     one = ["-s", "training.rounds=1", "--quiet"]
     work.call(["launch/mpirun", "-n", "2", "pflmpi", "run", "configs/quickstart.yaml", "--out", "runs/mpi", *one])
-    assert "fine_tuning_epochs" in work.call(["pflmpi", "schema", "examples/fedbabu.py:FedBABU"])
+    assert "fine_tuning_epochs" in work.call(["pflmpi", "list", "examples/fedbabu.py:FedBABU"])
     assert "FedGMH" in work.call(["pflmpi", "sweep", "configs/papers/digits.yaml", "--dry-run"])
     script = work.call(["pflmpi", "submit", "configs/quickstart.yaml", "--ntasks=2", "--dry-run"])
     assert re.search(rf"^srun .*{environment['VIRTUAL_ENV']}/bin/python\S* -P -m pflmpi run", script, re.MULTILINE)

@@ -12,8 +12,7 @@ import yaml
 
 import processes
 import quick_run
-from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError
+from pflmpi.cli import main
 from pflmpi.store import run_folder
 from project import ROOT
 
@@ -89,22 +88,26 @@ class Fails(FedAvg):
 """
 
 
-def test_ranks_of_a_launcher_are_not_started_again_by_pflmpi(whole: tuple[Path, str]) -> None:
-    environment = {**processes.ENVIRONMENT, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
-    done = processes.call([*processes.PFLMPI, "run", str(whole[0]), "--restarts", "1"], env=environment)
-    assert done.returncode == 2 and "launch/mpirun, launch/torchrun or launch/srun --restarts 1" in done.stderr
-
-
-def test_faults_of_a_configuration_are_refused_with_what_to_use(whole: tuple[Path, str]) -> None:
-    with pytest.raises(ConfigError, match=r"runtime.faults is no key any more: a lost rank ends .*`--restarts N`"):
-        configuration.load(whole[0], ["runtime.faults=continue"])
-
-
-def test_a_run_that_may_be_started_again_needs_a_folder(whole: tuple[Path, str]) -> None:
-    environment = {**processes.ENVIRONMENT, "TORCHELASTIC_MAX_RESTARTS": "1"}
-    done = processes.call([*processes.PFLMPI, "run", str(whole[0]), "--ranks", "1"], env=environment)
-    assert done.returncode == 2
-    assert "a launcher with restarts without --out" in done.stderr
+@pytest.mark.parametrize(
+    ("environment", "words", "expected"),
+    [
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+            ["--restarts", "1"],
+            "launch/mpirun, launch/torchrun or launch/srun --restarts 1",
+        ),
+        ({"TORCHELASTIC_MAX_RESTARTS": "1"}, ["--ranks", "1"], "a launcher with restarts without --out"),
+        ({}, ["-s", "runtime.faults=continue"], "runtime.faults is no key any more: a lost rank ends"),
+    ],
+)
+def test_restarts_that_cannot_be_are_refused_with_what_to_use(
+    environment, words, expected, tmp_path, monkeypatch, capfd
+) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", str(tmp_path / "config.yaml"), *words]) == 2
+    assert expected in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.slow

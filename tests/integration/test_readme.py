@@ -19,7 +19,7 @@ from pflmpi.cli import main, parser
 from pflmpi.config import load as configuration
 from pflmpi.errors import RunError, Stopped, UserError
 from pflmpi.store import run_folder
-from pflmpi.sweep import cells, table
+from pflmpi.sweep import table
 from project import ROOT
 
 README = ROOT / "README.md"
@@ -45,7 +45,7 @@ SCRIPTS = COMMANDS[:2]
 RUNS = [line for line in COMMANDS if re.match(r"(pflmpi|launch/mpirun -n|torchrun|srun)\b.* run ", line)]
 WRAPPED = [line for line in COMMANDS if re.match(r"launch/.* run ", line) and line not in RUNS]
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
-TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
+TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|table) configs/papers/", line)]
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
 READ = r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/)|(launch/mpirun -n \d )?python examples/)"
 READING = [line for line in COMMANDS if re.match(READ, line)]
@@ -95,7 +95,7 @@ def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
     assert [line.split()[0] for line in RUNS] == ["pflmpi", "launch/mpirun", "torchrun", "srun"]
     folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
     assert len(set(folders)) == len(folders), "each run has a folder of its own"
-    assert [line.split()[1] for line in TABLES] == ["sweep", "report"]
+    assert [line.split()[1] for line in TABLES] == ["sweep", "table"]
     tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE, *READING, *SCALED]
     assert sorted(COMMANDS) == sorted(tested), "a command that no test runs"
 
@@ -255,7 +255,7 @@ def test_the_table_file_in_the_documentation_is_valid(tmp_path: Path) -> None:
     (block,) = blocks("yaml", [ROOT / "docs" / "tables.md"])
     path = tmp_path / "table.yaml"
     path.write_text(block)
-    found = cells.cells(table.load(path), (), None)
+    found = table.cells(table.load(path), (), None)
     assert len(found) == 8
     for cell in found:
         configuration.parse(cell.raw)

@@ -20,8 +20,7 @@ import quick_run
 import table_file
 import testbed
 from pflmpi.store import job_file, run_folder
-from pflmpi.sweep.cells import cells
-from pflmpi.sweep.table import load
+from pflmpi.sweep.table import cells, load
 from project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]

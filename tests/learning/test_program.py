@@ -9,8 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pflmpi.learning.program import PYTHON_BINDINGS
-from pflmpi.learning.recording import Recording
+from pflmpi.learning.program import PYTHON_BINDINGS, Recording
 
 _ONES, _TWOS = torch.ones(2, 3, 3), torch.full((2, 3, 3), 2.0)
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {

@@ -10,21 +10,19 @@ from torch import Tensor
 
 import quick_run
 import small_task
-from every_algorithm import MESSAGE_KINDS, every_algorithm
+from every_algorithm import LOSSES, every_algorithm
 from pflmpi.algorithms.local_only import Local
 from pflmpi.errors import AlgorithmError
 from pflmpi.learning import replay
 from pflmpi.learning.client import Batch, ClientData, model_loss
 from pflmpi.learning.closures import contents
-from pflmpi.learning.recording import Recording
+from pflmpi.learning.program import Recording
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.testing import conformance
 from pflmpi.testing.conformance import Runs
 from pflmpi.tree import Tree, part
-
-ALSO_QUICK = (*MESSAGE_KINDS, "apfl", "fedcp", "gpfl", "pfedpm-relation")
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=[] if one in ALSO_QUICK else [pytest.mark.slow]) for one in every_algorithm()],
+    [pytest.param(one, marks=[] if one in LOSSES else [pytest.mark.slow]) for one in every_algorithm()],
 )
 def test_a_replayed_pass_gives_the_same_bits(name: str, replayed: list[Any], tmp_path: Path) -> None:
     conformance.replayed_steps_are_the_steps(Runs(every_algorithm()[name], tmp_path))

@@ -11,14 +11,13 @@ import quick_run
 from pflmpi.cli import main
 from pflmpi.data.dataset import assemble
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.experiment.start import reopened
+from pflmpi.experiment.restore import reopened
 from pflmpi.learning.replay import step_by_step
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import Transform, horizontal_flip, random_crop, transform_of
 from pflmpi.models import MODELS
-from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches
-from pflmpi.runtime.executors.pool import Pool
+from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, Pool
 from pflmpi.store import config_file
 
 BOTH = ["random_crop", "horizontal_flip"]

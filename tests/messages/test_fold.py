@@ -1,4 +1,4 @@
-"""Sums and means in slices over the ranks have the bits of a plain sum in one place, whichever way they take."""
+"""Sums and means in slices over the ranks have the bits of a plain sum in one place, whoever owns them."""
 
 import itertools
 import tracemalloc
@@ -13,20 +13,19 @@ import torch
 import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
-from pflmpi.forecast.bytes import wire_bytes
+from pflmpi.messages import device_sum, fold, slices
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.entries import Entries
-from pflmpi.messages.folding import fold, on_device, routes
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Mean, Messages, Rows, Sum, Updates, tensor
 from pflmpi.messages.packing import to_numpy
-from pflmpi.messages.uplink import send_up, up_calls
+from pflmpi.messages.traffic import wire_bytes
+from pflmpi.messages.uplink import send_up, up_calls, up_slices
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 from thread_transport import run_ranks
 
 NEVER = 2**62
-LIMITS = {"gather": (NEVER, NEVER), "sum": (0, NEVER), "slices": (0, 4)}  # that lead to each way
+LIMITS = {"entries to rank 0": (NEVER, NEVER), "sums to rank 0": (0, NEVER), "slices": (0, 4)}  # that lead to each
 NUM_TRAIN = np.array([3, 50, 7, 1, 900, 12, 33, 4, 60, 5, 5, 21])
 LEAVES = {"a": (7,), "b": (3, 5), "c": (), "d": (0, 4), "e": (70001,), "f": (1, 1, 2)}
 ASSIGNED = {  # clients of each rank, in groups
@@ -76,9 +75,8 @@ def ups(kinds: Mapping[str, Sum], groups: list[ClientGroup]) -> Updates:
     ]
 
 
-def taken_by(what: Declared, layout: list[list[list[int]]]) -> routes.Route:
-    assigned = [[np.array(group) for group in groups] for groups in layout]
-    return routes.route(Entries.of({name: kind for name, kind in what.up.items() if isinstance(kind, Sum)}), assigned)
+def slices_of(what: Declared, layout: list[list[list[int]]]) -> slices.Slices:
+    return up_slices(what, [[np.array(group) for group in groups] for groups in layout])
 
 
 def plain_sum(kind: Sum, rows: list[np.ndarray], clients: np.ndarray) -> np.ndarray:
@@ -100,7 +98,7 @@ def plain_sum(kind: Sum, rows: list[np.ndarray], clients: np.ndarray) -> np.ndar
 
 def lead(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     for name, value in zip(("_GATHERED", "_LEAST_SLICE"), LIMITS[way], strict=True):
-        monkeypatch.setattr(routes, name, value)
+        monkeypatch.setattr(slices, name, value)
 
 
 def check(what: Declared, layout: list[list[list[int]]]) -> None:
@@ -123,14 +121,16 @@ def check(what: Declared, layout: list[list[list[int]]]) -> None:
             right = np.stack(rows) if isinstance(kind, Rows) else plain_sum(kind, rows, clients)
             assert (leaf.dtype, tuple(leaf.shape)) == (tree.at(kind.like, path).dtype, right.shape), path
             assert leaf.numpy().tobytes() == right.tobytes(), path
-    assert results[0][1] == wire_bytes(up_calls(what, assigned), "mpi")[::-1]
+    assert results[0][1] == wire_bytes(up_calls(what, assigned))[::-1]
 
 
 @pytest.mark.parametrize("way", LIMITS)
 @pytest.mark.parametrize("ranks", ASSIGNED)
-def test_every_way_has_the_bits_of_a_plain_sum(way: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_owner_makes_the_bits_of_a_plain_sum(way: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lead(monkeypatch, way)
-    assert taken_by(declared(), ASSIGNED[ranks]).way == ("slices" if ranks in (1, 4) else way)  # where one rank has all
+    cut = slices_of(declared(), ASSIGNED[ranks])
+    owners = np.flatnonzero(cut.widths).tolist()
+    assert owners == [1] if ranks == 4 else owners == [0] if ranks == 1 or way != "slices" else len(owners) > 1
     check(declared(), ASSIGNED[ranks])
 
 
@@ -138,9 +138,8 @@ def test_every_way_has_the_bits_of_a_plain_sum(way: str, ranks: int, monkeypatch
 @pytest.mark.parametrize("ranks", MANY)
 def test_likewise_with_many_participants_on_a_rank(way: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lead(monkeypatch, way)
-    route = taken_by(declared(), MANY[ranks])
-    assert route.way == way
-    assert route.sums.any() == (way == "slices") and not route.sums.all()  # some send entries, some sums
+    cut = slices_of(declared(), MANY[ranks])
+    assert cut.sums.any() == (way != "entries to rank 0") and not cut.sums.all()  # some send entries, some sums
     check(declared(), MANY[ranks])
 
 
@@ -155,16 +154,15 @@ def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(
 
     lead(monkeypatch, way)
     monkeypatch.setattr(fold, "is_on_host", is_on_host)
-    monkeypatch.setattr(on_device, "_ENTRIES", 50_000)  # so that a leaf has several blocks
-    summed = mock.Mock(side_effect=on_device.DeviceSum)
+    monkeypatch.setattr(device_sum, "_ENTRIES", 50_000)  # so that a leaf has several blocks
+    summed = mock.Mock(side_effect=device_sum.DeviceSum)
     monkeypatch.setattr(fold, "DeviceSum", summed)
     check(declared(), layout)
-    route = taken_by(declared(), layout)
-    groups = [[clients for rank in layout for group in rank for clients in group]], *[[] for _ in layout[1:]]
+    cut = slices_of(declared(), layout)
+    owners = set(np.flatnonzero(cut.widths).tolist())
     sums = [  # ranks that send the entries themselves sum nothing
-        any(not (some and len(group) > 1) for group in here)
-        and (bool(route.sums[rank]) or all(owner == rank for owner in route.exchanged.sent_by(rank)))
-        for rank, here in enumerate(groups if route.way == "gather" else layout)
+        any(not (some and len(group) > 1) for group in here) and (bool(cut.sums[rank]) or owners <= {rank})
+        for rank, here in enumerate(layout)
     ]
     assert summed.call_count == sum(sums)
 
@@ -177,7 +175,7 @@ def test_what_is_gathered_goes_beside_what_is_folded(way: str, monkeypatch: pyte
     check(Declared({**what.up, **rows}, {}, what.holds, what.num_train), ASSIGNED[3])
 
 
-def test_gathered_models_are_packed_once() -> None:
+def test_gathered_models_of_rank_0_are_not_packed() -> None:
     size, clients = 2**18, np.arange(8)
     what = Declared({"model": Rows({"x": tensor(size)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
     models = torch.rand(len(clients), size)
@@ -186,7 +184,7 @@ def test_gathered_models_are_packed_once() -> None:
     most = tracemalloc.get_traced_memory()[1]  # NumPy's, so without the tensors that come out
     tracemalloc.stop()
     assert found is not None and torch.equal(tree.at(found["model"], "x"), models)
-    assert most < 1.5 * models.nbytes
+    assert most < 0.5 * models.nbytes
 
 
 @pytest.mark.parametrize("way", LIMITS)
@@ -215,38 +213,35 @@ RESNET = 11_181_642  # entries
 MODEL = 4 * RESNET
 
 
-def taken(layout: list[int], entries: int = RESNET) -> routes.Route:
-    """The route where each rank has so many participants."""
+def cut(layout: list[int], entries: int = RESNET) -> slices.Slices:
+    """The slices where each rank has so many participants."""
     ends = np.cumsum(layout)
     assigned = [[np.arange(end - count, end)] if count else [] for count, end in zip(layout, ends, strict=True)]
-    return routes.route(
-        Entries.of({"model": Mean({"a": tensor(entries // 3), "b": tensor(entries - entries // 3)})}), assigned
-    )
+    like: Tree = {"a": tensor(entries // 3), "b": tensor(entries - entries // 3)}
+    return slices.cut_slices(slices.Entries.of({"model": Mean(like)}), assigned, np.zeros(len(layout), np.int64))
 
 
-def sent(route: routes.Route) -> np.ndarray:
-    """Bytes that each rank sends, as a share of the model."""
-    found: np.ndarray = (route.exchanged.sent + route.finished) / (4 * route.entries.count)
-    return found
+def sent(found: slices.Slices) -> np.ndarray:
+    """Bytes that each rank sends to others, as a share of the model."""
+    result: np.ndarray = (found.traffic.sent + found.finished) / (4 * found.entries.count)
+    return result
 
 
 @pytest.mark.parametrize(
-    ("layout", "way", "most"),
+    ("layout", "most"),
     [
-        ([2, 2], "slices", 1.5),
-        ([1, 1], "slices", 1.0),
-        ([1, 1, 1, 1], "slices", 1.0),
-        ([0, 1, 1, 1, 1], "slices", 1.0),
-        ([50, 50], "slices", 1.5),
-        ([1] * 100, "slices", 1.0),
-        ([1, 0, 0, 0], "slices", 0.0),  # one rank has all
-        ([0, 0, 7, 0], "slices", 1.0),
+        ([2, 2], 1.5),
+        ([1, 1], 1.0),
+        ([1, 1, 1, 1], 1.0),
+        ([0, 1, 1, 1, 1], 1.0),
+        ([50, 50], 1.5),
+        ([1] * 100, 1.0),
+        ([1, 0, 0, 0], 0.0),  # one rank has all
+        ([0, 0, 7, 0], 1.0),
     ],
 )
-def test_a_rank_sends_at_most_one_and_a_half_models(layout: list[int], way: str, most: float) -> None:
-    route = taken(layout)
-    assert route.way == way
-    assert sent(route).max() == pytest.approx(most, abs=1e-3)
+def test_a_rank_sends_at_most_one_and_a_half_models(layout: list[int], most: float) -> None:
+    assert sent(cut(layout)).max() == pytest.approx(most, abs=1e-3)
 
 
 LAYOUTS = [
@@ -261,29 +256,32 @@ LAYOUTS = [
 def test_bytes_up_of_every_rank_in_every_layout() -> None:
     """One model with one participant; two less a slice with several; a rank without has only its slice to send."""
     for layout in filter(any, LAYOUTS):
-        route, senders = taken(list(layout)), np.count_nonzero(layout)
+        found, senders = cut(list(layout)), np.count_nonzero(layout)
         most = np.array([min(1.0 / senders, 0.5), 1.0, 2 - 1 / senders])[np.minimum(layout, 2)]
-        assert (sent(route) <= most + 1e-3).all(), layout
+        assert (sent(found) <= most + 1e-3).all(), layout
         if senders <= 2:
-            assert sent(route).max() <= 1.501, layout
-        assert (route.exchanged.received <= 2.001 * MODEL).all(), layout  # nor is any rank sent more than two models
+            assert sent(found).max() <= 1.501, layout
+        assert (found.traffic.received <= 2.001 * MODEL).all(), layout  # nor is any rank sent more than two models
 
 
 def test_slices_are_equal_and_not_too_small() -> None:
-    assert np.ptp(taken([1] * 7).slice_bytes) <= 4
-    owners = taken([1] * 1000, 200_000).slice_bytes
-    assert owners[0] >= routes._LEAST_SLICE
+    assert np.ptp(cut([1] * 7).slice_bytes) <= 4
+    owners = cut([1] * 1000, 200_000).slice_bytes
+    assert owners[0] >= slices._LEAST_SLICE
     assert owners.sum() == 800_000 and np.count_nonzero(owners) == 12
 
 
-def test_small_messages_make_one_call_or_the_two_of_a_sum() -> None:
-    assert taken([5, 5], 500).way == "gather"
-    assert [call.operation for call in taken([5000, 5000], 500).calls] == ["maximum", "sum"]
-    assert taken([9, 0, 0], 500).calls == []
+def test_small_messages_make_one_exchange_and_large_ones_at_most_three_and_a_broadcast() -> None:
+    def moving(found: slices.Slices) -> list[bool]:
+        return [call.moved > 0 for call in found.calls]
+
+    assert moving(cut([5, 5], 500)) == [True, False]
+    assert moving(cut([5000, 5000], 500)) == [True, True, True, False]  # magnitudes to rank 0 and back, and sums
+    assert moving(cut([9, 0, 0], 500)) == [False, False]
 
 
 @pytest.mark.parametrize("name", MESSAGE_KINDS)
-@pytest.mark.parametrize("way", ["sum", "slices"])
+@pytest.mark.parametrize("way", ["sums to rank 0", "slices"])
 def test_a_run_in_slices_has_the_bits_of_one_rank(
     way: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

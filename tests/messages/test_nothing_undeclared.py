@@ -18,28 +18,12 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
-from pflmpi.experiment.build import Experiment, assemble, load_federation, setup
-from pflmpi.experiment.execute import RankContext
-from pflmpi.experiment.start import start
+from pflmpi.experiment.build import Experiment, prepare, setup
+from pflmpi.experiment.run import RankContext, run
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.groups import clients_of
-from pflmpi.messages.kinds import (
-    NOBODY,
-    Centres,
-    Chosen,
-    ClassMeans,
-    Compared,
-    Mean,
-    Mixed,
-    Offered,
-    OneOf,
-    Own,
-    OwnClasses,
-    Rows,
-    Shared,
-    Sum,
-)
+from pflmpi.messages.kinds import NOBODY, ClassMeans, Mean, Own, OwnClasses, Rows, Shared, Sum
 from pflmpi.models import MODELS
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
@@ -63,9 +47,7 @@ class Recorded:
     progress: list[Progress]
 
     def content(self, channel: str, *, up: bool) -> list[bytes]:
-        return [
-            one.content for one in self.sent if one.channel == channel and (one.receiver == 0 and not one.answers) == up
-        ]
+        return [one.content for one in self.sent if one.channel == channel and one.down != up]
 
     def total(self, channel: str, *, up: bool) -> int:
         return sum(map(len, self.content(channel, up=up)))
@@ -82,13 +64,13 @@ def record(folder: Path, case: Mapping[str, Any]) -> Recorded:
     )
     config = configuration.parse(raw)
     torch.set_num_threads(1)
-    experiment = assemble(config, load_federation(config), torch.device("cpu"))
+    experiment = prepare(config, torch.device("cpu"))
     progress: list[Progress] = []
 
     def work(inner: Transport) -> list[Payload]:
         transport = Recorder(inner)
         place = RankContext(transport, torch.device("cpu"), slots=RANKS)
-        start(config, folder, place, progress.append)
+        run(config, folder, place, progress.append)
         return transport.sent
 
     sent = [one for each in run_ranks(RANKS, work) for one in each]
@@ -125,8 +107,8 @@ def expected_up(run: Recorded) -> int:
         for kind in run.experiment.config.algorithm.uplink(task).values():
             if isinstance(kind, ClassMeans):
                 total += sum(int(held[c]) * (4 + 4 * kind.num_features + 4 * kind.counts) for c in away)
-            elif not isinstance(kind, Offered | Centres):
-                assert type(kind) in (Rows, Sum, Mean, Compared)
+            elif not getattr(kind, "kept", False):
+                assert type(kind) in (Rows, Sum, Mean)
                 folded_there = type(kind) in (Sum, Mean) and len(set(rank_of(run, chosen).values())) == 1
                 total += min(len(away), 1 if folded_there else len(away)) * size(kind.like)
     return total
@@ -151,12 +133,9 @@ def expected_down(run: Recorded) -> int:
         answered = list(rank_of(run, participants(run, round)).values()) if round else []
         for kind in run.experiment.config.algorithm.downlink(task).values():
             for rank in range(1, RANKS):
-                if isinstance(kind, Chosen):
+                if isinstance(kind, Own) and kind.of:
                     continue
-                if isinstance(kind, OneOf):  # with so few clients all never travel to all ranks
-                    total += min(len(by_rank[rank]), kind.count) * size(kind.like) + 8 * len(by_rank[rank])
-                    continue
-                if isinstance(kind, Mixed):
+                if isinstance(kind, Own) and kind.kept:
                     rows = answered.count(rank)
                 elif isinstance(kind, OwnClasses):
                     rows = int(holds[by_rank[rank]].any(0).sum()) if by_rank[rank] else 0
@@ -164,13 +143,13 @@ def expected_down(run: Recorded) -> int:
                     assert type(kind) in (Shared, Own)
                     rows = len(by_rank[rank]) if isinstance(kind, Own) else 1
                 total += rows * size(kind.like)
-            if isinstance(kind, Chosen):
-                total += chosen_bytes(run, kind, round, by_rank)
+            if isinstance(kind, Own) and kind.of:
+                total += kept_bytes(run, kind, round, by_rank)
     return total
 
 
-def chosen_bytes(run: Recorded, kind: Chosen, round: int, by_rank: Mapping[int, list[int]]) -> int:
-    """To every rank whose offers go where; to each, once, those of clients that live elsewhere."""
+def kept_bytes(run: Recorded, kind: Own, round: int, by_rank: Mapping[int, list[int]]) -> int:
+    """To every rank whose rows go where; to each, once, those of clients that live elsewhere."""
     home, everyone = rank_of(run, np.arange(CLIENTS)), sorted(client for mine in by_rank.values() for client in mine)
     total, count = 0, kind.like["clients"].shape[0]  # type: ignore[union-attr]
     if everyone:  # who trains next has kept whose models it was sent
@@ -179,7 +158,7 @@ def chosen_bytes(run: Recorded, kind: Chosen, round: int, by_rank: Mapping[int, 
         total += (RANKS - 1) * len(everyone) * count * 8
         for rank, mine in by_rank.items():
             wanted = set(state["mix/clients"][np.isin(ids, mine)].ravel().tolist()) - {NOBODY}
-            total += sum(home[client] != rank for client in wanted) * size(kind.offer)
+            total += sum(home[client] != rank for client in wanted) * size(kind.like["model"]) // count  # type: ignore[arg-type]
     return total
 
 
@@ -222,8 +201,9 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     k = run.experiment.federation.dataset.num_classes
     for rank, lists in expected.items():
         mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
-        (*agreed, length, hashes, same, kept), scores = mine[:10], mine[10:]
-        assert [len(one) for one in (*agreed, same, kept)] == [AGREE] * 8
+        (length, hashes), scores = mine[:2], mine[2:]
+        agreed = [len(one.content) for one in run.sent if one.sender == rank and one.channel == "agreement"]
+        assert agreed == [AGREE] * 8
         assert int.from_bytes(length, "little") == len(hashes)
         assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
         sizes = [5 + (2 * k + 1) * len(tested) + 2 * len(own) for tested, own in zip(lists, trained[rank], strict=True)]

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import quick_run
-from mixed_rows import products
+from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.distances import cosines
+from pflmpi.algorithms.distances import cosines, inner_products, weighted_sums
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.personal import Personal, Received
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Downlink, Mean, Messages, Own, Rows, Shared, Sum, Uplink, tensor
-from pflmpi.messages.linear_algebra import weighted_sums
 from pflmpi.store import partition_file, run_folder
 from pflmpi.tree import Tree, leaf
 
@@ -78,6 +77,6 @@ def test_single_numbers_travel_in_every_kind_of_tree(executor: str, ranks: int, 
 
 def test_models_with_single_numbers_are_compared_and_mixed() -> None:
     models: Tree = {"weight": torch.tensor([[3.0, 0.0], [0.0, 3.0]]), "number": torch.tensor([4.0, 4.0])}
-    assert cosines(products(models)).tolist() == [[1.0, 0.64], [0.64, 1.0]]
+    assert cosines(tree.map(inner_products, models)).tolist() == [[1.0, 0.64], [0.64, 1.0]]
     half = torch.full((2, 2), 0.5, dtype=torch.float64)
     assert weighted_sums(half, leaf(models, "number")).tolist() == [4.0, 4.0]

@@ -98,35 +98,35 @@ ROGUES: dict[str, tuple[type, dict[str, Any], list[str]]] = {
         },
         ["downlink", "model/body", "[8, ", "[7, "],
     ),
-    "one of a few: one too many": (
+    "own: one row too few, of cluster centres": (
         FeSEM,
-        down_with(lambda down: {"centre": tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), down["centre"])}),
-        ["downlink", "centre/choices/body", "[5, ", "[4, ", "[8] int64 against [7] int64"],
+        down_with(lambda down: {"centre": tree.map(lambda leaf: leaf[1:], down["centre"])}),
+        ["downlink", "centre/body", "[6, ", "[7, "],
     ),
-    "chosen: one row too many": (
+    "of clients: one row too many": (
         FedFomo,
         down_with(lambda down: {"candidates": tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), down["candidates"])}),
         ["downlink", "candidates/clients", "[4, 5] int64", "[3, 5] int64"],
     ),
-    "chosen: with models": (
+    "of clients: with models": (
         FedFomo,
         down_with(lambda down: {"candidates": {**down["candidates"], "model": {"bias": torch.zeros(3, 5, 10)}}}),
         ["downlink", "candidates/model/bias", "absent"],
     ),
-    "offered: sent as well": (
+    "kept rows: sent as well": (
         FedFomo,
         up_with(lambda up, state, data: {**up, "model": state["model"]}),
         ["uplink", "model/body", "absent"],
     ),
-    "mixed: weights of one leaf for all": (
+    "kept: one leaf alone": (
         FedAMP,
-        {"mixing_weights": lambda self, task, up, round: {"cloud": {"head": {"bias": self.weights(up["model"])}}}},
-        ["mixing_weights", "cloud/body", "absent against [3, 3] float64", "[P, P]"],
+        {"answer": lambda self, task, server, up, round: {"cloud": {"head": up["model"]["head"]}}},
+        ["downlink", "cloud/body", "absent against [3, "],
     ),
-    "mixed: a row too few": (
+    "kept: a row too few": (
         FedAMP,
-        {"mixing_weights": lambda self, task, up, round: {"cloud": tree.map(lambda leaf: leaf[1:], up["model"])}},
-        ["mixing_weights", "cloud/body", "[2, 3] float64 against [3, 3] float64"],
+        {"answer": lambda self, task, server, up, round: {"cloud": tree.map(lambda leaf: leaf[1:], up["model"])}},
+        ["downlink", "cloud/body", "[2, ", "[3, "],
     ),
     "by class: one more": (
         FedGMH,

@@ -23,9 +23,8 @@ from model_helpers import (
 from pflmpi import tree
 from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
-from pflmpi.models.cnn import CNN
+from pflmpi.models.conv_net import CNN, ProtoCNN
 from pflmpi.models.mlp import DNN, MLP
-from pflmpi.models.protocnn import ProtoCNN
 from pflmpi.models.resnet18 import ResNet18
 
 # --- sizes

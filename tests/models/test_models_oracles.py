@@ -13,8 +13,7 @@ from model_helpers import CIFAR, DIGITS, WITHOUT_BATCH_NORM, count, images, labe
 from pflmpi import tree
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture
-from pflmpi.models.cnn import CNN
-from pflmpi.models.conv_net import channels_last
+from pflmpi.models.conv_net import CNN, channels_last
 from pflmpi.models.resnet18 import ResNet18
 from pflmpi.tree import Tree
 

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 import quick_run
 from comparisons import state_of
 from pflmpi import global_generators, outside, tree
+from pflmpi.analysis.model import client_state
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.state_dict import client_state
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.errors import CheckpointError, ConfigError, RunError
 from pflmpi.experiment import build
 from pflmpi.experiment.build import executor_of, prepare
 from pflmpi.experiment.stored_config import stored_config
@@ -431,6 +431,50 @@ class Accumulating(Base):
         self.first.weight.register_post_accumulate_grad_hook(lambda parameter: None)
 
 
+class Drawn(Base):
+    """Weights from NumPy's global generator."""
+
+    def make(self) -> None:
+        with torch.no_grad():
+            self.first.weight.copy_(torch.from_numpy(np.random.randn(6, 64)))
+
+
+class FixedParameter(Base):
+    def make(self) -> None:
+        self.first.requires_grad_(False)
+
+
+class Lazy(Base):
+    def make(self) -> None:
+        self.first = nn.LazyLinear(6)
+
+
+class TiedHead(Base):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.again = self.fc
+
+
+class DroppingAttention(Base):
+    def make(self) -> None:
+        self.rows = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
+
+
+class DroppingRecurrent(Base):
+    def make(self) -> None:
+        self.rows = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.1)
+
+
+class DroppingChannels(Base):
+    def make(self) -> None:
+        self.drop = nn.Dropout1d(0.1)
+
+
+class Leaky(Base):
+    def make(self) -> None:
+        self.act = nn.RReLU()
+
+
 TRAINED = [
     Base, Convolutional, Normed, CumulativeNorm, LayerNormed, GroupNormed, InstanceNormed, Frozen, Recurrent,
     GatedRecurrent, Attentive, Normalised, OldNormalised, Spectral, Orthogonal, Listed, Tied, Masked, BackwardHooked,
@@ -438,6 +482,7 @@ TRAINED = [
     RandomFeatures, DroppedTwice, Looking,
 ]  # fmt: skip
 DROPPING = (CheckpointedDropout, DroppedTwice)  # their masks are ours
+SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
 REFUSED = {
     Untracked: "model Untracked scores a sample otherwise alone than beside others",
     CheckpointedTwice: "drop of the module is called 2 times in a forward pass, and computed again",
@@ -456,6 +501,13 @@ REFUSED = {
     HalfState: "seen of model HalfState is a buffer of bfloat16, which checkpoints cannot hold",
     Accumulating: "first.weight of the module has a hook for accumulated gradients",
     LateBuffer: "model LateBuffer changes its buffer offset in a forward pass",
+    FixedParameter: r"first.weight of the module has requires_grad = False.*train\(\.\.\., frozen=",
+    Lazy: "first.weight of the module has no size before its first call",
+    TiedHead: "again.weight and the head fc of the module are one parameter",
+    DroppingAttention: "rows.self_attn of the module, an nn.MultiheadAttention, draws from .* set its dropout to 0",
+    DroppingRecurrent: "rows of the module, an nn.LSTM, draws from .* set its dropout to 0",
+    DroppingChannels: "drop of the module, an nn.Dropout1d, draws from .* use nn.Dropout, whose masks follow",
+    Leaky: "act of the module, an nn.RReLU, draws from .* choose another layer",
 }
 
 
@@ -508,8 +560,9 @@ def plain(
 @pytest.mark.parametrize("kind", TRAINED, ids=lambda kind: kind.__name__)
 def test_a_module_is_trained_as_plain_pytorch_trains_it(kind: type[nn.Module], tmp_path: Path) -> None:
     raw = settings(kind)
-    digest = quick_run.run(raw, tmp_path / "1")
-    assert quick_run.run(raw, tmp_path / "2", 2) == digest
+    digest = quick_run.run(raw, tmp_path / "1", 2)
+    if kind in SEVERAL:
+        assert quick_run.run(raw, tmp_path / "2") == digest
     if kind in DROPPING:
         return
     experiment = prepare(configuration.parse(raw), torch.device("cpu"))
@@ -546,6 +599,30 @@ def test_what_suits_no_lanes_is_computed_in_a_loop_or_refused_in_lanes(
     assert quick_run.run(settings(kind, runtime={"executor": "loop"}), tmp_path / "2") == digest
     with pytest.raises(ConfigError, match=f"model {kind.__name__} in lanes: .*runtime.executor = 'loop'"):
         quick_run.run(settings(kind, runtime={"executor": "lanes"}), tmp_path / "3")
+
+
+def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path: Path) -> None:
+    for executor in ("auto", "lanes"):
+        sections = {"algorithm": {"name": "fedavg"}, "runtime": {"executor": executor, "lanes": 2}}
+        raw = settings(Recurrent, training={**TRAINING, "steps": 12}, **sections)
+        quick_run.run(raw, tmp_path / executor)
+    assert stored_config(tmp_path / "auto", ()).runtime.executor == "loop"
+    loop, lanes = (state_of(tmp_path / executor, 1) for executor in ("auto", "lanes"))
+    assert loop.keys() == lanes.keys() and loop
+    for path, array in loop.items():
+        np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
+
+
+def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path: Path) -> None:
+    raw = settings(Normed, training={**TRAINING, "batch_size": 1, "drop_last": False})
+    with pytest.raises(RunError, match=r"more than 1 value per channel.*training.drop_last = true .*model.norm"):
+        quick_run.run(raw, tmp_path / "run")
+
+
+def test_what_a_module_draws_from_numpy_follows_from_the_seed(tmp_path: Path) -> None:
+    alone = quick_run.run(settings(Drawn), tmp_path / "1")
+    np.random.rand()  # as another program would have done
+    assert quick_run.run(settings(Drawn), tmp_path / "2", 2) == alone
 
 
 def test_the_choice_of_rank_0_holds_for_all_and_at_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

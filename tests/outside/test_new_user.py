@@ -36,7 +36,7 @@ def test_the_algorithm_of_the_page_is_known_to_the_commands(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    assert main(["schema", "fedmine.py:FedMine"]) == 0
+    assert main(["list", "fedmine.py:FedMine"]) == 0
     shown = capsys.readouterr().out
     assert "pull" in shown and "weight of the distance" in shown.replace("\n", " ").replace("│", "")
     assert main(["plan", "mine.yaml", "--ranks", "2"]) == 0

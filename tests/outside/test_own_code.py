@@ -232,10 +232,10 @@ def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_other_commands_know_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = own_code.write(tmp_path / "code")
-    assert main(["schema", f"{tmp_path}/code/mine.py:Mine"]) == 0 and "factor" in capsys.readouterr().out
-    assert main(["schema", f"{tmp_path}/code/squares.py:Squares"]) == 0 and "samples" in capsys.readouterr().out
-    assert main(["schema", f"{tmp_path}/code/in_turn.py:in_turn"]) == 0 and "step" in capsys.readouterr().out
-    assert main(["partition", str(config)]) == 0
+    assert main(["list", f"{tmp_path}/code/mine.py:Mine"]) == 0 and "factor" in capsys.readouterr().out
+    assert main(["list", f"{tmp_path}/code/squares.py:Squares"]) == 0 and "samples" in capsys.readouterr().out
+    assert main(["list", f"{tmp_path}/code/in_turn.py:in_turn"]) == 0 and "step" in capsys.readouterr().out
+    assert main(["data", str(config)]) == 0
     assert main(["submit", str(config), "--dry-run", "--out", str(tmp_path / "job")]) == 0
     table = {
         "title": "t",

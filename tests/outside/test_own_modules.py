@@ -12,12 +12,12 @@ from torch import nn
 import quick_run
 from comparisons import state_of
 from pflmpi import outside, tree
+from pflmpi.analysis.model import client_state
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.state_dict import client_state
 from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
-from pflmpi.models.weights_file import read_weights
+from pflmpi.models.built_module import read_weights
 
 NET = '''
 import torch
@@ -57,7 +57,6 @@ def settings(model: Any, **sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "options, executor",
     [
-        ({"drop": 0.3}, "loop"),
         ({"drop": 0.3}, "lanes"),
         ({"normed": True}, "loop"),
         ({"normed": True, "norm": "group"}, "lanes"),
@@ -217,15 +216,3 @@ def test_what_is_no_model_is_refused(net: str, tmp_path: Path) -> None:
 def test_models_of_speed_comparisons_have_their_sizes(name: str, shape: tuple[int, int, int], count: int) -> None:
     found = MODELS[name]().bind(shape, 10).init(np.random.default_rng(0))
     assert sum(leaf.numel() for _, leaf in tree.leaves(found)) == count
-
-
-def test_an_algorithm_that_sends_nothing_of_a_model_refuses_it(tmp_path: Path) -> None:
-    raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": "fedper"})
-    with pytest.raises(PflmpiError, match=r"FedPer.uplink: 'body' is empty with model logistic"):
-        quick_run.run(raw, tmp_path / "run")
-
-
-@pytest.mark.parametrize("name, algorithm", [("logistic", "fedavg"), ("dropout_cnn", "fedprox")])
-def test_they_run(name: str, algorithm: str, tmp_path: Path) -> None:
-    raw = quick_run.settings(model={"name": name}, algorithm={"name": algorithm}, training={"rounds": 1})
-    assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import quick_run
-from comparisons import state_of
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
@@ -18,7 +17,6 @@ from pflmpi.experiment.build import load_federation
 from pflmpi.experiment.stored_config import stored_config
 
 NETS = """
-import numpy as np
 import torch
 from torch import nn
 
@@ -33,29 +31,6 @@ class Net(nn.Module):
         return self.fc(torch.relu(self.first(x.flatten(1))))
 
 
-class Frozen(Net):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.first.requires_grad_(False)
-
-
-class Lazy(Net):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.first = nn.LazyLinear(6)
-
-
-class Two(Net):
-    def forward(self, x):
-        return super().forward(x), x
-
-
-class Tied(Net):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.again = self.fc
-
-
 class Called(Net):
     def __init__(self, num_classes, head: int, name="net", norm=False, weights: float = 1.0):
         super().__init__(num_classes)
@@ -64,63 +39,6 @@ class Called(Net):
 
     def forward(self, x):
         return self.fc(self.norm(torch.relu(self.first(x.flatten(1)))) * self.weight)
-
-
-class Drawn(Net):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        with torch.no_grad():
-            self.first.weight.copy_(torch.from_numpy(np.random.randn(6, 64)))
-
-
-class Recurrent(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.rows = nn.LSTM(8, 6, batch_first=True)
-        self.fc = nn.Linear(6, num_classes)
-
-    def forward(self, x):
-        return self.fc(self.rows(x.squeeze(1))[0][:, -1])
-
-
-class Attentive(nn.Module):
-    def __init__(self, num_classes, dropout=0.1):
-        super().__init__()
-        self.rows = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
-        self.fc = nn.Linear(8, num_classes)
-
-    def forward(self, x):
-        return self.fc(self.rows(x.squeeze(1)).mean(1))
-
-
-class Deep(Recurrent):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.rows = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.1)
-
-
-class Spatial(Net):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.first = nn.Sequential(nn.Linear(64, 6), nn.Dropout1d(0.1))
-
-
-class Leaky(Net):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.first = nn.Sequential(nn.Linear(64, 6), nn.RReLU())
-
-
-class Normed(Net):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.first = nn.Sequential(nn.Linear(64, 6), nn.BatchNorm1d(6))
-
-
-class Looking(Net):
-    def forward(self, x):
-        z = torch.relu(self.first(x.flatten(1)))
-        return self.fc(z if z.sum().item() > 0 else -z)
 """
 ALGORITHMS_OF_ONES_OWN = """
 import sys
@@ -196,70 +114,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def settings(net: str = "", algorithm: str = "", partition: str = "", **sections: Any) -> dict[str, Any]:
-    if net:
-        sections["model"] = {"name": f"nets.py:{net}", "head": "fc"}
+def settings(algorithm: str = "", partition: str = "", **sections: Any) -> dict[str, Any]:
     if partition:
         sections["partition"] = {"name": f"parts.py:{partition}", "clients": 5}
     sections["algorithm"] = {"name": f"own.py:{algorithm}" if algorithm else "fedavg"}
     return quick_run.settings(**sections)
-
-
-@pytest.mark.parametrize(
-    "net, expected",
-    [
-        ("Frozen", r"first.weight of the module has requires_grad = False.*train\(\.\.\., frozen="),
-        ("Lazy", "first.weight of the module has no size before its first call"),
-        ("Tied", "again.weight and the head fc of the module are one parameter"),
-        ("Two", "model Two returns a tuple; forward must return scores"),
-        ("Attentive", "rows.self_attn of the module, an nn.MultiheadAttention, draws from .* set its dropout to 0"),
-        ("Deep", "rows of the module, an nn.LSTM, draws from .* set its dropout to 0"),
-        ("Spatial", "first.1 of the module, an nn.Dropout1d, draws from .* use nn.Dropout, whose masks follow"),
-        ("Leaky", "first.1 of the module, an nn.RReLU, draws from .* choose another layer"),
-    ],
-)
-def test_a_module_that_is_no_model_is_refused(net: str, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        quick_run.run(settings(net), tmp_path / "run")
-
-
-def test_what_a_module_draws_from_numpy_follows_from_the_seed(tmp_path: Path) -> None:
-    alone = quick_run.run(settings("Drawn"), tmp_path / "1")
-    np.random.rand()  # as another program would have done
-    assert quick_run.run(settings("Drawn"), tmp_path / "2", 2) == alone
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of lanes that it computes one by one
-def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path: Path) -> None:
-    long = {"steps": 12, "batch_size": 4}
-    for executor in ("loop", "lanes"):
-        raw = settings("Recurrent", training=long, runtime={"executor": executor, "lanes": 2})
-        quick_run.run(raw, tmp_path / executor)
-    loop, lanes = (state_of(tmp_path / executor) for executor in ("loop", "lanes"))
-    assert loop.keys() == lanes.keys() and loop
-    for path, array in loop.items():
-        np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
-
-
-@pytest.mark.parametrize("algorithm", ["fedper", "fedavg"])
-@pytest.mark.parametrize("net", ["Recurrent", "Attentive"])
-def test_modules_over_sequences_run_as_they_are(net: str, algorithm: str, tmp_path: Path) -> None:
-    raw = settings(net) | {"algorithm": {"name": algorithm}}
-    raw["model"] |= {"dropout": 0.0} if net == "Attentive" else {}
-    quick_run.run(raw, tmp_path / "run")
-    assert stored_config(tmp_path / "run", ()).runtime.executor == "loop"
-
-
-def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path: Path) -> None:
-    raw = settings("Normed", training={"batch_size": 1, "epochs": 1})
-    with pytest.raises(RunError, match=r"more than 1 value per channel.*training.drop_last = true .*model.norm"):
-        quick_run.run(raw, tmp_path / "run")
-
-
-def test_code_that_suits_no_lanes_is_told_of_the_loop(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model Looking in lanes: RuntimeError: vmap: .*runtime.executor = 'loop'"):
-        quick_run.run(settings("Looking", runtime={"executor": "lanes", "lanes": 2}), tmp_path / "run")
-    quick_run.run(settings("Looking", runtime={"executor": "loop"}), tmp_path / "loop")
 
 
 def test_sys_exit_in_own_code_is_an_error(tmp_path: Path) -> None:
@@ -330,7 +189,7 @@ def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path: Path, m
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name: str, tmp_path: Path) -> None:
-    whole = {"participation": 1.0, "rounds": 2}
+    whole = {"participation": 1.0, "rounds": 1}
     raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": name}, training=whole)
     if name in ("fedper", "fedrep", "pfedafe", "fedfcd"):
         with pytest.raises(UserError, match=r"with model logistic|model logistic has none"):

@@ -11,9 +11,9 @@ import yaml
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import UserError
-from pflmpi.experiment import build, start
-from pflmpi.experiment.build import Experiment, assemble
-from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment import build
+from pflmpi.experiment.build import Experiment
+from pflmpi.experiment.run import RankContext, run
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.store import run_folder
 from pflmpi.transports.base import Transport
@@ -32,7 +32,7 @@ def test_a_rank_with_another_set_up_is_named(sections: dict[str, Any], part: str
     def work(transport: Transport) -> None:
         raw = quick_run.settings(**(sections if transport.rank == 2 else {}))
         context = RankContext(transport, torch.device("cpu"), slots=3)
-        start.start(configuration.parse(raw), tmp_path / "run", context, lambda _: None)
+        run(configuration.parse(raw), tmp_path / "run", context, lambda _: None)
 
     with pytest.raises(CollectiveError, match=rf"rank 2: {part} is not rank 0's; use one environment"):
         run_ranks(3, work)
@@ -42,7 +42,7 @@ def test_a_rank_with_another_set_up_is_named(sections: dict[str, Any], part: str
 def test_a_rank_that_places_clients_elsewhere_is_named(tmp_path: Path) -> None:
     def work(transport: Transport) -> None:
         context = RankContext(transport, torch.device("cpu"), slots=1 + transport.rank)
-        start.start(configuration.parse(quick_run.settings()), tmp_path / "run", context, lambda _: None)
+        run(configuration.parse(quick_run.settings()), tmp_path / "run", context, lambda _: None)
 
     with pytest.raises(CollectiveError, match="rank 1: the placement of clients is not rank 0's"):
         run_ranks(2, work)
@@ -54,7 +54,7 @@ def test_all_ranks_run_in_the_folder_of_rank_0(tmp_path: Path) -> None:
     def work(transport: Transport) -> Path:
         context = RankContext(transport, torch.device("cpu"), slots=2)
         config = configuration.parse(quick_run.settings(training={"rounds": 1}))
-        return start.start(config, tmp_path / f"run{transport.rank}", context, lambda _: None)
+        return run(config, tmp_path / f"run{transport.rank}", context, lambda _: None)
 
     assert run_ranks(2, work) == [tmp_path / "run0"] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["run0"] and run_folder.rounds(tmp_path / "run0") == [0, 1]
@@ -66,9 +66,8 @@ def test_other_data_under_the_same_configuration_is_named(tmp_path: Path) -> Non
         federation = build.load_federation(config)
         if transport.rank == 1:
             federation = replace(federation, dataset=replace(federation.dataset, digest="0"))
-        experiment = assemble(config, federation, torch.device("cpu"))
         context = RankContext(transport, torch.device("cpu"), slots=2)
-        start.start_prepared(experiment, tmp_path / "run", context, lambda _: None)
+        run(config, tmp_path / "run", context, lambda _: None, federation=federation)
 
     with pytest.raises(CollectiveError, match="rank 1: the data is not rank 0's"):
         run_ranks(2, work)

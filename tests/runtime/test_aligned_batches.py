@@ -6,8 +6,7 @@ import torch
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
-from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, aligned
-from pflmpi.runtime.executors.pool import Pool
+from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, Pool, aligned
 from pflmpi.tree import ALIGNED
 from pflmpi.vmap_lanes import behind, in_lane
 from stub_device import DEVICE, stub_device

@@ -1,4 +1,4 @@
-"""Answers that are mixed for the participants are kept by their clients until they next take part."""
+"""Messages that clients keep: answers until they next take part, and rows of their state for other clients."""
 
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,25 @@ import quick_run
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedamp import FedAMP
+from pflmpi.algorithms.fedfomo import FedFomo
 from pflmpi.algorithms.local_only import Local
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.experiment import run as experiment_run
 from pflmpi.experiment.build import prepare
 from pflmpi.experiment.evaluation import count_trained, count_unseen
 from pflmpi.learning.task import Task
-from pflmpi.messages import leaf_owners
-from pflmpi.messages.kinds import Centres, Compared, Messages, Mixed, Rows, tensor
+from pflmpi.machine import Space
+from pflmpi.messages.kinds import Messages, Own, Rows, tensor, with_rows
 from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.contract import check_declarations
 from pflmpi.store import run_folder
 
 AMP = {"name": "fedamp", "alpha": 0.5, "sigma": 2.0}
+FOMO = {"name": "fedfomo", "received_models": 3}
 RAW = quick_run.settings(algorithm=AMP, training={"rounds": 4}, checkpoint={"keep": 0})
+FOMO_RAW = quick_run.settings(RAW, algorithm=FOMO, training={"lr": 0.5})
 UNSEEN = {"evaluation": {"unseen": 0.2}}
-
-
-@pytest.fixture(autouse=True)
-def an_owner_for_every_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaf_owners, "_LEAST", 1)
 
 
 def states(folder: Path, round: int) -> tree.Tree:
@@ -83,38 +82,32 @@ def test_a_newcomer_gets_the_mean_of_all_clients(tmp_path: Path) -> None:
 
 
 class Wrong(Local):
-    """Declares what the tests say."""
-
-    def init_received(self, task: Task) -> Messages:
-        return {"answer": {"w": torch.zeros(3)}}
+    """Declares what the tests say; its state has a part `model`."""
 
 
-LIKE: tree.Tree = {"w": tensor(3)}
+HEAD: tree.Tree = {"head": {"bias": tensor(10)}}
+
+
+def of_model(rows: tree.Tree, count: int = 2) -> Own:
+    return Own({"clients": tensor(count, dtype=torch.int64), "model": rows}, of="model")
+
+
+def kept(like: tree.Tree) -> dict[str, Rows]:
+    return {"model": Rows(like, kept=True)}
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
-    "of nothing": ({"model": Rows(LIKE)}, {"answer": Mixed(LIKE, "model")}, ["'model'", "no `Compared`", "none"]),
-    "other leaves": ({"model": Compared({"w": tensor(4)})}, {"answer": Mixed(LIKE, "model")}, ["[3]", "[4]"]),
-    "integers": ({"model": Compared({"w": tensor(3, dtype=torch.int32)})}, {}, ["'model'", "floats"]),
-    "centres of nothing": ({"c": Centres(LIKE, of="model", count=2)}, {}, ["uplink: 'c'", "'model'", "no `Compared`"]),
-    "centres of other leaves": (
-        {"model": Compared({"w": tensor(4)}), "c": Centres(LIKE, of="model", count=2)},
-        {},
-        ["'c' differs from 'model'", "[3]", "[4]"],
+    "first ones of other names": ({}, {"reply": Own(HEAD, kept=True)}, ["init_received", "reply/head/bias"]),
+    "not in the state": (kept({"tail": tensor(3)}), {}, ["'model' is kept", "no model/tail", "[3]"]),
+    "of another shape": (kept({"head": {"bias": tensor(9)}}), {}, ["no model/head/bias", "[9]"]),
+    "of another type": (kept({"head": {"bias": tensor(10, dtype=torch.int32)}}), {}, ["type int32"]),
+    "of what is not kept": (
+        {"model": Rows(HEAD)},
+        {"others": of_model(with_rows(HEAD, 2))},
+        ["'others'", "'model'", "no kept `Rows`", "known: none"],
     ),
-    "centres that the server has not": (
-        {"model": Compared(LIKE), "c": Centres(LIKE, of="model", count=2)},
-        {},
-        ["'c' are `Centres`", "init_server", "c/w"],
-    ),
-    "two centres of one message": (
-        {"model": Compared(LIKE), **{name: Centres(LIKE, of="model", count=2) for name in "cd"}},
-        {},
-        ["'c' and 'd' are centres of one message, 'model'"],
-    ),
-    "first ones of other names": (
-        {"model": Compared(LIKE)},
-        {"reply": Mixed(LIKE, "model")},
-        ["init_received", "reply/w"],
-    ),
+    "other rows": (kept(HEAD), {"others": of_model(with_rows(HEAD, 2), 3)}, ["M clients", "[2, 10]", "[3, 10]"]),
+    "both kept and of rows": (kept(HEAD), {"others": Own(HEAD, kept=True, of="model")}, ["'others'", "one of both"]),
 }
 
 
@@ -129,16 +122,32 @@ def test_declarations_that_do_not_fit_each_other_are_refused(name: str, monkeypa
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_what_a_client_predicts_with_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FedAMP, "predicts_with", ("cloud",))
-    with pytest.raises(ConfigError, match="predicts_with names 'cloud', a `Mixed` message"):
-        prepare(configuration.parse(RAW), torch.device("cpu"))
+@pytest.mark.parametrize("kind, name", [(FedAMP, "cloud"), (FedFomo, "candidates")])
+def test_what_a_client_predicts_with_is_not_for_training_alone(
+    kind: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "predicts_with", (name,))
+    raw = RAW if kind is FedAMP else {**RAW, "algorithm": FOMO}
+    with pytest.raises(ConfigError, match=f"predicts_with names '{name}', which is for local training alone"):
+        prepare(configuration.parse(raw), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "algorithm, message", [({"name": "fesem"}, "FeSEM's message '(model|centre)'"), (AMP, "FedAMP's message")]
+)
+def test_a_run_whose_rows_rank_0_cannot_hold_is_refused_at_the_start(
+    algorithm: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment_run, "memory", lambda: Space(1 << 30, 1000))
+    with pytest.raises(ConfigError, match=f"rank 0 needs .* of memory for rows of .*{message}.* 1000 B are free"):
+        quick_run.run({**RAW, "algorithm": algorithm}, tmp_path)
+    quick_run.run({**RAW, "algorithm": {"name": "fedavg"}}, tmp_path / "mean")
 
 
 def test_one_participant_is_answered_with_its_own_model() -> None:
-    products: tree.Tree = {"w": torch.tensor([[5.0]], dtype=torch.float64)}
-    weights = FedAMP().mixing_weights(None, {"model": products}, Round(1, np.array([3]), 0))  # type: ignore[arg-type]
-    assert weights == {"cloud": {"w": torch.ones(1, 1, dtype=torch.float64)}}
+    up: Messages = {"model": {"w": torch.tensor([[5.0, 7.0]])}}
+    answer = FedAMP().answer(None, {}, up, Round(1, np.array([3]), 0))  # type: ignore[arg-type]
+    assert torch.equal(tree.at({**answer}, "cloud/w"), tree.at({**up}, "model/w"))
 
 
 def test_a_run_without_the_answers_is_not_tested_with_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,3 +161,38 @@ def test_a_run_without_the_answers_is_not_tested_with_zeros(tmp_path: Path, monk
     ):
         with pytest.raises(CheckpointError, match="earlier pflmpi, whose clients keep other arrays, such as answered/"):
             test()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_run_trains_unseen_clients_and_tests_from_its_checkpoint_with_what_clients_keep(
+    ranks: int, tmp_path: Path
+) -> None:
+    raw = {**FOMO_RAW, "partition": {**RAW["partition"], "clients": 9}, "evaluation": {"unseen": 0.2, "when": "both"}}
+    quick_run.run(raw, tmp_path, ranks)
+    experiment = prepare(configuration.parse(raw), torch.device("cpu"))
+    metrics = run_folder.read_metrics(tmp_path, 4)
+    assert np.array_equal(count_unseen(experiment, tmp_path, 4).correct, metrics["unseen_correct"])
+    # The participants of round 4, from what clients kept after round 3.
+    found = count_trained(experiment, tmp_path, 3, lambda *_: None, after_training=True)
+    assert np.array_equal(found.correct[metrics["participants"]], metrics["trained_correct"])
+
+
+def test_a_run_whose_server_kept_something_else_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FedFomo's server kept the models."""
+    init, update = FedFomo.init_server, FedFomo.server_update
+
+    def more(self: Any, task: Task) -> tree.Tree:
+        return {**init(self, task), "models": tree.map(lambda leaf: leaf.expand(7, *leaf.shape), task.init())}
+
+    with monkeypatch.context() as before:
+        before.setattr(FedFomo, "init_server", more)
+        before.setattr(
+            FedFomo, "server_update", lambda self, task, server, *rest: server | update(self, task, server, *rest)
+        )
+        quick_run.run(FOMO_RAW, tmp_path)
+    with pytest.raises(
+        CheckpointError, match="its server keeps other arrays than those of this pflmpi, such as models/"
+    ):
+        quick_run.resume(tmp_path, ("training.rounds=5",))

@@ -12,7 +12,7 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import Gpu
 from pflmpi.runtime import devices
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.gpu_placement import place_ranks
+from pflmpi.runtime.devices import place_ranks
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import Peer, names
 from pflmpi.transports.slurm import rendezvous_address
@@ -95,7 +95,7 @@ def test_under_slurm_each_rank_has_a_gpu_of_its_own(
 import os
 from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.gpu_placement import place_ranks
+from pflmpi.runtime.devices import place_ranks
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import Peer

@@ -11,17 +11,15 @@ import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.table import entries
-from pflmpi.cluster.run_status import run_status
-from pflmpi.cluster.status_text import progress_lines, progress_summary
+from pflmpi.cluster.status import progress_lines, progress_summary, run_status
 from pflmpi.config.load import parse
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
 from pflmpi.learning.early_stop import EarlyStop, EarlyStopConfig
 from pflmpi.learning.task import HOST
 from pflmpi.store import metrics_file, run_folder
-from pflmpi.sweep.cells import cells
 from pflmpi.sweep.pending import cell_task, run_state
-from pflmpi.sweep.table import SweepTable
+from pflmpi.sweep.table import SweepTable, cells
 
 ROUNDS = 12
 # No accuracy rises by more than 1, so that the first one stays the best: the run ends 3 rounds after it.

@@ -13,11 +13,11 @@ import stub_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.learning.task import HOST
-from pflmpi.messages.arrival import broadcast
+from pflmpi.messages.downlink import broadcast_tree
 from pflmpi.messages.packing import pack
 from pflmpi.runtime.config import RuntimeConfig
+from pflmpi.runtime.devices import place_ranks
 from pflmpi.runtime.exchange.gpu_messages import GpuMessages, gpu_messages
-from pflmpi.runtime.gpu_placement import place_ranks
 from pflmpi.transports.gpu.memory import Buffer
 from pflmpi.transports.inprocess import InProcessTransport
 from stub_device import DEVICE, StubTensor, stub_device
@@ -98,7 +98,7 @@ def test_a_message_to_all_arrives_on_the_gpu_by_one_copy_or_none(rank: int, take
     packed = pack({**MESSAGE})
     transport = OneOfTwo(rank, takes, packed)
     with stub_device() as stub:
-        found = broadcast(transport, packed if rank == 0 else None, {**MESSAGE}, DEVICE)
+        found = broadcast_tree(transport, {**MESSAGE} if rank == 0 else None, {**MESSAGE}, DEVICE)
         directly = takes and rank == 1
         assert (stub.counts.uploads, stub.counts.downloads, stub.counts.syncs) == (not directly, 0, 0)
         assert [isinstance(given, StubTensor) for given in transport.given] == [takes]
@@ -109,7 +109,7 @@ def test_a_message_to_all_arrives_on_the_gpu_by_one_copy_or_none(rank: int, take
 
 def test_a_rank_without_a_gpu_gets_the_message_on_its_host() -> None:
     transport = OneOfTwo(1, True, pack({**MESSAGE}))
-    found = broadcast(transport, None, {**MESSAGE}, HOST)
+    found = broadcast_tree(transport, None, {**MESSAGE}, HOST)
     assert isinstance(transport.given[0], np.ndarray)
     for path, leaf in tree.leaves(found):
         assert torch.equal(leaf, MESSAGE[path])
@@ -133,3 +133,11 @@ def test_what_nccl_takes_grows_where_ranks_send_each_other_parts() -> None:
     assert found.memory(1, on_node=1, parts=True) == pytest.approx(1.06e9)
     assert found.memory(0, on_node=8, parts=True) == 0, "rank 0 has no GPU"
     assert replace(found, nccl=False).memory(1, on_node=8, parts=True) == 0
+
+
+def test_in_one_process_what_is_shared_is_not_copied_unless_it_lies_otherwise() -> None:
+    whole: tree.Tree = {"a": torch.ones(3, 4), "b": torch.ones(3, 4).mT, "c": torch.ones(9)[1:]}
+    found = broadcast_tree(InProcessTransport(), whole, tree.like(whole), HOST)
+    same = {path: leaf.data_ptr() == tree.at(whole, path).data_ptr() for path, leaf in tree.leaves(found)}
+    assert same == {"a": True, "b": False, "c": False}
+    assert all(leaf.is_contiguous() and torch.equal(leaf, tree.at(whole, path)) for path, leaf in tree.leaves(found))

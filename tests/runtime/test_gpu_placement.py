@@ -9,7 +9,7 @@ import pytest
 from pflmpi.errors import ConfigError
 from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.gpu_placement import GpuPlacement, place_ranks
+from pflmpi.runtime.devices import GpuPlacement, place_ranks
 from pflmpi.transports.peers import Peer
 
 A100, H100, V100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "Tesla V100-PCIE-16GB"
@@ -78,7 +78,7 @@ SITUATIONS = {
         ["a: a0 a1", "a: a0", "a: a1 a2"], ["a1", "a0", "a2"], nccl=True
     ),
     "a later rank makes an earlier one move": Situation(
-        ["a: a0 a1", "a: a0 a2", "a: a0 a2"], ["a1", "a2", "a0"], nccl=True
+        ["a: a0 a1", "a: a0 a2", "a: a0 a2"], ["a1", "a0", "a2"], nccl=True
     ),
     "MIG: two slices of one GPU": Situation(["a: a0/1", "a: a0/2"], ["a0/1", "a0/2"], slots=2),
     "MIG: slices of two GPUs": Situation(["a: a0/1", "a: a1/1"], ["a0/1", "a1/1"]),

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 import quick_run
-from pflmpi.runtime.idle_ranks import advice
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import advise_fewer_ranks, schedule
 from planned_run import planned
 
 MANY = {"partition": {"name": "iid", "clients": 20}, "training": {"rounds": 3, "participation": 0.2}}
@@ -27,7 +26,7 @@ MANY = {"partition": {"name": "iid", "clients": 20}, "training": {"rounds": 3, "
 )
 def test_ranks_without_clients_to_train_are_counted(ranks: int, runtime: dict[str, object], said: str) -> None:
     setup = planned(quick_run.settings(**MANY, runtime=runtime), ranks).setup
-    found = advice(setup, list(schedule(setup, None))[1:])
+    found = advise_fewer_ranks(setup, list(schedule(setup, None))[1:])
     assert said in found and bool(said) == bool(found)
 
 

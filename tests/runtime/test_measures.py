@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.metrics import f1_score
 
-from pflmpi.runtime.evaluation.measures import Counts, figures
+from pflmpi.runtime.measures import Counts, figures
 
 
 def counted(labels: list[np.ndarray], predictions: list[np.ndarray], classes: int) -> Counts:

@@ -14,9 +14,9 @@ from pflmpi.config import load as configuration
 from pflmpi.experiment import build
 from pflmpi.experiment.build import Experiment, prepare
 from pflmpi.learning.task import HOST
-from pflmpi.runtime.executors import pool
+from pflmpi.runtime.executors import batches
+from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.loop import Loop
-from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import metrics_file
 from stub_device import DEVICE, StubDevice
@@ -46,7 +46,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_with_an_early_stop_the_samples_are_uploaded_once(metric: str, uploads: list[int]) -> None:
     raw, federation = settings(training={"stop": {"metric": metric, "patience": 2}}), stub_run.federation(3)
     with stub_device.stub_device():
-        experiment = build.assemble(configuration.parse(raw), federation, DEVICE)
+        experiment = build.prepare(configuration.parse(raw), DEVICE, federation=federation)
         trial = sum(uploads)
         build.setup(experiment, 1, 1)
     assert trial <= len(federation.train[0]), "the trial brings what its client has"
@@ -56,7 +56,7 @@ def test_with_an_early_stop_the_samples_are_uploaded_once(metric: str, uploads: 
 def test_all_that_computes_has_the_same_copy(uploads: list[int]) -> None:
     raw, federation = settings(evaluation={"unseen": 0.34}), stub_run.federation(3)
     with stub_device.stub_device():
-        experiment = build.assemble(configuration.parse(raw), federation, DEVICE)
+        experiment = build.prepare(configuration.parse(raw), DEVICE, federation=federation)
         first, after_a_loss = build.setup(experiment, 2, 2), build.setup(experiment, 1, 1)
         assert first.unseen is not None
         assert first.unseen.executor.pool is build.executor_of(experiment, Loop).pool is after_a_loss.executor.pool
@@ -103,8 +103,8 @@ def test_a_rank_computes_the_same_bits_with_the_samples_of_its_clients(
     expected = quick_run.run(raw, tmp_path / "all", 3)
     made, sizes = build.setup, []
 
-    def on_gpus(experiment: Experiment, ranks: int, slots: int, seconds: np.ndarray, rank: int) -> Setup:
-        ready = made(experiment, ranks, slots, seconds, rank)
+    def on_gpus(experiment: Experiment, ranks: int, slots: int, rank: int) -> Setup:
+        ready = made(experiment, ranks, slots, rank)
         assert ready.executor.pool is experiment.pool, "on the host nothing is copied"
         mine = ready.samples(rank)
         assert mine is not None
@@ -132,10 +132,10 @@ def test_samples_of_others_are_not_there() -> None:
 
 def test_only_its_samples_go_up_to_the_device_of_a_rank(uploads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     federation = stub_run.federation(3)
-    monkeypatch.setattr(pool, "_COPIED", 10 * federation.dataset.images[0].nbytes)
+    monkeypatch.setattr(batches, "_COPIED", 10 * federation.dataset.images[0].nbytes)
     with stub_device.stub_device():
         raw = quick_run.settings(stub_run.settings({"algorithm": {"name": "ditto"}}, "cnn", "loop"))
-        setup = build.setup(build.assemble(configuration.parse(raw), federation, DEVICE), 2, 2, rank=1)
+        setup = build.setup(build.prepare(configuration.parse(raw), DEVICE, federation=federation), 2, 2, rank=1)
         mine, there = setup.samples(1), setup.executor.pool
         assert mine is not None
         np.testing.assert_array_equal(there.images.to(HOST).numpy(), federation.dataset.images[mine])

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pflmpi.runtime.balance.assignment import place_clients
-from pflmpi.runtime.placement import Placement, cut_groups
+from pflmpi.runtime.placement import Placement, cut_groups, place_clients
 
 
 @pytest.mark.parametrize("lives_somewhere", [True, False])
@@ -15,7 +14,7 @@ def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: 
     steps = rng.integers(1, 9, 50)
     groups = cut_groups(rng.integers(0, 2, 50), steps, 4)
     home = place_clients(groups, rng.integers(0, 9, (50, 3)), range(5)) if lives_somewhere else None
-    placement = Placement(5, groups, 32, home, (1, 2, 3, 4) if home is None else tuple(range(5)), 3.0 * steps)
+    placement = Placement(5, groups, 32, home, (1, 2, 3, 4) if home is None else tuple(range(5)), steps, steps)
     for count in (0, 1, 20, 50):
         clients = np.sort(rng.choice(50, count, replace=False))
         assigned = placement.assign(clients)
@@ -36,7 +35,9 @@ def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_rank
         home = np.empty(50, np.int64)
         for i, group in enumerate(groups):
             home[group] = i % ranks
-        placement = Placement(ranks, groups, 8, home if lives_somewhere else None, tuple(range(ranks)), np.ones(50))
+        placement = Placement(
+            ranks, groups, 8, home if lives_somewhere else None, tuple(range(ranks)), *np.ones((2, 50))
+        )
         calls.append(sorted(call.tolist() for mine in placement.assign(np.arange(3, 50)) for call in mine))
     assert calls[0] == calls[1] == calls[2]
     assert [len(call) for call in calls[0]] == [8, 6, 8, 8, 1, 8, 8]

@@ -13,8 +13,8 @@ from pflmpi.algorithms.base import initial_client
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.learning.task import Task
 from pflmpi.messages.packing import to_numpy
+from pflmpi.runtime.client_rows import Rows, empty_rows
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.state.rows import Rows, empty_rows
 from pflmpi.tree import Tree
 from planned_run import planned
 
@@ -130,17 +130,17 @@ def test_a_start_that_is_common_to_all_is_made_once(monkeypatch: pytest.MonkeyPa
 
 def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 of 7 clients train in a round."""
-    from pflmpi.experiment import execute
-    from pflmpi.store.once import leaf
+    from pflmpi.experiment import run as experiment
+    from pflmpi.store import shard
 
-    monkeypatch.setattr(leaf, "_WORTH", 1000)
+    monkeypatch.setattr(shard, "_ONCE", 1000)
     made = []
 
     def watched(*arguments: Any) -> Any:
         made.append(allocate(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(execute, "allocate", watched)
+    monkeypatch.setattr(experiment, "allocate", watched)
     whole = quick_run.run(quick_run.settings(training={"rounds": 3}), tmp_path / "whole")
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole

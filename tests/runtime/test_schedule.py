@@ -8,8 +8,7 @@ import pytest
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.learning.training import TrainingConfig
-from pflmpi.runtime.round_schedule import RoundSchedule
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from planned_run import planned
 

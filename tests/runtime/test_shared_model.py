@@ -13,7 +13,7 @@ from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import prepare, setup
 from pflmpi.learning.task import HOST
-from pflmpi.runtime.executors import shared_model
+from pflmpi.runtime import evaluation
 from pflmpi.runtime.setup import Setup
 
 FEDAVG = {"algorithm": {"name": "fedavg"}}
@@ -27,8 +27,8 @@ def setup_of(base: dict[str, Any], **sections: Any) -> Setup:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The clients of each call, as they are tested."""
     called: list[list[int]] = []
-    evaluate = shared_model.evaluate
-    monkeypatch.setattr(shared_model, "evaluate", lambda *a: called.append(a[1].tolist()) or evaluate(*a))
+    evaluate = evaluation.evaluate_together
+    monkeypatch.setattr(evaluation, "evaluate_together", lambda *a: called.append(a[1].tolist()) or evaluate(*a))
     return called
 
 
@@ -39,7 +39,7 @@ def test_a_client_gets_the_same_whoever_is_tested_with_it(model: str) -> None:
     ready = setup_of(FEDAVG, model={"name": model, **size}, partition={"name": "dirichlet", "clients": 7, "beta": 0.5})
     executor, down = ready.executor, {"model": ready.task.init()}
     groups = [np.array(one) for one in ([2], [0, 2], [2, 5, 6], list(range(7)))]
-    first, *others = [shared_model.evaluate(executor, group, down, 1)().rows(group == 2) for group in groups]
+    first, *others = [evaluation.evaluate_together(executor, group, down, 1)().rows(group == 2) for group in groups]
     for other in others:
         assert other.loss.tobytes() == first.loss.tobytes() and other.hits.tolist() == first.hits.tolist()
     rows = {"model": tree.map(lambda leaf: leaf.unsqueeze(0), down["model"])}
@@ -72,8 +72,8 @@ def test_so_are_unseen_clients(name: str, together: list[list[int]], asked: list
 def test_cohorts_and_many_samples_are_tested_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = replace(setup_of(FEDAVG, partition={"clients": 6}).executor, cohort=np.array([1, 0, 0, 1, 1, 0]))
     groups = [np.array([4]), np.array([1, 5]), np.array([0, 2, 3])]
-    assert [one.tolist() for one in shared_model.regrouped(executor, groups)] == [[1, 2, 5], [0, 3, 4]]
-    monkeypatch.setattr(shared_model, "_MOST", int(executor.federation.num_test.max()))
-    cut = [one.tolist() for one in shared_model.regrouped(executor, groups)]
+    assert [one.tolist() for one in evaluation.regrouped(executor, groups)] == [[1, 2, 5], [0, 3, 4]]
+    monkeypatch.setattr(evaluation, "_MOST", int(executor.federation.num_test.max()))
+    cut = [one.tolist() for one in evaluation.regrouped(executor, groups)]
     assert [client for one in cut for client in one] == [1, 2, 5, 0, 3, 4] and len(cut) > 2
-    assert list(shared_model.regrouped(executor, [])) == []
+    assert list(evaluation.regrouped(executor, [])) == []

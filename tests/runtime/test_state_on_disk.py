@@ -12,9 +12,9 @@ import torch
 import yaml
 
 import quick_run
-from pflmpi.experiment import execute
+from pflmpi.experiment import run as experiment
+from pflmpi.runtime.client_rows import empty_rows
 from pflmpi.runtime.client_state import allocate
-from pflmpi.runtime.state.rows import empty_rows
 
 
 def on_disk(**more: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_the_state_of_a_run_is_in_the_folder_that_was_named(tmp_path: Path, monk
         folders.append(arguments[-1])
         return allocate(*arguments)
 
-    monkeypatch.setattr(execute, "allocate", watched)
+    monkeypatch.setattr(experiment, "allocate", watched)
     monkeypatch.setenv("NODE_DISK", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     for number, runtime in enumerate(({}, {"state": "disk"}, {"state": "disk", "scratch": "$NODE_DISK"})):
@@ -115,7 +115,7 @@ def test_a_file_system_that_cannot_map_files_is_named(
 
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(on_disk()))
-    monkeypatch.setattr("pflmpi.runtime.state.storage.mmap", mmap_that(refused))
+    monkeypatch.setattr("pflmpi.runtime.client_rows.mmap", mmap_that(refused))
     assert quick_run.command(["run", str(config), "--out", str(tmp_path / "run"), "--quiet", "--ranks", "1"]) == 2
     error = capfd.readouterr().err
     assert f"cannot be kept in {tmp_path / 'run'}: No such device; name another folder as runtime.scratch" in error

@@ -15,9 +15,8 @@ from pflmpi import tree
 from pflmpi.errors import AlgorithmError
 from pflmpi.learning import client, replay
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime import client_errors, participants
-from pflmpi.runtime.executors import shared_model
-from pflmpi.runtime.executors.update import Update
+from pflmpi.runtime import client_errors, evaluation, rounds
+from pflmpi.runtime.executors.transfers import Update
 from pflmpi.tree import Tree
 from stub_device import DEVICE, stub_device
 
@@ -90,7 +89,7 @@ def test_messages_for_which_a_device_has_no_room_are_summed_on_the_host(
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", executor)
     there = stub_run.run(raw, True)
     size = 4 * sum(leaf.numel() for path, leaf in there.values.items() if path.startswith("server/"))
-    monkeypatch.setattr(participants, "device_message_limit", lambda _: 1.5 * size)  # one client in a loop, no lanes
+    monkeypatch.setattr(rounds, "device_message_limit", lambda _: 1.5 * size)  # one client in a loop, no lanes
     some = stub_run.run(raw, True)
     for path, leaf in stub_run.run(raw, False).values.items():
         torch.testing.assert_close(there.values[path], leaf, rtol=0, atol=0)
@@ -104,7 +103,7 @@ def test_a_device_tests_a_shared_model_on_as_many_samples_at_a_time_as_are_confi
 ) -> None:
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "loop")
     once = stub_run.run(raw, True).counts["evaluate"]
-    monkeypatch.setattr(shared_model, "_LEAST", 8)  # a third of all, as many as a client has
+    monkeypatch.setattr(evaluation, "_LEAST", 8)  # a third of all, as many as a client has
     found, host = stub_run.run(raw, True), stub_run.run(raw, False)
     assert found.counts["evaluate"] == once and torch.equal(found.values["correct"], host.values["correct"])
     raw["evaluation"] = {"batch_size": 8}

@@ -18,20 +18,19 @@ from torch.utils.tensorboard import SummaryWriter
 
 import processes
 import quick_run
-from pflmpi.cli import main
-from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError, UserError
-from pflmpi.runtime.trackers import tensorboard, tracking
+from pflmpi.errors import UserError
+from pflmpi.runtime import trackers
+from pflmpi.runtime.trackers import TensorBoard
 from pflmpi.store import metrics_file
 
-ON = {"tensorboard": True}
+ON = {"trackers": ["tensorboard"]}
 
 Scalars = dict[str, list[tuple[int, float]]]
 
 
 def read(run: Path) -> EventAccumulator:
     """All that is in the event files of a run; nothing is thinned out, or left out because it came again."""
-    folder = str(run / tensorboard.FOLDER)
+    folder = str(run / TensorBoard.FOLDER)
     return EventAccumulator(folder, size_guidance={"scalars": 0}, purge_orphaned_data=False).Reload()
 
 
@@ -63,7 +62,7 @@ def ascending(values: list[float]) -> bool:
 
 def own_files(run: Path) -> list[Path]:
     """Those that hold anything."""
-    return [path for path in (run / tensorboard.FOLDER).glob("events.out.tfevents.*.pflmpi") if path.stat().st_size]
+    return [path for path in (run / TensorBoard.FOLDER).glob("events.out.tfevents.*.pflmpi") if path.stat().st_size]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -77,7 +76,7 @@ def test_every_column_of_every_round_is_there_once(tmp_path: Path, ranks: int) -
     found = written(run)
     assert found == expected(run)
     assert set(found) == set(metrics_file.COLUMNS) - {"round"}
-    assert list((run / tensorboard.FOLDER).iterdir()) == own_files(run) and len(own_files(run)) == 1, "by one rank"
+    assert list((run / TensorBoard.FOLDER).iterdir()) == own_files(run) and len(own_files(run)) == 1, "by one rank"
     assert ascending(times(run))
 
 
@@ -85,7 +84,7 @@ def test_a_continuation_has_each_round_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     quick_run.run(quick_run.settings(output=ON), run)
     (run / "round_00003.h5").unlink()  # killed before this checkpoint, but after its line
-    with SummaryWriter(str(run / tensorboard.FOLDER), filename_suffix=".other") as other:
+    with SummaryWriter(str(run / TensorBoard.FOLDER), filename_suffix=".other") as other:
         other.add_scalar("of another program", 0.5, 7)
     quick_run.resume(run, ("training.rounds=5",))
     found = written(run)
@@ -98,7 +97,7 @@ def test_a_continuation_has_each_round_once(tmp_path: Path) -> None:
 def test_a_tensorboard_that_is_looking_sees_a_continuation(tmp_path: Path) -> None:
     run = tmp_path / "run"
     quick_run.run(quick_run.settings(output=ON), run)
-    watcher = Watcher(str(run / tensorboard.FOLDER)).Reload()
+    watcher = Watcher(str(run / TensorBoard.FOLDER)).Reload()
     assert [event.step for event in watcher.Tensors("seconds")] == [1, 2, 3]
     quick_run.resume(run, ("training.rounds=5",))
     assert [event.step for event in watcher.Reload().Tensors("seconds")] == [1, 2, 3, 4, 5]
@@ -107,10 +106,10 @@ def test_a_tensorboard_that_is_looking_sees_a_continuation(tmp_path: Path) -> No
 def test_they_can_be_asked_for_later_and_left_out_later(tmp_path: Path) -> None:
     run = tmp_path / "run"
     before = quick_run.run(quick_run.settings(), run)
-    assert not (run / tensorboard.FOLDER).exists()
-    quick_run.resume(run, ("training.rounds=4", "output.tensorboard=true"))
+    assert not (run / TensorBoard.FOLDER).exists()
+    quick_run.resume(run, ("training.rounds=4", "output.trackers=[tensorboard]"))
     assert written(run) == expected(run)
-    quick_run.resume(run, ("training.rounds=5", "output.tensorboard=false"))
+    quick_run.resume(run, ("training.rounds=5", "output.trackers=[]"))
     assert [step for step, _ in written(run)["seconds"]] == [1, 2, 3, 4]
     assert before != quick_run.digest(run)
 
@@ -123,21 +122,17 @@ def test_the_results_are_the_same_with_them(tmp_path: Path) -> None:
 def test_times_of_earlier_rounds_are_without_pauses(tmp_path: Path) -> None:
     metrics_file.path(tmp_path).write_text("")
     end = metrics_file.path(tmp_path).stat().st_mtime
-    assert tracking._times(tmp_path, [5.0, 2.0, 1.0]) == [end - 3, end - 1, end]
-    assert tracking._times(tmp_path, []) == []
+    assert trackers._times(tmp_path, [5.0, 2.0, 1.0]) == [end - 3, end - 1, end]
+    assert trackers._times(tmp_path, []) == []
 
 
-def test_a_missing_library_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_missing_library_is_named_before_anything_is_written(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match="needs the package tensorboard, which is not installed; `pip install tensorb"):
-        quick_run.run(quick_run.settings(output=ON), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_library_is_told_with_two_ranks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match="needs the package tensorboard"):
-        quick_run.run(quick_run.settings(output=ON), tmp_path / "run", ranks=2)
+        quick_run.run(quick_run.settings(output=ON), tmp_path / "run", ranks)
     assert not (tmp_path / "run").exists()
 
 
@@ -151,8 +146,8 @@ def test_a_tracker_that_fails_leaves_the_run_alone_and_says_so_once(
 
     monkeypatch.setattr(SummaryWriter, "add_scalar", full)
     assert quick_run.run(quick_run.settings(output=ON), tmp_path / "run") == expected_bits
-    (said,) = [record.getMessage() for record in caplog.records if "output." in record.getMessage()]
-    assert said.startswith("output.tensorboard fails: [Errno 28] No space left on device; the run goes on without it")
+    (said,) = [record.getMessage() for record in caplog.records if "tracker " in record.getMessage()]
+    assert said.startswith("the tracker tensorboard fails: [Errno 28] No space left on device; the run goes on without")
     monkeypatch.undo()
     quick_run.resume(tmp_path / "run", ("training.rounds=4",))
     assert written(tmp_path / "run") == expected(tmp_path / "run")
@@ -185,7 +180,7 @@ class FakeWandb(ModuleType):
 def test_weights_and_biases_has_one_run_with_each_round_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, run = FakeWandb(), tmp_path / "run"
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    quick_run.run(quick_run.settings(output={"wandb": "offline"}), run, ranks=2)
+    quick_run.run(quick_run.settings(output={"trackers": ["wandb"]}), run, ranks=2)
     (run / "round_00003.h5").unlink()  # killed before this checkpoint, but after its line
     quick_run.resume(run, ("training.rounds=5",))
     assert [step for _, step in fake.logged] == [1, 2, 3, 4, 5]
@@ -209,7 +204,7 @@ def test_weights_and_biases_goes_on_after_its_last_round_was_half_written(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", cut_short)
-        quick_run.run(quick_run.settings(output={"wandb": "offline"}), run)
+        quick_run.run(quick_run.settings(output={"trackers": ["wandb"]}), run)
     quick_run.resume(run, ("training.rounds=5",))
     assert [step for _, step in fake.logged] == [1, 2, 3, 3, 4, 5]
 
@@ -260,7 +255,8 @@ def test_mlflow_has_one_run_with_each_round_once(tmp_path: Path, monkeypatch: py
     fake, run, store = FakeMLflow(), tmp_path / "run", tmp_path / "mlruns"
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     quick_run.run(quick_run.settings(), run)
-    quick_run.resume(run, (f"output.mlflow={store}", "training.rounds=4"), ranks=2)  # asked for later
+    later = f"output.trackers=[{{name: mlflow, store: {store}}}]"
+    quick_run.resume(run, (later, "training.rounds=4"), ranks=2)
     quick_run.resume(run, ("training.rounds=5",))
     assert [(there, step) for there, key, step in fake.metrics if key == "accuracy_mean"] == [
         ("there-0", round) for round in range(1, 6)
@@ -290,7 +286,7 @@ def test_mlflows_own_client_reads_each_round_once(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    for change in (f"output.mlflow={store}", "training.rounds=5"):
+    for change in (f"output.trackers=[{{name: mlflow, store: {store}}}]", "training.rounds=5"):
         python("-m", "pflmpi", "resume", str(run), "-s", "training.rounds=4", "-s", change, "--ranks", "1", "--quiet")
     columns: dict[str, list[list[float]]] = {}
     for line in metrics_file.read(run):
@@ -300,20 +296,62 @@ def test_mlflows_own_client_reads_each_round_once(tmp_path: Path) -> None:
     assert json.loads(python("-c", READ_MLFLOW, f"sqlite:///{store}/mlflow.db")) == ["FINISHED", "fedgmh", columns]
 
 
-@pytest.mark.parametrize(("name", "value"), [("wandb", "offline"), ("mlflow", "mlruns")])
-def test_a_missing_tracker_is_named_before_anything_is_written(
-    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+MINE = """
+from pathlib import Path
+from pflmpi.runtime.trackers import Tracker
+
+class Mine(Tracker):
+    def __init__(self, run, file):
+        self.file = Path(file)
+
+    def add(self, line, at):
+        with self.file.open("a") as file:
+            file.write(f"{line['round']} ")
+
+    def close(self, completed):
+        with self.file.open("a") as file:
+            file.write(f"{completed}")
+
+class Other:
+    pass
+"""
+
+
+def test_a_class_of_ones_own_gets_its_options_and_each_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    mine = {"name": f"{tmp_path}/mine.py:Mine", "file": str(tmp_path / "said")}
+    quick_run.run(quick_run.settings(output={"trackers": [mine]}), tmp_path / "run", ranks=2)
+    assert (tmp_path / "said").read_text() == "1 2 3 True"
+    assert "code" not in caplog.text
+    quick_run.resume(tmp_path / "run", ("training.rounds=4",))
+    assert (tmp_path / "said").read_text() == "1 2 3 True1 2 3 4 True", "it does not say what it has"
+    assert f"names code, which is executed now: {tmp_path}/mine.py:Mine" in caplog.text
+
+
+REFUSED = {
+    "tensorboard": ([{"tensorboard": True}], "output.tensorboard is no key any more: give output.trackers: .tensorb"),
+    "wandb": ([{"wandb": "offline"}], "output.wandb is no key any more: give output.trackers: .wandb"),
+    "mlflow": ([{"mlflow": "mlruns"}], "output.mlflow is no key any more: .*name: mlflow, store"),
+    "unknown": (["tensorbord"], "unknown tracker 'tensorbord'; did you mean 'tensorboard'. known: mlflow, tensor"),
+    "options": ([{"name": "wandb", "moode": 1}], "output.trackers: wandb: got an unexpected keyword .*'moode'.*mode"),
+    "no name": ([{"store": "mlruns"}], "output.trackers = .*has no name"),
+    "no list": ("tensorboard", "output.trackers = 'tensorboard'"),
+    "another class": (["mine.py:Other"], "tracker .*Other.*is no subclass of pflmpi.runtime.trackers.Tracker"),
+    "no wandb": (["wandb"], "needs the package wandb, which is not installed; `pip install wandb`"),
+    "no mlflow": (["mlflow"], "needs the package mlflow, which is not installed; `pip install mlflow`"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_track_is_refused_before_anything_is_written(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=f"output.{name} = {value} needs the package {name}, which is not installed"):
-        quick_run.run(quick_run.settings(output={name: value}), tmp_path / "run")
+    given, words = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    output = given[0] if case in ("tensorboard", "wandb", "mlflow") else {"trackers": given}
+    with pytest.raises(UserError, match=words):
+        quick_run.run(quick_run.settings(output=output), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_section_is_checked_like_the_others(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=r"output\.tensorboard = 'often'"):
-        configuration.parse(quick_run.settings(output={"tensorboard": "often"}))
-    with pytest.raises(ConfigError, match="unknown key in output: 'comet'; known: mlflow, tensorboard, wandb"):
-        configuration.parse(quick_run.settings(output={"comet": True}))
-    assert main(["schema"]) == 0
-    assert "tensorboard" in capfd.readouterr().out

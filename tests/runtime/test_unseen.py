@@ -18,12 +18,11 @@ from pflmpi.config import load as configuration
 from pflmpi.data.federation import save
 from pflmpi.errors import DataError
 from pflmpi.experiment.build import Experiment, prepare, setup
-from pflmpi.forecast.measuring import CohortCost, Costs
-from pflmpi.forecast.process import Cost
+from pflmpi.forecast.measuring import CohortCost, Cost, Costs
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.exchange.newcomers import mean_calls
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import schedule
 from pflmpi.store import metrics_file, run_folder
 
 UNSEEN = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}

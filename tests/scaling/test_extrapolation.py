@@ -1,7 +1,6 @@
 """The serial fraction: found again where it is true, wide where points scatter, refused with too few points."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,46 +14,46 @@ from pflmpi.scaling.results import results
 FIRST, SERIAL = 2.0, 0.125
 
 
-def strong(ranks: int) -> dict[str, float]:
+def strong(ranks):
     """Amdahl's law: 1/8 of 2 seconds is serial."""
     return {"seconds": FIRST * (SERIAL + (1 - SERIAL) / ranks)}
 
 
-def test_the_serial_fraction_of_amdahls_law_is_found_again(tmp_path: Path) -> None:
+def test_the_serial_fraction_of_amdahls_law_is_found_again(tmp_path):
     found = scale_folder.scaling([1, 2, 4])
     law = fit(results(scale_folder.measured(tmp_path / "s", found, strong)), 1000)
-    assert law.first == pytest.approx(2.0) and law.serial == pytest.approx(0.125)
+    assert law.first == pytest.approx(2.0) and law.serial.value == pytest.approx(0.125)
     assert law.seconds(1000).value == pytest.approx(0.25 + 1.75 / 1000, rel=1e-6)
-    assert law.serial_fraction.high - law.serial_fraction.low < 1e-4, "nothing is uncertain"
+    assert law.serial.high - law.serial.low < 1e-4, "nothing is uncertain"
 
 
-def test_in_weak_experiments_the_serial_part_grows_with_the_work(tmp_path: Path) -> None:
+def test_in_weak_experiments_the_serial_part_grows_with_the_work(tmp_path):
     found = scale_folder.scaling([1, 2, 4], "weak")
     law = fit(
         results(scale_folder.measured(tmp_path / "s", found, lambda r: {"seconds": r * strong(r)["seconds"]})), 1000
     )
-    assert law.serial == pytest.approx(0.125) and law.seconds(8).value == pytest.approx(8 * 0.25 + 1.75)
+    assert law.serial.value == pytest.approx(0.125) and law.seconds(8).value == pytest.approx(8 * 0.25 + 1.75)
 
 
-def test_points_that_scatter_make_the_interval_wide_and_it_holds_the_truth(tmp_path: Path) -> None:
+def test_points_that_scatter_make_the_interval_wide_and_it_holds_the_truth(tmp_path):
     drawn, found = np.random.default_rng(5), scale_folder.scaling([1, 2, 4, 8], repeats=4)
 
-    def noisy(ranks: int) -> dict[str, float]:
+    def noisy(ranks):
         return {"seconds": strong(ranks)["seconds"] + 0.05 * float(drawn.standard_normal())}
 
     law = fit(results(scale_folder.measured(tmp_path / "s", found, noisy)), 1000)
-    assert law.serial_fraction.low < SERIAL < law.serial_fraction.high
-    assert 0.01 < law.serial_fraction.high - law.serial_fraction.low < 0.2
+    assert law.serial.low < SERIAL < law.serial.high
+    assert 0.01 < law.serial.high - law.serial.low < 0.2
     assert law.seconds(1000).low < strong(1000)["seconds"] < law.seconds(1000).high
 
 
-def test_what_scales_perfectly_has_no_serial_fraction_below_zero(tmp_path: Path) -> None:
+def test_what_scales_perfectly_has_no_serial_fraction_below_zero(tmp_path):
     found = scale_folder.scaling([1, 2, 4])
     law = fit(results(scale_folder.measured(tmp_path / "s", found, lambda r: {"seconds": 2 / r**1.2})), 1000)
-    assert law.serial == pytest.approx(0, abs=1e-6) and law.serial_fraction.low == 0
+    assert law.serial.value == pytest.approx(0, abs=1e-6) and law.serial.low == 0
 
 
-def test_too_few_points_and_ranks_that_share_a_machine_are_refused(tmp_path: Path) -> None:
+def test_too_few_points_and_ranks_that_share_a_machine_are_refused(tmp_path):
     two = results(scale_folder.measured(tmp_path / "two", scale_folder.scaling([1, 2])))
     with pytest.raises(ConfigError, match=r"--to needs 3 numbers of ranks that were measured, and there are 2"):
         fit(two, 1000)
@@ -63,7 +62,7 @@ def test_too_few_points_and_ranks_that_share_a_machine_are_refused(tmp_path: Pat
         fit(packed, 1000)
 
 
-def test_the_page_draws_the_law_apart_from_what_was_measured(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_page_draws_the_law_apart_from_what_was_measured(tmp_path, capfd):
     out = scale_folder.measured(tmp_path / "s", scale_folder.scaling([1, 2, 4]))
     assert main(["report", str(out), "--to", "1000"]) == 0
     page = (out / "scale.html").read_text()

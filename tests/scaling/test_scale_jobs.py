@@ -1,7 +1,6 @@
 """`pflmpi scale --submit` with programs that stand in for Slurm's, and the steps of an allocation."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ import scale_folder
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
-from pflmpi.scaling.points import runs
+from pflmpi.scaling.experiment import runs
 from pflmpi.scaling.slurm import Allocation, allocation
 from pflmpi.store import job_file
 
@@ -18,13 +17,13 @@ SUBMIT = ["scale", "small.yaml", "--ranks", "1,2,4", "--rounds", "4", "--repeats
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder with a configuration, and a Slurm whose queue is empty."""
     sbatch = 'n=$(ls words* 2> /dev/null | wc -l); printf "%s\\n" "$@" > words$n; cat > script$n; echo "4$n"'
     return fake_slurm.enter(tmp_path, monkeypatch, sbatch)
 
 
-def test_each_point_is_a_job_with_as_many_tasks_as_ranks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_point_is_a_job_with_as_many_tasks_as_ranks(folder, capfd):
     assert main([*SUBMIT, "--time", "0:30:00", "--ntasks-per-node=2", "--mpi", "pmix", "--", "--comment=a"]) == 0
     assert re.findall(r"^ranks .*", capfd.readouterr().out, re.MULTILINE) == [
         f"ranks {ranks}: job 4{n}, log s/ranks-000{ranks}.4{n}.log" for n, ranks in enumerate((1, 2, 4))
@@ -38,9 +37,7 @@ def test_each_point_is_a_job_with_as_many_tasks_as_ranks(folder: Path, capfd: py
     )
 
 
-def test_points_that_are_measured_or_have_a_job_are_not_submitted(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_points_that_are_measured_or_have_a_job_are_not_submitted(folder, capfd):
     found = scale_folder.scaling([1, 2, 4], repeats=1)
     scale_folder.measured(folder / "s", found)
     for one in runs(found)[1:]:
@@ -55,7 +52,7 @@ def test_points_that_are_measured_or_have_a_job_are_not_submitted(
     ]
 
 
-def test_a_dry_run_changes_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_changes_nothing(folder, capfd):
     assert main([*SUBMIT, "--dry-run"]) == 0
     assert capfd.readouterr().out.count("#!/bin/bash") == 3
     assert sorted(path.name for path in folder.iterdir()) == ["bin", "small.yaml"]
@@ -70,20 +67,18 @@ def test_a_dry_run_changes_nothing(folder: Path, capfd: pytest.CaptureFixture[st
         (["-s", "runtime.transport=mpi"], "with --mpi none every rank would be alone"),
     ],
 )
-def test_what_no_job_can_do_is_refused(
-    words: list[str], said: str, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_job_can_do_is_refused(words, said, folder, capfd):
     assert main([*SUBMIT, *words]) == 2
     assert said in capfd.readouterr().err and not (folder / "s").exists()
 
 
-def test_options_of_sbatch_need_submit(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_options_of_sbatch_need_submit(folder, capfd):
     for words, name in ((["--time=30"], "--time"), (["--", "--exclusive"], "--"), (["--dry-run"], "--dry-run")):
         assert main([*SUBMIT[:-1], *words]) == 2
         assert f"{name} is for --submit, which is not given; leave it out" in capfd.readouterr().err
 
 
-def test_a_step_takes_as_few_nodes_as_it_can_and_shares_the_cores_where_asked() -> None:
+def test_a_step_takes_as_few_nodes_as_it_can_and_shares_the_cores_where_asked():
     job = allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "8"}, "pmix")
     assert job == Allocation(tasks=8, nodes=2, mpi="pmix") and allocation({}, "none") is None
     start = ["srun", "--mpi=pmix", "--kill-on-bad-exit=1"]
@@ -99,7 +94,7 @@ def test_a_step_takes_as_few_nodes_as_it_can_and_shares_the_cores_where_asked() 
         job.check(8, 1)
 
 
-def test_in_packing_mode_all_ranks_are_on_one_node(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_in_packing_mode_all_ranks_are_on_one_node(folder, capfd):
     assert main([*SUBMIT, "--mode", "packing"]) == 0
     assert {"--ntasks=4", "--ntasks-per-node=4"} <= set((folder / "words0").read_text().splitlines())
     assert main([*SUBMIT, "--mode", "packing", "--out", "other", "--ntasks-per-node=2"]) == 2

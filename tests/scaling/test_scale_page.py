@@ -2,7 +2,6 @@
 
 import csv
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,70 +10,65 @@ import scale_folder
 from pflmpi.analysis.plots import Curves, Stack
 from pflmpi.cli import main
 from pflmpi.scaling import records
-from pflmpi.scaling.figures import figures
-from pflmpi.scaling.points import runs
+from pflmpi.scaling.experiment import runs
+from pflmpi.scaling.page import figures
 from pflmpi.scaling.results import PARTS, results
 
 
 @pytest.fixture
-def strong(tmp_path: Path) -> Path:
-    out = scale_folder.measured(tmp_path / "strong", scale_folder.scaling([1, 2, 4]))
-    records.write(records.plan_file(out, 4), {"memory_bytes": 2**21, "wire_bytes": 150})
-    return out
+def strong(tmp_path):
+    return scale_folder.measured(tmp_path / "strong", scale_folder.scaling([1, 2, 4]))
 
 
-def test_figures_draw_what_was_measured_beside_what_was_predicted_and_what_would_be_ideal(strong: Path) -> None:
-    by_name = {plot.name: plot for plot in figures({"strong": results(strong)})}  # type: ignore[union-attr]
+def test_figures_draw_what_was_measured_beside_what_would_be_ideal(strong):
+    by_name = {plot.name: plot for plot in figures({"strong": results(strong)})}
     seconds, speed_up, split = by_name["seconds_per_round"], by_name["speed_up"], by_name["split"]
     assert isinstance(seconds, Curves) and isinstance(speed_up, Curves) and isinstance(split, Stack)
     (measured,) = seconds.curves
-    sent = by_name["bytes"]
-    assert isinstance(sent, Curves)
-    predicted = sent.curves[1]
     assert (measured.x.tolist(), measured.y.tolist()) == ([1, 2, 4], [8, 4, 2])
-    assert (predicted.thin, predicted.x.tolist(), predicted.y.tolist()) == (True, [4], [150])
     assert [curve.y.tolist() for curve in speed_up.curves] == [[1, 2, 4], [1, 2, 4]]
     assert list(split.parts) == list(PARTS) and np.sum(list(split.parts.values()), axis=0).tolist() == [8, 4, 2]
 
 
-def test_report_makes_the_page_the_figures_and_a_latex_table(strong: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_report_makes_the_page_the_figures_and_a_latex_table(strong, capfd):
     assert main(["report", str(strong)]) == 0
     assert capfd.readouterr().out == f"{strong}/scale.html\n"
     page = (strong / "scale.html").read_text()
     drawn = page.split('<script type="application/json"')[0]
-    assert drawn.count("<svg") == 6 and "<script src" not in page and "default-src 'none'" in page
+    assert drawn.count("<svg") == 5 and "<script src" not in page and "default-src 'none'" in page
     assert "http" not in re.sub("http-equiv|http://www.w3.org/[a-z0-9/]+", "", drawn)
     assert "Old Faithful, 8 cores" in page and "class=wrong" not in page
-    for name in ("seconds_per_round", "speed_up", "efficiency", "split", "memory", "bytes"):
+    for name in ("seconds_per_round", "speed_up", "split", "memory", "bytes"):
         assert {path.suffix for path in (strong / "figures").glob(f"{name}.*")} == {".csv", ".png", ".svg", ".pdf"}
         assert f'href="figures/{name}.pdf"' in page
     latex = (strong / "scale.tex").read_text()
     assert r"\begin{tabular}" in latex and "4 & 2.000 & 2.000-2.000 & 4.00 & 1.00" in latex
 
 
-def test_experiments_lie_over_each_other_and_faults_stand_out(
-    strong: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_experiments_lie_over_each_other_and_faults_stand_out(strong, tmp_path, capfd):
     found = scale_folder.scaling([1, 2, 4])
     weak = scale_folder.measured(tmp_path / "other", found, digest=lambda one: str(one.ranks == 4))
     records.failed(runs(found)[1], weak, "no memory is left")
     assert main(["report", str(strong), str(weak), "--out", str(tmp_path / "both")]) == 1
     shown = capfd.readouterr()
-    assert "other: OTHER BITS on 4 ranks" in shown.err and "other: 2 ranks, repeat 1: no memory is left" in shown.err
+    assert (
+        "other: results differ between ranks or repeats on 4 ranks" in shown.err
+        and "other: 2 ranks, repeat 1: no memory is left" in shown.err
+    )
     assert (tmp_path / "both" / "scale.html").read_text().count("class=wrong") == 2
     assert "Where the seconds go: other" in (tmp_path / "both" / "scale.html").read_text(), "a figure for each"
     with open(tmp_path / "both" / "figures" / "speed_up.csv", newline="") as file:
         assert {line["curve"] for line in csv.DictReader(file)} == {"strong", "other", "ideal"}
 
 
-def test_runs_and_experiments_are_not_mixed(strong: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_runs_and_experiments_are_not_mixed(strong, tmp_path, capfd):
     assert main(["report", str(strong), str(tmp_path)]) == 2
     assert "is a scaling experiment, and" in capfd.readouterr().err
     assert main(["report", str(strong), "--target", "0.9"]) == 2
     assert "--target is for the report of runs" in capfd.readouterr().err
 
 
-def test_an_experiment_without_a_run_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_experiment_without_a_run_says_why(tmp_path, capfd):
     found = scale_folder.scaling([2], repeats=1)
     out = scale_folder.measured(tmp_path / "s", found)
     records.failed(runs(found)[0], out, "no memory is left")

@@ -12,18 +12,17 @@ from pflmpi.config.load import parse
 from pflmpi.errors import Stopped
 from pflmpi.forecast.budget import Budget, but_seed, seconds_per_round, work_per_round
 from pflmpi.store import metrics_file
-from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.pending import CellTask
-from pflmpi.sweep.table import load
+from pflmpi.sweep.table import Cell, cells, load
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path, monkeypatch):
     """Relative folders are those of the test."""
     monkeypatch.chdir(tmp_path)
 
 
-def task(row: str, seed: int = 0, done: int = 0, rounds: int = 100) -> CellTask:
+def task(row, seed=0, done=0, rounds=100):
     state = "done" if done == rounds else "continue" if done else "start"
     return CellTask(
         Cell(row, "c", seed, {"seed": seed, "algorithm": {"name": row}}),
@@ -38,7 +37,7 @@ WORK = {but_seed(task("dear")): 10.0, but_seed(task("cheap", seed=9)): 1.0, but_
 SECONDS = {but_seed(task("dear")): 10.0, but_seed(task("cheap")): 2.0}  # 1 and 2 for a unit of work
 
 
-def test_a_run_costs_what_its_like_has_taken_else_what_its_work_takes() -> None:
+def test_a_run_costs_what_its_like_has_taken_else_what_its_work_takes():
     tasks = [task("unknown"), task("dear"), task("cheap"), task("dear", seed=1, done=95), task("large")]
     budget = Budget(1.0, 1, tasks, WORK, SECONDS)
     names = [one.cell.name for one in budget.cheapest_first()]
@@ -47,7 +46,7 @@ def test_a_run_costs_what_its_like_has_taken_else_what_its_work_takes() -> None:
     assert budget.seconds(task("dear", done=100)) == 0
 
 
-def test_before_any_cell_has_run_work_decides_and_no_seconds_are_said() -> None:
+def test_before_any_cell_has_run_work_decides_and_no_seconds_are_said():
     tasks = [task("unknown"), task("large"), task("dear"), task("cheap")]
     budget = Budget(2.0, 1, tasks, WORK, {})
     assert [one.cell.row for one in budget.cheapest_first()] == ["cheap", "dear", "large", "unknown"]
@@ -55,14 +54,14 @@ def test_before_any_cell_has_run_work_decides_and_no_seconds_are_said() -> None:
 
 
 @pytest.mark.parametrize("jobs, seconds, fitting", [(1, 1201, 2), (1, 1199, 1), (2, 601, 2), (1, 1e9, 2)])
-def test_as_many_fit_as_the_time_that_is_left_has_room_for(jobs: int, seconds: float, fitting: int) -> None:
+def test_as_many_fit_as_the_time_that_is_left_has_room_for(jobs, seconds, fitting):
     tasks = [task("dear"), task("unknown"), task("cheap"), task("cheap", done=100)]
     hours = 1200 / jobs / 3600
     expected = f"budget 2 h: {fitting} of 3 runs should fit; they need about {hours:.2f} h, and 1 run of unknown length"
     assert Budget(2.0, jobs, tasks, WORK, SECONDS).expected(seconds) == expected
 
 
-def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_path):
     seven = {"row": "Local", "set": {"training": {"steps": 7, "participation": 1.0}}}
     too_many = {"row": "FedAvg", "set": {"partition": {"name": "iid", "clients": 5000}}}
     table = load(table_file.write(tmp_path, columns={"few": {}}, exceptions=[seven, too_many]))
@@ -74,7 +73,7 @@ def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_
     assert work == {local: 3 * 7 * (64 * 4 + 4 + 4 * 10 + 10)}, "clients, steps, parameters"
 
 
-def test_cells_that_have_run_say_how_long_a_round_takes(tmp_path: Path) -> None:
+def test_cells_that_have_run_say_how_long_a_round_takes(tmp_path):
     """The first round warms up, and lines after the last checkpoint are not counted."""
     one, other = task("dear", seed=1, done=4), task("dear", seed=2, done=3)
     for each, seconds in ((one, (9, 1, 2, 3, 70)), (other, (9, 4, 5))):
@@ -85,12 +84,12 @@ def test_cells_that_have_run_say_how_long_a_round_takes(tmp_path: Path) -> None:
     assert seconds_per_round([one, other, task("cheap", done=1)], tmp_path) == {but_seed(one): 3.0}
 
 
-def test_a_dry_run_shows_the_order_and_what_should_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_the_order_and_what_should_fit(tmp_path, capsys):
     longer = [{"row": "FedAvg", "set": {"training": {"rounds": 100_000}}}]
     path = table_file.write(tmp_path, seeds=[0, 1], columns={"few": {}}, exceptions=longer)
     words = ["sweep", str(path), "--ranks", "1"]
 
-    def shown() -> list[str]:
+    def shown():
         capsys.readouterr()
         assert main([*words, "--budget", "0.01", "--dry-run"]) == 0
         return capsys.readouterr().out.splitlines()
@@ -114,15 +113,13 @@ def test_a_dry_run_shows_the_order_and_what_should_fit(tmp_path: Path, capsys: p
         (["--budget", "2", "--cell", "0"], "--budget 2 with --cell, which is one run; leave one of the two out"),
     ],
 )
-def test_a_budget_that_is_none_is_refused(
-    words: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_budget_that_is_none_is_refused(words, expected, tmp_path, capfd):
     assert main(["sweep", str(table_file.write(tmp_path)), *words]) == 2
     assert expected in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_sweep_stops_in_time_and_goes_on_next_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_stops_in_time_and_goes_on_next_time(tmp_path, capfd):
     longer = [{"row": "FedAvg", "set": {"training": {"rounds": 100_000}}}]
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, exceptions=longer)
     words, long = ["sweep", str(path), "--ranks", "1", "--budget", "0.01"], Path("sweeps/small/FedAvg/few/seed0")

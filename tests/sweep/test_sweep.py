@@ -5,11 +5,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,18 +20,16 @@ from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.run_lock import take
-from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.lock import locked
-from pflmpi.sweep.pending import CellTask, cell_task, prepare, unless_written
-from pflmpi.sweep.processes import LoggedCommand, run_all
-from pflmpi.sweep.runs import SweepProgress
-from pflmpi.sweep.table import load
+from pflmpi.sweep.pending import cell_task, prepare, unless_written
+from pflmpi.sweep.runs import LoggedCommand, SweepProgress, run_all
+from pflmpi.sweep.table import cells, load
 
 MISSING = {"data": {"name": "mnist", "root": "nowhere"}}
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -41,22 +37,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cell(tmp_path: Path) -> Cell:
+def cell(tmp_path):
     return cells(load(table_file.write(tmp_path)), [], None)[0]
 
 
-def needed(cell: Cell, out: Path, **changes: Any) -> CellTask:
+def needed(cell, out, **changes):
     """What a cell needs when sections of its configuration have changed."""
     raw = {**cell.raw, **{name: {**cell.raw.get(name, {}), **keys} for name, keys in changes.items()}}
     return cell_task(replace(cell, raw=raw), configuration.parse(raw), out, ranks=1)
 
 
-def run(cell: Cell, out: Path) -> Path:
+def run(cell, out):
     quick_run.run(cell.raw, cell.run(out))
     return cell.run(out)
 
 
-def test_a_cell_without_a_run_is_started_with_its_configuration_beside_it(cell: Cell, tmp_path: Path) -> None:
+def test_a_cell_without_a_run_is_started_with_its_configuration_beside_it(cell, tmp_path):
     work = needed(cell, tmp_path)
     folder = str(tmp_path / "FedAvg" / "few")
     start = ["run", f"{folder}/seed0.yaml", "--out", f"{folder}/seed0", "--ranks", "1", "--quiet"]
@@ -67,15 +63,13 @@ def test_a_cell_without_a_run_is_started_with_its_configuration_beside_it(cell: 
 
 
 @pytest.mark.parametrize("runtime", [{}, {"executor": "lanes"}, {"lanes": 2}])
-def test_a_finished_run_is_done_whether_or_not_it_has_chosen_its_executor(
-    runtime: dict[str, Any], cell: Cell, tmp_path: Path
-) -> None:
+def test_a_finished_run_is_done_whether_or_not_it_has_chosen_its_executor(runtime, cell, tmp_path):
     run(cell, tmp_path)
     work = needed(cell, tmp_path, runtime=runtime)
     assert (work.state, work.done, work.command) == ("done", 2, ())
 
 
-def test_a_run_continues_when_more_rounds_are_requested(cell: Cell, tmp_path: Path) -> None:
+def test_a_run_continues_when_more_rounds_are_requested(cell, tmp_path):
     folder = run(cell, tmp_path)
     work = needed(cell, tmp_path, training={"rounds": 3}, checkpoint={"keep": 1}, runtime={"timeout": 60})
     changes = ["-s", "checkpoint.keep=1", "-s", "runtime.timeout=60.0", "-s", "training.rounds=3"]
@@ -94,9 +88,7 @@ def test_a_run_continues_when_more_rounds_are_requested(cell: Cell, tmp_path: Pa
         ({"runtime": {"lanes": 3}}, ["runtime.lanes = 2 in the run, 3 now"]),
     ],
 )
-def test_a_run_made_with_another_configuration_stays_as_it_is(
-    changes: dict[str, Any], words: list[str], cell: Cell, tmp_path: Path
-) -> None:
+def test_a_run_made_with_another_configuration_stays_as_it_is(changes, words, cell, tmp_path):
     folder = run(cell, tmp_path)
     before = quick_run.digest(folder)
     work = needed(cell, tmp_path, **changes)
@@ -105,7 +97,7 @@ def test_a_run_made_with_another_configuration_stays_as_it_is(
     assert quick_run.digest(folder) == before and not cell.config(tmp_path).exists()
 
 
-def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(cell: Cell, tmp_path: Path) -> None:
+def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(cell, tmp_path):
     folder = run(cell, tmp_path)
     for path in folder.glob("round_*.h5"):
         path.unlink()
@@ -115,7 +107,7 @@ def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(c
     assert not folder.exists()
 
 
-def test_a_run_that_another_process_writes_is_left_alone(cell: Cell, tmp_path: Path) -> None:
+def test_a_run_that_another_process_writes_is_left_alone(cell, tmp_path):
     folder = run(cell, tmp_path)
     for path in folder.glob("round_*.h5"):
         path.unlink()
@@ -130,7 +122,7 @@ def test_a_run_that_another_process_writes_is_left_alone(cell: Cell, tmp_path: P
     assert unless_written(needed(cell, tmp_path), tmp_path).state == "start"
 
 
-def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell: Cell, tmp_path: Path) -> None:
+def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell, tmp_path):
     folder = run(cell, tmp_path)
     for path in folder.glob("round_*.h5"):
         path.write_bytes(b"nothing")
@@ -146,16 +138,16 @@ def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell: Cell, tmp_path:
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[int]:
+def held(tmp_path):
     with locked(tmp_path / "held") as descriptor:
         yield descriptor
 
 
-def shell(name: str, script: str, folder: Path) -> LoggedCommand:
+def shell(name, script, folder):
     return LoggedCommand(name, ["sh", "-c", script], folder / f"{name}.log")
 
 
-def test_a_limited_number_of_jobs_runs_at_a_time_each_with_its_own_log(tmp_path: Path, held: int) -> None:
+def test_a_limited_number_of_jobs_runs_at_a_time_each_with_its_own_log(tmp_path, held):
     jobs = [
         shell(f"job{number}", f"echo out $PLACE; sleep 0.1; echo err >&2; exit {number}", tmp_path)
         for number in range(5)
@@ -169,14 +161,14 @@ def test_a_limited_number_of_jobs_runs_at_a_time_each_with_its_own_log(tmp_path:
     assert all(text.endswith("\nerr\n") for text in texts)
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
 
 
-def test_closing_ends_every_process_of_the_groups(tmp_path: Path, held: int) -> None:
+def test_closing_ends_every_process_of_the_groups(tmp_path, held):
     job = shell("job", "sleep 60 & echo $!; wait", tmp_path)
     with closing(run_all([job], [{}], held)) as looks:
         for _ in looks:
@@ -186,7 +178,7 @@ def test_closing_ends_every_process_of_the_groups(tmp_path: Path, held: int) -> 
     processes.wait_for(lambda: not alive(child), "the end of the group")
 
 
-def test_gpus_are_shared_out_among_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_shared_out_among_the_jobs(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
@@ -202,7 +194,7 @@ HOLD = "import sys, time; from pathlib import Path; from pflmpi.sweep.lock impor
 HOLD += "with locked(Path(sys.argv[1])) as lock: print('held', flush=True); time.sleep(60)"
 
 
-def test_a_second_sweep_in_a_folder_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+def test_a_second_sweep_in_a_folder_is_refused_until_the_first_has_ended(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None and first.stdout.readline() == "held\n"
         with pytest.raises(ConfigError, match="another sweep works in"), locked(tmp_path):
@@ -212,7 +204,7 @@ def test_a_second_sweep_in_a_folder_is_refused_until_the_first_has_ended(tmp_pat
         pass
 
 
-def test_the_lock_holds_while_a_run_of_a_killed_sweep_continues(tmp_path: Path) -> None:
+def test_the_lock_holds_while_a_run_of_a_killed_sweep_continues(tmp_path):
     job = shell("job", "exec sleep 60", tmp_path)
     with locked(tmp_path / "out") as descriptor:
         looks = run_all([job], [{}], descriptor)
@@ -227,16 +219,14 @@ def test_the_lock_holds_while_a_run_of_a_killed_sweep_continues(tmp_path: Path) 
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_survives_a_failing_cell_and_does_not_repeat_what_is_done(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_survives_a_failing_cell_and_does_not_repeat_what_is_done(tmp_path, capfd):
     path = table_file.write(
         tmp_path, seeds=[0], columns={"few": {}}, exceptions=[{"row": "Local", "set": MISSING}], notes=["note"]
     )
     assert main(["sweep", str(path), "--jobs", "2", "--ranks", "1"]) == 1
     shown = capfd.readouterr()
     folder = Path("sweeps") / "small"
-    assert "2 runs: 1 done (0 of them before), 1 failed" in shown.out and f"pflmpi report {path}" in shown.out
+    assert "2 runs: 1 done (0 of them before), 1 failed" in shown.out and f"pflmpi table {path}" in shown.out
     lines = shown.err.splitlines()
     assert sorted(line.split("] ")[1].split(":")[0] for line in lines[:2]) == ["FedAvg/few/seed0", "Local/few/seed0"]
     assert "failed: dataset 'mnist' was not found" in lines[2]
@@ -249,9 +239,7 @@ def test_a_sweep_survives_a_failing_cell_and_does_not_repeat_what_is_done(
     assert (run / "config.yaml").stat().st_mtime_ns == written
 
 
-def test_another_configuration_is_a_failed_cell_that_names_the_keys(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_another_configuration_is_a_failed_cell_that_names_the_keys(tmp_path, capfd):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"A": {"algorithm": {"name": "local"}}})
     (cell,) = cells(load(path), [], None)
     run(cell, Path("sweeps/small"))
@@ -261,9 +249,7 @@ def test_another_configuration_is_a_failed_cell_that_names_the_keys(
     assert "training.lr = 0.01 in the run, 0.7 now" in shown.err and "A/few/seed0" in shown.err
 
 
-def test_on_a_terminal_bars_show_all_runs_and_the_running_ones(
-    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_on_a_terminal_bars_show_all_runs_and_the_running_ones(cell, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
     folder = run(cell, tmp_path)
@@ -276,9 +262,7 @@ def test_on_a_terminal_bars_show_all_runs_and_the_running_ones(
     assert re.search(r"FedAvg/few/seed1\W+2/7 ", text), text
 
 
-def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(tmp_path, capsys):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
     done, _ = cells(load(path), [], None)
     run(done, Path("sweeps/small"))
@@ -313,17 +297,13 @@ def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(
         ({}, ["--launcher", "sh 'a"], "cannot be read as a command: No closing quotation; close the quotes"),
     ],
 )
-def test_what_is_wrong_is_found_before_anything_starts(
-    changes: dict[str, Any], words: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_found_before_anything_starts(changes, words, expected, tmp_path, capfd):
     assert main(["sweep", str(table_file.write(tmp_path, **changes)), *words]) == 2
     assert expected in capfd.readouterr().err
     assert not Path("sweeps").exists()
 
 
-def test_a_sweep_under_a_launcher_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_under_a_launcher_is_refused(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")
@@ -336,9 +316,7 @@ def test_a_sweep_under_a_launcher_is_refused(
 @pytest.mark.parametrize(
     "number, rows, ranks", [(signal.SIGINT, ["FedAvg", "Local"], 1), (signal.SIGTERM, ["Local"], 2)]
 )
-def test_a_stopped_sweep_leaves_no_process_and_resumes(
-    number: signal.Signals, rows: list[str], ranks: int, tmp_path: Path
-) -> None:
+def test_a_stopped_sweep_leaves_no_process_and_resumes(number, rows, ranks, tmp_path):
     path = table_file.write(
         tmp_path,
         seeds=[0],

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,25 +12,25 @@ import table_file
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
 from pflmpi.store import run_folder
-from pflmpi.sweep.cells import Cell
 from pflmpi.sweep.lock import cell_locked, locked
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.runs import run_cells
+from pflmpi.sweep.table import Cell
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def refused(lock: AbstractContextManager[int], *words: str) -> None:
+def refused(lock, *words):
     """Check that a lock is held by another, with these words in the error."""
     with pytest.raises(ConfigError) as raised, lock:
         pass
     assert all(word in str(raised.value) for word in words), raised.value
 
 
-def launcher(folder: Path, text: str) -> str:
+def launcher(folder, text):
     """A program that stands in for srun."""
     path = folder / "start it"
     path.write_text(f"#!/bin/bash\n{text}\n")
@@ -42,14 +41,14 @@ def launcher(folder: Path, text: str) -> str:
 # --- locks --------------------------------------------------------------------------------------------------------
 
 
-def test_tasks_share_a_folder_that_a_sweep_has_for_itself(tmp_path: Path) -> None:
+def test_tasks_share_a_folder_that_a_sweep_has_for_itself(tmp_path):
     with locked(tmp_path, shared=True), locked(tmp_path, shared=True):
         refused(locked(tmp_path), "another sweep works in", "or a job array")
     with locked(tmp_path):
         refused(locked(tmp_path, shared=True), "another sweep works in")
 
 
-def test_a_cell_has_one_task(tmp_path: Path) -> None:
+def test_a_cell_has_one_task(tmp_path):
     with cell_locked(tmp_path / "a" / "seed0"), cell_locked(tmp_path / "a" / "seed1"):
         refused(cell_locked(tmp_path / "a" / "seed0"), "another task works on", "seed0")
     with cell_locked(tmp_path / "a" / "seed0"):
@@ -59,9 +58,7 @@ def test_a_cell_has_one_task(tmp_path: Path) -> None:
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-def test_an_override_need_not_suit_cells_that_are_not_selected(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_override_need_not_suit_cells_that_are_not_selected(tmp_path, capfd):
     rows = {"FedAvg": {"algorithm": {"name": "fedavg"}}, "FedProx": {"algorithm": {"name": "fedprox"}}}
     words = ["sweep", str(table_file.write(tmp_path, rows=rows)), "--dry-run", "-s", "algorithm.prox_weight=0.1"]
     assert main([*words, "--only", "FedProx/*"]) == 0
@@ -70,9 +67,7 @@ def test_an_override_need_not_suit_cells_that_are_not_selected(
     assert "prox_weight" in capfd.readouterr().err
 
 
-def test_a_cell_is_run_beside_other_tasks_and_is_skipped_when_it_is_done(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_is_run_beside_other_tasks_and_is_skipped_when_it_is_done(tmp_path, capfd):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
     out = Path("sweeps") / "small"
     with locked(out, shared=True), cell_locked(out / "FedAvg" / "few" / "seed0"):
@@ -87,15 +82,13 @@ def test_a_cell_is_run_beside_other_tasks_and_is_skipped_when_it_is_done(
     assert capfd.readouterr().out == "cell 1: Local/few/seed0: 2 of 2 rounds done\n"
 
 
-def test_cells_are_numbered_among_the_selected_ones(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_cells_are_numbered_among_the_selected_ones(tmp_path, capfd):
     path = str(table_file.write(tmp_path))
     assert main(["sweep", path, "--only", "Local/*", "--seeds", "1", "--cell", "1", "--dry-run"]) == 0
     assert capfd.readouterr().out.splitlines()[0] == "Local/many (M)/seed0  0/2 rounds  start"
 
 
-def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(tmp_path, capfd):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
     start = launcher(tmp_path, 'printf "%s " "$@" > words; shift 2; exec "$@" --ranks 1')
     assert main(["sweep", str(path), "--launcher", start, "--dry-run"]) == 0
@@ -110,9 +103,7 @@ def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(
 @pytest.mark.parametrize(
     "ends, expected, told", [([75], 75, "0 failed, 1 stopped"), ([3], 1, "1 failed"), ([75, 3], 1, "1 failed, 1 stop")]
 )
-def test_a_stopped_run_is_not_a_failure_and_can_be_resumed(
-    ends: list[int], expected: int, told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_run_is_not_a_failure_and_can_be_resumed(ends, expected, told, tmp_path, capfd):
     rows = {f"row{code}": {"algorithm": {"name": "local"}} for code in ends}
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows=rows)
     codes = "; ".join(f'[[ "$*" != */row{code}/* ]] || exit {code}' for code in ends)
@@ -120,9 +111,7 @@ def test_a_stopped_run_is_not_a_failure_and_can_be_resumed(
     assert told in capfd.readouterr().out
 
 
-def test_a_cell_that_is_stopped_again_and_again_before_a_round_is_given_up(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_that_is_stopped_again_and_again_before_a_round_is_given_up(tmp_path, capfd):
     """Its job, which is requeued after 75 and not after 3, would else start for ever."""
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"row": {"algorithm": {"name": "local"}}})
     words = ["sweep", str(path), "--cell", "0"]
@@ -135,11 +124,11 @@ def test_a_cell_that_is_stopped_again_and_again_before_a_round_is_given_up(
     assert main([*words, "--launcher", stops]) == 75, "submitted again, it is started as before"
 
 
-def test_a_signal_while_the_last_run_ends_is_noted(tmp_path: Path) -> None:
+def test_a_signal_while_the_last_run_ends_is_noted(tmp_path):
     task = CellTask(Cell("row", "column", 0, {}), "start", 0, 2, ("--version",))
     task.cell.log(tmp_path).parent.mkdir(parents=True)
 
-    def record(_: CellTask) -> str:
+    def record(_):
         os.kill(os.getpid(), signal.SIGINT)
         return ""
 

@@ -1,8 +1,5 @@
 """A table file: which cells it has, their configurations, and what is refused."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import table_file
@@ -10,25 +7,25 @@ from pflmpi.config.load import parse
 from pflmpi.config.sections import merge
 from pflmpi.errors import ConfigError
 from pflmpi.sweep import table as tables
-from pflmpi.sweep.cells import Cell, cells, select
+from pflmpi.sweep.table import Cell, cells, select
 
 
-def cell(all_cells: list[Cell], name: str) -> dict[str, Any]:
+def cell(all_cells, name):
     (found,) = [one.raw for one in all_cells if one.name == name]
     return found
 
 
-def load(folder: Path, **changes: Any) -> tables.SweepTable:
+def load(folder, **changes):
     return tables.load(table_file.write(folder, **changes))
 
 
-def test_the_cells_are_rows_by_columns_by_seeds_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_the_cells_are_rows_by_columns_by_seeds_in_the_order_of_the_file(tmp_path):
     names = [one.name for one in cells(load(tmp_path, rows={"B": {}, "A": {}}), [], None)]
     assert names == [f"{row}/{column}/seed{seed}" for row in "BA" for column in ("few", "many (M)") for seed in (0, 1)]
     assert [one.seed for one in cells(load(tmp_path, seeds=[7, 3, 5]), [], 2)][:2] == [7, 3]
 
 
-def test_base_column_row_and_exceptions_are_merged_in_this_order(tmp_path: Path) -> None:
+def test_base_column_row_and_exceptions_are_merged_in_this_order(tmp_path):
     table = load(
         tmp_path,
         base={
@@ -68,24 +65,24 @@ def test_base_column_row_and_exceptions_are_merged_in_this_order(tmp_path: Path)
         ([{"name": "mlp"}], {"name": "cnn"}, {"name": "cnn"}),
     ],
 )
-def test_a_section_with_a_name_and_a_list_replace_and_others_are_merged(before: Any, over: Any, expected: Any) -> None:
+def test_a_section_with_a_name_and_a_list_replace_and_others_are_merged(before, over, expected):
     raw = {"model": before}
     assert merge(raw, {"model": over}) == {"model": expected}
     assert raw == {"model": before}
 
 
-def test_keys_cannot_be_merged_into_a_list(tmp_path: Path) -> None:
+def test_keys_cannot_be_merged_into_a_list(tmp_path):
     table = load(tmp_path, base={"model": [{"name": "mlp"}]}, columns={"C": {"model": {"hidden": 3}}})
     with pytest.raises(ConfigError, match=r"FedAvg/C: model = .*give the whole section"):
         cells(table, [], None)
 
 
-def test_every_cell_of_the_small_table_is_a_valid_configuration(tmp_path: Path) -> None:
+def test_every_cell_of_the_small_table_is_a_valid_configuration(tmp_path):
     for one in cells(load(tmp_path), [], None):
         assert parse(one.raw).seed == one.seed
 
 
-def test_numbers_can_be_names_and_1e_3_is_a_number(tmp_path: Path) -> None:
+def test_numbers_can_be_names_and_1e_3_is_a_number(tmp_path):
     path = tmp_path / "numbers.yaml"
     path.write_text(
         "{title: t, source: s, seeds: [0], rows: {0.5: {training: {lr: 1e-3}}}, columns: {10: {}},\n"
@@ -96,7 +93,7 @@ def test_numbers_can_be_names_and_1e_3_is_a_number(tmp_path: Path) -> None:
     assert cell(cells(table, [], None), "0.5/10/seed0")["training"] == {"lr": 0.001}
 
 
-def test_folders_of_cells_have_safe_names_below_the_folder_of_the_sweep(tmp_path: Path) -> None:
+def test_folders_of_cells_have_safe_names_below_the_folder_of_the_sweep(tmp_path):
     one = Cell("../a b", "K=10, β", 3, {})
     assert one.run(tmp_path) == tmp_path / "a_b" / "K=10_β" / "seed3"
     assert one.config(tmp_path).name == "seed3.yaml" and one.log(tmp_path).name == "seed3.log"
@@ -130,19 +127,19 @@ def test_folders_of_cells_have_safe_names_below_the_folder_of_the_sweep(tmp_path
         ({"columns": {"..": {}}}, ["columns", "'..'"]),
     ],
 )
-def test_a_wrong_table_is_refused_with_a_clear_text(changes: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+def test_a_wrong_table_is_refused_with_a_clear_text(changes, words, tmp_path):
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, **changes)
     text = str(caught.value)
     assert all(word in text for word in ["small.yaml", *words]) and "\n" not in text, text
 
 
-def test_a_folder_is_refused_as_a_table_file(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_table_file(tmp_path):
     with pytest.raises(ConfigError, match="is a folder; give a table file"):
         tables.load(tmp_path)
 
 
-def test_patterns_select_cells_ignoring_case(tmp_path: Path) -> None:
+def test_patterns_select_cells_ignoring_case(tmp_path):
     everything = cells(load(tmp_path), [], 1)
     for patterns, names in (
         ([], ["FedAvg/few", "FedAvg/many (M)", "Local/few", "Local/many (M)"]),
@@ -155,11 +152,11 @@ def test_patterns_select_cells_ignoring_case(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_seeds", [0, 3])
-def test_more_seeds_than_the_table_has_are_refused(num_seeds: int, tmp_path: Path) -> None:
+def test_more_seeds_than_the_table_has_are_refused(num_seeds, tmp_path):
     with pytest.raises(ConfigError, match=f"--seeds {num_seeds}: the table has 2"):
         cells(load(tmp_path), [], num_seeds)
 
 
-def test_the_seed_cannot_be_overridden(tmp_path: Path) -> None:
+def test_the_seed_cannot_be_overridden(tmp_path):
     with pytest.raises(ConfigError, match="seed cannot be overridden"):
         cells(load(tmp_path), ["seed=4"], None)

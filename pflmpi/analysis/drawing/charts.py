@@ -1,7 +1,6 @@
 """Figures as Vega-Lite charts: one description for the page, for notebooks and for SVG, PNG and PDF."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,37 +57,29 @@ def chart(plot: Plot) -> Spec:
 
     Parameters of it: `picked`, the entries of the legend that are selected, and `client`, the client that stands out.
     """
-    return {"description": f"{plot.title}. {plot.caption}", **_drawing(plot), "config": CONFIG}
-
-
-def _drawing(plot: Plot) -> Spec:
-    match plot:
-        case Curves(apart=True):
-            panels = [(curve.label, replace(plot, curves=(replace(curve, label=""),))) for curve in plot.curves]
-            return _curves(plot, panels)
+    parts: Sequence[tuple[str, Plot]] = plot.parts if isinstance(plot, Multiples) else [("", plot)]
+    drawing: Spec = {}
+    match parts[0][1]:
         case Curves():
-            return _curves(plot, [("", plot)])
+            drawing = _curves([(title, part) for title, part in parts if isinstance(part, Curves)])
         case Stack():
-            return _stack([("", plot)])
+            drawing = _stack([(title, part) for title, part in parts if isinstance(part, Stack)])
         case Matrices():
-            return _matrices([("", plot)])
-        case Dots():
-            return _dots(plot)
-        case Clouds():
-            return _clouds(plot)
-        case Bars():
-            return _bars(plot)
-        case Multiples():
-            first = plot.parts[0][1]
-            if isinstance(first, Curves):
-                return _curves(first, [(label, part) for label, part in plot.parts if isinstance(part, Curves)])
-            if isinstance(first, Stack):
-                return _stack([(label, part) for label, part in plot.parts if isinstance(part, Stack)])
-            return _matrices([(label, part) for label, part in plot.parts if isinstance(part, Matrices)])
-    raise AssertionError(f"no chart for {type(plot).__name__}")
+            drawing = _matrices([(title, part) for title, part in parts if isinstance(part, Matrices)])
+        case Dots() as dots:
+            drawing = _dots(dots)
+        case Clouds() as clouds:
+            drawing = _clouds(clouds)
+        case Bars() as bars:
+            drawing = _bars(bars)
+    assert drawing, f"no chart for {type(plot).__name__}"
+    return {"description": f"{plot.title}. {plot.caption}", **drawing, "config": CONFIG}
 
 
 # --- what charts have in common
+
+_CLIENT = {"name": "client", "value": None}
+_IS_CLIENT = "client !== null && datum.client === client"
 
 
 def _number(value: float) -> float | None:
@@ -101,7 +92,7 @@ def _values(rows: Iterable[Spec]) -> Spec:
 
 
 def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
-    """What a pointer is told: fields with their titles, `numbers` with four digits; no field without a title."""
+    """Tooltips: fields with their titles, `numbers` with four digits; no field without a title."""
     return [
         {"field": field, "title": title, **({"type": "quantitative", "format": ".4~g"} if field in numbers else {})}
         for field, title in titles.items()
@@ -109,23 +100,19 @@ def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
     ]
 
 
+def _nominal(field: str, domain: Sequence[str], values: Sequence[Any], legend: Spec | None) -> Spec:
+    """An encoding that gives each name of the domain one of the values."""
+    scale = {"domain": list(domain), "range": list(values)}
+    return {"field": field, "type": "nominal", "title": None, "scale": scale, "legend": legend}
+
+
 def _colour(labels: Sequence[str], styles: Sequence[int], field: str = "series", **legend: Any) -> Spec:
-    return {
-        "field": field,
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": list(labels), "range": [COLOURS[style % len(COLOURS)] for style in styles]},
-        "legend": {"columns": _columns(labels), **_long(labels), **legend} if any(labels) else None,
-    }
-
-
-def _long(labels: Sequence[str]) -> Spec:
-    return {"labelLimit": _LONGEST} if max(map(len, labels)) * 6 > _LONGEST else {}
-
-
-def _columns(labels: Sequence[str]) -> int:
-    """Columns of a legend that have room below one drawing."""
-    return max(1, min(4, len(labels), int(WIDTH // (40 + 6.5 * max(map(len, labels), default=1)))))
+    """An encoding by colour, with as many columns of its legend as have room below one drawing."""
+    longest = max(map(len, labels), default=1)
+    columns = max(1, min(4, len(labels), int(WIDTH // (40 + 6.5 * longest))))
+    limit = {"labelLimit": _LONGEST} if longest * 6 > _LONGEST else {}
+    colours = [COLOURS[style % len(COLOURS)] for style in styles]
+    return _nominal(field, labels, colours, {"columns": columns, **limit, **legend} if any(labels) else None)
 
 
 def _picking(field: str) -> Spec:
@@ -138,83 +125,27 @@ def _faded(opacity: float = 1.0) -> Spec:
     return {"condition": {"param": "picked", "value": opacity}, "value": 0.1 * opacity}
 
 
-def _x(label: str, **more: Any) -> Spec:
-    return {"field": "x", "type": "quantitative", "title": label or None, **more}
+def _quantity(field: str, label: str, **more: Any) -> Spec:
+    return {"field": field, "type": "quantitative", "title": label or None, **more}
 
 
 def _round_axis() -> Spec:
     return {"axis": {"tickMinStep": 1, "format": "d", "grid": False}, "scale": {"nice": False, "zero": False}}
 
 
+def _angle(names: Sequence[str]) -> Spec:
+    """Names on an axis, inclined where they would touch."""
+    return {"labelAngle": -40 if sum(map(len, names)) * 7 > WIDTH else 0}
+
+
 def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
     """A chart, or one for each title side by side on common axes."""
     if not any(titles):
-        return spec
+        return {**spec, "width": WIDTH, "height": HEIGHT}
     outside: Spec = {key: spec.pop(key) for key in ("data", "transform", "params") if key in spec}
     spec |= {"width": NARROW, "height": HEIGHT * 3 // 4}
     facet = {"field": "panel", "type": "nominal", "title": None, "sort": list(titles)}
     return {**outside, "facet": facet, "columns": min(_COLUMNS, len(titles)), "spec": spec}
-
-
-_CLIENT = {"name": "client", "value": None}
-_IS_CLIENT = "client !== null && datum.client === client"
-
-
-# --- lines
-
-
-def _curves(plot: Curves, panels: Sequence[tuple[str, Curves]]) -> Spec:
-    everything = [(title, curve) for title, part in panels for curve in part.curves]
-    rows = [row for number, (title, curve) in enumerate(everything) for row in _rows(plot, number, title, curve)]
-    many = len(everything) > _MANY and not plot.single_client
-    main, dash = _curve_encoding(plot, everything, rows)
-    x_and_looks = {channel: part for channel, part in main.items() if channel != "y"}
-    layers = _band(everything, x_and_looks, plot.y_label)
-    line: Spec = {"type": "line", "strokeWidth": 1 if many else 1.8}
-    looks = {**main, "strokeDash": dash, "opacity": _faded()}
-    layers.append({"name": "picking", "mark": line, "encoding": looks})
-    if max((len(curve.x) for _, curve in everything), default=0) <= _DOTTED:
-        dot = {"type": "point", "filled": True, "size": 12 if many else 22}
-        layers.append({"mark": dot, "encoding": {**main, "opacity": _faded()}})
-    if any(curve.mark is not None for _, curve in everything):
-        ring = {"type": "point", "size": 20 if many else 90, "strokeWidth": 1.5}
-        best = {"transform": [{"filter": "datum.best"}], "mark": ring}
-        layers.append({**best, "encoding": {**main, "opacity": _faded()}})
-    present = rows[0].keys() if rows else ()
-    numbers = ["y", *([] if plot.x_names else ["x"])]
-    tips = _tips(numbers, series="of", panel="in", client="client", x=plot.x_label, y=plot.y_label)
-    hover = {"type": "point", "filled": True, "size": 110, "opacity": 0}
-    told = {"x": main["x"], "y": main["y"], "detail": main["detail"]}
-    told["tooltip"] = [tip for tip in tips if tip["field"] in present and rows[0][tip["field"]] != ""]
-    layers.append({"name": HOVER, "mark": hover, "encoding": told})
-    spec: Spec = {"data": _values(rows), "width": WIDTH, "height": HEIGHT, "layer": layers}
-    spec["params"] = [_picking("series")]
-    if plot.single_client:
-        spec["params"].append(_choice(rows))
-        spec["transform"] = [{"filter": _IS_CLIENT}]
-    elif "client" in present:
-        chosen = {"type": "point", "filled": True, "size": 90, "opacity": 1}
-        layers.append({"transform": [{"filter": _IS_CLIENT}], "mark": chosen, "encoding": main})
-        spec["params"].append(_CLIENT)
-    return _in_panels(spec, [title for title, _ in panels])
-
-
-def _curve_encoding(plot: Curves, everything: Sequence[tuple[str, Curve]], rows: Sequence[Spec]) -> tuple[Spec, Spec]:
-    """The encoding of all marks of curves, and the dashes of lines: an entry of the legend for each label."""
-    firsts = {curve.label: curve for _, curve in reversed(everything)}
-    looks = {label: firsts[label] for label in dict.fromkeys(curve.label for _, curve in everything)}
-    colour = _colour(list(looks), [curve.style for curve in looks.values()], symbolType="stroke")
-    y: Spec = {"field": "y", "type": "quantitative", "title": plot.y_label, "scale": {"zero": plot.zero}}
-    if plot.percent:
-        y["scale"] |= _percent_domain(rows)
-    dash = {
-        "field": "series",
-        "type": "nominal",
-        "title": None,
-        "legend": colour["legend"],
-        "scale": {"domain": list(looks), "range": [_dash(curve) for curve in looks.values()]},
-    }
-    return {"x": _curve_x(plot), "y": y, "color": colour, "detail": {"field": "curve", "type": "nominal"}}, dash
 
 
 def _choice(rows: Sequence[Spec]) -> Spec:
@@ -223,70 +154,108 @@ def _choice(rows: Sequence[Spec]) -> Spec:
     return {"name": "client", "value": clients[0], "bind": {"input": "select", "options": clients, "name": "client "}}
 
 
-def _rows(plot: Curves, number: int, title: str, curve: Curve) -> Iterable[Spec]:
-    """The rows of a curve; only known bands, the best point and clients have what stands for these."""
-    of_clients = curve.points is not None and not plot.x_names
+# --- lines
+
+
+def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
+    plot = panels[0][1]
+    curves = [(title, curve) for title, part in panels for curve in part.curves]
+    rows = [row for number, (title, curve) in enumerate(curves) for row in _points(plot, number, title, curve)]
+    many = len(curves) > _MANY and not plot.single_client
+    marks, dash = _curve_encoding(plot, [curve for _, curve in curves], rows)
+    fading = {**marks, "opacity": _faded()}
+    layers = _band([curve for _, curve in curves], marks, plot.y_label)
+    line: Spec = {"type": "line", "strokeWidth": 1 if many else 1.8}
+    layers.append({"name": "picking", "mark": line, "encoding": {**fading, "strokeDash": dash}})
+    if max((len(curve.x) for _, curve in curves), default=0) <= _DOTTED:
+        layers.append({"mark": {"type": "point", "filled": True, "size": 12 if many else 22}, "encoding": fading})
+    if any(curve.mark is not None for _, curve in curves):
+        ring = {"type": "point", "size": 20 if many else 90, "strokeWidth": 1.5}
+        layers.append({"transform": [{"filter": "datum.best"}], "mark": ring, "encoding": fading})
+    present = {name for name, value in rows[0].items() if value != ""} if rows else set()
+    tips = _tips(
+        ["y", *([] if plot.x_names else ["x"])],
+        **{"series": "of", "panel": "in", "client": "client", "x": plot.x_label, "y": plot.y_label},
+    )
+    hover: Spec = {"type": "point", "filled": True, "size": 110, "opacity": 0}
+    encoding = {name: marks[name] for name in ("x", "y", "detail")}
+    tooltip = [tip for tip in tips if tip["field"] in present]
+    layers.append({"name": HOVER, "mark": hover, "encoding": {**encoding, "tooltip": tooltip}})
+    spec: Spec = {"data": _values(rows), "layer": layers, "params": [_picking("series")]}
+    if plot.single_client:
+        spec |= {"params": [*spec["params"], _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
+    elif "client" in present:
+        chosen = {"type": "point", "filled": True, "size": 90, "opacity": 1}
+        layers.append({"transform": [{"filter": _IS_CLIENT}], "mark": chosen, "encoding": marks})
+        spec["params"].append(_CLIENT)
+    return _in_panels(spec, [title for title, _ in panels])
+
+
+def _curve_encoding(plot: Curves, curves: Sequence[Curve], rows: Sequence[Spec]) -> tuple[Spec, Spec]:
+    """The encoding of all marks of curves, and the dashes of lines: an entry of the legend for each label."""
+    firsts: dict[str, Curve] = {}
+    for curve in curves:
+        firsts.setdefault(curve.label, curve)
+    colour = _colour(list(firsts), [curve.style for curve in firsts.values()], symbolType="stroke")
+    dash = _nominal("series", list(firsts), [_dash(curve) for curve in firsts.values()], colour["legend"])
+    known = [row[name] for row in rows for name in ("y", "low", "high") if row.get(name) is not None]
+    # Of shares an axis ends at 100 %, where rounding its ends outwards would go beyond.
+    top = {"domainMax": 100} if plot.percent and known and max(known) > 90 else {}
+    y = _quantity("y", plot.y_label, scale={"zero": plot.zero, **top})
+    return {"x": _curve_x(plot), "y": y, "color": colour, "detail": {"field": "curve", "type": "nominal"}}, dash
+
+
+def _points(plot: Curves, number: int, title: str, curve: Curve) -> Iterable[Spec]:
+    """The rows of a curve; only known bands, the best point and clients have the fields of these."""
+    clients = None if curve.points is None or plot.x_names else curve.points.astype(int).tolist()
     for place, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
         row: Spec = {"curve": number, "series": curve.label}
-        row["x"] = plot.x_names[int(x) - 1] if plot.x_names else _number(x)
-        row["y"] = _number(y)
+        row |= {"x": plot.x_names[int(x) - 1] if plot.x_names else _number(x), "y": _number(y)}
         if curve.low is not None and curve.high is not None:
             row |= {"low": _number(curve.low[place]), "high": _number(curve.high[place])}
         if place == curve.mark:
             row["best"] = 1
         if title:
             row["panel"] = title
-        if curve.client is not None:
-            row["client"] = curve.client
-        elif of_clients and curve.points is not None:
-            row["client"] = int(curve.points[place])
+        if curve.client is not None or clients:
+            row["client"] = curve.client if clients is None else clients[place]
         yield row
 
 
 def _curve_x(plot: Curves) -> Spec:
     if plot.x_names:
-        angle = -40 if sum(map(len, plot.x_names)) * 7 > WIDTH else 0
-        names: Spec = {"sort": list(plot.x_names), "axis": {"labelAngle": angle}}
+        names: Spec = {"sort": list(plot.x_names), "axis": _angle(plot.x_names)}
         return {"field": "x", "type": "ordinal", "title": plot.x_label, **names}
     if plot.by_round:
-        return _x(plot.x_label, **_round_axis())
+        return _quantity("x", plot.x_label, **_round_axis())
     axis: Spec = {"grid": False}
     if plot.x_ticks:
         axis |= {"values": list(plot.x_ticks), "format": "d"}
     elif plot.x_log:
         axis |= {"format": "~g", "tickCount": 5}
-    return _x(plot.x_label, axis=axis, scale={"type": "log", "nice": False} if plot.x_log else {"zero": False})
-
-
-def _percent_domain(rows: Sequence[Spec]) -> Spec:
-    """An axis of shares that ends at 100 %, where rounding its ends outwards would go beyond."""
-    known = [row[name] for row in rows for name in ("y", "low", "high") if row.get(name) is not None]
-    return {"domainMax": 100} if known and max(known) > 90 else {}
+    scale = {"type": "log", "nice": False} if plot.x_log else {"zero": False}
+    return _quantity("x", plot.x_label, axis=axis, scale=scale)
 
 
 def _dash(curve: Curve) -> Sequence[float]:
     return [1.5, 3] if curve.thin else _DASHES[(curve.style + curve.style // len(COLOURS)) % len(_DASHES)]
 
 
-def _band(everything: Sequence[tuple[str, Curve]], encoding: Spec, y_label: str) -> list[Spec]:
+def _band(curves: Sequence[Curve], marks: Spec, y_label: str) -> list[Spec]:
     """The bands of curves: areas, or a bar for each known round where a curve has one or two."""
-    counts = [0 if curve.low is None else int((~np.isnan(curve.low)).sum()) for _, curve in everything]
-    few = [number for number, count in enumerate(counts) if 0 < count <= 2]
+    counts = [0 if curve.low is None else int((~np.isnan(curve.low)).sum()) for curve in curves]
     if not any(counts):
         return []
-    sides: Spec = {"y": {"field": "low", "type": "quantitative", "title": y_label}, "y2": {"field": "high"}}
-    known, is_few = "isValid(datum.low)", f"indexof({few}, datum.curve) >= 0"
-    area: Spec = {
-        "transform": [{"filter": f"{known} && !({is_few})" if few else known}],
-        "mark": {"type": "area"},
-        "encoding": {**encoding, **sides, "opacity": _faded(0.18)},
-    }
-    bar: Spec = {
-        "transform": [{"filter": f"{known} && {is_few}"}],
-        "mark": {"type": "rule", "strokeWidth": 4},
-        "encoding": {**encoding, **sides, "opacity": _faded(0.35)},
-    }
-    return [area, *([bar] if few else [])]
+    few = [number for number, count in enumerate(counts) if 0 < count <= 2]
+    sides = {**marks, "y": _quantity("low", y_label), "y2": {"field": "high"}}
+    is_few = f"indexof({few}, datum.curve) >= 0"
+
+    def layer(condition: str, mark: Spec, opacity: float) -> Spec:
+        condition = f"isValid(datum.low) && {condition}"
+        return {"transform": [{"filter": condition}], "mark": mark, "encoding": {**sides, "opacity": _faded(opacity)}}
+
+    area = layer(f"!({is_few})", {"type": "area"}, 0.18)
+    return [area, *([layer(is_few, {"type": "rule", "strokeWidth": 4}, 0.35)] if few else [])]
 
 
 # --- bars
@@ -295,7 +264,6 @@ def _band(everything: Sequence[tuple[str, Curve]], encoding: Spec, y_label: str)
 def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
     first = panels[0][1]
     labels = list(first.parts)
-    of = "of" if any(title for title, _ in panels) else ""
     rows: list[Spec] = []
     for title, plot in panels:
         for place, (part, values) in enumerate(plot.parts.items()):
@@ -303,15 +271,15 @@ def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
                 row: Spec = {"x": x, "part": part, "place": place, "value": _number(value)}
                 row |= {} if isinstance(x, str) else {"from": x - 0.5, "to": x + plot.width - 0.5}
                 rows.append(row | ({"panel": title} if title else {}))
-    where: Spec = {"x": {"field": "x", "type": "ordinal", "sort": list(first.names), "title": first.x_label or None}}
     if first.names:
-        where["x"]["axis"] = {"labelAngle": 0 if len(first.names) < 6 else -40}
+        x_axis: Spec = {"axis": {"labelAngle": 0 if len(first.names) < 6 else -40}, "sort": list(first.names)}
+        where: Spec = {"x": {"field": "x", "type": "ordinal", "title": first.x_label or None, **x_axis}}
     else:
-        start = {"field": "from", "type": "quantitative", "bin": "binned", "title": first.x_label}
-        where = {"x": start | _round_axis(), "x2": {"field": "to"}}
-    y: Spec = {"field": "value", "type": "quantitative", "title": first.y_label, "stack": "zero"}
+        where = {"x": _quantity("from", first.x_label, bin="binned", **_round_axis()), "x2": {"field": "to"}}
+    y = _quantity("value", first.y_label, stack="zero")
     if first.top:
         y["scale"] = {"domain": [0, max(part.top or 0 for _, part in panels)], "nice": False}
+    of = "of" if panels[0][0] else ""
     encoding = {
         **where,
         "y": y,
@@ -321,31 +289,23 @@ def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
         "tooltip": _tips(["value"], panel=of, part="part", x=first.x_label or "of", value=first.y_label),
     }
     bar = {"name": "picking", "mark": {"type": "bar", "clip": bool(first.top)}, "encoding": encoding}
-    spec = {"data": _values(rows), "params": [_picking("part")], "width": WIDTH, "height": HEIGHT, **bar}
-    return _in_panels(spec, [title for title, _ in panels])
+    return _in_panels({"data": _values(rows), "params": [_picking("part")], **bar}, [title for title, _ in panels])
 
 
 def _bars(plot: Bars) -> Spec:
     rows: list[Spec] = [dict(zip(("client", "panel", "x", "part", "value"), bar, strict=True)) for bar in plot.bars]
     parts = list(dict.fromkeys(row["part"] for row in rows))
     titles = list(dict.fromkeys(row["panel"] for row in rows))
-    angle = -40 if sum(map(len, plot.names)) * 7 > WIDTH else 0
+    x = {"field": "x", "type": "ordinal", "title": plot.x_label, "scale": {"domain": list(plot.names)}}
     encoding: Spec = {
-        "x": {
-            "field": "x",
-            "type": "ordinal",
-            "title": plot.x_label,
-            "scale": {"domain": list(plot.names)},
-            "axis": {"labelAngle": angle},
-        },
+        "x": {**x, "axis": _angle(plot.names)},
         "xOffset": {"field": "part", "sort": parts},
-        "y": {"field": "value", "type": "quantitative", "title": plot.y_label},
+        "y": _quantity("value", plot.y_label),
         "color": _colour(parts, range(len(parts)), "part", symbolType="square"),
         "opacity": _faded(),
         "tooltip": _tips([], client="client", x=plot.x_label, part="part", value=plot.y_label),
     }
-    bars = {"name": "picking", "mark": "bar", "encoding": encoding}
-    spec: Spec = {"data": _values(rows), "width": WIDTH, "height": HEIGHT, "layer": [bars]}
+    spec: Spec = {"data": _values(rows), "layer": [{"name": "picking", "mark": "bar", "encoding": encoding}]}
     spec |= {"params": [_picking("part"), _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
     return _in_panels(spec, titles if len(titles) > 1 else [])
 
@@ -356,15 +316,15 @@ def _bars(plot: Bars) -> Spec:
 def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Spec:
     """Matrices on one scale of colours."""
     panels = [
-        (" ".join(filter(None, (title, panel.title))), part, panel, _shown(panel, part.hide_diagonal))
-        for title, part in parts
-        for panel in part.panels
+        (" ".join(filter(None, (title, panel.title))), plot, panel, _drawn_values(panel, plot.hide_diagonal))
+        for title, plot in parts
+        for panel in plot.panels
     ]
     width = WIDTH if len(panels) == 1 else NARROW
     colour = _cell_colour(parts[0][1], [values for _, _, _, values in panels])
     charts = [_matrix(*panel, colour, width) for panel in panels]
-    for number, each in enumerate(charts):
-        for layer in each["layer"][1:]:
+    for number, spec in enumerate(charts):
+        for layer in spec["layer"][1:]:
             layer["name"] += str(number)  # Vega-Lite names the data of a layer after it
     of_clients = {"params": [_CLIENT]} if any(plot.row_label == "client" for _, plot in parts) else {}
     if len(charts) == 1:
@@ -373,7 +333,7 @@ def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Spec:
     return {**of_clients, "concat": charts, "columns": min(_COLUMNS, len(charts)), "resolve": resolve, "spacing": 18}
 
 
-def _shown(panel: Panel, hide_diagonal: bool) -> np.ndarray:
+def _drawn_values(panel: Panel, hide_diagonal: bool) -> np.ndarray:
     """The values that are drawn, NaN elsewhere."""
     values = np.array(panel.values, np.float64)
     if hide_diagonal:
@@ -381,16 +341,16 @@ def _shown(panel: Panel, hide_diagonal: bool) -> np.ndarray:
     return values
 
 
-def _cell_colour(plot: Matrices, shown: Sequence[np.ndarray]) -> Spec:
+def _cell_colour(plot: Matrices, drawn: Sequence[np.ndarray]) -> Spec:
+    values = np.concatenate([panel[np.isfinite(panel)] for panel in drawn])
     if plot.categories:
-        known = {int(value) for values in shown for value in values[np.isfinite(values)]}
-        labels = [f"{plot.value_label} {plot.categories[place]}" for place in sorted(known)]
-        return _colour(labels, sorted(known), "value", symbolType="square")
-    values = np.concatenate([each[np.isfinite(each)] for each in shown])
+        known = sorted({int(value) for value in values})
+        labels = [f"{plot.value_label} {plot.categories[place]}" for place in known]
+        return _colour(labels, known, "value", symbolType="square")
     low, high = plot.limits or ((float(values.min()), float(values.max())) if len(values) else (0.0, 1.0))
     scale = {"domain": [low, high if high > low else low + 1], "range": _CIVIDIS, "clamp": True}
     legend = {"direction": "horizontal", "gradientLength": 150, "gradientThickness": 9, "titleOrient": "left"}
-    return {"field": "value", "type": "quantitative", "title": plot.value_label, "scale": scale, "legend": legend}
+    return _quantity("value", plot.value_label, scale=scale, legend=legend)
 
 
 def _matrix(title: str, plot: Matrices, panel: Panel, values: np.ndarray, colour: Spec, width: int) -> Spec:
@@ -410,20 +370,12 @@ def _matrix(title: str, plot: Matrices, panel: Panel, values: np.ndarray, colour
         x["axis"]["labelAngle"] = -40
     numbers = [] if plot.categories else ["value"]
     tips = _tips(numbers, **{field: plot.row_label}, column=f"{plot.column_label} ", value=plot.value_label)
-    cells = {"mark": {"type": "rect"}, "encoding": {"x": x, "y": y, "color": colour, "tooltip": tips}}
-    layers = [cells]
+    layers: list[Spec] = [{"mark": {"type": "rect"}, "encoding": {"x": x, "y": y, "color": colour, "tooltip": tips}}]
     if of_clients:
-        layers.append(
-            {
-                "name": HOVER,
-                "transform": [
-                    {"filter": _IS_CLIENT},
-                    {"aggregate": [{"op": "count", "as": "cells"}], "groupby": ["client"]},
-                ],
-                "mark": {"type": "rect", "filled": False, "stroke": COLOURS[1], "strokeWidth": 2},
-                "encoding": {"y": y, "x": {"value": 0}, "x2": {"value": width}},
-            }
-        )
+        once = {"aggregate": [{"op": "count", "as": "cells"}], "groupby": ["client"]}
+        frame = {"type": "rect", "filled": False, "stroke": COLOURS[1], "strokeWidth": 2}
+        encoding = {"y": y, "x": {"value": 0}, "x2": {"value": width}}
+        layers.append({"name": HOVER, "transform": [{"filter": _IS_CLIENT}, once], "mark": frame, "encoding": encoding})
     spec: Spec = {"data": _values(rows), "width": width, "height": height, "layer": layers}
     return {**spec, "title": title} if title else spec
 
@@ -444,23 +396,15 @@ def _dots(plot: Dots) -> Spec:
         for label, values in plot.series.items()
         for place, (row, client) in enumerate(zip(plot.rows, plot.clients, strict=True))
     ]
-    labels = list(plot.series)
-    y: Spec = {
-        "field": "row",
-        "type": "ordinal",
-        "title": plot.row_label,
-        "sort": list(plot.rows),
-        "axis": {"grid": True, "ticks": False},
-    }
-    x = _x(plot.x_label, axis={"grid": False})
+    axis = {"grid": True, "ticks": False}
+    y = {"field": "row", "type": "ordinal", "title": plot.row_label, "sort": list(plot.rows), "axis": axis}
+    x = _quantity("x", plot.x_label, axis={"grid": False})
+    colour = _colour(list(plot.series), plot.styles)
     shapes = [_SHAPES[style % len(_SHAPES)] for style in plot.styles]
-    colour = _colour(labels, plot.styles)
-    shape = {"field": "series", "type": "nominal", "title": None, "legend": colour["legend"]}
-    shape["scale"] = {"domain": labels, "range": shapes}
-    main = {"x": x, "y": y, "color": colour, "shape": shape}
+    marks = {"x": x, "y": y, "color": colour, "shape": _nominal("series", list(plot.series), shapes, colour["legend"])}
     tips = _tips(["x"], series="run", row=plot.row_label, x=plot.x_label)
     dots = {"mark": {"type": "point", "filled": True, "size": 34}, "name": "picking"}
-    picked = {"type": "point", "filled": True, "size": 120}
+    chosen = {"type": "point", "filled": True, "size": 120}
     return {
         "data": _values(rows),
         "params": [_picking("series"), _CLIENT],
@@ -468,83 +412,59 @@ def _dots(plot: Dots) -> Spec:
         "height": max(100, _ROW * len(plot.rows)),
         "layer": [
             {"data": _values([{"x": 0}]), "mark": {"type": "rule", "color": INK, "opacity": 0.6}, "encoding": {"x": x}},
-            {**dots, "encoding": {**main, "opacity": _faded(), "tooltip": tips}},
-            {"transform": [{"filter": _IS_CLIENT}], "mark": picked, "encoding": main},
+            {**dots, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},
+            {"transform": [{"filter": _IS_CLIENT}], "mark": chosen, "encoding": marks},
         ],
     }
 
 
 def _clouds(plot: Clouds) -> Spec:
-    rows = [row for cloud in plot.clouds for row in _cloud_rows(cloud)]
-    axis = {"grid": False}
-    x = _x(plot.x_label, axis=axis, scale={"zero": False})
-    place = {"x": x, "y": x | {"field": "y", "title": plot.y_label}}
+    rows = [row for cloud in plot.clouds for row in _cloud_points(cloud)]
+    axes: Spec = {"axis": {"grid": False}, "scale": {"zero": False}}
+    place = {"x": _quantity("x", plot.x_label, **axes), "y": _quantity("y", plot.y_label, **axes)}
     classes = sorted({int(label) for cloud in plot.clouds for label in cloud.classes})
     colour = _colour([str(label) for label in classes], classes, "label")
     colour |= {"title": "class", "legend": {"columns": 8, "symbolType": "circle"} if len(classes) <= 24 else None}
-    size = {"condition": {"test": "datum.client < 0", "value": 110}, "value": 22}
-    tips = _tips(["x", "y"], whose="of", label="class", x=plot.x_label, y=plot.y_label)
-    looks = {**place, "color": colour, "shape": _shape_of_clients(rows), "size": size, "opacity": _faded()}
+
+    def of_server(server: object, client: object) -> Spec:
+        return {"condition": {"test": "datum.client < 0", "value": server}, "value": client}
+
+    marks = {**place, "color": colour, "shape": of_server(_STAR, "circle"), "size": of_server(110, 22)}
+    tips = _tips(["x", "y"], client="client (-1: server)", label="class", x=plot.x_label, y=plot.y_label)
     points = {"mark": {"type": "point", "filled": True}, "name": "picking"}
-    names = {"type": "text", "align": "left", "dx": 6, "dy": -6, "color": INK}
+    text = {"type": "text", "align": "left", "dx": 6, "dy": -6, "color": INK}
+    names = {"mark": text, "encoding": {**place, "text": {"field": "label"}}}
     ring = {"type": "point", "size": 90, "color": INK}
     spec: Spec = {
         "data": _values(rows),
         "params": [_picking("label"), _CLIENT],
-        "width": WIDTH,
-        "height": HEIGHT,
         "layer": [
-            {**points, "encoding": {**looks, "tooltip": tips}},
-            {
-                "transform": [{"filter": "datum.named"}],
-                "mark": names,
-                "encoding": {**place, "text": {"field": "label"}},
-            },
+            {**points, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},
+            {"transform": [{"filter": "datum.named"}], **names},
             {"transform": [{"filter": _IS_CLIENT}], "mark": ring, "encoding": place},
         ],
     }
     return _in_panels(spec, [cloud.title for cloud in plot.clouds])
 
 
-def _shape_of_clients(rows: list[Spec]) -> Spec:
-    """A shape for the server and each client where they are few; otherwise all clients share one."""
-    if len({row["client"] for row in rows}) > len(_SHAPES):
-        for row in rows:
-            row["whose"] = "server" if row["client"] < 0 else "a client"
-    whose = list(dict.fromkeys(row["whose"] for row in sorted(rows, key=lambda row: int(row["client"]))))
-    clients = [name for name in whose if name != "server"]
-    shapes = {"server": _STAR, **dict(zip(clients, _SHAPES, strict=False))}
-    scale = {"domain": whose, "range": [shapes[name] for name in whose]}
-    legend = {"columns": 4, "symbolFillColor": INK, "symbolStrokeColor": INK}
-    return {"field": "whose", "type": "nominal", "title": None, "scale": scale, "legend": legend}
-
-
-def _cloud_rows(cloud: Cloud) -> Iterable[Spec]:
+def _cloud_points(cloud: Cloud) -> Iterable[Spec]:
     """A row for each point; of each class one point has its name, where no other name is near."""
     named = _named_points(cloud)
     for place, (x, y) in enumerate(cloud.points.tolist()):
-        client = int(cloud.clients[place])
-        yield {
-            "panel": cloud.title,
-            "x": _number(x),
-            "y": _number(y),
-            "label": str(int(cloud.classes[place])),
-            "client": client,
-            "whose": "server" if client < 0 else f"client {client}",
-            "named": int(place in named),
-        }
+        row: Spec = {"panel": cloud.title, "x": _number(x), "y": _number(y), "label": str(int(cloud.classes[place]))}
+        yield row | {"client": int(cloud.clients[place]), "named": int(place in named)}
 
 
 def _named_points(cloud: Cloud) -> set[int]:
     """Of each class the server's point, or the one next to its mean, unless another name is there."""
-    room = np.maximum(np.ptp(cloud.points, axis=0), np.finfo(np.float64).tiny)
-    places = (cloud.points - cloud.points.min(0)) / room * (NARROW, HEIGHT * 3 // 4)
-    found: list[int] = []
+    extent = np.maximum(np.ptp(cloud.points, axis=0), np.finfo(np.float64).tiny)
+    pixels = (cloud.points - cloud.points.min(0)) / extent * (NARROW, HEIGHT * 3 // 4)
+    named: list[int] = []
     for label in np.unique(cloud.classes).tolist():
-        where = np.flatnonzero(cloud.classes == label)
-        server = where[cloud.clients[where] < 0]
-        middle = places[server if len(server) else where].mean(0)
-        place = int(where[np.abs(places[where] - middle).sum(1).argmin()])
-        if all((np.abs(places[place] - places[other]) > (14, 12)).any() for other in found):
-            found.append(place)
-    return set(found)
+        of_class = np.flatnonzero(cloud.classes == label)
+        server = of_class[cloud.clients[of_class] < 0]
+        middle = pixels[server if len(server) else of_class].mean(0)
+        place = int(of_class[np.abs(pixels[of_class] - middle).sum(1).argmin()])
+        if all((np.abs(pixels[place] - pixels[other]) > (14, 12)).any() for other in named):
+            named.append(place)
+    return set(named)

@@ -13,8 +13,7 @@ import vl_convert
 
 from pflmpi import atomic, limits
 from pflmpi.analysis.drawing.charts import COLOURS, CONFIG, HOVER, INK, Spec, chart
-from pflmpi.analysis.drawing.thinning import thinned
-from pflmpi.analysis.plots import Plot
+from pflmpi.analysis.plots import Plot, thinned
 from pflmpi.errors import UserError
 from pflmpi.machine import private_folder
 

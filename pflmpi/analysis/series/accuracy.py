@@ -1,4 +1,4 @@
-"""Accuracy, loss and other measures over rounds."""
+"""Accuracy, losses and other measures over rounds; runs of several seeds as one curve."""
 
 import json
 from collections import Counter
@@ -10,31 +10,63 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.comparable import NOT_COMPARED
-from pflmpi.analysis.plots import Curve, Curves, Missing
+from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import NamedRun, spread_over
+from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, spread_over
 from pflmpi.errors import CheckpointError
 
-QUANTILES = (0.1, 0.9)
+_QUANTILES = (0.1, 0.9)
 _TITLE = "Accuracy over rounds"
-BAND = (
-    "The band has the middle 80 % of the clients (quantiles 0.1 and 0.9); it is there only in rounds that have a "
-    "checkpoint, as only these keep the accuracy of each client."
-)
+_BAND = f"The band has the middle 80 % of the clients, in at most {MOST_ROUNDS} rounds that have a checkpoint."
+_CONFIDENCE = 0.95
+_LOSS = "loss, mean over clients"
+_MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, factor
+    "accuracy_bottom": (
+        "Accuracy of the lowest 10 % of clients over rounds",
+        "Mean over the tenth of the clients with the lowest accuracy in the round.",
+        "accuracy, lowest 10 % (%)",
+        100,
+    ),
+    "f1_macro": (
+        "Macro F1 over rounds",
+        "Mean over clients of the plain mean of F1 over the classes that a client has or predicts.",
+        "macro F1, mean over clients (%)",
+        100,
+    ),
+    "unseen_accuracy_mean": (
+        "Accuracy of unseen clients over rounds",
+        "Clients that were kept out of training and join with the state of the round.",
+        "accuracy, mean over unseen clients (%)",
+        100,
+    ),
+    "trained_accuracy_mean": (
+        "Accuracy after local training over rounds",
+        "The participants of each round with the models that local training leaves.",
+        "accuracy, mean over participants (%)",
+        100,
+    ),
+    "train_loss": (
+        "Training loss over rounds",
+        "Mean over participants and local steps, with every term that an algorithm adds: different algorithms show "
+        "different sums.",
+        _LOSS,
+        1,
+    ),
+    "test_loss": ("Test loss over rounds", "Cross-entropy per test sample, mean over clients.", _LOSS, 1),
+}
 
 
 def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
     """Mean accuracy over clients by round, the best marked; of one run with a band over clients where it is known."""
     alone = len(runs) == 1
-    curves = [of_run(one, alone) for one in runs if evaluated(one.run).any()]
+    curves = [_mean_accuracy(named_run, alone) for named_run in runs if evaluated(named_run.run).any()]
     if not curves:
         return Missing(_TITLE, "no round has been evaluated yet")
-    caption = f"Mean over clients; the best round is marked with a ring. {BAND if alone else ''}".strip()
+    caption = f"Mean over clients; a ring marks the best round. {_BAND if alone else ''}".strip()
     if alone and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:
-        columns = runs[0].run.columns
-        seen = evaluated(runs[0].run)
+        columns, seen = runs[0].run.columns, evaluated(runs[0].run)
         x, y, std = (columns[name][seen] for name in ("round", "accuracy_mean", "accuracy_std"))
-        caption += " The thin lines are one standard deviation over clients below and above the mean, up to 100 %."
+        caption += " The thin lines are one standard deviation over clients below and above the mean."
         curves += [
             Curve("mean ± standard deviation", x, np.clip(100 * (y + sign * std), 0, 100), style=1, thin=True)
             for sign in (-1, 1)
@@ -51,86 +83,63 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
     )
 
 
-_MEASURES = {
-    "accuracy_bottom": (
-        "Accuracy of the lowest 10 % of clients over rounds",
-        "Mean over the tenth of the clients with the lowest accuracy in the round.",
-        "accuracy, lowest 10 % (%)",
-    ),
-    "f1_macro": (
-        "Macro F1 over rounds",
-        "Mean over clients of the plain mean of F1 over the classes that a client has or predicts.",
-        "macro F1, mean over clients (%)",
-    ),
-    "unseen_accuracy_mean": (
-        "Accuracy of unseen clients over rounds",
-        "Clients that were kept out of training and join as newcomers with the state of the round; their mean.",
-        "accuracy, mean over unseen clients (%)",
-    ),
-    "trained_accuracy_mean": (
-        "Accuracy after local training over rounds",
-        "The participants of each round with the models that local training leaves, before the server answers.",
-        "accuracy, mean over participants (%)",
-    ),
-}
+def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Multiples]:
+    """The bands over clients of several runs, side by side; no figure without any."""
+    tested = [named_run for named_run in runs if evaluated(named_run.run).any()]
+    curves = [replace(_mean_accuracy(named_run, True), label="") for named_run in tested]
+    if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
+        return []
+    title, y_label = "Accuracy of the clients over rounds", "accuracy (%)"
+    name, caption = "accuracy_of_clients", f"Mean over clients of each run. {_BAND}"
+
+    def panel(curve: Curve) -> Curves:
+        named = Curves(name=name, title=title, caption="", x_label="round", y_label=y_label, curves=(curve,))
+        return replace(named, by_round=True, percent=True)
+
+    parts = tuple((named_run.label, panel(curve)) for named_run, curve in zip(tested, curves, strict=True))
+    return [Multiples(name=name, title=title, caption=caption, parts=parts)]
 
 
 def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
-    """Further measures by round; no figure of one that no run has."""
+    """Further measures, and losses, by round; no figure of one that no run has."""
     figures: list[Curves] = []
-    for name, (title, caption, label) in _MEASURES.items():
-        if curves := _by_round(runs, name, 100):
-            figures.append(replace(_curves(name, title, caption, label, curves), percent=True))
-    return figures
-
-
-def _curves(name: str, title: str, caption: str, label: str, curves: tuple[Curve, ...]) -> Curves:
-    name = f"{name}_over_rounds"
-    return Curves(name=name, title=title, caption=caption, x_label="round", y_label=label, curves=curves, by_round=True)
-
-
-def _by_round(runs: Sequence[NamedRun], name: str, scale: float) -> tuple[Curve, ...]:
-    """The curve of a column, of each run that has it."""
-    columns = [(one, one.run.columns["round"], one.run.columns.get(name)) for one in runs]
-    return tuple(
-        Curve(
-            one.legend, rounds[~np.isnan(values)], scale * values[~np.isnan(values)], style=one.style, source=one.label
-        )
-        for one, rounds, values in columns
-        if values is not None and not np.isnan(values).all()
-    )
-
-
-def losses_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
-    """Training and test loss by round; no figure of a loss that no run has recorded."""
-    captions = {
-        "train_loss": "Mean over the participants of a round and their local steps, of what they minimise: with every "
-        "term that an algorithm adds, so that runs of different algorithms show different sums.",
-        "test_loss": "Cross-entropy per test sample, mean over clients, in evaluated rounds.",
-    }
-    figures: list[Curves] = []
-    for name, title in {"train_loss": "Training loss over rounds", "test_loss": "Test loss over rounds"}.items():
-        if curves := _by_round(runs, name, 1):
-            label = "loss, mean over clients"
-            figures.append(_curves(name, title, captions[name], label, curves))
+    for column, (title, caption, y_label, factor) in _MEASURES.items():
+        curves = []
+        for named_run in runs:
+            values = named_run.run.columns.get(column, np.array(np.nan))
+            if (known := ~np.isnan(values)).any():
+                x, y = named_run.run.columns["round"][known], factor * values[known]
+                curves.append(Curve(named_run.legend, x, y, style=named_run.style, source=named_run.label))
+        if curves:
+            figures.append(
+                Curves(
+                    name=f"{column}_over_rounds",
+                    title=title,
+                    caption=caption,
+                    x_label="round",
+                    y_label=y_label,
+                    curves=tuple(curves),
+                    by_round=True,
+                    percent=factor == 100,
+                )
+            )
     return figures
 
 
 def client_accuracy(run: Run, rounds: Sequence[int]) -> dict[int, np.ndarray]:
     """Accuracy [N] of each client, for those of the rounds that have a good checkpoint with scores."""
-    known = run.accuracies  # each file is read once for all figures
     for number in rounds:
-        if number not in known:
-            known[number] = _accuracy(run, number)
-    return {number: accuracy for number in rounds if (accuracy := known[number]) is not None}
+        if number not in run.accuracies:  # each file is read once for all figures
+            run.accuracies[number] = _accuracy(run, number)
+    return {number: accuracy for number in rounds if (accuracy := run.accuracies[number]) is not None}
 
 
 def _accuracy(run: Run, number: int) -> np.ndarray | None:
     try:
-        found = run.round(number).metric("accuracy")
+        accuracy = run.round(number).metric("accuracy")
     except CheckpointError:
         return None  # `analysis.comparable` reports damaged files
-    return None if found is None or np.isnan(found).all() else found
+    return None if accuracy is None or np.isnan(accuracy).all() else accuracy
 
 
 def evaluated(run: Run) -> np.ndarray:
@@ -138,56 +147,41 @@ def evaluated(run: Run) -> np.ndarray:
     return np.asarray(~np.isnan(run.columns["accuracy_mean"]), bool)
 
 
-def of_run(one: NamedRun, banded: bool) -> Curve:
+def _mean_accuracy(named_run: NamedRun, banded: bool) -> Curve:
     """The mean accuracy of a run by round, with its band where that is known and wanted."""
-    columns, seen = one.run.columns, evaluated(one.run)
-    rounds, mean = columns["round"][seen], 100 * columns["accuracy_mean"][seen]
+    run, seen = named_run.run, evaluated(named_run.run)
+    rounds, mean = run.columns["round"][seen], 100 * run.columns["accuracy_mean"][seen]
     low = high = None
     if banded:
         low, high = np.full(len(rounds), np.nan), np.full(len(rounds), np.nan)
-        for number, accuracy in client_accuracy(one.run, spread_over(one.run.rounds)).items():
+        for number, accuracy in client_accuracy(run, spread_over(run.rounds)).items():
             place = np.flatnonzero(rounds == number)
-            low[place], high[place] = (100 * np.nanquantile(accuracy, q) for q in QUANTILES)
-    return Curve(one.legend, rounds, mean, low, high, int(np.nanargmax(mean)), style=one.style, source=one.label)
+            low[place], high[place] = (100 * np.nanquantile(accuracy, quantile) for quantile in _QUANTILES)
+    best = int(np.nanargmax(mean))
+    return Curve(named_run.legend, rounds, mean, low, high, best, style=named_run.style, source=named_run.label)
 
 
-def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
-    """The bands over clients of several runs, side by side; no figure without any."""
-    curves = [replace(of_run(one, True), label=one.label) for one in runs if evaluated(one.run).any()]
-    if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
-        return []
-    figure = Curves(
-        name="accuracy_of_clients",
-        title="Accuracy of the clients over rounds",
-        caption=f"Mean over clients of each run. {BAND}",
-        x_label="round",
-        y_label="accuracy (%)",
-        curves=tuple(curves),
-        apart=True,
-        by_round=True,
-        percent=True,
-    )
-    return [figure]
-
-
-_CONFIDENCE = 0.95
+# --- several seeds
 
 
 def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing:
     """A figure with one curve for each group of runs that differ in the seed alone, where there are any."""
-    groups = [group for group in _groups(runs) if len(group) > 1]
     if isinstance(plot, Missing):
         return plot
+    groups: dict[str, list[NamedRun]] = {}
+    for named_run in runs:
+        groups.setdefault(_without_seed(named_run.run), []).append(named_run)
+    several = [group for group in groups.values() if len(group) > 1]
+    names = Counter(group[0].run.name for group in several)
     curves = list(plot.curves)
-    names = Counter(group[0].run.name for group in groups)
-    for group in groups:
-        labels = {one.label for one in group}
-        theirs = [curve for curve in curves if curve.source in labels]
-        if len(theirs) < 2 or (count := _common(theirs, plot.by_round)) is None:
+    for group in several:
+        labels = {named_run.label for named_run in group}
+        of_group = [curve for curve in curves if curve.source in labels]
+        if len(of_group) < 2 or (count := _common_points(of_group, plot.by_round)) is None:
             continue
         name = group[0].run.name if names[group[0].run.name] == 1 else group[0].label
-        one = _mean_curve(f"{name}, {len(theirs)} seeds", theirs, count, plot.percent)
-        curves = [one if curve is theirs[0] else curve for curve in curves if curve not in theirs[1:]]
+        mean = _mean_curve(f"{name}, {len(of_group)} seeds", of_group, count, plot.percent)
+        curves = [mean if curve is of_group[0] else curve for curve in curves if curve not in of_group[1:]]
     if len(curves) == len(plot.curves):
         return plot
     band = f"with its {100 * _CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
@@ -195,19 +189,12 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
     return replace(plot, curves=tuple(curves), caption=caption)
 
 
-def _groups(runs: Sequence[NamedRun]) -> list[list[NamedRun]]:
-    found: dict[str, list[NamedRun]] = {}
-    for one in runs:
-        found.setdefault(_without_seed(one.run), []).append(one)
-    return list(found.values())
-
-
 def _without_seed(run: Run) -> str:
     kept = {section: values for section, values in run.config.items() if section not in ("seed", *NOT_COMPARED)}
     return json.dumps(kept, sort_keys=True, default=str)
 
 
-def _common(curves: Sequence[Curve], over_rounds: bool) -> int | None:
+def _common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
     """Number of points that all curves have; None where these do not belong together."""
     lengths = [len(curve.x) for curve in curves]
     count = min(lengths)

@@ -9,14 +9,13 @@ from pflmpi.analysis.plots import Bars, Curve, Curves, Dots, Matrices, Missing, 
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, spread_over
 from pflmpi.analysis.series.accuracy import client_accuracy
-from pflmpi.analysis.series.partition import class_names, counts_of
-from pflmpi.store.partition_file import SampleCounts
+from pflmpi.analysis.series.partition import class_names, counts_of, same_partition
 from pflmpi.text import some
 
 _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
 _MOST_NAMED = 8  # runs in the caption
-_MOST_LOSERS = 6  # clients named for each
+_MOST_LOSERS = 3  # clients named for each
 _MOST_CHOICES = 100  # clients of a run that a reader can choose
 _LAYERS = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # what figures of every two clients compare
 
@@ -44,10 +43,17 @@ def final(run: Run) -> Final | None:
 
 def distribution(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Curves | Missing:
     """The accuracies of the clients in ascending order, for each run."""
-    known = [(one, end) for one, end in zip(runs, finals, strict=True) if end is not None]
-    if not known:
+    curves, without = [], []
+    for named_run, end in zip(runs, finals, strict=True):
+        if end is None:
+            without.append(named_run.label)
+            continue
+        clients = _ascending(end.accuracy)
+        share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
+        curve = Curve(named_run.legend, share, end.accuracy[clients], points=clients, style=named_run.style)
+        curves.append(replace(curve, source=named_run.label))
+    if not curves:
         return Missing(_TITLE, "no checkpoint has the accuracies of the clients")
-    without = [one.label for one, end in zip(runs, finals, strict=True) if end is None]
     caption = "Each point is a client of the newest checkpoint, from the worst to the best."
     if without:
         caption += f" Not drawn, without a checkpoint that has them: {some(without, 5)}."
@@ -57,47 +63,66 @@ def distribution(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Cu
         caption=caption,
         x_label="share of the clients (%)",
         y_label="accuracy (%)",
-        curves=tuple(_ascending(one, end.accuracy) for one, end in known),
+        curves=tuple(curves),
         percent=True,
     )
 
 
+def _ascending(values: np.ndarray) -> np.ndarray:
+    """The clients whose value is known, from the lowest value on."""
+    order = np.argsort(values, kind="stable")  # NaNs are last
+    return np.asarray(order[: np.count_nonzero(~np.isnan(values))])
+
+
+# --- against local training
+
+
 def against_local(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> list[Dots | Missing]:
     """By how much each client is better than when it trains alone: a figure for each run of local training."""
-    locals_, gains = against(runs, finals)
-    if not locals_:
+    local_runs, gains = against(runs, finals)
+    if not local_runs:
         return [Missing(_AGAINST, "no run among these sends nothing; add one of local training, on the same partition")]
     if not gains:
-        names = some([local.label for local in locals_])
+        names = some([local.label for local in local_runs])
         return [Missing(_AGAINST, f"no other run has the same data and partition as {names}")]
-    groups = [(local, [(one, gain) for one, base, gain in gains if base is local]) for local in locals_]
-    shown = [_against_local(local, group) for local, group in groups if group]
-    if len(shown) == 1:
-        return list(shown)
-    labels = [local.label for local, group in groups if group]
+    plots: list[tuple[NamedRun, Dots]] = []
+    for local in local_runs:
+        if of_local := [(named_run, gain) for named_run, base, gain in gains if base is local]:
+            plots.append((local, _against_local(local, of_local)))
+    if len(plots) == 1:
+        return [plots[0][1]]
     return [
-        replace(plot, title=f"{_AGAINST}: {label}", name=plot.name + (f"_{number}" if number > 1 else ""))
-        for number, (plot, label) in enumerate(zip(shown, labels, strict=True), 1)
+        replace(plot, title=f"{_AGAINST}: {local.label}", name=plot.name + (f"_{number}" if number > 1 else ""))
+        for number, (local, plot) in enumerate(plots, 1)
     ]
 
 
 def _against_local(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]]) -> Dots:
-    losers = "; ".join(_losers(one, gain) for one, gain in gains[:_MOST_NAMED])
-    mean = np.array([gain for _, gain in gains]).mean(0)
-    clients = np.flatnonzero(~np.isnan(mean))
-    clients = clients[np.argsort(mean[clients], kind="stable")]
+    losers = "; ".join(_losers(named_run, gain) for named_run, gain in gains[:_MOST_NAMED])
+    clients = _ascending(np.array([gain for _, gain in gains]).mean(0))
+    counts = counts_of(local.run)
+    samples = None if counts is None else counts.train.sum(1)
+    names = [str(client) if samples is None else f"{client} ({samples[client]})" for client in clients.tolist()]
     return Dots(
         name="against_local",
         title=_AGAINST,
-        caption=f"Accuracy minus that of the same client in {local.label}, a row for each client, from the worst to "
-        f"the best{' mean' if len(gains) > 1 else ''}; left of zero are clients who would do better alone. {losers}.",
+        caption=f"Accuracy minus that of the same client in {local.label}; clients left of zero would do better alone. "
+        f"{losers}.",
         row_label="client (training samples)",
         x_label="gain over local (percentage points)",
-        rows=tuple(_names(local.run, clients)),
+        rows=tuple(names),
         clients=tuple(clients.tolist()),
-        series={one.label: gain[clients] for one, gain in gains},
-        styles=tuple(one.style for one, _ in gains),
+        series={named_run.label: gain[clients] for named_run, gain in gains},
+        styles=tuple(named_run.style for named_run, _ in gains),
     )
+
+
+def _losers(named_run: NamedRun, gain: np.ndarray) -> str:
+    losing = [client for client in _ascending(gain).tolist() if gain[client] < 0]
+    if not losing:
+        return f"{named_run.label}: no client loses"
+    clients = some([f"{client} ({gain[client]:.1f})" for client in losing], _MOST_LOSERS)
+    return f"{named_run.label}: {len(losing)} of {len(gain)} lose, client {clients}"
 
 
 def against(
@@ -108,54 +133,37 @@ def against(
     A gain is a run, the run of local training with the same clients, of several that of the same seed, and by how many
     percentage points [N] each client is better in the first. Runs without such a run of local training have none.
     """
-    known = [(one, end) for one, end in zip(runs, finals, strict=True) if end is not None]
-    alone = [each for each in known if _local(each[0].run) and "partition" in each[0].run.config.get("recorded", {})]
+    known = [(named_run, end.accuracy) for named_run, end in zip(runs, finals, strict=True) if end is not None]
+    alone = [(local, base) for local, base in known if _is_local(local.run) and "partition" in _recorded(local.run)]
     gains = []
-    for one, end in known:
-        same = [each for each in alone if not _local(one.run) and _division(one.run) == _division(each[0].run)]
+    for named_run, accuracy in known:
+        run = named_run.run
+        same = [pair for pair in alone if not _is_local(run) and _division(run) == _division(pair[0].run)]
         if same:
-            seed = one.run.config.get("seed")
-            base, alone_end = next((each for each in same if each[0].run.config.get("seed") == seed), same[0])
-            gains.append((one, base, end.accuracy - alone_end.accuracy))
+            of_seed = (pair for pair in same if pair[0].run.config.get("seed") == run.config.get("seed"))
+            local, base = next(of_seed, same[0])
+            gains.append((named_run, local, accuracy - base))
     return [local for local, _ in alone], gains
+
+
+def _recorded(run: Run) -> dict[str, object]:
+    return dict(run.config.get("recorded", {}))
 
 
 def _division(run: Run) -> tuple[str, str]:
     """The hashes of a run's data and partition."""
-    recorded = run.config.get("recorded", {})
-    return str(recorded.get("data")), str(recorded.get("partition"))
+    return str(_recorded(run).get("data")), str(_recorded(run).get("partition"))
 
 
-def _names(run: Run, clients: np.ndarray) -> list[str]:
-    """Clients with their number of training samples, where the run has recorded that."""
-    counts = counts_of(run)
-    samples = None if counts is None else counts.train.sum(1)
-    return [str(client) if samples is None else f"{client} ({samples[client]})" for client in clients.tolist()]
-
-
-def _local(run: Run) -> bool:
+def _is_local(run: Run) -> bool:
     """Whether the clients have trained alone: nothing was sent in any round."""
     columns = run.columns
     return len(columns["round"]) > 0 and not (columns["up_bytes"].any() or columns["down_bytes"].any())
 
 
-def _ascending(one: NamedRun, values: np.ndarray) -> Curve:
-    clients = np.flatnonzero(~np.isnan(values))
-    clients = clients[np.argsort(values[clients], kind="stable")]
-    share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
-    return Curve(one.legend, share, values[clients], points=clients, style=one.style, source=one.label)
-
-
-def _losers(one: NamedRun, gain: np.ndarray) -> str:
-    losing = np.flatnonzero(gain < 0)
-    if not len(losing):
-        return f"{one.label}: nobody loses"
-    worst = losing[np.argsort(gain[losing], kind="stable")]
-    clients = [f"{client} ({gain[client]:.1f})" for client in worst.tolist()]
-    return f"{one.label}: {len(losing)} of {len(gain)} lose, client {some(clients, _MOST_LOSERS)}"
-
-
 # --- one client at a time
+
+Rows = tuple[NamedRun, np.ndarray, np.ndarray]  # a run, x [R] and the values [N, R] of its clients
 
 
 def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | Missing]]) -> list[Plot]:
@@ -164,46 +172,40 @@ def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | M
     Args:
         figures: of each run; those with a number of each client are shown client by client.
     """
-    accuracies = []
-    for one, _ in zip(runs, figures, strict=False):
-        if accuracy := client_accuracy(one.run, spread_over(one.run.rounds)):
-            accuracies.append((one, np.array(list(accuracy)), 100 * np.stack(list(accuracy.values()), axis=1)))
-    if not accuracies:
-        return []
-    shown: list[Plot] = [_of_clients("client_accuracy", "Accuracy", "round", "accuracy (%)", accuracies)]
-    numbers: dict[tuple[str, str, str], list[tuple[NamedRun, np.ndarray, np.ndarray]]] = {}
+    accuracies: list[Rows] = []
+    numbers: dict[tuple[str, str, str], list[Rows]] = {}
     layers: dict[str, list[tuple[NamedRun, Matrices]]] = {}
-    for one, own in zip(runs, figures, strict=False):
-        for plot in own:
+    for named_run, plots in zip(runs, figures, strict=False):
+        if accuracy := client_accuracy(named_run.run, spread_over(named_run.run.rounds)):
+            values = 100 * np.stack(list(accuracy.values()), axis=1)
+            accuracies.append((named_run, np.array(list(accuracy)), values))
+        for plot in plots:
             if not isinstance(plot, Matrices) or plot.categories:
                 continue
             if (plot.row_label, plot.column_label) == ("client", "round"):
                 (panel,) = plot.panels
-                values = (one, np.array(panel.columns), panel.values)
-                numbers.setdefault((plot.name, plot.title, plot.value_label), []).append(values)
+                rows = (named_run, np.array(panel.columns), panel.values)
+                numbers.setdefault((plot.name, plot.title, plot.value_label), []).append(rows)
             elif plot.name in _LAYERS:
-                layers.setdefault(plot.name, []).append((one, plot))
-    shown += [
-        _of_clients(f"client_{name}", title, "round", label, values) for (name, title, label), values in numbers.items()
+                layers.setdefault(plot.name, []).append((named_run, plot))
+    if not accuracies:
+        return []
+    return [
+        _of_clients("client_accuracy", "Accuracy", "round", "accuracy (%)", accuracies),
+        *(_of_clients(f"client_{name}", title, "round", label, rows) for (name, title, label), rows in numbers.items()),
+        *(_layers(name, matrices) for name, matrices in layers.items()),
+        *_samples(runs[: len(figures)]),
     ]
-    shown += [_layers(name, plots) for name, plots in layers.items()]
-    samples = _samples(runs[: len(figures)])
-    return [*shown, *([samples] if samples else [])]
 
 
 def _of_clients(
-    name: str,
-    title: str,
-    x_label: str,
-    y_label: str,
-    values: Sequence[tuple[NamedRun, np.ndarray, np.ndarray]],
-    x_names: Sequence[str] = (),
+    name: str, title: str, x_label: str, y_label: str, rows_of_runs: Sequence[Rows], x_names: Sequence[str] = ()
 ) -> Curves:
-    """Curves of one client at a time from x [R] and values [N, R] of runs."""
-    most = max(len(rows) for _, _, rows in values)
+    """Curves of one client at a time."""
+    most = max(len(rows) for _, _, rows in rows_of_runs)
     curves = tuple(
-        Curve(one.label, x, rows[client], style=one.style, source=one.label, client=client)
-        for one, x, rows in values
+        Curve(named_run.label, x, rows[client], style=named_run.style, source=named_run.label, client=client)
+        for named_run, x, rows in rows_of_runs
         for client in spread_over(range(len(rows)), _MOST_CHOICES)
         if not np.isnan(rows[client]).all()
     )
@@ -221,53 +223,46 @@ def _of_clients(
     )
 
 
-def _layers(name: str, plots: Sequence[tuple[NamedRun, Matrices]]) -> Curves:
+def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]]) -> Curves:
     """How similar each layer of a client is to those of the others, on average."""
-    names = list(dict.fromkeys(panel.title for _, plot in plots for panel in plot.panels))
-    values = []
-    for one, plot in plots:
+    names = list(dict.fromkeys(panel.title for _, plot in matrices for panel in plot.panels))
+    rows = []
+    for named_run, plot in matrices:
         count = 1 + max(int(client) for panel in plot.panels for client in panel.rows)
         means = np.full((count, len(names)), np.nan)
         for panel in plot.panels:
-            means[np.array(panel.rows, int), names.index(panel.title)] = _with_others(panel.values)
-        values.append((one, np.arange(1, len(names) + 1), means))
-    return _of_clients(f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", values, names)
+            others = np.array(panel.values, np.float64)
+            np.fill_diagonal(others, np.nan)
+            known = np.isfinite(others)
+            mean = np.where(known, others, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
+            means[np.array(panel.rows, int), names.index(panel.title)] = mean
+        rows.append((named_run, np.arange(1, len(names) + 1), means))
+    return _of_clients(f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", rows, names)
 
 
-def _with_others(matrix: np.ndarray) -> np.ndarray:
-    """The mean [m] of the known values of each row [m, m] beside the diagonal; NaN without any."""
-    values = np.array(matrix, np.float64)
-    np.fill_diagonal(values, np.nan)
-    known = np.isfinite(values)
-    means = np.full(len(values), np.nan)
-    np.divide(np.where(known, values, 0).sum(1), known.sum(1), out=means, where=known.any(1))
-    return means
-
-
-def _samples(runs: Sequence[NamedRun]) -> Bars | None:
+def _samples(runs: Sequence[NamedRun]) -> list[Bars]:
     """Training and test samples of a client by class, once for the runs that have the same."""
-    divisions: dict[bytes, tuple[SampleCounts, list[NamedRun]]] = {}
-    for one in runs:
-        if (counts := counts_of(one.run)) is not None:
-            key = counts.train.tobytes() + counts.test.tobytes()
-            divisions.setdefault(key, (counts, []))[1].append(one)
-    if not divisions:
-        return None
-    bars = []
-    for counts, owners in divisions.values():
+    bars: list[tuple[int, str, str, str, int]] = []
+    names: list[str] = []
+    for counts, owners in same_partition(runs):
+        if counts is None:
+            continue
         names = class_names(owners[0].run, counts.train.shape[1])
+        panel = some([named_run.label for named_run in owners])
         for part, samples in (("training", counts.train), ("test", counts.test)):
             for client in spread_over(range(len(samples)), _MOST_CHOICES):
-                panel = some([one.label for one in owners])
-                bars += [
-                    (client, panel, names[k], part, int(samples[client, k])) for k in np.flatnonzero(samples[client])
-                ]
-    return Bars(
-        name="client_samples",
-        title="Samples of a client",
-        caption="",
-        x_label="class",
-        y_label="samples",
-        names=tuple(names),
-        bars=tuple(bars),
-    )
+                held = np.flatnonzero(samples[client])
+                bars += [(client, panel, names[label], part, int(samples[client, label])) for label in held]
+    if not bars:
+        return []
+    return [
+        Bars(
+            name="client_samples",
+            title="Samples of a client",
+            caption="",
+            x_label="class",
+            y_label="samples",
+            names=tuple(names),
+            bars=tuple(bars),
+        )
+    ]

@@ -1,16 +1,19 @@
 """What an algorithm shows besides accuracy, drawn by kind as the checkpoints describe it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel, Plot
+from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.selection import ends
-from pflmpi.analysis.series import vectors
 from pflmpi.analysis.series.similarity import pairs
-from pflmpi.analysis.series.values import ClientValues, kept_rows, label, rows, sentences
 from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, Diagnostic, EntryShare, PerClient
+
+ClientValues = tuple[np.ndarray, np.ndarray]  # the ascending ids [m] of clients, and the values of each, [m, ...]
 
 
 def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
@@ -22,114 +25,164 @@ def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
     Raises:
         CheckpointError: a file is damaged.
     """
-    found: list[Plot | Missing] = []
+    plots: list[Plot | Missing] = []
     for name, diagnostic in checkpoints[-1].diagnostics.items():
-        found += _drawn(checkpoints, name, diagnostic)
-    return found
+        match diagnostic:
+            case PerClient() | Category():
+                plots.append(_over_rounds(checkpoints, name, diagnostic))
+            case EntryShare():
+                plots += _share_figures(checkpoints, name, diagnostic)
+            case ClientWeights():
+                plots.append(_weight_matrices(ends(checkpoints), name, diagnostic))
+            case ClassVectors():
+                plots += projections(ends(checkpoints), name, diagnostic)
+    return plots
 
 
-def over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerClient | Category) -> Matrices | Missing:
+# --- values of a diagnostic: what clients keep, what the server keeps, or what was measured
+
+
+def _values(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> ClientValues | None:
+    """A diagnostic's values by client, flattened to [m, n]; None where the checkpoint has none."""
+    if diagnostic.kept:
+        return _kept_rows(checkpoint, diagnostic.kept)
+    if diagnostic.server:
+        rows = checkpoint.server_leaf(diagnostic.server)
+        return None if rows is None else (np.arange(len(rows)), rows.reshape(len(rows), -1))
+    clients, values = checkpoint.participants, checkpoint.measured.get(name)
+    return None if clients is None or values is None else (clients, values.reshape(len(clients), -1))
+
+
+def _kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
+    """What clients keep at or below a path, flattened to [m, n]; None where no client does."""
+    one = len(checkpoint.cohorts) == 1
+    leaves = dict.fromkeys(leaf if one else leaf.partition("/")[2] for leaf in checkpoint.clients)
+    arrays = [_kept_array(checkpoint, leaf) for leaf in leaves if leaf == path or leaf.startswith(f"{path}/")]
+    kept = [array for array in arrays if array is not None]
+    if not kept:
+        return None
+    return kept[0][0], np.concatenate([values.reshape(len(clients), -1) for clients, values in kept], axis=1)
+
+
+def _kept_array(checkpoint: Checkpoint, path: str) -> ClientValues | None:
+    """One array of the clients of all cohorts, [m, ...]; None where no client keeps it."""
+    one = len(checkpoint.cohorts) == 1
+    of_cohorts = [
+        (clients, np.asarray(checkpoint.clients[leaf]))
+        for cohort, clients in checkpoint.cohorts.items()
+        if (leaf := path if one else f"{cohort}/{path}") in checkpoint.clients
+    ]
+    if not of_cohorts:
+        return None
+    clients, values = (np.concatenate(parts) for parts in zip(*of_cohorts, strict=True))
+    order = np.argsort(clients, kind="stable")
+    return clients[order], values[order]
+
+
+def _axis_label(name: str, diagnostic: Diagnostic) -> str:
+    words = name.replace("_", " ")
+    return f"{words} ({diagnostic.unit})" if diagnostic.unit else words
+
+
+def _sentences(*texts: str) -> str:
+    """Texts one after the other, each ending with a full stop; empty ones are left out.
+
+    >>> _sentences("One", "", "Two.")
+    'One. Two.'
+    """
+    return " ".join(text if text.endswith(".") else f"{text}." for text in texts if text)
+
+
+# --- one number per client
+
+
+def _over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerClient | Category) -> Matrices | Missing:
     """A number of each client (rows) in each checkpoint (columns)."""
     values = np.full((checkpoints[-1].num_clients, len(checkpoints)), np.nan)
     for column, checkpoint in enumerate(checkpoints):
-        if (found := rows(checkpoint, name, diagnostic)) is None:
+        if (of_round := _values(checkpoint, name, diagnostic)) is None:
             continue
-        clients, numbers = found
+        clients, numbers = of_round
         values[clients, column] = numbers[:, 0]
         if isinstance(diagnostic, PerClient) and diagnostic.known:
-            known = kept_rows(checkpoint, diagnostic.known)
+            known = _kept_rows(checkpoint, diagnostic.known)
             values[np.arange(len(values)) if known is None else known[0][~known[1][:, 0]], column] = np.nan
     if isinstance(diagnostic, Category):
         values[values < 0] = np.nan
     if np.isnan(values).all():
         return Missing(diagnostic.title, "no checkpoint has a value of it yet")
+    rounds = [checkpoint.number for checkpoint in checkpoints]
     return Matrices(
         name=name,
         title=diagnostic.title,
-        caption=sentences(diagnostic.caption, "An empty cell: not known" if np.isnan(values).any() else ""),
+        caption=_sentences(diagnostic.caption, "An empty cell: not known" if np.isnan(values).any() else ""),
         row_label="client",
         column_label="round",
-        value_label=label(name, diagnostic),
-        panels=(Panel("", values, range(len(values)), [one.number for one in checkpoints]),),
+        value_label=_axis_label(name, diagnostic),
+        panels=(Panel("", values, range(len(values)), rounds),),
         limits=diagnostic.limits if isinstance(diagnostic, PerClient) else None,
         categories=tuple(map(str, range(diagnostic.count))) if isinstance(diagnostic, Category) else (),
     )
 
 
-def _drawn(checkpoints: Sequence[Checkpoint], name: str, diagnostic: Diagnostic) -> Sequence[Plot | Missing]:
-    match diagnostic:
-        case PerClient() | Category():
-            return [over_rounds(checkpoints, name, diagnostic)]
-        case EntryShare():
-            return share_figures(checkpoints, name, diagnostic)
-        case ClientWeights():
-            return [weight_matrices(ends(checkpoints), name, diagnostic)]
-        case ClassVectors():
-            return vectors.projections(ends(checkpoints), name, diagnostic)
-    return []  # of a kind that a newer version has
+# --- shares of entries
 
 
-_OVERLAP = "The overlap is Jaccard's: entries in both over entries in either"
-
-
-def share_figures(
+def _share_figures(
     checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare
 ) -> list[Curves | Matrices | Missing]:
     """Share and overlaps over rounds, and the overlap of every two clients in the last checkpoint."""
-    last = rows(checkpoints[-1], name, diagnostic)
-    if last is None:
-        return [Missing(diagnostic.title, f"the checkpoint of round {checkpoints[-1].number} has no values of it")]
-    clients, chosen = last
-    ids = clients.tolist()
+    last, title = checkpoints[-1], diagnostic.title
+    of_last = _values(last, name, diagnostic)
+    if of_last is None:
+        return [Missing(title, f"the checkpoint of round {last.number} has no values of it")]
+    ids = of_last[0].tolist()
     overlap = Matrices(
         name=f"{name}_overlap",
-        title=f"{diagnostic.title}: overlap between clients",
-        caption=sentences(
+        title=f"{title}: overlap between clients",
+        caption=_sentences(
             diagnostic.caption,
-            f"The overlap of every two clients after round {checkpoints[-1].number}",
-            _OVERLAP,
-            "The diagonal is 100 % and not drawn. An empty cell: one of them has not chosen any yet",
+            f"Entries in both over entries in either (Jaccard), of every two clients after round {last.number}",
+            "The diagonal is not drawn. An empty cell: one of them has not chosen any yet",
         ),
         row_label="client",
         column_label="client",
         value_label="overlap (%)",
-        panels=(Panel("", 100 * between_clients(chosen), ids, ids),),
+        panels=(Panel("", 100 * overlaps(of_last[1]), ids, ids),),
         limits=(0.0, 100.0),
         hide_diagonal=True,
         choices=True,
     )
-    return [shares_over_rounds(checkpoints, name, diagnostic), overlap]
+    return [_shares_over_rounds(checkpoints, name, diagnostic), overlap]
 
 
-def shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare) -> Curves:
+def _shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare) -> Curves:
     """The share of chosen entries, and the overlaps from checkpoint to checkpoint and between clients."""
     curves: dict[str, list[float]] = {
-        "share of the entries that are chosen": [],
-        "overlap with the checkpoint before, of clients whose choice changed": [],
+        "share of the entries": [],
+        "overlap with the checkpoint before": [],
         "overlap between two clients": [],
     }
     before: ClientValues | None = None  # one at a time in memory
     for checkpoint in checkpoints:
-        found = rows(checkpoint, name, diagnostic)
-        chosen = np.zeros((0, 1), bool) if found is None else found[1]
-        again = np.empty(0) if before is None or found is None else _of_changed(before, found)
-        across = pairs(between_clients(chosen))
-        for values, value in zip(curves.values(), (chosen[chosen.any(1)].mean(1), again, across), strict=True):
-            values.append(_mean_percent(value))
-        before = found
-    rounds = np.array([one.number for one in checkpoints])
+        now = _values(checkpoint, name, diagnostic)
+        chosen = np.zeros((0, 1), bool) if now is None else now[1]
+        again = np.empty(0) if before is None or now is None else _overlaps_of_changed(before, now)
+        across = pairs(overlaps(chosen))
+        for means, values in zip(curves.values(), (chosen[chosen.any(1)].mean(1), again, across), strict=True):
+            means.append(100 * float(values.mean()) if len(values) else float("nan"))
+        before = now
+    rounds = np.array([checkpoint.number for checkpoint in checkpoints])
     return Curves(
         name=f"{name}_over_rounds",
         title=f"{diagnostic.title} over rounds",
-        caption=sentences(
+        caption=_sentences(
             diagnostic.caption,
-            "Mean over clients, and over pairs of clients",
-            _OVERLAP,
-            "A client that has not chosen any yet has no part in the means",
+            "Means over clients, and pairs of clients, that have chosen any",
         ),
         x_label="round",
         y_label="share, overlap (%)",
-        curves=tuple(Curve(text, rounds, np.array(values), style=i) for i, (text, values) in enumerate(curves.items())),
+        curves=tuple(Curve(label, rounds, np.array(y), style=i) for i, (label, y) in enumerate(curves.items())),
         by_round=True,
         percent=True,
     )
@@ -141,7 +194,7 @@ def jaccard(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.asarray(np.divide(both, either, out=np.full(np.shape(both), np.nan), where=either > 0))
 
 
-def between_clients(chosen: np.ndarray) -> np.ndarray:
+def overlaps(chosen: np.ndarray) -> np.ndarray:
     """The Jaccard overlap of the entries [N, L] of every two clients, [N, N]; NaN where one has none."""
     wide = chosen.astype(np.float32)  # counts below 2**24 are exact
     both = (wide @ wide.T).astype(np.float64)
@@ -151,7 +204,7 @@ def between_clients(chosen: np.ndarray) -> np.ndarray:
     return np.asarray(np.divide(both, either, out=np.full(both.shape, np.nan), where=known))
 
 
-def _of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
+def _overlaps_of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
     """The overlaps of the clients that are in both checkpoints and chose differently."""
     _, then, now = np.intersect1d(before[0], after[0], return_indices=True)
     first, second = before[1][then], after[1][now]
@@ -159,42 +212,40 @@ def _of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
     return jaccard(first[changed], second[changed])
 
 
-def _mean_percent(values: np.ndarray) -> float:
-    return 100 * float(values.mean()) if len(values) else float("nan")
-
+# --- weights of clients
 
 _ROUNDING = 1e-5  # relative; differences of float32 sums, which are no structure
 
 
-def weight_matrices(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClientWeights) -> Matrices | Missing:
+def _weight_matrices(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClientWeights) -> Matrices | Missing:
     """The weights of clients (columns) for clients (rows) in some checkpoints."""
-    panels = tuple(panel for one in checkpoints if (panel := _panel(one, name, diagnostic)) is not None)
+    made = [_weight_panel(checkpoint, name, diagnostic) for checkpoint in checkpoints]
+    panels = tuple(panel for panel in made if panel is not None)
     if not panels:
         return Missing(diagnostic.title, "no checkpoint says who took part in its round, or none has these weights")
     hidden = diagnostic.limits is None
-    if (equal := _only_value(panels, hidden)) is not None:
+    if (equal := only_value(panels, hidden)) is not None:
         return Missing(diagnostic.title, f"all equal: {equal:.4g} in {', '.join(panel.title for panel in panels)}")
     own = np.concatenate([np.diagonal(panel.values) for panel in panels])
+    diagonal = f"The diagonal, a client's own weight, is not drawn; it is between {own.min():.3g} and {own.max():.3g}"
     return Matrices(
         name=name,
         title=diagnostic.title,
-        caption=sentences(
+        caption=_sentences(
             diagnostic.caption,
             "An empty cell: no weight is given" if any(np.isnan(panel.values).any() for panel in panels) else "",
-            f"The diagonal, a client's own weight, is not drawn; it is between {own.min():.3g} and {own.max():.3g}"
-            if hidden and own.any()
-            else "",
+            diagonal if hidden and own.any() else "",
         ),
         row_label="client",
         column_label="weight of client",
-        value_label=label(name, diagnostic),
+        value_label=_axis_label(name, diagnostic),
         panels=panels,
         limits=diagnostic.limits,
         hide_diagonal=hidden,
     )
 
 
-def _only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
+def only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
     """The one value that all weights have up to rounding; None if they differ."""
     shown = [panel.values.copy() for panel in panels]
     for values in shown if hide_diagonal else ():
@@ -205,22 +256,22 @@ def _only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
     return float(known.mean())
 
 
-def _panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) -> Panel | None:
+def _weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) -> Panel | None:
     """The weights of one checkpoint; None where it has none.
 
     What a client keeps is from the last round in which it took part, and so is of this one for its participants alone.
     """
-    found = rows(checkpoint, name, diagnostic)
-    if found is None:
+    of_round = _values(checkpoint, name, diagnostic)
+    if of_round is None:
         return None
-    clients, weights = found
+    clients, weights = of_round
     columns = clients
     if diagnostic.kept:
         if checkpoint.participants is None:
             return None
         taking_part = np.searchsorted(clients, checkpoint.participants)
         clients, weights = checkpoint.participants, weights[taking_part]
-        others = kept_rows(checkpoint, diagnostic.clients) if diagnostic.clients else None
+        others = _kept_rows(checkpoint, diagnostic.clients) if diagnostic.clients else None
         if others is None:
             columns = np.concatenate([clients, np.setdiff1d(np.arange(weights.shape[1]), clients)])
             weights = weights[:, columns]
@@ -234,7 +285,7 @@ def _spread(clients: np.ndarray, others: np.ndarray, weights: np.ndarray) -> tup
 
     Args:
         clients: [m] ids of the rows.
-        others: [m, M] ids that the weights belong to, negative for nobody.
+        others: [m, M] ids that the weights belong to, negative for none.
         weights: [m, M], or [m, 1 + M] with the client's own first.
     """
     if weights.shape[1] == others.shape[1] + 1:
@@ -245,3 +296,95 @@ def _spread(clients: np.ndarray, others: np.ndarray, weights: np.ndarray) -> tup
     position = {client: column for column, client in enumerate(columns.tolist())}
     matrix[row, [position[client] for client in others[row, place].tolist()]] = weights[row, place]
     return columns, matrix
+
+
+# --- vectors of classes
+
+_SERVER = -1
+_MOST_POINTS = 2000  # of t-SNE, whose time grows faster than their number
+_FEWEST_POINTS = 100  # of t-SNE: what it shows of fewer is mostly chance
+_PERPLEXITY = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """Vectors [M, d] of classes in one checkpoint, with the classes [M] and clients [M]; client -1 is the server."""
+
+    round: int
+    values: np.ndarray
+    classes: np.ndarray
+    clients: np.ndarray
+
+
+def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassVectors) -> list[Clouds | Missing]:
+    """The vectors of some checkpoints by PCA and by t-SNE, each fitted to all of them."""
+    title = diagnostic.title
+    known = [vectors for checkpoint in checkpoints if len((vectors := known_vectors(checkpoint, diagnostic)).classes)]
+    values = np.concatenate([vectors.values for vectors in known]) if known else np.empty((0, 0))
+    if len(values) < 4 or not np.isfinite(values).all() or (values == values[0]).all():
+        why = f"only {len(values)} vectors are known in the checkpoints, or all are the same, or some are not finite"
+        return [Missing(title, why)]
+    of_clients = any((vectors.clients != _SERVER).any() for vectors in known)
+    marks = "Colours: classes; stars: the server's" + (", other marks those of clients" if of_clients else "")
+    caption = _sentences(diagnostic.caption, marks, "One projection for all rounds")
+    points, shares = pca(values)
+    axes = [f"component {i} ({100 * share:.0f} % of variance)" for i, share in enumerate(shares, 1)]
+    plots: list[Clouds | Missing] = [_clouds(f"{name}_pca", f"{title}, PCA", caption, axes, known, points)]
+    if len(values) > _MOST_POINTS:
+        plots.append(Missing(f"{title}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(values)}"))
+    elif len(values) >= _FEWEST_POINTS:
+        axes = ["t-SNE 1", "t-SNE 2"]
+        plots.append(_clouds(f"{name}_tsne", f"{title}, t-SNE", caption, axes, known, tsne(values)))
+    return plots
+
+
+def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Vectors:
+    """The vectors that server and clients keep and that are known."""
+    parts = []
+    if diagnostic.server and (shared := checkpoint.server_leaf(diagnostic.server)) is not None:
+        known = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
+        parts.append((np.array([_SERVER]), shared[np.newaxis], None if known is None else known[np.newaxis]))
+    if diagnostic.kept and (kept := _kept_array(checkpoint, diagnostic.kept)) is not None:
+        flags = _kept_array(checkpoint, diagnostic.kept_known) if diagnostic.kept_known else None
+        parts.append((*kept, None if flags is None else flags[1]))
+    columns = []
+    for clients, values, known in parts:
+        place, label = np.nonzero(np.ones(values.shape[:2], bool) if known is None else known)
+        columns.append((values[place, label].astype(np.float64), label, clients[place]))
+    if not columns:
+        return Vectors(checkpoint.number, np.empty((0, 0)), np.empty(0, int), np.empty(0, int))
+    return Vectors(checkpoint.number, *(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+def pca(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first two principal components [M, 2] of values [M, d], and their shares of the variance [2].
+
+    Each component's largest loading is positive, so that the picture does not depend on the linear algebra library.
+    """
+    centred = values - values.mean(0)
+    _, singular, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = axes[:2] * np.sign(axes[np.arange(len(axes[:2])), np.abs(axes[:2]).argmax(1)])[:, np.newaxis]
+    points = np.zeros((len(values), 2))
+    points[:, : len(axes)] = centred @ axes.T
+    shares = np.zeros(2)
+    shares[: len(axes)] = singular[: len(axes)] ** 2 / max(float((singular**2).sum()), np.finfo(np.float64).tiny)
+    return points, shares
+
+
+def tsne(values: np.ndarray) -> np.ndarray:
+    """t-SNE of values [M, d] in two dimensions, [M, 2], from a fixed start."""
+    method: Any = import_module("sklearn.manifold").TSNE  # takes a second, and few runs have class vectors
+    perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
+    points = method(perplexity=perplexity, init="pca", random_state=0).fit_transform(values.astype(np.float32))
+    return np.asarray(points, np.float64)
+
+
+def _clouds(
+    name: str, title: str, caption: str, axes: Sequence[str], known: Sequence[Vectors], points: np.ndarray
+) -> Clouds:
+    parts = np.split(points, np.cumsum([len(vectors.classes) for vectors in known])[:-1])
+    clouds = (
+        Cloud(f"round {vectors.round}", part, vectors.classes, vectors.clients)
+        for vectors, part in zip(known, parts, strict=True)
+    )
+    return Clouds(name=name, title=title, caption=caption, x_label=axes[0], y_label=axes[1], clouds=tuple(clouds))

@@ -27,33 +27,40 @@ def counts_of(run: Run) -> SampleCounts | None:
 def class_names(run: Run, count: int) -> list[str]:
     """What the classes are called in the newest checkpoint; their numbers where it does not say."""
     try:
-        found = json.loads(str(run.round(run.rounds[-1]).attributes.get("class_names", "[]"))) if run.rounds else []
+        names = json.loads(str(run.round(run.rounds[-1]).attributes.get("class_names", "[]"))) if run.rounds else []
     except (CheckpointError, ValueError):
-        found = []
-    return [str(name) for name in found] if len(found) == count else [str(label) for label in range(count)]
+        names = []
+    return [str(name) for name in names] if len(names) == count else [str(label) for label in range(count)]
+
+
+def same_partition(runs: Sequence[NamedRun]) -> list[tuple[SampleCounts | None, list[NamedRun]]]:
+    """Each partition with the runs that have the same samples of each class on each client; None: not known."""
+    groups: dict[tuple[object, ...], tuple[SampleCounts | None, list[NamedRun]]] = {}
+    for named_run in runs:
+        counts = counts_of(named_run.run)
+        key = (counts.train.shape, counts.train.tobytes(), counts.test.tobytes()) if counts else ()
+        groups.setdefault(key, (counts, []))[1].append(named_run)
+    return list(groups.values())
 
 
 def partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
-    """The partition of each run, once for those that have the same samples of each class on each client.
+    """The partition of each run, once for those that have the same.
 
     Args:
         most: how many of them; titles name the runs wherever there are more.
     """
-    groups: dict[tuple[object, ...], list[NamedRun]] = {}
-    for one in runs:
-        held = counts_of(one.run)
-        key = (held.train.shape, held.train.tobytes(), held.test.tobytes()) if held else ()
-        groups.setdefault(key, []).append(one)
-    shown = list(groups.values())[:most]
-    figures = [partition(group[0].run) for group in shown]
+    groups = same_partition(runs)
+    plots = [partition(owners[0].run) for _, owners in groups[:most]]
     if len(groups) == 1:
-        return figures
-    ends = ["", *(f"_{number}" for number in range(2, len(shown) + 1))]
-    titles = [f"{_TITLE} of {some([one.label for one in group])}" for group in shown]
-    return [
-        replace(one, title=title) if isinstance(one, Missing) else replace(one, title=title, name=one.name + end)
-        for one, title, end in zip(figures, titles, ends, strict=True)
-    ]
+        return plots
+    named: list[Matrices | Missing] = []
+    for number, (plot, (_, owners)) in enumerate(zip(plots, groups, strict=False), 1):
+        title = f"{_TITLE} of {some([named_run.label for named_run in owners])}"
+        if isinstance(plot, Missing):
+            named.append(replace(plot, title=title))
+        else:
+            named.append(replace(plot, title=title, name=plot.name + (f"_{number}" if number > 1 else "")))
+    return named
 
 
 def partition(run: Run) -> Matrices | Missing:
@@ -63,14 +70,9 @@ def partition(run: Run) -> Matrices | Missing:
     except CheckpointError as error:
         return Missing(_TITLE, str(error))
     if counts is None:
-        return Missing(
-            _TITLE,
-            f"{run.path} has no partition.csv: it was written before runs had one; "
-            "`pflmpi partition` draws it from the configuration",
-        )
+        return Missing(_TITLE, f"{run.path} has no partition.csv; `pflmpi data CONFIG` draws it from the configuration")
     clients, classes = counts.train.shape
     names = class_names(run, classes)
-    parts = {"training samples": counts.train, "test samples": counts.test}
     return Matrices(
         name="partition",
         title=_TITLE,
@@ -80,7 +82,7 @@ def partition(run: Run) -> Matrices | Missing:
         value_label="samples",
         panels=tuple(
             Panel(name, np.where(held > 0, held, np.nan).astype(np.float64), range(clients), names)
-            for name, held in parts.items()
+            for name, held in {"training samples": counts.train, "test samples": counts.test}.items()
         ),
     )
 
@@ -88,37 +90,23 @@ def partition(run: Run) -> Matrices | Missing:
 def by_class(plot: Plot | Missing, run: Run) -> Plot | Missing:
     """A figure of every two clients with the clients in the order of the class that they have most samples of.
 
-    Other figures, and those of a run without a readable partition, are as they were.
+    Other figures, and those of a run without a readable partition, are as they were. Of an overlap of choices, clients
+    of a single class are left out: with nothing to tell apart, their entries hardly change, and ties decide.
     """
-    if not isinstance(plot, Matrices) or plot.row_label != plot.column_label:
+    if not isinstance(plot, Matrices) or plot.row_label != plot.column_label or (counts := counts_of(run)) is None:
         return plot
-    if (counts := counts_of(run)) is None:
-        return plot
-    main = counts.train.argmax(1)
-    panels = tuple(_ordered(panel, main) for panel in plot.panels)
-    return replace(plot, panels=panels, caption=f"{plot.caption} Clients with the same main class are side by side.")
-
-
-def without_single_class(plot: Plot | Missing, run: Run) -> Plot | Missing:
-    """The overlap of what clients choose without those of a single class, whose choice says nothing."""
-    if not isinstance(plot, Matrices) or not plot.choices or (counts := counts_of(run)) is None:
-        return plot
-    single = np.flatnonzero((counts.train > 0).sum(1) == 1).tolist()
-    shown = [place for place, client in enumerate(plot.panels[0].rows) if client not in single]
-    left_out = [str(client) for client in plot.panels[0].rows if client in single]
-    if not left_out or len(shown) < 2:
-        return plot
-    (panel,) = plot.panels
-    names = [panel.rows[place] for place in shown]
-    why = "with nothing to tell apart, their entries hardly change, and ties decide"
-    caption = f"{plot.caption} Clients of a single class are left out ({', '.join(left_out)}): {why}."
-    return replace(
-        plot, panels=(Panel(panel.title, panel.values[np.ix_(shown, shown)], names, names),), caption=caption
-    )
-
-
-def _ordered(panel: Panel, main: np.ndarray) -> Panel:
-    clients = np.array(panel.rows)
-    order = np.lexsort((clients, main[clients]))
-    names = clients[order].tolist()
-    return Panel(panel.title, panel.values[np.ix_(order, order)], names, names)
+    main, num_classes = counts.train.argmax(1), (counts.train > 0).sum(1)
+    left_out = [str(client) for client in plot.panels[0].rows if plot.choices and num_classes[client] == 1]
+    if len(left_out) > len(plot.panels[0].rows) - 2:
+        left_out = []
+    caption = plot.caption
+    if left_out:
+        caption += f" Clients of a single class, whose choice says nothing, are left out ({', '.join(left_out)})."
+    panels = []
+    for panel in plot.panels:
+        places = [place for place, client in enumerate(panel.rows) if str(client) not in left_out]
+        clients = np.array(panel.rows)[places]
+        order = np.array(places)[np.lexsort((clients, main[clients]))]
+        names = [panel.rows[place] for place in order]
+        panels.append(Panel(panel.title, panel.values[np.ix_(order, order)], names, names))
+    return replace(plot, panels=tuple(panels), caption=f"{caption} Clients with the same main class are side by side.")

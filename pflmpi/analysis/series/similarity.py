@@ -11,46 +11,11 @@ from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import some_of, spread_over
 from pflmpi.store import probe_file
-from pflmpi.store.probe_file import Probe
-
-_MOST_LAYERS = 6  # matrices in a figure
-
-
-def layer_matrices(
-    name: str, title: str, caption: str, value_label: str, layers: Mapping[str, tuple[np.ndarray, np.ndarray]]
-) -> Matrices:
-    """Matrices of some layers, from the first to the last, without their diagonals of 1.
-
-    Args:
-        layers: by name the ids [m] of clients and the matrix [m, m].
-    """
-    names = list(layers)
-    chosen = [names[place] for place in spread_over(range(len(names)), _MOST_LAYERS)]
-    several = f" {len(chosen)} of {len(names)} layers." if len(chosen) < len(names) else ""
-    panels = []
-    for layer in chosen:
-        clients, values = layers[layer]
-        panels.append(Panel(layer, values, clients.tolist(), clients.tolist()))
-    return Matrices(
-        name=name,
-        title=title,
-        caption=f"{caption}{several} The diagonal is 1 and not drawn. Colours go from 0, or below, to 1.",
-        row_label="client",
-        column_label="client",
-        value_label=value_label,
-        panels=tuple(panels),
-        limits=(0.0, 1.0),
-        hide_diagonal=True,
-    )
-
-
-def pairs(matrix: np.ndarray) -> np.ndarray:
-    """The known values [n] of a symmetric matrix above its diagonal."""
-    above = matrix[np.triu_indices(len(matrix), 1)]
-    return np.asarray(above[~np.isnan(above)])
-
 
 _COSINE_TITLE = "Similarity of the clients' layers"
+_CKA_TITLE = "CKA of the clients' layers"
+_MOST_LAYERS = 6  # matrices in a figure
+_MOST_PROBES = 6  # curves
 _MOST_CLIENTS = 100
 _MOST_IN_MEMORY = 1 << 27  # values of the models of one checkpoint: 512 MiB of float32
 _MOST_READ = 1 << 28  # values of the models of all checkpoints
@@ -72,20 +37,29 @@ def cosine_figures(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves 
     Raises:
         CheckpointError: a file is damaged, or does not say how personal models are put together.
     """
-    last = {
+    last = checkpoints[-1]
+    size = _model_size(last)
+    unlike = {
         name: layer
-        for name, layer in layers(checkpoints[-1], _affordable(checkpoints[-1], 1)).items()
+        for name, layer in layers(last, _affordable(size, 1)).items()
         if len(layer.clients) > 1 and (layer.weights != layer.weights[0]).any()
     }
-    if not last:
+    if not unlike:
         return [Missing(_COSINE_TITLE, "all clients predict with the same model, or there is one client alone")]
-    return [cosine_matrices(checkpoints[-1].number, last), cosines_over_rounds(checkpoints, list(last))]
+    matrices = _layer_matrices(
+        "layer_cosines",
+        f"{_COSINE_TITLE}, round {last.number}",
+        "Cosine between the weights of a layer in two clients' models; layers that are the same in all are left out.",
+        "cosine",
+        {name: (layer.clients, _cosines(layer.weights)) for name, layer in unlike.items()},
+    )
+    return [matrices, _cosines_over_rounds(checkpoints, unlike, size)]
 
 
 def layers(checkpoint: Checkpoint, most: int) -> dict[str, Layer]:
     """The layers of body and head of the first `most` clients of each cohort; unlike models apart."""
     model = comparable_model(checkpoint)
-    found = {}
+    by_name = {}
     for cohort, members in checkpoint.cohorts.items():
         rows: dict[str, list[np.ndarray]] = {}
         for state in client_states(checkpoint, members[:most].tolist()):
@@ -96,11 +70,17 @@ def layers(checkpoint: Checkpoint, most: int) -> dict[str, Layer]:
             for name, arrays in tensors.items():
                 rows.setdefault(name, []).append(np.concatenate(arrays))
         prefix = f"{cohort}/" if len(checkpoint.cohorts) > 1 else ""
-        found.update({prefix + name: Layer(members[:most], np.stack(weights)) for name, weights in rows.items()})
-    return found
+        by_name.update({prefix + name: Layer(members[:most], np.stack(weights)) for name, weights in rows.items()})
+    return by_name
 
 
-def cosines(weights: np.ndarray) -> np.ndarray:
+def pairs(matrix: np.ndarray) -> np.ndarray:
+    """The known values [n] of a symmetric matrix above its diagonal."""
+    above = matrix[np.triu_indices(len(matrix), 1)]
+    return np.asarray(above[~np.isnan(above)])
+
+
+def _cosines(weights: np.ndarray) -> np.ndarray:
     """The cosines between the rows [m, n], [m, m]."""
     flat = weights.astype(np.float64) if weights.size < _MANY else weights
     gram = flat @ flat.T
@@ -108,36 +88,23 @@ def cosines(weights: np.ndarray) -> np.ndarray:
     return np.asarray(gram / np.maximum(norms[:, np.newaxis] * norms, np.finfo(np.float64).tiny))
 
 
-def cosine_matrices(round: int, there: Mapping[str, Layer]) -> Matrices:
-    """The cosines of every two clients for some layers, from the first to the last."""
-    return layer_matrices(
-        "layer_cosines",
-        f"{_COSINE_TITLE}, round {round}",
-        "Cosine between the weights and biases of a layer in two clients' personal models: 1 the same direction, 0 "
-        "unrelated. Layers that are the same in all clients are left out.",
-        "cosine",
-        {name: (layer.clients, cosines(layer.weights)) for name, layer in there.items()},
-    )
-
-
-def cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> Curves:
-    """The mean cosine over all pairs of clients, for each of the named layers by round."""
-    most = _affordable(checkpoints[-1], len(checkpoints))
+def _cosines_over_rounds(checkpoints: Sequence[Checkpoint], last: Mapping[str, Layer], size: int) -> Curves:
+    """The mean cosine over all pairs of clients, for each layer of the last checkpoint by round."""
+    most = _affordable(size, len(checkpoints))
     if len(checkpoints) > 3 and most < _FEW:  # of large models rather fewer rounds
         checkpoints = some_of(checkpoints, 3)
-        most = _affordable(checkpoints[-1], len(checkpoints))
-    means: dict[str, list[float]] = {name: [] for name in names}
+        most = _affordable(size, len(checkpoints))
+    means: dict[str, list[float]] = {name: [] for name in last}
     for checkpoint in checkpoints:
-        there = layers(checkpoint, most)
+        by_name = last if checkpoint is checkpoints[-1] else layers(checkpoint, most)
         for name, values in means.items():
-            values.append(float(pairs(cosines(there[name].weights)).mean()))
-    rounds = np.array([one.number for one in checkpoints])
+            values.append(float(pairs(_cosines(by_name[name].weights[:most])).mean()))
+    rounds = np.array([checkpoint.number for checkpoint in checkpoints])
     fewer = any(most < len(members) for members in checkpoints[-1].cohorts.values())
     return Curves(
         name="layer_cosines_over_rounds",
         title=f"{_COSINE_TITLE} over rounds",
-        caption="Mean cosine over all pairs of clients, for each layer of their personal models."
-        + (f" Only the first {most} clients." if fewer else ""),
+        caption="Mean over all pairs of clients." + (f" Only the first {most} clients." if fewer else ""),
         x_label="round",
         y_label="mean cosine",
         curves=tuple(
@@ -147,20 +114,17 @@ def cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str])
     )
 
 
-def _affordable(checkpoint: Checkpoint, count: int) -> int:
-    """Number of clients whose models are read from each of `count` checkpoints."""
+def _model_size(checkpoint: Checkpoint) -> int:
+    """Number of values of the largest model of a client."""
     firsts = sorted(int(members[0]) for members in checkpoint.cohorts.values())
     model = comparable_model(checkpoint)
-    sizes = [
-        sum(array.size for array in assembled(checkpoint, model, state).values())
-        for state in client_states(checkpoint, firsts)
-    ]
-    values = max(*sizes, 1)
-    return max(2, min(_MOST_CLIENTS, _MOST_IN_MEMORY // values, _MOST_READ // (values * count)))
+    models = [assembled(checkpoint, model, state) for state in client_states(checkpoint, firsts)]
+    return max(1, *(sum(array.size for array in arrays.values()) for arrays in models))
 
 
-_CKA_TITLE = "CKA of the clients' layers"
-_MOST_ROUNDS = 6  # curves
+def _affordable(size: int, count: int) -> int:
+    """Number of clients whose models of this size are read from each of `count` checkpoints."""
+    return max(2, min(_MOST_CLIENTS, _MOST_IN_MEMORY // size, _MOST_READ // (size * count)))
 
 
 def cka_figures(run: Run) -> list[Matrices | Curves | Missing]:
@@ -169,26 +133,22 @@ def cka_figures(run: Run) -> list[Matrices | Curves | Missing]:
     Raises:
         CheckpointError: a probe is damaged, or of a newer format.
     """
-    there = probe_file.rounds(run.path)
-    if not there:
+    rounds = probe_file.rounds(run.path)
+    if not rounds:
         return [Missing(_CKA_TITLE, f"`pflmpi probe {run.path}`, where torch and the data are, has not been run")]
-    found = [probe_file.read(run.path, number) for number in spread_over(there, _MOST_ROUNDS)]
-    return [cka_matrices(found[-1]), through_layers(found)]
-
-
-def cka_matrices(probe: Probe) -> Matrices:
-    """CKA of every two clients for some layers, from the first to the last."""
-    return layer_matrices(
+    probes = [probe_file.read(run.path, number) for number in spread_over(rounds, _MOST_PROBES)]
+    last = probes[-1]
+    matrices = _layer_matrices(
         "layer_cka",
-        f"{_CKA_TITLE}, round {probe.round}",
-        "Linear CKA (unbiased) between the outputs of a layer of two clients' models for the same "
-        f"{probe.samples} test samples: 1 similar, about 0 unrelated.",
+        f"{_CKA_TITLE}, round {last.round}",
+        f"Between the outputs of a layer of two clients' models for the same {last.samples} test samples.",
         "CKA",
-        {name: (layer.clients, layer.cka) for name, layer in probe.layers.items()},
+        {name: (layer.clients, layer.cka) for name, layer in last.layers.items()},
     )
+    return [matrices, _through_layers(probes)]
 
 
-def through_layers(probes: Sequence[Probe]) -> Curves:
+def _through_layers(probes: Sequence[probe_file.Probe]) -> Curves:
     """Mean CKA over pairs of clients from the first layer to the last, with a band for the last probe."""
     names = tuple(dict.fromkeys(name for probe in probes for name in probe.layers))
     x = np.arange(1, len(names) + 1)
@@ -215,3 +175,31 @@ def _middle_and_mean(values: np.ndarray) -> tuple[float, float, float]:
         return np.nan, np.nan, np.nan
     low, high = np.quantile(values, (0.05, 0.95))
     return float(low), float(values.mean()), float(high)
+
+
+def _layer_matrices(
+    name: str, title: str, caption: str, value_label: str, by_layer: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> Matrices:
+    """Matrices of some layers, from the first to the last, without their diagonals of 1.
+
+    Args:
+        by_layer: the ids [m] of clients and the matrix [m, m].
+    """
+    names = list(by_layer)
+    chosen = [names[place] for place in spread_over(range(len(names)), _MOST_LAYERS)]
+    some = f" {len(chosen)} of {len(names)} layers." if len(chosen) < len(names) else ""
+    panels = []
+    for layer in chosen:
+        clients, values = by_layer[layer]
+        panels.append(Panel(layer, values, clients.tolist(), clients.tolist()))
+    return Matrices(
+        name=name,
+        title=title,
+        caption=f"{caption}{some} The diagonal is 1 and not drawn.",
+        row_label="client",
+        column_label="client",
+        value_label=value_label,
+        panels=tuple(panels),
+        limits=(0.0, 1.0),
+        hide_diagonal=True,
+    )

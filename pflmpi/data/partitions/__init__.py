@@ -1,4 +1,4 @@
-"""Who holds which samples: pure functions, one file each; a line here is all that registers one.
+"""Who holds which samples: pure functions; a line here is all that registers one.
 
     f(labels int64 [n], clients N, rng, *, parameters) -> the ascending sample indices of each client
 
@@ -15,8 +15,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from pydantic import BaseModel, Field, create_model
 
-from pflmpi.data.partitions.dirichlet import dirichlet
-from pflmpi.data.partitions.exdir import exdir
+from pflmpi.data.partitions.dirichlet import dirichlet, exdir
 from pflmpi.data.partitions.iid import iid
 from pflmpi.data.partitions.lognormal import lognormal
 from pflmpi.data.partitions.nway_kshot import nway_kshot
@@ -28,26 +27,28 @@ from pflmpi.registry import Registry
 Partition = Callable[..., list[np.ndarray]]
 
 
-def _accept(found: object) -> Partition:
+def _accept(function: object) -> Partition:
     """A function from outside the package, if it has the arguments of a partition."""
-    if not inspect.isfunction(found):
-        raise ConfigError(f"it is a {type(found).__name__}; expected a function f(labels, clients, rng, *, parameters)")
-    parameters = inspect.signature(found).parameters
-    given = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
-    if given not in (["labels", "clients", "rng"], ["writers", "clients", "rng"]):
+    if not inspect.isfunction(function):
         raise ConfigError(
-            f"{found.__qualname__} takes ({', '.join(given)}); expected (labels, clients, rng), or (writers, clients, "
-            "rng), and keyword-only parameters"
+            f"it is a {type(function).__name__}; expected a function f(labels, clients, rng, *, parameters)"
         )
-    if taken := {"name", "path"} & {*parameters}:
-        raise ConfigError(f"{found.__qualname__}: partition.{taken.pop()} is a key already; rename the parameter")
-    for name, one in parameters.items():
-        if one.kind is one.KEYWORD_ONLY and one.annotation is one.empty:
+    parameters = inspect.signature(function).parameters
+    positional = [name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY]
+    if positional not in (["labels", "clients", "rng"], ["writers", "clients", "rng"]):
+        raise ConfigError(
+            f"{function.__qualname__} takes ({', '.join(positional)}); expected (labels, clients, rng), or (writers, "
+            "clients, rng), and keyword-only parameters"
+        )
+    if reserved := {"name", "path"} & {*parameters}:
+        raise ConfigError(f"{function.__qualname__}: partition.{reserved.pop()} is a key already; rename the parameter")
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.annotation is parameter.empty:
             raise ConfigError(
-                f"{found.__qualname__}: {name} has no type; expected {name}: int, or float, bool, str, Literal[...], "
-                "or a list of these"
+                f"{function.__qualname__}: {name} has no type; expected {name}: int, or float, bool, str, "
+                "Literal[...], or a list of these"
             )
-    return found
+    return function
 
 
 PARTITIONS: Registry[Partition] = Registry(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.shares import apportion, cut, merged
+from pflmpi.data.splits import apportion, cut, merged
 from pflmpi.errors import DataError
 
 Pairing = Annotated[

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from pflmpi.data.partitions.by_label import require_samples, uneven
-from pflmpi.data.shares import apportion, cut
+from pflmpi.data.splits import apportion, cut
 
 
 def iid(

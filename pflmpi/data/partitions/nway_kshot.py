@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from pflmpi.data.partitions.by_label import class_sizes
-from pflmpi.data.shares import merged
+from pflmpi.data.splits import merged
 from pflmpi.errors import DataError
 
 logger = logging.getLogger(__name__)

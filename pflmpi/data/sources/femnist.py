@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pflmpi.data.array_files import read_npz
 from pflmpi.data.dataset import Dataset, assemble, whole
-from pflmpi.data.npz import read_npz
 from pflmpi.data.sources.base import missing, unreadable
 from pflmpi.errors import DataError
 from pflmpi.text import first_line, shown

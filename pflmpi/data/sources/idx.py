@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from pflmpi.data.array_files import check_memory, read_npz
 from pflmpi.data.dataset import Dataset, assemble, whole
-from pflmpi.data.npz import check_memory, read_npz
 from pflmpi.data.sources.base import missing, unreadable
 from pflmpi.data.sources.download import downloading
 from pflmpi.errors import DataError
@@ -42,14 +42,14 @@ class IdxSource:
     def files(self, root: Path) -> list[Path]:
         """The four idx files (plain before compressed), and writers.npz if it exists."""
         raw = root / self.folder / "raw"
-        found = []
+        paths = []
         for stem in (f"{part}-{kind}" for part in self.parts for kind in KINDS):
             here = [path for path in (raw / stem, raw / f"{stem}.gz") if path.is_file()]
             if not here:
                 raise missing(self.name, raw, f"{stem} (or {stem}.gz)", "set data.download: true")
-            found.append(here[0])
+            paths.append(here[0])
         writers = root / self.folder / "writers.npz"
-        return [*found, writers] if writers.is_file() else found
+        return [*paths, writers] if writers.is_file() else paths
 
     def fetch(self, root: Path) -> None:
         """Download the files with torchvision."""
@@ -90,8 +90,8 @@ class IdxSource:
             train, test, *labels = read_npz(path, names)
         except (OSError, ValueError) as error:
             raise unreadable(self.name, path, error) from error
-        for writers, found, known in zip((train, test), labels, (train_y, test_y), strict=True):
-            if writers.shape != known.shape or not np.array_equal(found, known):
+        for writers, described, expected in zip((train, test), labels, (train_y, test_y), strict=True):
+            if writers.shape != expected.shape or not np.array_equal(described, expected):
                 raise DataError(
                     f"dataset {self.name!r}: {path} describes other samples than the idx files beside it; delete it"
                 )

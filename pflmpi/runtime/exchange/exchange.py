@@ -1,6 +1,6 @@
 """The exchange of a round: the participants' messages go up, answers and the server's reply come down."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -8,19 +8,17 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.errors import AlgorithmError
-from pflmpi.messages import mixing
-from pflmpi.messages.chosen import Offers
-from pflmpi.messages.downlink import Reply, send_down
+from pflmpi.errors import AlgorithmError, ConfigError
+from pflmpi.messages.downlink import Homes, Reply, send_answers, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Messages, Updates
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.checkpoints import ServerRound
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.contract import calling, check_returned, check_state
-from pflmpi.runtime.exchange.mixed import ANSWERED
+from pflmpi.runtime.contract import ANSWERED, calling, check_returned, check_state
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.text import size
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -42,39 +40,51 @@ def exchange(
     """
     algorithm, task = setup.algorithm, setup.task
     published: Messages | None = None
+    answers: Messages | None = None
     measured: Mapping[str, Tensor] = {}
-    weights: Messages = {}
     round = Round(now.round, now.participants, task.seed)
     up = send_up(transport, setup.declared, ups, now.training) if len(now.participants) else None
-    received, products = mixing.compare(transport, now.owners, ups, server) if now.owners.compared else ({}, {})
     ups.clear()
     if up is not None:
-        up |= products
-        if now.owners.mixed or now.owners.centres:
-            with calling(algorithm, "mixing_weights", now.round, reads={"up": {**up}}):
-                weights = algorithm.mixing_weights(task, up, round)
-            mixing.check_weights(now.owners, weights)
-    sums = mixing.sum_centres(transport, now.owners, received, weights) if now.owners.centres else {}
-    if up is not None:
-        up |= sums
+        reads: Tree = {"server": server, "up": {**up}}
+        if setup.declared.answers:
+            with calling(algorithm, "answer", now.round, reads=reads):
+                answers = algorithm.answer(task, server, up, round)
+            check_returned(algorithm, "answer", answers)
         if not now.opening:  # in every round: a signal may call for a checkpoint after any
-            with calling(algorithm, "diagnose", now.round, reads={"server": server, "up": {**up}}):
+            with calling(algorithm, "diagnose", now.round, reads=reads):
                 measured = algorithm.diagnose(task, server, up, round)
-        with calling(algorithm, "server_update", now.round, reads={"server": server, "up": {**up}}):
+        with calling(algorithm, "server_update", now.round, reads=reads):
             new = algorithm.server_update(task, server, up, round)
         check_state(algorithm, "server_update", new, server)
         _check_finite(algorithm, now.round, new, server)
         server = new
+        del reads
     del up
-    if now.owners.mixed:
-        _keep(population, now.training[transport.rank], mixing.mix(transport, now.owners, received, weights))
+    if setup.declared.answers and len(now.participants):
+        groups = now.training[transport.rank]
+        _keep(population, groups, send_answers(transport, setup.declared, answers, now.training))
     if transport.rank == 0:
         with calling(algorithm, "publish", now.round, reads={"server": server}):
             published = algorithm.publish(task, server, now.receivers)
         check_returned(algorithm, "publish", published)
-    offers = Offers(setup.placement.home, population.offered)
-    reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device, offers)
+    homes = Homes(setup.placement.home, population.kept)
+    reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device, homes)
     return ServerRound(server, published, measured), reply
+
+
+def check_server_memory(setup: Setup, rounds: Iterable[RoundSchedule], free: int) -> None:
+    """Raise `ConfigError` if rank 0 cannot have the rows of all participants, or for all receivers, in `free` bytes."""
+    for now in rounds:
+        needed = setup.declared.rows_bytes(len(now.participants), len(now.receivers))
+        if sum(needed.values()) > free:
+            largest = max(needed, key=needed.__getitem__)
+            raise ConfigError(
+                f"rank 0 needs {size(sum(needed.values()))} of memory for rows of {len(now.participants)} participants "
+                f"and {len(now.receivers)} receivers, most of it for {type(setup.algorithm).__name__}'s message "
+                f"{largest!r}, and {size(free)} are free; lower training.participation, choose a smaller model, or "
+                "give rank 0 a node with more memory"
+            )
 
 
 def _check_finite(algorithm: Algorithm, round: int, found: Tree, before: Tree) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pflmpi.runtime.gpu_placement import GpuPlacement
+from pflmpi.runtime.devices import GpuPlacement
 from pflmpi.text import ranks as named
 from pflmpi.transports.peers import names
 

@@ -1,47 +1,48 @@
-"""What newcomers receive of `Mixed` messages: the mean of what all clients have."""
+"""What newcomers have of kept messages: the mean over all clients."""
 
 import numpy as np
-import torch
 
 from pflmpi import tree
-from pflmpi.messages.calls import Call
-from pflmpi.messages.kinds import Messages, with_rows
+from pflmpi.messages.deliver import deliver, delivery
+from pflmpi.messages.kinds import Messages
 from pflmpi.messages.packing import pack, unpack
+from pflmpi.messages.traffic import Traffic
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.exchange.mixed import ANSWERED, mixed_templates
+from pflmpi.runtime.contract import ANSWERED, answer_templates
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.base import Transport
 
 
-def mean_of_mixed(setup: Setup, transport: Transport, population: Population) -> Messages:
-    """The plain mean over all clients of each `Mixed` message; rank 0 has one leaf of all clients at a time."""
-    if not (like := mixed_templates(setup.algorithm, setup.task)):
+def mean_answers(setup: Setup, transport: Transport, population: Population) -> Messages:
+    """The plain mean over all clients of each kept message; rank 0 has one leaf of all clients at a time."""
+    if not (like := answer_templates(setup.algorithm, setup.task)):
         return {}
-    hosted = [setup.placement.hosted(rank) for rank in range(transport.size)]
+    wanted, home = _everyone_on_server(setup)
     means = {}
     with transport.channel("data"):
         for path, leaf in tree.leaves(like):
-            here = pack({"leaf": population.leaf(f"{ANSWERED}/{path}", hosted[transport.rank])})
-            size = leaf.nbytes
-            parts = transport.gather(here, [size * len(clients) for clients in hosted])
-            if parts is not None:
-                rows = torch.empty(setup.task.num_clients, *leaf.shape, dtype=leaf.dtype)
-                for clients, part in zip(hosted, parts, strict=True):
-                    rows[torch.from_numpy(clients)] = tree.leaf(
-                        unpack(part, with_rows({"leaf": leaf}, len(clients))), "leaf"
-                    )
-                means[path] = rows.double().mean(0).to(leaf.dtype)
-        buffer = pack(tree.unflatten(means)) if transport.rank == 0 else np.empty(tree.num_bytes(like), np.uint8)
+
+            def rows(clients: np.ndarray, path: str = path) -> tree.Tree:
+                return {"leaf": population.leaf(f"{ANSWERED}/{path}", clients)}
+
+            everyone = tree.leaf(deliver(transport, wanted, home, rows, {"leaf": leaf}, down=False), "leaf")
+            means[path] = everyone.double().mean(0).to(leaf.dtype)  # of nobody on other ranks, where it is not used
+        buffer = pack(tree.unflatten(means))
         transport.broadcast(buffer)
     return unpack(buffer, like)  # type: ignore[return-value]
 
 
-def mean_calls(setup: Setup) -> list[Call]:
-    """The collective calls of `mean_of_mixed`, with the bytes of each rank."""
-    if not (like := mixed_templates(setup.algorithm, setup.task)):
+def mean_calls(setup: Setup) -> list[Traffic]:
+    """The calls of `mean_answers`."""
+    if not (like := answer_templates(setup.algorithm, setup.task)):
         return []
-    ranks = setup.placement.ranks
-    counts = [len(setup.placement.hosted(rank)) for rank in range(ranks)]
-    sizes = (leaf.nbytes for _, leaf in tree.leaves(like))
-    gathers = [Call("gather", tuple(size * count for count in counts)) for size in sizes]
-    return [*gathers, Call("broadcast", (tree.num_bytes(like),) * ranks)]
+    wanted, home = _everyone_on_server(setup)
+    calls = [delivery(wanted, home, {"leaf": leaf}, down=False) for _, leaf in tree.leaves(like)]
+    return [*calls, Traffic.broadcast(tree.num_bytes(like), setup.placement.ranks)]
+
+
+def _everyone_on_server(setup: Setup) -> tuple[list[np.ndarray], np.ndarray]:
+    """What `deliver` needs to bring the rows of all clients to rank 0: who wants which, and where they live."""
+    home = setup.placement.home
+    assert home is not None, "clients that keep messages have a home"
+    return [np.arange(len(home)), *[np.empty(0, np.int64)] * (setup.placement.ranks - 1)], home

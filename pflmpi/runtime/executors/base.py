@@ -22,10 +22,9 @@ from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
 from pflmpi.runtime.contract import check_state, state_and_messages
-from pflmpi.runtime.evaluation.measures import Counts
-from pflmpi.runtime.executors.pool import Pool
-from pflmpi.runtime.executors.transfers import streams_of
-from pflmpi.runtime.executors.update import Update
+from pflmpi.runtime.executors.batches import Pool
+from pflmpi.runtime.executors.transfers import Update, streams_of
+from pflmpi.runtime.measures import Counts
 from pflmpi.tree import Tree
 
 LocalUpdate = Callable[[Task, Tree, Messages, ClientData], tuple[Tree, Messages]]

@@ -15,7 +15,6 @@ from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.models.base import Architecture
 from pflmpi.runtime.contract import calling, check_scores, given
-from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import (
     LaneBatches,
@@ -26,9 +25,8 @@ from pflmpi.runtime.executors.batches import (
     lane_pass,
     steps_at_once,
 )
-from pflmpi.runtime.executors.tally import counts
-from pflmpi.runtime.executors.transfers import download_all, upload
-from pflmpi.runtime.executors.update import Update, download_update
+from pflmpi.runtime.executors.transfers import Update, download_all, download_update, upload
+from pflmpi.runtime.measures import Counts, counts
 from pflmpi.tree import Tree
 
 

@@ -11,12 +11,10 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.runtime.contract import calling, given
-from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
-from pflmpi.runtime.executors.tally import counts, predictions
-from pflmpi.runtime.executors.transfers import download_all, upload
-from pflmpi.runtime.executors.update import Update, download_update
+from pflmpi.runtime.executors.transfers import Update, download_all, download_update, upload
+from pflmpi.runtime.measures import Counts, counts, predictions
 from pflmpi.tree import Tree
 
 _NOTHING = np.empty(0, np.int64)

@@ -67,19 +67,6 @@ class GpuGroup:
             changed=self._rank != 0,
         )
 
-    def sum(self, values: Tensor) -> None:
-        """Replace rank 0's int64 values, on the host, by the sum over all ranks."""
-        self._on_device(
-            values,
-            lambda staged: dist.reduce(staged, dst=self._first, group=self._group, async_op=True),
-            changed=self._rank == self._first,
-        )
-        if self._first != 0:
-            total = values if self._rank == self._first else torch.empty_like(values)
-            self._pass(total, self._first, 0)
-            if self._rank == 0:
-                values += total
-
     def exchange(self, sent: Parts, received: Parts) -> tuple[Parts, Parts]:
         """Move the large parts between members, by the rank at the other end; gives the others of both."""
         outgoing, sent = self._split(sent)

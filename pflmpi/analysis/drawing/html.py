@@ -1,0 +1,183 @@
+"""One HTML page that needs nothing else: figures, style and script are in it, and it fetches nothing."""
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from pflmpi.analysis.drawing.charts import COLOURS
+from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, draw, script
+from pflmpi.analysis.plots import Missing, Plot
+
+_ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure on the page, with the path of its files relative to the page, without an ending."""
+
+    drawn: Drawn
+    path: str
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """Texts by row and column; the first columns are names, aligned to the left, the rest numbers.
+
+    Attributes:
+        long: the last columns, of whose texts the end is shown.
+        wrong: rows that stand out because something is wrong with them.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    names: int = 1
+    long: int = 0
+    wrong: Sequence[int] = ()
+
+
+@dataclass
+class Section:
+    """A part of the page; what is `explained` opens on a click, `kind` is a class of its style."""
+
+    title: str
+    text: str = ""
+    explained: str = ""
+    tables: list[PageTable] = field(default_factory=list)
+    figures: list[PageFigure | Missing] = field(default_factory=list)
+    kind: str = ""
+
+
+def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section]) -> str:
+    """HTML of the page.
+
+    Args:
+        title: of the page.
+        about: a line below it.
+        problems: what was left out, and why.
+        sections: in their order.
+    """
+    anchors = {id(section): f"s{number}" for number, section in enumerate(sections, 1)}
+    figures = [figure for section in sections for figure in section.figures if isinstance(figure, PageFigure)]
+    numbers = {id(figure): number for number, figure in enumerate(figures)}
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">',
+        f"<title>{_text(title)}</title>",
+        f"<style>{_style()}</style></head><body>",
+        f"<h1>{_text(title)}</h1>",
+        f"<p>{_text(about)}</p>",
+        *_problems(problems),
+        _contents(sections, anchors),
+    ]
+    for section in sections:
+        parts += _section(section, anchors[id(section)], numbers)
+    beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as a file. "
+    beside += "How each is measured: docs/reading-runs.md."
+    parts.append(f"<footer><p>{beside}</p></footer>")
+    if figures:
+        charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
+        parts.append(f'<script type="application/json" id="charts">[{charts}]</script>\n<script>{script()}</script>')
+    return "\n".join([*parts, f"<script>{_part('page.js')}</script>", "</body></html>\n"])
+
+
+def _problems(problems: Sequence[str]) -> list[str]:
+    if not problems:
+        return []
+    items = "".join(f"<li>{_text(problem)}</li>" for problem in problems)
+    return [f'<section class="problems"><h2>Left out</h2><ul>{items}</ul></section>']
+
+
+def _contents(sections: Sequence[Section], anchors: Mapping[int, str]) -> str:
+    items = "".join(f'<li><a href="#{anchors[id(part)]}">{_text(part.title)}</a></li>' for part in sections)
+    return f'<nav aria-label="contents"><ul>{items}</ul></nav>'
+
+
+def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[str]:
+    kind = f' class="{section.kind}"' if section.kind else ""
+    parts = [f'<section id="{anchor}"{kind}><h2>{_text(section.title)}</h2>']
+    if section.text:
+        parts.append(f"<p>{_text(section.text)}</p>")
+    parts += [_table(table) for table in section.tables]
+    if section.explained:
+        parts.append(f"<details><summary>What the columns are</summary><p>{_text(section.explained)}</p></details>")
+    figures = [_figure(figure, numbers[id(figure)]) for figure in section.figures if isinstance(figure, PageFigure)]
+    if figures:
+        parts += ['<div class="figures">', *figures, "</div>"]
+    missing = [f"{plot.title} ({plot.why})" for plot in section.figures if isinstance(plot, Missing)]
+    if missing:
+        parts.append(f'<p class="missing">Not shown: {_text("; ".join(missing))}.</p>')
+    return [*parts, "</section>"]
+
+
+def _figure(shown: PageFigure, number: int) -> str:
+    plot, drawn = shown.drawn.plot, shown.drawn
+    kinds = ["csv", *(path.suffix[1:] for path in (drawn.svg, *drawn.pictures))]
+    links = " ".join(f'<a href="{html.escape(shown.path, quote=True)}.{kind}">{kind.upper()}</a>' for kind in kinds)
+    about = html.escape(f"{plot.title}. {plot.caption}", quote=True)
+    drawing = f'<div class="drawing" role="img" aria-label="{about}" data-chart="{number}">{drawn.inline}</div>'
+    caption = f"<figcaption>{_text(plot.caption)} {links}</figcaption>"
+    return f'<figure class="panels{drawn.panels}"><h3>{_text(plot.title)}</h3>{drawing}{caption}</figure>'
+
+
+def _table(table: PageTable) -> str:
+    kinds = [" class=text"] * table.names + [""] * (len(table.columns) - table.names - table.long)
+    kinds += [" class=long"] * table.long
+
+    def row(cells: Sequence[str], tag: str, wrong: bool = False) -> str:
+        texts = (f"<{tag}{kind}>{_cell(kind, cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+        return f"<tr{' class=wrong' * wrong}>{''.join(texts)}</tr>"
+
+    body = "".join(row(cells, "td", number in table.wrong) for number, cells in enumerate(table.rows))
+    return f'<div class="wide"><table><thead>{row(table.columns, "th")}</thead><tbody>{body}</tbody></table></div>'
+
+
+def _style() -> str:
+    light, dark = (
+        " ".join(f"--c{number}: {colour};" for number, colour in enumerate(colours)) for colours in (COLOURS, ON_DARK)
+    )
+    colours = f":root {{ {light} }} @media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    return f"{colours}\n{_part('page.css')}"
+
+
+def _cell(kind: str, text: str) -> str:
+    """The text of a cell; of a long one the page shows the end, and all below the pointer."""
+    return f'<bdi title="{html.escape(text, quote=True)}">{_text(text)}</bdi>' if "long" in kind else _text(text)
+
+
+def _part(name: str) -> str:
+    """A file beside this one that every page has in it."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=False)
+
+
+def draw_figures(
+    out: Path,
+    pictures: Sequence[str],
+    figures: Sequence[Plot | Missing],
+    folder: str,
+    update: Callable[[int, int], None] = lambda *_: None,
+) -> list[PageFigure | Missing]:
+    """Draw figures into a folder below that of their page.
+
+    Args:
+        out: folder of the page.
+        pictures: "png", "pdf" or both, as which every figure is written too.
+        update: called with how many are drawn, of how many.
+    """
+    (out / folder).mkdir(parents=True, exist_ok=True)
+    result: list[PageFigure | Missing] = []
+    for number, figure in enumerate(figures, 1):
+        if isinstance(figure, Missing):
+            result.append(figure)
+            continue
+        (out / folder / f"{figure.name}.csv").write_text(figure.table(), encoding="utf-8")
+        result.append(PageFigure(draw(figure, out / folder, pictures), f"{folder}/{figure.name}"))
+        update(number, len(figures))
+    return result

@@ -1,0 +1,194 @@
+"""The figures of a report over runs, in their order; for notebooks, as Altair charts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.drawing.charts import chart
+from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack, thinned
+from pflmpi.analysis.run import Run
+from pflmpi.analysis.selection import NamedRun, named, some_of, spread_over
+from pflmpi.analysis.series import accuracy, clients, cost, diagnostics, partition, similarity
+from pflmpi.analysis.series.clients import Final
+from pflmpi.errors import CheckpointError
+
+Plots = Sequence[Plot | Missing]
+
+MOST_DETAILED = 8  # runs whose checkpoints are looked into
+_MOST_OF_MODELS = 8  # checkpoints from which the models of all clients are read
+
+
+def compared(runs: Sequence[NamedRun], ends: Sequence[Final | None]) -> Plots:
+    """The figures that show all runs."""
+    return [
+        accuracy.merged(accuracy.accuracy_over_rounds(runs), runs),
+        *(accuracy.bands_over_rounds(runs[:MOST_DETAILED]) if len(runs) > 1 else []),
+        *(accuracy.merged(plot, runs) for plot in accuracy.measures_over_rounds(runs)),
+        accuracy.merged(cost.accuracy_against_bytes(runs), runs),
+        accuracy.merged(cost.accuracy_against_seconds(runs), runs),
+        accuracy.merged(clients.distribution(runs, ends), runs),
+        *clients.against_local(runs, ends),
+        *partition.partitions(runs, MOST_DETAILED),
+    ]
+
+
+def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
+    """The figures of one run, and what of it could not be read."""
+    run = named_run.run
+    plots: list[Plot | Missing] = [
+        cost.bytes_per_round(named_run),
+        cost.seconds_per_round(named_run),
+        *cost.imbalance(named_run),
+    ]
+    checkpoints = _good(run)
+    if not checkpoints:
+        return [*plots, Missing("Checkpoints", f"{run.path} has no good checkpoint")], []
+    problems: list[str] = []
+    makers: dict[str, Callable[[], Plots]] = {
+        "Diagnostics": lambda: diagnostics.figures(checkpoints),
+        "Similarity of the clients' layers": lambda: similarity.cosine_figures(some_of(checkpoints, _MOST_OF_MODELS)),
+        "CKA of the clients' layers": lambda: similarity.cka_figures(run),
+    }
+    for title, make in makers.items():
+        try:
+            plots += [partition.by_class(plot, run) for plot in make()]
+        except CheckpointError as error:
+            problems.append(str(error))
+            plots.append(Missing(title, str(error)))
+    return plots, problems
+
+
+def _good(run: Run) -> list[Checkpoint]:
+    """Some checkpoints whose files are the run's own, ascending."""
+    checkpoints = []
+    for number in spread_over(run.rounds):
+        with suppress(CheckpointError):  # which `comparable.damaged` has reported
+            checkpoints.append(run.round(number))
+    return checkpoints
+
+
+# --- several runs side by side
+
+_CURVES = ("layer_cosines_over_rounds", "bytes_per_round", "imbalance")
+
+
+def side_by_side(plots_of_runs: Sequence[tuple[str, Plots]]) -> tuple[list[Multiples], list[list[Plot | Missing]]]:
+    """The figures of single runs that say more side by side, and what remains of each run.
+
+    Args:
+        plots_of_runs: the figures of each run, by its label.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[str, Part]]] = {}
+    for label, plots in plots_of_runs:
+        for plot in plots:
+            if isinstance(plot, Curves | Stack | Matrices) and _has_common_axes(plot):
+                unit = plot.value_label if isinstance(plot, Matrices) else plot.y_label
+                groups.setdefault((type(plot), plot.name, plot.title, unit), []).append((label, plot))
+    shared = [parts for parts in groups.values() if len(parts) > 1]
+    taken = {id(part) for parts in shared for _, part in parts}
+    rest = [[plot for plot in plots if id(plot) not in taken] for _, plots in plots_of_runs]
+    return [_multiples(parts) for parts in shared], rest
+
+
+def _has_common_axes(plot: Part) -> bool:
+    """Whether a figure has the same axes in every run: a number of each client and round, seconds, cosines."""
+    if isinstance(plot, Matrices):
+        return plot.column_label == "round" and len(plot.panels) == 1
+    return isinstance(plot, Stack) or plot.name in _CURVES
+
+
+def _multiples(parts: Sequence[tuple[str, Part]]) -> Multiples:
+    first = parts[0][1]
+    styles: dict[str, int] = {}  # of each curve, the same in all runs
+    tops = [part.top for _, part in parts if isinstance(part, Stack)]
+    top = max((top or 0.0 for top in tops), default=0.0) if all(tops) else None
+
+    def alike(part: Part) -> Part:
+        if isinstance(part, Stack):
+            return replace(part, top=top)
+        if isinstance(part, Matrices):
+            return part
+        curves = (replace(curve, style=styles.setdefault(curve.label, len(styles))) for curve in part.curves)
+        return replace(part, curves=tuple(curves))
+
+    return Multiples(
+        name=f"{first.name}_of_runs",
+        title=first.title,
+        caption=_common_caption({label: part.caption for label, part in parts}),
+        parts=tuple((label, alike(part)) for label, part in parts),
+    )
+
+
+def _common_caption(captions: Mapping[str, str]) -> str:
+    """The sentences that all captions have, and then those of single runs with their labels."""
+    sentences = {
+        label: [f"{text}." for text in caption.removesuffix(".").split(". ")] for label, caption in captions.items()
+    }
+    first, *others = sentences.values()
+    common = [sentence for sentence in first if all(sentence in other for other in others)]
+    own = {label: " ".join(text for text in texts if text not in common) for label, texts in sentences.items()}
+    return " ".join([*common, *(f"{label}: {text}" for label, text in own.items() if text)])
+
+
+# --- notebooks
+
+
+class Figures:
+    """The figures of a report over some runs, as Altair charts. Those of `run.figures` and `runs.figures`.
+
+    Each method that returns one chart raises `CheckpointError` where it cannot be drawn, and says why; those that
+    return several leave out what cannot be drawn.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = named(runs)
+
+    def accuracy(self) -> Any:
+        """Mean accuracy over clients by round."""
+        return _chart(accuracy.merged(accuracy.accuracy_over_rounds(self._runs), self._runs))
+
+    def measures(self) -> dict[str, Any]:
+        """Further measures and losses by round, by name."""
+        return _charts(accuracy.measures_over_rounds(self._runs))
+
+    def accuracy_against_bytes(self) -> Any:
+        """Accuracy against the bytes that were sent so far."""
+        return _chart(cost.accuracy_against_bytes(self._runs))
+
+    def accuracy_against_time(self) -> Any:
+        """Accuracy against the seconds of all rounds so far."""
+        return _chart(cost.accuracy_against_seconds(self._runs))
+
+    def clients(self) -> Any:
+        """The accuracies of the clients at the end, in ascending order."""
+        return _chart(clients.distribution(self._runs, self._ends()))
+
+    def against_local(self) -> dict[str, Any]:
+        """Gains of each client over training alone, by name: a chart for each run of local training."""
+        return _charts(clients.against_local(self._runs, self._ends()))
+
+    def partition(self) -> dict[str, Any]:
+        """Samples of each client and class, by name: a chart for each partition."""
+        return _charts(partition.partitions(self._runs, len(self._runs)))
+
+    def details(self) -> dict[str, Any]:
+        """What a report shows of the first run alone, by name: bytes, time, diagnostics, similarity of layers."""
+        return _charts(detailed(self._runs[0])[0])
+
+    def _ends(self) -> list[Final | None]:
+        return [clients.final(named_run.run) for named_run in self._runs]
+
+
+def _chart(plot: Plot | Missing) -> Any:
+    if isinstance(plot, Missing):
+        raise CheckpointError(f"{plot.title}: {plot.why}")
+    import altair  # takes longer to import than a figure to draw
+
+    read: Callable[[Any], Any] = altair.Chart.from_dict
+    return read({**chart(thinned(plot)), "title": plot.title, "background": "white"})
+
+
+def _charts(plots: Plots) -> dict[str, Any]:
+    return {plot.name: _chart(plot) for plot in plots if not isinstance(plot, Missing)}

@@ -1,0 +1,87 @@
+"""metrics.csv by column, and what it took until a measure was as good as a target."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+import numpy as np
+
+from pflmpi.errors import ConfigError
+from pflmpi.learning.early_stop import lower_is_better
+from pflmpi.registry import unknown
+from pflmpi.store import metrics_file
+from pflmpi.store.verify import Metrics
+from pflmpi.text import shown
+
+
+def columns(metrics: Metrics) -> dict[str, np.ndarray]:
+    """Verified metrics by column, each [rounds].
+
+    Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has none.
+    """
+    rows = [text.split(",") for text in metrics.texts]
+    return {name: _numbers(name, [row[place] for row in rows]) for place, name in enumerate(metrics.names)}
+
+
+def last(values: np.ndarray) -> float:
+    """The newest known value of a column; NaN without any."""
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else float("nan")
+
+
+def best(values: np.ndarray) -> int | None:
+    """The place of the highest known value of a column; None without any."""
+    return None if np.isnan(values).all() else int(np.nanargmax(values))
+
+
+def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
+    kind = np.int64 if metrics_file.is_count(name) else np.float64
+    return np.array([kind(text or "nan") for text in texts], kind)
+
+
+@dataclass(frozen=True)
+class CostTo:
+    """The cost of the rounds up to one, that one included.
+
+    Attributes:
+        rounds: how many.
+        seconds: of these rounds.
+        up_bytes, down_bytes: logical bytes to and from the server.
+    """
+
+    rounds: int
+    seconds: float
+    up_bytes: int
+    down_bytes: int
+
+
+def cost_to(columns: Mapping[str, np.ndarray], target: float, metric: str = "accuracy_mean") -> CostTo | None:
+    """The cost until the first round that reaches a target; None if none does.
+
+    Args:
+        columns: of metrics.csv.
+        target: at least this much, or at most in a column of losses; accuracies are shares.
+        metric: a column.
+
+    Raises:
+        ConfigError: there is no such column, or the target is none of it.
+    """
+    if metric not in columns:
+        raise ConfigError(unknown("column of metrics.csv", metric, list(columns)))
+    check_target("target", target, metric)
+    values = columns[metric]
+    reached = np.flatnonzero(values <= target if lower_is_better(metric) else values >= target)  # never NaN
+    if not len(reached):
+        return None
+    until = slice(0, int(reached[0]) + 1)
+    seconds, up, down = (columns[name][until].sum() for name in ("seconds", "up_bytes", "down_bytes"))
+    return CostTo(int(columns["round"][reached[0]]), float(seconds), int(up), int(down))
+
+
+def check_target(name: str, target: object, metric: str = "accuracy_mean") -> None:
+    """Raise `ConfigError` for a target that a metric cannot have: accuracy and F1 are shares, others any number."""
+    is_share = "accuracy" in metric or metric.startswith("f1")
+    number = float(target) if not isinstance(target, bool) and isinstance(target, Real) else float("nan")
+    if not (0 < number <= 1 if is_share else np.isfinite(number)):
+        allowed = "a share above 0 and at most 1, such as 0.9 for 90 %" if is_share else "a number"
+        raise ConfigError(f"{name} = {shown(target)}: must be {allowed}")

@@ -1,0 +1,238 @@
+"""Options of sbatch, and the batch script of a job: a text that depends on a `BatchScript` alone."""
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pflmpi.errors import ConfigError, RunError, Stopped
+from pflmpi.text import spans
+
+# With the letters that sbatch has for them; `--requeue` is ours. Others are given after `--`.
+KNOWN = {
+    "nodes": "N",
+    "ntasks": "n",
+    "ntasks-per-node": "",
+    "cpus-per-task": "c",
+    "gpus-per-node": "",
+    "time": "t",
+    "mem": "",
+    "partition": "p",
+    "account": "A",
+    "qos": "q",
+    "output": "o",
+}
+_RESOLUTION = 60  # seconds: Slurm may send a signal as much earlier
+
+Options = Mapping[str, str | None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Registers the options of sbatch that `submit` knows; those after `--` are in `options.sbatch`."""
+    group = parser.add_argument_group("options of sbatch", "others go after --, such as: -- --exclusive --comment=A")
+    for name, letter in KNOWN.items():
+        group.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", metavar="X")
+
+
+def given(options: argparse.Namespace) -> Options:
+    """The known ones that were given, by their long names."""
+    values = {name: getattr(options, name.replace("-", "_")) for name in KNOWN}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def refuse_unknown(words: Sequence[str], command: str) -> None:
+    """Raise for words before `--` that the command does not know, if there are any."""
+    if words and not words[0].startswith("-"):
+        raise ConfigError(f"unexpected argument {words[0]!r}: {command} takes one CONFIG")
+    if words:
+        raise ConfigError(
+            f"unknown option {words[0]!r}; `pflmpi {command} --help` lists those that are known, and sbatch's own go "
+            f"after --, as they are: pflmpi {command} ... -- {words[0]}"
+        )
+
+
+def check_warning(time: str, warning: str) -> None:
+    """Raise if Slurm would send a warning such as USR1@120 as soon as a job with this time limit starts."""
+    limit, needed = seconds(time), int(warning.partition("@")[2]) + _RESOLUTION
+    if limit is not None and limit <= needed:
+        raise ConfigError(
+            f"--requeue with --time={time}: Slurm warns the run {needed - _RESOLUTION} s before the limit, or up to a "
+            f"minute earlier, so a job of {limit} s would be stopped as it starts; give a --time of more than "
+            f"{-(-needed // 60)} minutes, or a later warning (-- --signal=USR1@SECONDS)"
+        )
+
+
+def seconds(text: str) -> int | None:
+    """Seconds in what `--time` takes and Slurm prints; None for no limit, and for what is no time.
+
+    >>> seconds("30"), seconds("1:30"), seconds("2:00:00"), seconds("1-12"), seconds("UNLIMITED")
+    (1800, 90, 7200, 129600, None)
+    """
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
+        return None
+    # Minutes come first, unless there are three parts or days before.
+    units = [3600, 60, 1] if dash or len(parts) == 3 else [60, 1]
+    clock_seconds = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
+    return clock_seconds + 86400 * int(days or 0) or None  # 0 is no limit
+
+
+def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
+    """Options as written on a command line, those of the user last, so that they override ours.
+
+    >>> words_of({"nodes": "2", "requeue": None}, ["--gres", "gpu:2"])
+    ['--nodes=2', '--requeue', '--gres', 'gpu:2']
+    """
+    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
+    for word in [*words, *others]:
+        if "\n" in word or "\\" in word:
+            raise ConfigError(f"{word!r}: sbatch cannot read a line break or a backslash here; choose other names")
+    return [*words, *others]
+
+
+_HEAD = """\
+# A rank computes with the threads of its configuration, numpy and others with one.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# A rank that waits in Open MPI leaves its core to others.
+export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
+# srun does not inherit this from sbatch.
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi
+"""
+
+_SETUP = """\
+# What the job needs besides, such as modules; it may choose another `python`.
+python={python}
+. {file} || exit 2
+"""
+
+_ENDED = """
+ended_with $? "$(cat "$PFLMPI_EXIT_FILE" 2> /dev/null)"
+rm -f "$PFLMPI_EXIT_FILE\""""
+
+_RESTARTS = """\
+for ((restarted = 1; ; restarted++)); do
+    {command}
+    [ -n "$lost" ] && [ "$restarted" -le {restarts} ] || break
+    echo "a rank was lost; all start again from the newest checkpoint ($restarted of {restarts})" >&2
+done"""
+
+# Also in launch/settings.
+ENDED_WITH = f"""\
+# ended_with CODE WORD: set `code` to that of the run, and `lost` to whether a rank was killed or lost. CODE is the
+# launcher's; WORD what rank 0 has left: nothing before the ranks connect, "lost" while they run, then their exit code.
+ended_with() {{
+    code=$1 lost=''
+    if [ "$code" -eq 138 ]; then code={Stopped.exit_code}; fi # killed by USR1: the run had not begun
+    case "$2" in
+        [0-9]*) code=$2 ;;
+        lost) lost=yes ;;
+        *) if [ "$code" -gt 128 ]; then lost=yes; fi ;;
+    esac
+    if [ "$code" -eq {Stopped.exit_code} ] || [ "$code" -eq 130 ]; then lost=''; fi
+    if [ -n "$lost" ]; then code={RunError.exit_code}; fi
+}}
+"""
+
+# Also in launch/settings.
+REQUEUE = f"""\
+# requeue_after CODE OUT NEWEST: if the run was stopped in time, the same job continues when it is scheduled again.
+# NEWEST is what `newest OUT` said when it began: five starts in a row that bring no checkpoint are the last.
+newest() {{ find "$1" -maxdepth 1 -name 'round_*.h5' 2> /dev/null | sort | tail -n 1; }}
+requeue_after() {{
+    local empty="$PWD/.pflmpi-empty.$SLURM_JOB_ID"
+    if [ "$1" -ne {Stopped.exit_code} ] || [ "$(newest "$2")" != "$3" ]; then rm -f "$empty"; else echo >> "$empty"; fi
+    [ "$1" -eq {Stopped.exit_code} ] || return
+    if [ -e "$empty" ] && [ "$(wc -l < "$empty")" -ge 5 ]; then
+        rm -f "$empty"
+        echo "five starts in a row were stopped before a round was complete; not requeued: give the job more --time" >&2
+    else
+        scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job: submit it again, to continue" >&2
+    fi
+}}
+"""
+
+_REQUEUE_ARRAY = f"""\
+if [ "$code" -eq {Stopped.exit_code} ]; then
+    # Stopped in time, after a complete round: the same job continues when it is scheduled again.
+    scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job; submit it again, and it continues" >&2
+fi
+"""
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    """What a batch script does.
+
+    Attributes:
+        options: of sbatch.
+        python: the interpreter of the environment with pflmpi.
+        arguments: for `pflmpi` on every rank or, in an array, for `pflmpi sweep` once.
+        mpi: how srun connects the ranks: none, pmix, pmi2.
+        others: words with more options of sbatch, as they are.
+        array: whether each task runs one cell of a table.
+        once: whether `pflmpi` is started once and starts ranks by itself, with srun.
+        requeue: whether a run that was stopped in time requeues its job.
+        restarts: how often all ranks start again in the job after one was killed or lost.
+        setup: a file that the batch script reads first, such as one that loads modules; "" for none.
+    """
+
+    options: Options
+    python: str
+    arguments: Sequence[str]
+    mpi: str = "none"
+    others: Sequence[str] = ()
+    array: bool = False
+    once: bool = False
+    requeue: bool = False
+    restarts: int = 0
+    setup: str = ""
+
+
+def check_setup(setup: Path | None) -> None:
+    """Raise `ConfigError` unless the file of `--setup`, if it is given, is there."""
+    if setup is not None and not setup.is_file():
+        raise ConfigError(f"--setup {setup}: there is no such file; give one with shell commands")
+
+
+def script(batch: BatchScript) -> str:
+    """Text of the batch script."""
+    setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
+    lines = [*map(shlex.quote, words_of(batch.options)), shlex.join(words_of({}, batch.others))]
+    directives = "".join(f"#SBATCH {line}\n" for line in lines if line)
+    head = f"#!/bin/bash\n{directives}\n{_HEAD}{setup}"
+    python = '"$python"' if batch.setup else shlex.quote(batch.python)
+    command = f"{python} -P -m pflmpi {shlex.join(batch.arguments)}"
+    # Without the second option srun lets the other ranks run on when one has failed.
+    launcher = shlex.join(["srun", f"--mpi={batch.mpi}", "--kill-on-bad-exit=1"])
+    if batch.array:
+        command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
+    elif batch.once:
+        pass
+    else:
+        command = f"{launcher} {command}"
+    if not (batch.requeue or batch.restarts):
+        return "\n".join([head, f"{command}\n"])
+    functions = [f'export PFLMPI_EXIT_FILE="$PWD/.pflmpi-exit.$SLURM_JOB_ID"\n{ENDED_WITH}']
+    command += _ENDED
+    if batch.restarts:
+        command = _RESTARTS.format(command=command.replace("\n", "\n    "), restarts=batch.restarts)
+    end = 'exit "$code"\n'
+    if batch.requeue and batch.array:
+        end = _REQUEUE_ARRAY + end
+    elif batch.requeue:
+        folder = shlex.quote(batch.arguments[batch.arguments.index("--out") + 1])
+        functions.append(f"{REQUEUE}before=$(newest {folder})\n")
+        end = f'requeue_after "$code" {folder} "$before"\n{end}'
+    return "\n".join([head, *functions, f"{command}\n{end}"])
+
+
+def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:
+    """Numbers of an array's tasks as sbatch takes them.
+
+    >>> tasks([0, 1, 2, 5, 7, 8], None), tasks([3], 2)
+    ('0-2,5,7-8', '3%2')
+    """
+    text = spans(numbers).replace(" ", "")
+    return text if at_a_time is None else f"{text}%{at_a_time}"

@@ -1,0 +1,78 @@
+"""Completion of commands, options, names and keys in a shell, by argcomplete.
+
+Names and keys are listed here, since importing what they belong to takes seconds; a test holds them against that.
+"""
+
+# ruff: noqa: SIM905
+
+import argparse
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import entry_points
+
+_NAMES = {
+    "algorithm": """
+        apfl ditto fedamp fedavg fedcp fedfcd fedfomo fedgh fedgmh fedper fedproto fedprox fedrep fedrod fesem gpfl
+        l2gd lgfedavg local perfedavg pfedafe pfedcfr pfedme pfedpm
+    """.split(),
+    "data": "cifar10 cifar100 digits emnist fashion_mnist femnist mnist".split(),
+    "model": "cnn dnn dropout_cnn lenet logistic mlp protocnn resnet18".split(),
+    "partition": "dirichlet exdir iid lognormal nway_kshot pathological writers".split(),
+}
+_KEYS = {
+    "data": "name path label client layout normalize transform root download split test_share limit".split(),
+    "training": """
+        rounds stop participation epochs steps batch_size drop_last lr schedule lr_decay decay_rounds decay_floor
+        decay_by warmup optimizer momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm label_smoothing
+        precision init bn
+    """.split(),
+    "evaluation": "every absent when batch_size unseen unseen_updates".split(),
+    "checkpoint": "every keep".split(),
+    "output": ["trackers"],
+    "runtime": """
+        transport device gpus gpu_memory mixed_gpus executor lanes state scratch threads timeout
+        spare server client_errors cache
+    """.split(),
+}
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell that asks, and end the process; return where argcomplete is not installed."""
+    with suppress(ImportError):
+        import argcomplete
+
+        for command in [parser, *_commands(parser)]:
+            for action in command._actions:
+                if action.dest in ("overrides", "name"):
+                    action.completer = _overrides if action.dest == "overrides" else _every_name  # type: ignore[attr-defined]
+        argcomplete.autocomplete(parser)
+
+
+def names(section: str) -> list[str]:
+    """The names that a section can have: the package's own, and those of installed packages."""
+    group = "pflmpi.data" if section == "data" else f"pflmpi.{section}s"
+    return [*_NAMES[section], *(point.name for point in entry_points(group=group))]
+
+
+def keys() -> list[str]:
+    """The keys of the sections that are the same for all names."""
+    return [f"{section}.{field}" for section, fields in _KEYS.items() for field in fields]
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
+
+
+def _every_name(**_: object) -> list[str]:
+    return [*(name for section in _NAMES for name in names(section)), *_KEYS]
+
+
+def _overrides(prefix: str, **others: object) -> list[str]:
+    key, equals, _ = prefix.partition("=")
+    if equals:
+        section = key.removesuffix(".name")
+        return [f"{key}={name}" for name in names(section)] if section in _NAMES else []
+    every_key = [*(f"{section}.name" for section in _NAMES), *keys()]
+    return [f"{key}=" for key in dict.fromkeys(every_key)]

@@ -1,0 +1,183 @@
+"""Descriptions of what a configuration can name, and of its sections: every key with type, range and default."""
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from rich.table import Table
+
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.algorithms.base import Algorithm, initial_client
+from pflmpi.config.fields import fields_model, partition_model
+from pflmpi.config.load import SECTIONS
+from pflmpi.config.sections import nested
+from pflmpi.experiment.outside_code import REGISTRIES, named
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.messages.kinds import Downlink, Uplink
+from pflmpi.models import MODELS
+from pflmpi.text import size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Row = tuple[str, str, str, str]  # key, type and range, default, meaning
+
+_SEED: list[Row] = [("seed", "int, at least 0", "0", "every random draw follows from it")]
+_LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_WORDS = {
+    "Sum": "sum",
+    "Mean": "mean",
+    "Rows": "each",
+    "ClassMeans": "class means",
+    "Shared": "shared",
+    "Own": "own",
+    "OwnClasses": "of its classes",
+}
+
+
+def overview() -> Iterator[str]:
+    """Yield a line for each name, below what it is a name of."""
+    for registry in REGISTRIES.values():
+        yield f"{registry.kind}s"
+        for name, found in registry.items():
+            yield f"  {name:<13} {_summary(found)}"
+        yield ""
+    yield "`pflmpi list NAME` describes one of them, `pflmpi list SECTION` has the keys of"
+    yield f"{', '.join(sections())}."
+
+
+def sections() -> dict[str, list[Row]]:
+    """The keys of each section whose keys do not depend on a name in it."""
+    return {"seed": _SEED, **{name: [*_fields(kind)] for name, kind in SECTIONS.items()}}
+
+
+def keys(section: str, name: str, found: Any) -> list[Row]:
+    """The keys beside the name of an object in its section."""
+    if section == "partition":
+        return [*_fields(partition_model(name))]
+    return [*_fields(fields_model(found))] if isinstance(found, type) else []
+
+
+def described(name: str) -> "Iterator[RenderableType]":
+    """Yield the parts of a description of a section, or of everything with a name.
+
+    Raises:
+        ConfigError: there is nothing of that name.
+    """
+    if name in sections():
+        yield _table(name, sections()[name])
+        return
+    for section, full, found in named(name):
+        rows = keys(section, full, found)  # first, because it refuses a wrong field
+        yield f"data: {{transform: [{full}]}}" if section == "transform" else f"{section}: {{name: {full}}}"
+        yield _summary(found)
+        if isinstance(found, type) and issubclass(found, Algorithm):
+            yield from _traffic(found)
+        about = (inspect.getdoc(getattr(found, "kind", found)) or "") if _documented(found) else ""
+        about = about.partition("\n\nArgs:")[0].removeprefix(_summary(found)).strip()
+        if about:
+            yield f"\n{_unwrapped(about)}"
+        yield _table("", rows) if rows else ""
+
+
+def markdown() -> str:
+    """What each algorithm sends, receives and keeps, as its own declarations say."""
+    task = _task()
+    lines = ["| name | up | down | kept by a client | source |", "|---|---|---|---|---|"]
+    for name, kind in ALGORITHMS.items():
+        algorithm = kind()
+        _, *variants = get_args(get_type_hints(kind).get("variant")) or [None]
+        words = f"`{name}`" + (f" (`variant:` {', '.join(f'`{each}`' for each in variants)})" if variants else "")
+        ways = [_names(declared) or "-" for declared in (algorithm.uplink(task), algorithm.downlink(task))]
+        kept = ", ".join(initial_client(algorithm, task, 0)) or "-"
+        lines.append(f"| {' | '.join([words, *ways, kept, kind.paper])} |")
+    return "\n".join(lines)
+
+
+def _summary(found: object) -> str:
+    """One line: its own, or that of its docstring."""
+    return str(getattr(found, "summary", "")) or (inspect.getdoc(found) or "").partition("\n")[0]
+
+
+def _table(title: str, rows: Iterable[Row]) -> Table:
+    table = Table("key", "type", "default", "meaning", title=title or None, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _fields(kind: type[BaseModel], within: str = "") -> Iterator[Row]:
+    """Yield the name, type and range, default, and meaning of each field, and of those of a mapping below it."""
+    for name, field in kind.model_fields.items():
+        limits = [
+            f"{word} {limit}"
+            for attribute, word in _LIMITS.items()
+            for part in field.metadata
+            if (limit := getattr(part, attribute, None)) is not None
+        ]
+        default = "required" if field.is_required() else _yaml(field.get_default(call_default_factory=True))
+        yield within + name, ", ".join([_type(field.annotation), *limits]), default, field.description or ""
+        if (below := nested(field.annotation)) is not None:
+            yield from _fields(below, f"{within}{name}.")
+
+
+def _yaml(value: object) -> str:
+    """A value as YAML has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type(annotation: Any) -> str:
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, parts))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join("null" if part is type(None) else _type(part) for part in parts)
+    if nested(annotation) is not None:
+        return "mapping"
+    return str(annotation) if parts else getattr(annotation, "__name__", str(annotation))
+
+
+def _traffic(kind: type[Algorithm]) -> Iterator[str]:
+    """Yield paper, messages and state of an algorithm; only the paper where a key without default decides the rest."""
+    yield f"paper  {kind.paper}"
+    if any(
+        field.default is field.default_factory is dataclasses.MISSING
+        for field in dataclasses.fields(kind)
+        if field.init
+    ):
+        return
+    task, algorithm = _task(), kind()
+    for way, declared in (("up", algorithm.uplink(task)), ("down", algorithm.downlink(task))):
+        yield f"{way:<6} {_messages(declared)}"
+    yield f"keeps  {', '.join(initial_client(algorithm, task, 0)) or '-'}"
+    yield "Bytes: one round of a client that holds 2 of 10 classes, with model cnn on 28x28 images."
+
+
+def _unwrapped(docstring: str) -> str:
+    """A docstring whose paragraphs are lines, for a terminal of any width; what is indented stays as it is."""
+    paragraphs = docstring.split("\n\n")
+    return "\n\n".join(part if "\n " in f"\n{part}" else part.replace("\n", " ") for part in paragraphs)
+
+
+def _documented(found: Any) -> bool:
+    """Whether its docstring is its own; that of an object such as a dataset is its class's."""
+    return isinstance(found, type) or inspect.isfunction(found)
+
+
+def _task() -> Task:
+    return Task(MODELS["cnn"]().bind((1, 28, 28), 10), TrainingConfig(), 20, 0, (0.5,), (0.5,))
+
+
+def _messages(declared: "Mapping[str, Uplink | Downlink]") -> str:
+    if not declared:
+        return "-"
+    total = sum(message.client_bytes(2) for message in declared.values())
+    return f"{size(total)}: {_names(declared)}"
+
+
+def _names(declared: "Mapping[str, Uplink | Downlink]") -> str:
+    return ", ".join(f"{name} ({_WORDS[type(message).__name__]})" for name, message in declared.items())

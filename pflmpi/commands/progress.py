@@ -1,0 +1,150 @@
+"""Progress on the terminal: a bar for whatever takes long, the rounds of a run, and a table at its end."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pflmpi.cluster.status import clock
+from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.store import metrics_file
+from pflmpi.terminal import console
+from pflmpi.text import size
+
+if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
+    from pflmpi.config.load import Config
+    from pflmpi.runtime.progress import Progress as Round
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield `update(done, total)`, which shows a bar on a terminal and nothing elsewhere."""
+    terminal = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+class TimeLeft:
+    """The time that the rest of a run will take, from the rounds of this process.
+
+    Args:
+        rounds: of the whole run.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+        self._seconds: deque[float] = deque(maxlen=20)
+        self._warm = False
+
+    def after(self, round: int, seconds: float) -> float | None:
+        """Seconds to the end after a round that took `seconds`; None after the last.
+
+        The first round of a process warms up, and counts until there is another.
+        """
+        if not self._warm and self._seconds:
+            self._seconds.clear()
+            self._warm = True
+        self._seconds.append(seconds)
+        left = (self._rounds - round) * sum(self._seconds) / len(self._seconds)
+        return left if round < self._rounds else None
+
+
+class RunProgress:
+    """Shows rounds as they end: on a terminal in a bar, elsewhere (a batch job's log) in a line each.
+
+    Every rank has one, and rank 0, or the one that takes the server over from it, calls it.
+
+    Args:
+        rounds: of the whole run.
+        quiet: show nothing.
+        bar: show the bar also where this seems to be no terminal.
+        rank: of this process; rank 0 shows the bar at once.
+    """
+
+    def __init__(self, rounds: int, quiet: bool, bar: bool, rank: int) -> None:
+        self._rounds = rounds
+        self._rank = rank
+        self._quiet = quiet
+        self._accuracy = "-"
+        self._moved = [0, 0]
+        self._left = TimeLeft(rounds)
+        terminal = console(stderr=True, force_terminal=True if bar else None)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        hidden = quiet or not terminal.is_terminal
+        self._bar = Progress(*columns, console=terminal, refresh_per_second=4, disable=hidden)
+        self._task = self._bar.add_task("round", total=rounds)
+
+    def __enter__(self) -> "RunProgress":
+        if self._rank == 0:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar.live.is_started:
+            self._bar.stop()
+
+    def __call__(self, round: "Round") -> None:
+        """Show the end of a round."""
+        if round.scores is not None:
+            unseen = "" if round.unseen is None else f" (unseen {100 * round.unseen.mean:.2f} %)"
+            self._accuracy = f"{100 * round.scores.mean:.2f} %{unseen}"
+        up, down = int(round.bytes["up"].sum()), int(round.bytes["down"].sum())
+        self._moved = [self._moved[0] + up, self._moved[1] + down]
+        left = self._left.after(round.round, round.seconds["round"])
+        rest = "" if left is None else f"  left {clock(left)}"
+        testing = round.seconds["evaluation"]
+        if testing > round.seconds["compute"] / 2:  # of both; `evaluation.every` saves it
+            rest = f"  testing {testing:.2f} s{rest}"
+        if not self._bar.disable:
+            self._bar.start()
+            moved = f"up {size(self._moved[0])}  down {size(self._moved[1])}{rest}"
+            self._bar.update(self._task, completed=round.round, description=f"accuracy {self._accuracy}  {moved}")
+        elif not self._quiet:
+            print(
+                f"round {round.round}/{self._rounds}  participants {len(round.participants)}  "
+                f"{round.seconds['round']:.2f} s  up {size(up)}  down {size(down)}  accuracy {self._accuracy}{rest}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def show_summary(run: Path, config: "Config") -> None:
+    """Show the table of a finished run, from its metrics file, and its folder."""
+    rows = metrics_file.read(run)
+    tested = [row for row in rows if row["accuracy_mean"]]
+    title = f"{config.resolved()['algorithm']['name'].rpartition(':')[2]} on {config.data.name}"
+    table = Table(title=title, title_style="", show_header=False)
+    early = EarlyStop(config.training.stop, rows)
+    table.add_row("rounds", f"{len(rows)} of {config.training.rounds}: {early.why}" if early.met else str(len(rows)))
+    if tested:
+        last, best = tested[-1], max(tested, key=lambda row: float(row["accuracy_mean"]))
+        table.add_row("last accuracy, mean over clients", _percent(last["accuracy_mean"]))
+        table.add_row("last accuracy, over all samples", _percent(last["accuracy_weighted"]))
+        table.add_row("best accuracy, mean over clients", f"{_percent(best['accuracy_mean'])} (round {best['round']})")
+        table.add_row("spread over clients at the end", _percent(last["accuracy_std"]))
+        if unseen := last.get("unseen_accuracy_mean"):
+            table.add_row("last accuracy of unseen clients, mean", _percent(unseen))
+    if skipped := sum(int(row["skipped"]) for row in rows):
+        table.add_row("updates skipped, as clients failed", str(skipped))
+    for way in ("up", "down"):
+        logical, wire = (sum(int(row[f"{key}_bytes"]) for row in rows) for key in (way, f"wire_{way}"))
+        table.add_row(f"{way}: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
+    slowest, waiting = (sum(float(row.get(f"{name}_seconds") or 0) for row in rows) for name in ("compute", "waiting"))
+    if waiting:
+        table.add_row("computing: the slowest rank, over the mean", f"{slowest / max(slowest - waiting, 1e-9):.2f}")
+    seconds = sum(float(row["seconds"]) for row in rows)
+    table.add_row("seconds, per round", f"{seconds:.1f}, {seconds / max(len(rows), 1):.3f}")
+    console().print(table)
+    print(f"run: {run}", flush=True)
+
+
+def _percent(share: str) -> str:
+    return f"{100 * float(share):.2f} %"

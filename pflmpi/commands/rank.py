@@ -1,0 +1,176 @@
+"""A rank of `pflmpi run` or `resume`: connected to the others, through all rounds, ended together with them."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from pflmpi import early_signals, limits, outside
+from pflmpi.commands.context import connect, context_of, end_of_jobs
+from pflmpi.commands.launch import check_ranks, check_restarts, num_gpus, num_ranks, start_ranks
+from pflmpi.commands.progress import RunProgress, show_summary
+from pflmpi.config.load import Config
+from pflmpi.errors import (
+    ConfigError,
+    PflmpiError,
+    RunError,
+    Stopped,
+    TransportError,
+    UserError,
+    exit_code_before,
+    explained,
+    show,
+    write_exit_code,
+)
+from pflmpi.experiment.run import RankContext
+from pflmpi.runtime.faults import CollectiveError
+from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.stopping import Stop, noted_signals
+from pflmpi.store import run_folder
+from pflmpi.store.names import rounds
+from pflmpi.text import counted, for_shell, short_name, some
+from pflmpi.transports.base import Transport
+from pflmpi.transports.detect import ALONE, Launch, detect
+from pflmpi.transports.peers import ended
+from pflmpi.transports.process_exit import exit_process
+
+Start = Callable[[Config, Path, RankContext, Observer], Path]  # starts or continues a run; its folder
+
+# Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks raise is
+# shown by rank 0, and losing another rank is only a consequence.
+_HEAD_START = 3.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a rank is to do.
+
+    Attributes:
+        config: the configuration.
+        folder: of the run.
+        start: starts or continues the run there, and returns the folder.
+    """
+
+    config: Config
+    folder: Path
+    start: Start
+
+
+def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared]) -> int:
+    """Run an experiment on this rank, or start all ranks if no launcher has; return the exit code.
+
+    Between ranks the process ends here: in order if all ranks know why, otherwise by aborting all of them.
+    """
+    launch, transport, resumable = ALONE, None, None  # `resumable`: the run that this process tells the user of
+    try:
+        launch = detect(os.environ)
+        if options.stop_at_eof and launch.kind == "alone":
+            threading.Thread(target=_stop_at_eof, name="stop-at-eof", daemon=True).start()
+        if launch.rank > 0:
+            logging.getLogger().setLevel(logging.ERROR)
+        check_ranks(options.ranks)
+        check_restarts(options.restarts, launch, options.announced is not None)
+        prepared = prepare(launch)
+        config = prepared.config
+        resumable = None if launch.rank or options.announced else prepared.folder
+        ranks = num_ranks(options.ranks, config, launch)
+        if low := limits.too_few_files(ranks):
+            raise ConfigError(low)
+        if launch.rank == 0 and not (options.quiet or options.announced):
+            print(start_line(config, prepared.folder, ranks), file=sys.stderr, flush=True)
+        if (ranks > 1 or options.restarts) and launch.kind == "alone":
+            options.announced = prepared.folder
+            rank_main = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
+            words = [*options.words[:1], "--announced", str(prepared.folder), *options.words[1:]]
+            return start_ranks(ranks, words, rank_main, options.restarts)
+        if launch.restarts and (before := exit_code_before(os.environ)) is not None:
+            return before  # torchrun starts ranks again whatever they ended with
+        if launch.rank == 0:
+            write_exit_code(os.environ, "lost")
+        transport = connected = connect(config, launch)
+        stop = Stop(end_of_jobs(transport), config.runtime.spare)
+        with (
+            RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
+            noted_signals(stop, lambda: bool(ended(connected.peers))),
+        ):
+            early_signals.begun()
+            placed, context = context_of(config, transport, launch, stop, options.take_over)
+            run = prepared.start(placed, prepared.folder, context, progress)
+        if transport.rank == 0:
+            show_summary(run, config)
+        _leave(transport, launch, 0)
+    except (CollectiveError, Stopped) as reason:  # on every rank
+        assert transport is not None
+        error: PflmpiError = Stopped(f"{reason}; `pflmpi resume {for_shell(prepared.folder)}` continues")
+        if isinstance(reason, CollectiveError):
+            error = reason.error
+        if transport.rank == 0:
+            if options.debug:
+                traceback.print_exception(reason)
+            show(error, file=options.error_file)
+        with suppress(TransportError):
+            transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
+        _leave(transport, launch, error.exit_code)
+    except KeyboardInterrupt:
+        if resumable is not None and rounds(resumable):
+            how = f"`pflmpi resume {for_shell(resumable)}` continues from the newest checkpoint"
+            print(f"pflmpi: interrupted; {how}", file=sys.stderr)
+        return _abort(transport, 130)
+    except Exception as caught:
+        where = None if isinstance(caught, PflmpiError) else outside.cause(caught)
+        fault = RunError(where) if where else explained(caught, UserError if transport is None else RunError)
+        if isinstance(fault, TransportError) or (transport is None and launch.rank > 0):
+            time.sleep(_HEAD_START)
+        code = fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code
+        if code or launch.rank == 0:
+            show(fault, options.debug, launch.rank, options.error_file)
+        return _abort(transport, code, lost=isinstance(fault, TransportError))
+
+
+def start_line(config: Config, folder: Path, ranks: int) -> str:
+    """The run in one line; a folder with checkpoints is one that goes on."""
+    sections = config.resolved()
+    models = sections["model"] if isinstance(sections["model"], list) else [sections["model"]]
+    algorithm, *names = (short_name(section["name"]) for section in (sections["algorithm"], *models))
+    clients = [counted(config.partition.clients, "client")] if config.partition.clients else []
+    what = [f"{algorithm} with {some(list(dict.fromkeys(names)))} on {short_name(config.data.name)}", *clients]
+    what.append(counted(config.training.rounds, "round"))
+    if done := run_folder.rounds(folder)[-1:]:
+        what.append(f"goes on after round {done[0]}")
+    gpus = num_gpus(config.runtime)
+    where = f"with {counted(gpus, 'GPU')} on this node" if gpus else "on CPU"
+    return f"{', '.join(what)}; {counted(ranks, 'rank')}, {where}; writes {folder}"
+
+
+def _stop_at_eof() -> None:
+    """Stop after the round once nobody holds the other end of stdin."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _leave(transport: Transport, launch: Launch, code: int) -> NoReturn:
+    """End in order with the other ranks."""
+    if transport.rank == 0:
+        write_exit_code(os.environ, code)
+    exit_process(transport, code)
+
+
+def _abort(transport: Transport | None, code: int, lost: bool = False) -> int:
+    """End all ranks; alone, return the code. `lost`: because another rank was."""
+    sys.stdout.flush()
+    if not lost:
+        write_exit_code(os.environ, code)
+    if transport is not None and transport.size > 1:
+        transport.abort(code)
+    return code

@@ -1,0 +1,227 @@
+"""Measure a configuration on several numbers of ranks."""
+
+import argparse
+import os
+import shlex
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pflmpi import arguments, machine
+from pflmpi.cluster import batch_script
+from pflmpi.errors import ConfigError, PflmpiError, Stopped, show
+
+if TYPE_CHECKING:
+    from pflmpi.config.load import Config
+    from pflmpi.scaling.experiment import Scaling
+    from pflmpi.scaling.results import Results
+    from pflmpi.sweep.runs import SweepOutcome
+
+_FAILED = 1
+_WIDTH = 190  # characters of a line where no terminal says it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Registers the command-line arguments."""
+    arguments.add_config(parser)
+    parser.add_argument("--ranks", required=True, metavar="R,R,...", help="numbers of ranks, ascending, such as 1,2,4")
+    parser.add_argument(
+        "--mode",
+        choices=("strong", "weak", "packing"),
+        default="strong",
+        help="strong: the same work (default); weak: clients in proportion to ranks, from those of the configuration "
+        "on the first number; packing: the same cores (as threads of ranks) or GPUs for all numbers of ranks",
+    )
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each number of ranks (default: 3)")
+    parser.add_argument(
+        "--rounds", type=int, default=6, metavar="N", help="rounds of each run; the first does not count (default: 6)"
+    )
+    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: scaling/NAME-MODE)")
+    arguments.add_to(parser)
+    parser.add_argument("--submit", action="store_true", help="submit each number of ranks as a Slurm job of its own")
+    parser.add_argument(
+        "--mpi",
+        choices=("none", "pmix", "pmi2"),
+        default="none",
+        help="in Slurm jobs, what srun connects ranks with, as for submit (default: none, torch.distributed)",
+    )
+    parser.add_argument("--setup", type=Path, metavar="FILE", help="with --submit: shell commands that jobs run first")
+    parser.add_argument("--dry-run", action="store_true", help="with --submit: print the batch scripts, submit nothing")
+    parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # the ranks of the point that a job is for
+    parser.epilog = "inside a Slurm job each run is a step of it"
+    batch_script.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure or submit what is not measured yet; return the exit code."""
+    _check_alone()
+    if options.submit and options.to is not None:
+        raise ConfigError("--to with --submit, which ends before anything is measured; give it to `pflmpi report DIR`")
+    if options.submit:
+        return _submit(options)
+    of_slurm = {f"--{name}": value for name, value in batch_script.given(options).items()} | {"--": options.sbatch}
+    for name, value in {**of_slurm, "--setup": options.setup, "--dry-run": options.dry_run}.items():
+        if value:
+            raise ConfigError(f"{name} is for --submit, which is not given; leave it out")
+    return _measure(options)
+
+
+def _check_alone() -> None:
+    from pflmpi.transports.detect import detect
+
+    launch = detect(os.environ)
+    if launch.kind != "alone":
+        raise ConfigError(
+            f"scale starts its runs by itself, and {launch.kind} has started this; start it without a launcher"
+        )
+
+
+def _measure(options: argparse.Namespace) -> int:
+    """Measure what is not measured yet, here or in the Slurm job that this is in; return the exit code."""
+    from pflmpi.commands.launch import num_gpus
+    from pflmpi.config.load import load
+    from pflmpi.scaling import experiment, slurm
+    from pflmpi.scaling.experiment import folder, runs
+    from pflmpi.scaling.extrapolation import check
+    from pflmpi.scaling.running import measure
+    from pflmpi.sweep.lock import cell_locked, locked
+
+    config, only = load(options.config, options.overrides), options.only
+    on_gpus, job = bool(num_gpus(config.runtime)), slurm.allocation(os.environ, options.mpi)
+    scaling, out = _requested(options, config, on_gpus, None if job else len(machine.cores()))
+    if options.to is not None:
+        check(scaling.mode, scaling.ranks, options.to)
+    if job:
+        for ranks in scaling.ranks if only is None else (only,):
+            job.check(scaling.cores, ranks)
+    planned_runs = [planned for planned in runs(scaling) if only in (None, planned.ranks)]
+    with ExitStack() as stack:
+        held = [stack.enter_context(locked(out, shared=only is not None))]
+        if only is None:
+            experiment.write(scaling, out)
+        else:
+            held.append(stack.enter_context(cell_locked(folder(out, only))))
+        launcher = partial(job.launcher, scaling.cores) if job else lambda _: ()
+        nodes = partial(job.nodes_of, scaling.cores) if job else lambda _: 1
+        outcome = measure(planned_runs, scaling, out, nodes, launcher, os.environ, held)
+    return _conclude(out, outcome, only is None, options.to)
+
+
+def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None) -> int:
+    """Show what was measured, and write it unless other jobs may do so too; the exit code."""
+    from pflmpi.scaling.extrapolation import fit, summary
+    from pflmpi.scaling.page import PAGE, write_page
+    from pflmpi.scaling.results import results, write_table
+
+    measured = results(out)
+    _show(measured)
+    if whole:
+        write_table(measured)
+        print(out / "scale.csv")
+    if whole and measured.measured:
+        write_page([measured], out, to)
+        print(out / PAGE)
+    if to is not None and not outcome.signal:
+        print(summary(fit(measured, to), to, measured.measured[-1].ranks))
+    if outcome.signal:
+        show(PflmpiError("stopped; the same command goes on from here"))
+        return 128 + outcome.signal
+    if outcome.stopped:
+        return Stopped.exit_code
+    return _FAILED if outcome.failed or measured.problems else 0
+
+
+def _show(measured: "Results") -> None:
+    """Print a line for each point, where it was measured, and what is wrong."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from pflmpi.scaling.experiment import WARM_UP
+    from pflmpi.scaling.records import hardware
+    from pflmpi.scaling.results import TITLES, readable
+    from pflmpi.terminal import table_console
+
+    mode, rounds = measured.scaling.mode, measured.scaling.rounds - WARM_UP
+    columns, rows = readable(measured)
+    terminal = table_console(_WIDTH, highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right")
+    for point, row in zip(measured.points, rows, strict=True):
+        table.add_row(*row, style=None if point.same_bits else "bold red")
+    terminal.print(f"{mode}: {TITLES[mode]}; medians of {rounds} rounds, the first left out; seconds, bytes of memory")
+    terminal.print(table)
+    for record in {hardware(run.record): run.record for point in measured.measured for run in point.runs}.values():
+        terminal.print(f"{hardware(record)}; pflmpi {record['pflmpi']} {record['commit']}, torch {record['torch']}")
+    for problem in measured.problems:
+        show(PflmpiError(problem))
+
+
+def _submit(options: argparse.Namespace) -> int:
+    """Submit a job for each point that is not measured yet; return the exit code."""
+    from pflmpi.cluster import submission
+    from pflmpi.cluster.jobs import queue
+    from pflmpi.config.load import load
+    from pflmpi.scaling import experiment, slurm
+    from pflmpi.scaling.experiment import folder
+    from pflmpi.terminal import print_surely
+
+    given, others = batch_script.given(options), options.sbatch
+    slurm.check(given, options.setup)
+    arguments.check_config(options.config)
+    config = load(options.config, options.overrides)
+    scaling, out = _requested(options, config, slurm.asks_for_gpus(given, others), None)
+    jobs = slurm.jobs(scaling, out, _words(options, scaling, out), given, others, options.mpi, options.setup)
+    if options.dry_run:
+        print("\n".join(batch_script.script(job) for job in jobs.values()), end="")
+        return 0
+    submission.refuse_without_slurm()
+    experiment.write(scaling, out)
+    queued = queue(os.environ)
+    for ranks in scaling.ranks:
+        if ranks not in jobs:
+            print(f"ranks {ranks}: measured")
+        elif job := submission.working_in(folder(out, ranks), queued):
+            print(f"ranks {ranks}: job {job.id} is {job.state} already")
+        else:
+            submission.make_folders(folder(out, ranks))
+            number = submission.submit(jobs[ranks], folder(out, ranks))
+            print_surely(f"ranks {ranks}: job {number}, log {submission.log_of(jobs[ranks].options, number)}")
+    print(
+        f"when they have ended: pflmpi report {shlex.quote(str(out))}; the same command submits what has failed again"
+    )
+    return 0
+
+
+def _words(options: argparse.Namespace, scaling: "Scaling", out: Path) -> list[str]:
+    """The command line of the job of a point, but for `--only`."""
+    words = ["scale", str(options.config), *arguments.words_of_overrides(options), "--mpi", options.mpi]
+    words += ["--ranks", ",".join(map(str, scaling.ranks)), "--mode", scaling.mode, "--out", str(out)]
+    return [*words, "--repeats", str(scaling.repeats), "--rounds", str(scaling.rounds)]
+
+
+def _requested(
+    options: argparse.Namespace, config: "Config", on_gpus: bool, cores: int | None
+) -> "tuple[Scaling, Path]":
+    """The experiment with what its folder has of it, and the folder; raise if it is impossible.
+
+    Args:
+        cores: of this machine; None in a Slurm job, which has as many as the largest point has ranks.
+    """
+    from pflmpi.cluster.submission import refuse_transport
+    from pflmpi.scaling import experiment, running
+
+    if cores is None:
+        refuse_transport(config, options.mpi)
+    elif config.runtime.transport == "mpi":
+        raise ConfigError("runtime.transport = 'mpi', and processes of one machine use torch.distributed; set auto")
+    numbers = running.parse_ranks(options.ranks)
+    shared = 0 if on_gpus else cores or numbers[-1]
+    new, remark = running.scaling_of(config, numbers, options.mode, options.repeats, options.rounds, shared)
+    out = options.out or Path("scaling") / f"{options.config.stem}-{options.mode}"
+    scaling = experiment.join(new, out)
+    running.check_points(scaling)
+    if remark and options.only is None:
+        print(remark)
+    return scaling, out

@@ -1,0 +1,70 @@
+"""Print the table of a sweep beside the published figures, and write it as Markdown, CSV and LaTeX."""
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from pflmpi import arguments
+from pflmpi.errors import CheckpointError, ConfigError, show
+from pflmpi.text import printable
+
+_LEFT_OUT = 1  # exit code: something is missing in the table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Registers the command-line arguments."""
+    arguments.add_overrides(parser)
+    parser.add_argument("table", type=Path, metavar="TABLE", help="a YAML file with a table")
+    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of its runs (default: sweeps/NAME)")
+    arguments.add_cells(parser)
+    parser.add_argument("--write", type=Path, metavar="DIR", help="folder for the table (default: that of its runs)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table and write it in three formats; return the exit code."""
+    from rich.table import Table
+
+    from pflmpi.analysis.table import comma_separated, entries, latex, markdown, printed
+    from pflmpi.sweep import table as tables
+    from pflmpi.terminal import console
+
+    table = tables.load(options.table)
+    out = tables.folder(options.table, options.out)
+    cells = tables.select(tables.cells(table, options.overrides, options.seeds), options.only)
+    filled = entries(table, cells, out)
+    words = arguments.words_of_cells(options.table, options.out, options)
+    commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "table")]
+    texts = {
+        "md": markdown(table, filled, commands),
+        "csv": comma_separated(table, filled),
+        "tex": latex(table, filled, commands),
+    }
+    written = _write(options.write or out, options.table.stem, texts)
+    terminal = console(highlight=False)
+    terminal.print(table.title)
+    for matrix in printed(table, filled):
+        grid = Table("", *matrix.columns, title=matrix.caption, title_justify="left", title_style="")
+        for row in matrix.rows:
+            grid.add_row(*row)
+        terminal.print(grid)
+    notes = [note for entry in filled for note in entry.notes]
+    for line in (f"published: {table.source}", *table.notes, *notes):
+        terminal.print(line)
+    problems = [problem for entry in filled for problem in entry.problems]
+    for problem in problems:
+        show(CheckpointError(problem))
+    for file in written:
+        print(printable(file))
+    return _LEFT_OUT if problems else 0
+
+
+def _write(folder: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
+    paths = [folder / f"{stem}.{kind}" for kind in texts]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, texts.values(), strict=True):
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write the table in {folder}: {error.strerror}; choose another --write") from error
+    return paths

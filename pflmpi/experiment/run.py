@@ -1,0 +1,339 @@
+"""Run a configuration in a folder, on all ranks: a new run, or the rest of one."""
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+import pflmpi
+from pflmpi import outside
+from pflmpi.algorithms.base import CannotJoin
+from pflmpi.config import yaml_file
+from pflmpi.config.load import Config
+from pflmpi.config.sections import by_key
+from pflmpi.data.dataset import unscaled
+from pflmpi.data.federation import Federation, resolved_split
+from pflmpi.errors import ConfigError, RunError, Stopped
+from pflmpi.experiment import build, stored_config
+from pflmpi.experiment.build import Experiment, check_executor, complete, draft, load_federation
+from pflmpi.experiment.restore import continue_after, on_recorded_data, restore
+from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.machine import memory
+from pflmpi.models import MODELS
+from pflmpi.runtime import rounds
+from pflmpi.runtime.checkpoints import Checkpoints
+from pflmpi.runtime.client_rows import check_scratch, folder_of
+from pflmpi.runtime.client_state import Population, allocate, initialise
+from pflmpi.runtime.config import OutputConfig
+from pflmpi.runtime.contract import calling, check_returned
+from pflmpi.runtime.exchange.exchange import check_server_memory
+from pflmpi.runtime.faults import all_or_none, on_root
+from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.round_schedule import advise_fewer_ranks, schedule
+from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.stopping import Stop
+from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
+from pflmpi.store import config_file, metrics_file, run_folder, run_identity
+from pflmpi.store.layout import Layout
+from pflmpi.store.run_lock import RunLock, take
+from pflmpi.text import for_shell
+from pflmpi.transports.base import Transport
+from pflmpi.transports.peers import names
+from pflmpi.transports.text import gather_texts
+from pflmpi.tree import Tree
+
+Resume = Literal["never", "if_there", "always"]
+
+_AHEAD = 20  # rounds in which ranks that have nothing to do are looked for
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Where this rank is, and when it should stop.
+
+    Attributes:
+        transport: to the other ranks.
+        device: it computes on this one.
+        slots: how many ranks can compute at once on all nodes.
+        gpu_models: of the ranks that compute; none on CPUs.
+        stop: whether it has a reason to stop.
+        jobs: what starts the run again, with how often it has; see `store.run_lock`.
+        take_over: take the run from a process that still writes it.
+    """
+
+    transport: Transport
+    device: torch.device
+    slots: int
+    gpu_models: tuple[str, ...] = ()
+    stop: Stop = field(default_factory=Stop)
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    take_over: bool = False
+
+
+def run(
+    config: Config,
+    folder: Path,
+    context: RankContext,
+    observe: Observer,
+    *,
+    resume: Resume = "never",
+    changed_code: bool = False,
+    federation: Federation | None = None,
+) -> Path:
+    """Run a configuration in a folder, rank 0's, to its last round; return the folder.
+
+    Args:
+        config: the same on all ranks.
+        observe: called on rank 0 after every round.
+        resume: `never`: the folder must hold no run; `always`: continue from the newest good checkpoint in it, with the
+            values of `config` that may change; `if_there`: continue, or start anew where there is no checkpoint yet.
+        changed_code: continue too where code from outside the package has changed.
+        federation: the clients' data, if they are loaded already.
+
+    Raises:
+        CollectiveError: on every rank, when it cannot start on one of them.
+        Stopped: on every rank, after a complete round, when one of them was asked to stop.
+    """
+    transport = context.transport
+    place = Path(on_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
+    resumes = resume == "always"
+    if resume == "if_there":
+        resumes = bool(on_root(transport, lambda: "yes" if run_folder.rounds(place) else ""))
+    if resumes:
+        config = all_or_none(transport, lambda: stored_config.resumed_config(place, config))
+        for change in all_or_none(transport, lambda: stored_config.changed_code(place, config, changed_code)):
+            _log.warning("%s; going on with the changed code", change)
+    experiment = _prepare(config, context, place if resumes else None, federation)
+    id_of = partial(_run_id, place) if resumes else run_identity.new_run_id
+    with _locked(place, context, id_of) as (lock, run_id):
+        done = None
+        if resumes:
+            done = int(on_root(transport, lambda: continue_after(place, experiment, transport, run_id)))
+        else:
+            all_or_none(transport, lambda: _create(place, experiment, transport, run_id, anew=resume != "never"))
+        _run_rounds(experiment, place, run_id, context, lock, done, observe)
+    return place
+
+
+def refuse_existing(run: Path) -> None:
+    """Raise `ConfigError` for a folder that holds a run, or that cannot be one because a file is in its place."""
+    if config_file.path(run).exists() or run_folder.rounds(run):
+        resumed = f"continue it with `pflmpi resume {for_shell(run)}`"
+        how = resumed if run_folder.rounds(run) else "it has no checkpoint: add --continue"
+        raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
+    if any(place.is_file() for place in (run, *run.parents)):
+        raise ConfigError(f"cannot write the run folder {run}: Not a directory; choose another --out")
+
+
+def _prepare(config: Config, context: RankContext, resumed: Path | None, federation: Federation | None) -> Experiment:
+    """The experiment, prepared on all ranks; on the data that the run to be resumed was made with.
+
+    Modules from outside are checked on rank 0 alone, which says for all ranks how clients are computed. A run that is
+    resumed was checked when it began, and has recorded that.
+    """
+    transport, is_root = context.transport, context.transport.rank == 0
+
+    def drafted() -> Experiment:
+        if is_root:
+            if resumed is not None:
+                stored_config.announce(resumed, [name for name, _ in config.output.named_trackers()])
+            check_trackers(config.output)
+        check_scratch(config.runtime)
+        return draft(config, federation or load_federation(config), context.device, context.gpu_models)
+
+    def completed() -> Experiment:
+        experiment = complete(first, config.runtime, executor)
+        if isinstance(experiment.newcomer, CannotJoin) and is_root:
+            _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
+        if resumed is not None:
+            experiment = on_recorded_data(resumed, experiment)
+            return replace(experiment, computed_on=stored_config.devices_so_far(resumed, experiment))
+        if is_root:
+            _log_assumptions(experiment)
+        return experiment
+
+    with outside.as_config_error():
+        first = all_or_none(transport, drafted)
+        check = partial(check_executor, first, config.runtime.executor)
+        executor = on_root(transport, check if resumed is None else lambda: first.config.runtime.executor)
+        return all_or_none(transport, completed)
+
+
+def _log_assumptions(experiment: Experiment) -> None:
+    """Log what is not in the configuration of data of one's own, and what it may lack."""
+    config, dataset = experiment.config, experiment.federation.dataset
+    chosen = config.data.split == "auto" and config.partition.path is None
+    if chosen and resolved_split(config.data, dataset) == "official":
+        marked = int(dataset.official_test.sum())
+        _log.warning("tests on the %d samples that the data marks as test (data.split: auto)", marked)
+    tokens = dataset.may_be_tokens and any(MODELS.reference(MODELS.name_of(type(model))) for model in config.models)
+    if config.data.normalize == "fixed" and not tokens and (problem := unscaled(dataset)):
+        _log.warning("%s", problem)
+
+
+@contextlib.contextmanager
+def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
+    """Hold the lock of a run on rank 0; yields it, and the id that the run then has, on every rank."""
+    taken: list[RunLock] = []
+
+    def locked() -> str:
+        taken.append(take(run, context.jobs, context.take_over))
+        return f"{taken[0].token} {id_of_run()}"
+
+    try:
+        token, _, run_id = on_root(context.transport, locked).partition(" ")
+        taken = taken or [RunLock(run, token)]
+        context.stop.at_once = taken[0].drop
+        yield taken[0], run_id
+    finally:
+        for lock in taken:
+            lock.release()
+
+
+def _run_id(run: Path) -> str:
+    return run_identity.run_id(run) or run_identity.new_run_id()
+
+
+def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str, anew: bool) -> None:
+    """Write what a new run begins with, on rank 0; a folder with another run is refused.
+
+    Args:
+        anew: also in the folder of a run that was stopped before its first checkpoint.
+    """
+    if transport.rank != 0:
+        return
+    try:
+        if run_identity.run_id(run) != run_id and (run_folder.rounds(run) or not anew):
+            refuse_existing(run)
+        (run / "shards").mkdir(exist_ok=True)
+        run_folder.discard_after(run, None)
+        stored_config.write(run, experiment, transport, run_id)
+        metrics_file.restart(run, 0)
+    except OSError as error:
+        raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
+
+
+def _run_rounds(
+    experiment: Experiment,
+    run: Path,
+    run_id: str,
+    context: RankContext,
+    lock: RunLock,
+    done: int | None,
+    observe: Observer,
+) -> None:
+    """Run the rounds after `done`, or a new run if it is None, on all ranks, while rank 0 keeps the run's lock.
+
+    Raises:
+        Stopped: on all ranks, after a complete round, when one of them was asked to stop.
+    """
+    transport = context.transport
+    transport.counter.take("data")
+    setup = build.setup(experiment, transport.size, context.slots, transport.rank)
+    check_same_setup(experiment, setup, transport)
+    ahead = list(islice(schedule(setup, done), _AHEAD)) if transport.rank == 0 else []
+    if ahead and (advice := advise_fewer_ranks(setup, ahead[1:])):
+        _log.warning("%s", advice)
+    here = setup.placement.hosted(transport.rank), setup.templates, folder_of(experiment.config.runtime, run)
+
+    def allocated() -> Population:
+        check_server_memory(setup, ahead, memory().free)
+        return allocate(experiment.cohort, *here)
+
+    population = all_or_none(transport, allocated)
+    if done is None:
+        server, layout = _initial_state(setup, population, transport)
+    else:
+        server, layout = restore(run, setup, population, transport, done)
+    attributes = stored_config.attributes(experiment, transport, run_id)
+    checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock)
+    output = experiment.config.output if transport.rank == 0 else OutputConfig()
+    try:
+        with tracked(TrackedRun(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:
+            if not _has_ended(run, experiment.config, context):
+                rounds.run(setup, transport, checkpoints, server, population, done, observer, context.stop)
+    except Stopped:
+        raise
+    except BaseException:
+        checkpoints.close()
+        raise
+
+
+def _has_ended(run: Path, config: Config, context: RankContext) -> bool:
+    """Whether the run has ended early, by its metrics so far, which rank 0 says."""
+    if config.training.stop is None:
+        return False
+
+    def by_metrics() -> str:
+        context.stop.early = early = EarlyStop(config.training.stop, lines := metrics_file.read(run))
+        if early.met and (done := int(lines[-1]["round"])) < config.training.rounds:
+            print(
+                f"pflmpi: nothing is left to do: {run} has stopped early after round {done}: {early.why}; "
+                f"`pflmpi resume {for_shell(run)} -s training.stop=null` goes on to round {config.training.rounds}",
+                flush=True,
+            )
+        return "yes" if early.met else ""
+
+    return bool(on_root(context.transport, by_metrics))
+
+
+def _initial_state(setup: Setup, population: Population, transport: Transport) -> tuple[Tree, Layout]:
+    """Make the state before the first round; return the server's (`{}` but on rank 0) and the empty layout."""
+    initialise(population, setup.algorithm, setup.executor.tasks)
+    server: Tree = {}
+    if transport.rank == 0:
+        with calling(setup.algorithm, "init_server", 0):
+            server = setup.algorithm.init_server(setup.task)
+        check_returned(setup.algorithm, "init_server", server)
+    return server, Layout.unwritten(setup.executor.cohort)
+
+
+def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport) -> None:
+    """Compare what every rank has made of the configuration: otherwise their collective calls would not fit together.
+
+    Raises:
+        CollectiveError: on all ranks, naming those that differ from rank 0, and in what.
+    """
+    texts = gather_texts(transport, json.dumps(_hashes(experiment, setup)))
+
+    def compare() -> str:
+        first, *others = map(json.loads, texts or ())
+        for part, value in first.items():
+            other = [rank for rank, hashes in enumerate(others, start=1) if hashes.get(part) != value]
+            if other:
+                raise RunError(
+                    f"{names(other, transport.peers)}: {part} is not rank 0's; use one environment, one configuration "
+                    "and the same data on all hosts (`pflmpi doctor`, started in the same way, compares them)"
+                )
+        return ""
+
+    on_root(transport, compare)
+
+
+def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
+    """What must be the same on all ranks, under the names that an error uses; causes first."""
+    placement, config = setup.placement, experiment.config
+    homes = b"" if placement.home is None else placement.home.tobytes()
+    groups = b"".join(group.astype(np.int64).tobytes() for group in placement.groups)
+    return {
+        "the version": f"{pflmpi.__version__} {torch.__version__}",
+        "the configuration": _hash(yaml_file.dump(config.resolved()).encode()),
+        "the code from outside the package": _hash(repr(dict(experiment.code)).encode()),
+        "the data": experiment.division.everyone.dataset.digest,
+        "the partition": experiment.division.digest,
+        "the placement of clients": _hash(repr(placement.hosts).encode() + homes + groups),
+    }
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

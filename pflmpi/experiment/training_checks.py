@@ -1,0 +1,150 @@
+"""What is refused before the first round: training options that do not go together, with the data or the algorithm."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client
+from pflmpi.data.unseen import Division
+from pflmpi.errors import ConfigError
+from pflmpi.learning.batch_order import num_samples
+from pflmpi.learning.early_stop import EarlyStopConfig
+from pflmpi.learning.local_training import LocalTraining
+from pflmpi.learning.task import HOST, Task
+from pflmpi.learning.training import Pass, TrainingConfig
+from pflmpi.messages.kinds import as_messages
+from pflmpi.rng import stream
+from pflmpi.runtime.config import EvaluationConfig
+from pflmpi.runtime.contract import calling
+from pflmpi.runtime.executors.loop import Loop
+from pflmpi.runtime.executors.padding_check import example
+from pflmpi.text import shown
+from pflmpi.tree import Tree
+
+_DEFAULT = TrainingConfig()
+_TRIED = 10  # rounds at most; an algorithm may begin with one that trains nothing
+
+
+def check_options(algorithm: Algorithm, task: Task) -> None:
+    """Raise `ConfigError` for an option without effect, or one that the algorithm cannot follow."""
+    training, kind = task.training, type(algorithm).__name__
+    _check_schedule(training)
+    adam = training.optimizer != "sgd"
+    for key, allowed, where in (
+        ("momentum", not adam, "training.optimizer: sgd"),
+        *((key, adam, "training.optimizer: adam or adamw") for key in ("beta1", "beta2", "epsilon")),
+        ("keep_optimizer", adam or training.momentum > 0, "momentum, or training.optimizer: adam or adamw"),
+    ):
+        _check_effect(training, key, allowed, where)
+    if algorithm.own_steps:
+        for key in ("optimizer", "clip_norm", "keep_optimizer"):
+            if getattr(training, key) != getattr(_DEFAULT, key):
+                raise ConfigError(
+                    f"training.{key} = {shown(getattr(training, key))}, but clients of {kind} take "
+                    f"{algorithm.own_steps}; leave it out, or choose another algorithm"
+                )
+    if training.keep_optimizer and not algorithm.trainings(task):
+        raise ConfigError(
+            f"training.keep_optimizer: {kind} has no training whose optimizer could go on in the next round "
+            "(`trainings`); set it to false"
+        )
+
+
+def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneStep") -> None:
+    """Raise `ConfigError` for an early stop by a metric that is never measured."""
+    algorithm, task, why = trial.algorithm, trial.tasks[0], ""
+    if stop.metric.startswith("unseen"):
+        rule = algorithm.newcomer(task.replace(device=HOST)) if evaluation.unseen else None
+        why = "" if evaluation.unseen else "there are no unseen clients (evaluation.unseen = 0)"
+        why = f"unseen clients are not tested: {rule.why}" if isinstance(rule, CannotJoin) else why
+    elif stop.metric == "train_loss":
+        rounds = range(1, min(task.training.rounds, _TRIED) + 1)
+        if not any(trial.counts_loss(0, round) for round in rounds):
+            why = f"the local training of {type(algorithm).__name__} measures no loss"
+    if why:
+        raise ConfigError(f"training.stop.metric = {shown(stop.metric)}, but {why}; choose another metric")
+
+
+def _check_schedule(training: TrainingConfig) -> None:
+    schedule = training.schedule
+    for key, users in (
+        ("lr_decay", ("exponential", "step")),
+        ("decay_rounds", ("step", "cosine")),
+        ("decay_floor", ("cosine",)),
+    ):
+        _check_effect(training, key, schedule in users, f"training.schedule: {' or '.join(users)}")
+    if schedule == "step" and training.decay_rounds is None:
+        raise ConfigError("training.schedule: step needs training.decay_rounds, the rounds from one fall to the next")
+
+
+def _check_effect(training: TrainingConfig, key: str, allowed: bool, where: str) -> None:
+    value = getattr(training, key)
+    if not allowed and value != getattr(_DEFAULT, key):
+        raise ConfigError(f"training.{key} = {shown(value)} has an effect with {where} only; leave it out, or set that")
+
+
+_MOST_STEPS = 1_000_000  # of one client in one round, whose order is drawn at once
+_log = logging.getLogger(__name__)
+
+
+def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train: np.ndarray) -> None:
+    """Raise `ConfigError` for a pass that no client makes, or a client cannot finish; warn if some train nothing.
+
+    Args:
+        passes: of a round, by name.
+        num_train: [N] training samples of each client.
+    """
+    largest = int(num_train.argmax())
+    idle = np.zeros(len(num_train), bool)
+    for name, length in passes.items():
+        there = np.array([num_samples(int(count), length) for count in num_train])
+        if (steps := training.num_steps(int(there[largest]), length)) > _MOST_STEPS:
+            raise ConfigError(
+                f"the pass {name!r} of client {largest} has {steps} steps in one round; allowed are {_MOST_STEPS}: "
+                "lower training.epochs or training.steps, or raise training.batch_size"
+            )
+        if training.drop_last and (short := there < training.batch_size).all():
+            raise ConfigError(
+                f"training.batch_size = {training.batch_size} with training.drop_last leaves every client without a "
+                f"batch: the largest, client {largest}, has {there[largest]} training samples"
+                f"{'' if len(passes) == 1 else f' for the pass {name!r}'}; lower it, or set drop_last: false"
+            )
+        elif training.drop_last:
+            idle |= short
+    if idle.any():
+        _log.warning(
+            "%d of %d clients have fewer training samples than training.batch_size = %d, and with training.drop_last "
+            "they train nothing",
+            int(idle.sum()),
+            len(idle),
+            training.batch_size,
+        )
+
+
+def only_first_client(division: Division) -> Division:
+    """Client 0 with its training samples and no others, so that a trial does not bring all samples to the device."""
+    mine, dataset = division.trained.train[0], division.trained.dataset
+    dataset = replace(dataset, images=dataset.images[mine], labels=dataset.labels[mine])
+    return replace(division, trained=replace(division.trained, dataset=dataset, train=(np.arange(len(mine)),)))
+
+
+class OneStep(Loop):
+    """Client by client, each pass no longer than its first batch."""
+
+    def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
+        return super().order(client, round, name, length, state)[:1]
+
+    def counts_loss(self, client: int, round: int) -> bool:
+        """Whether a step of a client in a round counts for its training loss; what it has received is made up."""
+        task, passes = self.tasks[self.cohort[client]], self.passes(np.array([client]), round)
+        state = initial_client(self.algorithm, task.replace(device=HOST), client)
+        rng, kinds = stream(task.seed, round, client, "one step"), self.algorithm.downlink(task)
+        received: Tree = {name: example(kind, task, rng) for name, kind in kinds.items()}
+        data, local = self._data(client, round, passes, state), LocalTraining(None, self.algorithm.measured)
+        state, received = (tree.to(each, self.device) for each in (state, received))
+        with calling(self.algorithm, "client_update", round, [client]):
+            self.algorithm.client_update(task.replace(local=local), state, as_messages(received), data)
+        return local.counted

@@ -1,0 +1,220 @@
+"""Folded messages as one vector of entries, cut into slices: an owner sums each, and rank 0 gets the results.
+
+A pure function of sizes and of who computes whom. Of a large model in float32, a rank with one participant sends at
+most one model. A rank with several sends at most two, less its slice, of which it sends only the result; slices belong
+to ranks with participants then, so that two of them send at most 1.5 models, three 1.67. Messages of a fixed size
+cannot be much smaller: any of the about 60 bits of an exact sum may decide how the result is rounded. So where three
+ranks have several participants each, one of them sends more than 1.5 models, however the slices are cut.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.messages.groups import ClientGroup, clients_per_rank
+from pflmpi.messages.kinds import Sum
+from pflmpi.messages.packing import numpy_type
+from pflmpi.messages.traffic import Traffic
+
+_WORD = 8  # bytes of a float64 or int64
+_LEAST_SLICE = 2**16  # bytes of a message; a smaller slice costs another rank more than it saves
+_GATHERED = 2**18  # bytes that other ranks send rank 0 at most, where it folds alone
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Entries `start` to `stop` of a leaf.
+
+    Attributes:
+        leaf: its position among the leaves.
+        at: the bytes of the slice before it.
+    """
+
+    leaf: int
+    start: int
+    stop: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The leaves of some messages, in sorted order of their paths.
+
+    Attributes:
+        paths: of each leaf; the first key is the name of the message.
+        like: their templates.
+    """
+
+    paths: tuple[str, ...]
+    like: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, kinds: Mapping[str, Sum]) -> "Entries":
+        """The entries of messages by name."""
+        found = list(tree.leaves({name: kind.like for name, kind in kinds.items()}))
+        return cls(tuple(path for path, _ in found), tuple(leaf for _, leaf in found))
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """[M + 1] where each leaf begins in the vector, and its length."""
+        return np.cumsum([0, *(leaf.numel() for leaf in self.like)])
+
+    @property
+    def count(self) -> int:
+        """Length of the vector."""
+        return int(self.starts[-1])
+
+    def bytes_before(self, positions: np.ndarray) -> np.ndarray:
+        """Bytes of the entries before each of some positions [...] of the vector."""
+        if not len(self.like):
+            return np.zeros_like(positions)
+        widths, ends = self._sizes
+        leaf = np.minimum(np.searchsorted(self.starts, positions, side="right") - 1, len(self.like) - 1)
+        before: np.ndarray = ends[leaf] + (positions - self.starts[leaf]) * widths[leaf]
+        return before
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the vector."""
+        return int(self._sizes[1][-1])
+
+    @cached_property
+    def _sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """[M] bytes of an entry of each leaf, and [M + 1] those before each leaf, and of all."""
+        widths = np.array([leaf.element_size() for leaf in self.like], np.int64)
+        return widths, np.cumsum([0, *np.diff(self.starts) * widths])
+
+    def pieces(self, start: int, stop: int) -> list[Piece]:
+        """The parts of leaves that a slice of the vector consists of."""
+        found, at = [], 0
+        first = int(np.searchsorted(self.starts, start, side="right")) - 1
+        for leaf in range(first, len(self.like)):
+            begin, end = self.starts[leaf : leaf + 2].tolist()
+            if begin >= stop:
+                break
+            piece = Piece(leaf, max(start - begin, 0), min(stop, end) - begin, at)
+            if piece.start < piece.stop:
+                found.append(piece)
+                at += (piece.stop - piece.start) * self.like[leaf].element_size()
+        return found
+
+    def cut(self, vector: np.ndarray, piece: Piece, start: int = 0) -> np.ndarray:
+        """The entries of a piece in a vector of all entries, or of those from `start`."""
+        begin = int(self.starts[piece.leaf]) - start
+        return vector[begin + piece.start : begin + piece.stop]
+
+    def cut_bytes(self, packed: np.ndarray, piece: Piece) -> np.ndarray:
+        """The entries of a piece in the packed bytes [..., B] of a slice."""
+        size = (piece.stop - piece.start) * self.like[piece.leaf].element_size()
+        return packed[..., piece.at : piece.at + size].view(numpy_type(self.like[piece.leaf]))
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Who owns which slice of the entries, and what ranks send the owners.
+
+    A rank sends each owner its participants' entries of the slice, one by one, or the int64 sum over these where that
+    is smaller; and rank 0, behind them, the messages that it gathers. A small vector has one owner, rank 0.
+
+    Attributes:
+        bounds: [R + 1] the slice of rank r is from `bounds[r]` to `bounds[r + 1]`.
+        participants: [R] whose messages each rank has.
+        sums: [R] bool, whether a rank sends the owners of slices sums.
+        gathered: [R] bytes of the messages that rank 0 gathers.
+    """
+
+    entries: Entries
+    bounds: np.ndarray
+    participants: np.ndarray
+    sums: np.ndarray
+    gathered: np.ndarray
+
+    def slice(self, rank: int) -> tuple[int, int]:
+        """Where a rank's slice begins and ends."""
+        start, stop = self.bounds[rank : rank + 2].tolist()
+        return start, stop
+
+    @cached_property
+    def widths(self) -> np.ndarray:
+        """[R] entries of each rank's slice."""
+        return np.diff(self.bounds)
+
+    @cached_property
+    def slice_bytes(self) -> np.ndarray:
+        """[R] bytes of a message in each rank's slice."""
+        return np.diff(self.entries.bytes_before(self.bounds))
+
+    @cached_property
+    def head(self) -> int:
+        """Bytes before the entries in a part: the largest magnitude of each leaf, where its owner cannot see them."""
+        return 0 if self.sums.any() or np.count_nonzero(self.widths) < 2 else _WORD * len(self.entries.like)
+
+    @cached_property
+    def _products(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """What ranks have for each other, as products [R] of the sender and [R] of the receiver: sums, or entries."""
+        heads = (self.participants > 0) & ~self.sums
+        server = (np.arange(len(self.widths)) == 0).astype(np.int64)
+        entries = np.where(self.sums, 0, self.participants)
+        return [
+            (_WORD * self.sums, self.widths),
+            (self.head * heads, self.widths > 0),
+            (entries, self.slice_bytes),
+            (self.gathered, server),
+        ]
+
+    def sent_by(self, rank: int) -> np.ndarray:
+        """[R] bytes that a rank has for each."""
+        found: np.ndarray = sum(senders[rank] * receivers for senders, receivers in self._products)
+        return found
+
+    def received_by(self, rank: int) -> np.ndarray:
+        """[R] bytes that each rank has for a rank."""
+        found: np.ndarray = sum(senders * receivers[rank] for senders, receivers in self._products)
+        return found
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The exchange by which all of that reaches the owners."""
+        sent: np.ndarray = sum(senders * receivers.sum() for senders, receivers in self._products)
+        received: np.ndarray = sum(receivers * senders.sum() for senders, receivers in self._products)
+        own: np.ndarray = sum(senders * receivers for senders, receivers in self._products)
+        return Traffic(sent - own, received - own, down=False)
+
+    @cached_property
+    def finished(self) -> list[int]:
+        """[R] bytes of the folded slices that rank 0 gathers."""
+        return [0, *self.slice_bytes[1:].tolist()]
+
+    @property
+    def calls(self) -> list[Traffic]:
+        """All calls of the way up."""
+        ranks, size = len(self.widths), _WORD * len(self.entries.like)
+        magnitudes = [Traffic.gather([size] * ranks), Traffic.broadcast(size, ranks)] if self.sums.any() else []
+        return [*magnitudes, self.traffic, Traffic.gather(self.finished)]
+
+
+def cut_slices(entries: Entries, assigned: list[list[ClientGroup]], gathered: np.ndarray) -> Slices:
+    """The slices where ranks have the given groups of participants, and so many bytes [R] that rank 0 gathers."""
+    ranks, count, size = len(assigned), entries.count, entries.size
+    participants = clients_per_rank(assigned)
+    senders, none = np.flatnonzero(participants), np.zeros(ranks, bool)
+    if len(senders) == 1:  # it has everything
+        return Slices(entries, _bounds(count, ranks, senders), participants, none, gathered)
+    server = np.array([0])
+    if participants[1:].sum() * size <= _GATHERED:
+        return Slices(entries, _bounds(count, ranks, server), participants, none, gathered)
+    # A rank sends nothing but the result of its own slice: those that have most to send come first.
+    owners = np.argsort(-participants, kind="stable")[: len(senders) if participants.max() > 1 else ranks]
+    owners = np.sort(owners[: size // _LEAST_SLICE])
+    bounds = _bounds(count, ranks, owners if len(owners) > 1 else server)
+    return Slices(entries, bounds, participants, participants * size > _WORD * count, gathered)
+
+
+def _bounds(count: int, ranks: int, owners: np.ndarray) -> np.ndarray:
+    """[R + 1] bounds of equal slices of the given ranks, empty ones of the others."""
+    bounds: np.ndarray = count * np.searchsorted(owners, np.arange(ranks + 1)) // len(owners)
+    return bounds

@@ -1,1 +1,0 @@
-"""Clients are spread over ranks by what they are measured to take."""

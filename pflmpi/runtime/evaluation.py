@@ -1,0 +1,124 @@
+"""Testing the personal models of clients, where they live; those that predict with one and the same model, together.
+
+What a sample scores may depend on the size of its batch, which decides the kernels, but not on the samples beside it
+(`tests/runtime/test_shared_model.py`). So where clients share a model, batches hold samples of all of them and are
+filled up, and who is tested on which rank decides no bit.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import starmap
+
+import numpy as np
+import torch
+
+from pflmpi import tree
+from pflmpi.messages.downlink import Reply
+from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.kinds import Messages, Updates, as_messages
+from pflmpi.runtime.client_state import Population
+from pflmpi.runtime.contract import calling
+from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.executors.batches import ClientBatches
+from pflmpi.runtime.executors.transfers import download_all, pipelined, upload
+from pflmpi.runtime.measures import Counts, counts, in_client_order, predictions
+
+
+def evaluate(executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Counts:
+    """What the clients of the given groups get right, in the order of `clients_of(groups)`."""
+
+    def begin(group: ClientGroup) -> Callable[[], Counts]:
+        # Only what prediction reads: a client that was absent has not received anything else.
+        received = population.received(group, reply, executor.algorithm.predicts_with)
+        return executor.evaluate(group, population.get(group), received, round)
+
+    return finished(executor, groups, map(begin, groups))
+
+
+def evaluate_shared_model(executor: Executor, reply: Reply, groups: Sequence[ClientGroup], round: int) -> Counts:
+    """As `evaluate`, of clients that keep nothing and have all received the same: they predict with one model."""
+    received = {name: tree.clone(reply.shared[name]) for name in executor.algorithm.predicts_with}
+    together = list(regrouped(executor, groups))
+    begun = (evaluate_together(executor, clients, received, round) for clients in together)
+    return finished(executor, together, begun)
+
+
+def evaluate_trained(
+    executor: Executor,
+    population: Population,
+    reply: Reply,
+    ups: Updates,
+    round: int,
+) -> Counts:
+    """What participants get right with the models that local training leaves, in ascending order of their ids.
+
+    Args:
+        reply: what they have trained with.
+        ups: what they send.
+    """
+
+    def begin(group: ClientGroup, up: Messages) -> Callable[[], Counts]:
+        down = reply.for_clients(group, executor.algorithm.predicts_with)
+        read = executor.algorithm.after_training(executor.task(group), down, up)
+        return executor.evaluate(group, population.get(group), read, round)
+
+    return finished(executor, [group for group, _ in ups], starmap(begin, ups))
+
+
+def finished(executor: Executor, groups: Sequence[ClientGroup], begun: Iterable[Callable[[], Counts]]) -> Counts:
+    """The counts of some groups in ascending order of the ids, of tests that begin as the iterator goes on."""
+    found = list(pipelined(begun, executor.ahead))
+    return in_client_order(groups, found, executor.federation.dataset.num_classes)
+
+
+_LEAST = 32  # samples of a batch; more where clients have more on average
+_MOST = 2**15  # samples whose scores are on the host at a time
+
+
+def is_shared(executor: Executor, home: np.ndarray | None) -> bool:
+    """Whether all clients predict with one model: they keep nothing, receive the same, and do not adapt it.
+
+    Args:
+        home: of the placement; None where clients keep nothing and receive the same.
+    """
+    return home is None and not executor.adapts
+
+
+def regrouped(executor: Executor, groups: Sequence[ClientGroup]) -> Iterator[ClientGroup]:
+    """The clients of some groups anew, ascending: those of a cohort together, up to so many test samples."""
+    clients = clients_of(groups)
+    for cohort in np.unique(executor.cohort[clients]):
+        mine = clients[executor.cohort[clients] == cohort]
+        before = np.cumsum(executor.federation.num_test[mine]) // _MOST
+        yield from np.split(mine, np.flatnonzero(np.diff(before)) + 1)
+
+
+def evaluate_together(executor: Executor, clients: np.ndarray, received: Messages, round: int) -> Callable[[], Counts]:
+    """Begin what clients of one cohort that keep nothing get right; see `Executor.evaluate`.
+
+    Args:
+        clients: [m] ids.
+        received: messages of any of them, without a leading axis.
+    """
+    task, width = executor.task(clients), _width(executor)
+    samples = executor.pool.places(np.concatenate([executor.federation.test[client] for client in clients]))
+    filled = np.resize(samples, -(-len(samples) // width) * width)
+    there = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)
+    batches = ClientBatches(task, executor.pool, tree.leaf(there, "tests"), [width] * (len(filled) // width))
+    down = tree.part(there, "down")
+    with calling(executor.algorithm, "predict", round, clients.tolist(), reads={"down": down}):
+        scores = predictions(executor.algorithm, task, {}, as_messages(down), batches)
+    done = download_all(scores, executor.device)
+    return lambda: counts(
+        executor.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()])[: len(samples)]
+    )
+
+
+def _width(executor: Executor) -> int:
+    """Samples of a batch: on a CPU as many as clients have on average, so that a rank with one computes few in vain.
+
+    A GPU takes as long for one sample as for many.
+    """
+    if executor.device.type != "cpu":
+        return executor.eval_batch
+    average = int(np.ceil(executor.federation.num_test.mean()))
+    return min(executor.eval_batch, max(_LEAST, average))

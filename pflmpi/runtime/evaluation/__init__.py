@@ -1,1 +1,0 @@
-"""Testing personal models, and the figures of it."""

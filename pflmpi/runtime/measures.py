@@ -1,0 +1,177 @@
+"""What the personal models of clients get right on some samples: every figure of an evaluation, from its counts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.data.federation import Federation
+from pflmpi.learning.client import Batch
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
+from pflmpi.runtime.contract import check_scores
+from pflmpi.tree import Tree
+
+LOWEST = 0.1  # share of the clients whose mean is `accuracy_bottom`
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What is counted while clients are tested; their rows can be put together in any order and number.
+
+    Attributes:
+        hits: [N, K] int64, samples of each class that are classified correctly.
+        predicted: [N, K] int64, samples that are classified as each class.
+        total: [N, K] int64, samples of each class.
+        loss: [N] float64, sum over the samples of the cross-entropy of the scores, taken as logits.
+    """
+
+    hits: np.ndarray
+    predicted: np.ndarray
+    total: np.ndarray
+    loss: np.ndarray
+
+    @classmethod
+    def none(cls, total: np.ndarray) -> "Counts":
+        """Counts before any test; `total` [N, K]."""
+        return cls(np.zeros_like(total), np.zeros_like(total), total, np.zeros(len(total)))
+
+    def rows(self, places: np.ndarray) -> "Counts":
+        """The counts of some clients, chosen by places or a mask."""
+        return Counts(self.hits[places], self.predicted[places], self.total[places], self.loss[places])
+
+    def updated(self, clients: np.ndarray, new: "Counts") -> "Counts":
+        """The counts with new ones of some clients, in the same order."""
+        copies = Counts(self.hits.copy(), self.predicted.copy(), self.total, self.loss.copy())
+        copies.hits[clients], copies.predicted[clients], copies.loss[clients] = new.hits, new.predicted, new.loss
+        return copies
+
+    @property
+    def samples(self) -> np.ndarray:
+        """[N] int64, samples of each client."""
+        return np.asarray(self.total.sum(1))
+
+    @property
+    def correct(self) -> np.ndarray:
+        """[N] int64, samples that are classified correctly."""
+        return np.asarray(self.hits.sum(1))
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """[N] float64, in 0..1; NaN for a client without samples."""
+        return share(self.correct, self.samples)
+
+    @property
+    def mean(self) -> float:
+        """Plain mean of accuracy over clients."""
+        return _over_clients(np.mean, self.accuracy)
+
+    @property
+    def mean_loss(self) -> np.ndarray:
+        """[N] float64, cross-entropy per sample; NaN for a client without samples."""
+        return share(self.loss, self.samples)
+
+    @property
+    def macro_f1(self) -> np.ndarray:
+        """[N] float64, plain mean of F1 over the classes that a client has or predicts; NaN without samples."""
+        f1 = share(2 * self.hits, self.total + self.predicted)  # [N, K]
+        counted = ~np.isnan(f1)
+        return share(np.where(counted, f1, 0).sum(1), counted.sum(1))
+
+    @property
+    def class_accuracy(self) -> np.ndarray:
+        """[K] float64, correct share of the samples of each class, over all clients; NaN without samples."""
+        return share(self.hits.sum(0), self.total.sum(0))
+
+
+def concatenated(parts: Sequence[Counts]) -> Counts:
+    """The counts of some clients, then of others."""
+    names = ("hits", "predicted", "total", "loss")
+    return Counts(*(np.concatenate([getattr(one, name) for one in parts]) for name in names))
+
+
+def in_client_order(groups: Sequence[np.ndarray], found: Sequence[Counts], num_classes: int) -> Counts:
+    """The counts of groups of clients, in ascending order of the ids.
+
+    Args:
+        groups: ids of each.
+        found: counts of each, in the order of its ids.
+        num_classes: K.
+    """
+    if not groups:
+        return Counts.none(np.empty((0, num_classes), np.int64))
+    return concatenated(found).rows(np.argsort(np.concatenate(groups), kind="stable"))
+
+
+def figures(counts: Counts) -> dict[str, float]:
+    """Figures over all clients by name; those without samples count in none, and without any it is NaN.
+
+    >>> none = np.zeros((1, 2), np.int64)
+    >>> figures(Counts(none, none, none, np.zeros(1)))["accuracy_mean"]
+    nan
+    """
+    accuracy = counts.accuracy
+    return {
+        "accuracy_mean": counts.mean,
+        "accuracy_weighted": float(share(counts.correct.sum(), counts.samples.sum())),
+        "accuracy_std": _over_clients(np.std, accuracy),
+        "accuracy_bottom": _over_clients(lowest, accuracy),
+        "f1_macro": _over_clients(np.mean, counts.macro_f1),
+        "test_loss": _over_clients(np.mean, counts.mean_loss),
+    }
+
+
+def lowest(values: np.ndarray) -> float:
+    """Mean of the lowest tenth of values, at least one of them.
+
+    >>> lowest(np.arange(25.0))
+    0.5
+    """
+    return float(np.mean(np.sort(values)[: max(1, int(LOWEST * len(values)))]))
+
+
+def _over_clients(figure: Callable[[np.ndarray], float], values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(figure(known)) if len(known) else float("nan")
+
+
+def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole; NaN where there is nothing."""
+    return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
+
+
+def predictions(
+    algorithm: Algorithm, task: Task, state: Tree, received: Messages, batches: Iterable[Batch]
+) -> list[Tensor]:
+    """The scores [B, K] of the samples of some batches."""
+    scores = []
+    with torch.no_grad():
+        for batch in batches:
+            scores.append(algorithm.predict(task, state, received, batch.x))
+            check_scores(algorithm, scores[-1], len(batch.x), task.num_classes)
+    return scores
+
+
+def counts(federation: Federation, clients: np.ndarray, scores: Tensor) -> Counts:
+    """What scores of test samples get right, for each client.
+
+    Args:
+        clients: [m] ids.
+        scores: [n, K] of the test samples of one client after another, in stored order, taken as logits, on the host.
+    """
+    tests, num_classes = [federation.test[client] for client in clients], federation.dataset.num_classes
+    labels, sizes = federation.dataset.labels[np.concatenate(tests)], list(map(len, tests))
+    whose = np.repeat(np.arange(len(clients)), sizes)
+    chosen = scores.argmax(1).numpy()
+    right = chosen == labels
+
+    def by_class(whose: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        found = np.bincount(whose * num_classes + classes, minlength=len(clients) * num_classes)
+        return found.reshape(len(clients), num_classes)
+
+    likely = scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels]
+    loss = np.array([-mine.sum() for mine in np.split(likely, np.cumsum(sizes)[:-1])], np.float64)
+    return Counts(by_class(whose[right], labels[right]), by_class(whose, chosen), by_class(whose, labels), loss)

@@ -1,1 +1,0 @@
-"""The persistent state of the clients of a rank."""

@@ -1,1 +1,0 @@
-"""Programs that show the rounds of runs: TensorBoard, Weights & Biases, MLflow."""

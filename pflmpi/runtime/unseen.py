@@ -1,0 +1,131 @@
+"""Testing clients that were kept out of training: each joins as a newcomer, and nothing of it is kept."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm, Newcomer, initial_client
+from pflmpi.learning.task import HOST
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.downlink import Homes, KeptRows, Reply, down_calls, send_down
+from pflmpi.messages.groups import ClientGroup, clients_of_all
+from pflmpi.messages.kinds import Messages, Shared
+from pflmpi.messages.traffic import Traffic
+from pflmpi.runtime.contract import calling
+from pflmpi.runtime.evaluation import evaluate_shared_model, finished, is_shared
+from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.measures import Counts
+from pflmpi.runtime.placement import Placement, cut_groups, relative_flops
+from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What testing the unseen clients needs; the same on every rank.
+
+    Attributes:
+        executor: of the trained clients and then the unseen ones.
+        declared: the messages down that are not the same for all; the others are those of the round's reply.
+        groups: of each rank.
+        updates: local updates of each; 0 where they do not train.
+        home: [N] the rank of each trained client; None where they keep nothing.
+    """
+
+    executor: Executor
+    declared: Declared
+    groups: list[list[ClientGroup]]
+    updates: int
+    home: np.ndarray | None
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm."""
+        return self.executor.algorithm
+
+    @cached_property
+    def clients(self) -> np.ndarray:
+        """[U] ascending ids."""
+        return clients_of_all(self.groups)
+
+    @property
+    def num_test(self) -> np.ndarray:
+        """[U] test samples."""
+        return np.asarray(self.executor.federation.num_test[self.clients])
+
+    @property
+    def calls(self) -> list[Traffic]:
+        """The calls of `evaluate_unseen`."""
+        return down_calls(self.declared, self.groups, self.home)
+
+
+def unseen_setup(
+    executor: Executor, down: Mapping[str, Shared], placement: Placement, lanes: int, rule: Newcomer, updates: int
+) -> Unseen:
+    """What testing the unseen clients needs.
+
+    Args:
+        executor: of the trained clients and then the unseen ones.
+        down: what an algorithm publishes.
+        placement: of the trained clients.
+        lanes: L.
+        rule: how newcomers join.
+        updates: local updates of each, where they train.
+    """
+    federation, training = executor.federation, executor.tasks[0].training
+    clients = np.arange(len(placement.work), federation.num_clients)
+    steps = np.array([training.num_steps(int(samples)) for samples in federation.num_train], np.int64)
+    samples = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
+    work = samples * relative_flops(executor.tasks)[executor.cohort]
+    groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
+    places = Placement(placement.ranks, groups, placement.most, None, placement.hosts, work, work).assign(clients)
+    own = {name: kind for name, kind in down.items() if type(kind) is not Shared}
+    declared = Declared({}, own, federation.class_counts > 0, federation.num_train)
+    return Unseen(executor, declared, places, updates if rule.trains else 0, placement.home)
+
+
+def evaluate_unseen(
+    unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int
+) -> Counts:
+    """What the unseen clients of this rank get right, in ascending order of their ids.
+
+    Args:
+        server: its state after the round; rank 0 only.
+        shared: the messages that are the same for all: of the round's reply, and what newcomers get of kept ones.
+        kept: the rows that trained clients keep here; see `Homes`.
+    """
+    reply = received(unseen, transport, server, shared, kept, round)
+    groups, executor = unseen.groups[transport.rank], unseen.executor
+    if is_shared(executor, unseen.home):
+        return evaluate_shared_model(executor, reply, groups, round)
+
+    def begin(group: ClientGroup) -> Callable[[], Counts]:
+        states = joined(unseen, group, reply.for_clients(group), round)
+        return executor.evaluate(group, states, reply.for_clients(group, unseen.algorithm.predicts_with), round)
+
+    return finished(executor, groups, map(begin, groups))
+
+
+def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int) -> Reply:
+    """What the unseen clients of this rank receive after a round; arguments as of `evaluate_unseen`."""
+    if not unseen.declared.down:
+        return Reply(shared)
+    published = None
+    if transport.rank == 0:
+        with calling(unseen.algorithm, "publish_to_newcomers", round, reads={"server": server}):
+            task = unseen.executor.tasks[0].replace(device=HOST)
+            whole = unseen.algorithm.publish_to_newcomers(task, server, unseen.clients)
+        published = {name: value for name, value in whole.items() if name in unseen.declared.down}
+    homes = Homes(unseen.home, kept)
+    return replace(send_down(transport, unseen.declared, published, unseen.groups, homes=homes), shared=shared)
+
+
+def joined(unseen: Unseen, group: ClientGroup, down: Messages, round: int) -> Tree:
+    """The states [m, ...] of newcomers that join with the messages [m, ...] of a round, as participants of the next."""
+    task = unseen.executor.task(group).replace(device=HOST)
+    with calling(unseen.algorithm, "init_client", round):
+        states = tree.stack([initial_client(unseen.algorithm, task, int(client)) for client in group])
+    return unseen.executor.join(group, states, down, round + 1, unseen.updates)

@@ -1,0 +1,302 @@
+"""The figures of a table, by hand from metrics files, and how they are printed and written."""
+
+import csv
+
+import pytest
+import yaml
+
+import table_file
+from pflmpi.analysis.table import Entry, Value, comma_separated, entries, latex, markdown, pick, printed
+from pflmpi.cli import main
+from pflmpi.config.yaml_file import dump
+from pflmpi.store import config_file, metrics_file
+from pflmpi.sweep.table import cells, load
+
+Scores = tuple[float, float, float]  # mean over clients, over all samples, standard deviation over clients
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def metrics(run, scores):
+    """Write the metrics of a run, None for a round without evaluation."""
+    run.mkdir(parents=True)
+    metrics_file.restart(run, 0)
+    for round, of_round in enumerate(scores, 1):
+        texts = ["", "", ""] if of_round is None else [f"{score:.6f}" for score in of_round]
+        line = [round, 3, *texts]
+        metrics_file.append(run, [*line, *[0] * (len(metrics_file.COLUMNS) - len(line))])
+    return metrics_file.read(run)
+
+
+def made(cell, out, means):
+    """Write what a sweep leaves of a cell: its configuration and the metrics of its run."""
+    metrics(cell.run(out), [(mean, mean - 0.1, 0.25) for mean in means])
+    cell.config(out).write_text(dump(cell.raw))
+    rounds = max(cell.raw["training"]["rounds"], len(means))
+    config_file.write(cell.run(out), dump(cell.raw | {"training": {"rounds": rounds}}))
+
+
+def small(folder, **changes):
+    """The small table with one column and two seeds, and its cells."""
+    table = load(table_file.write(folder, columns={"few": {}}, **changes))
+    return table, cells(table, [], None)
+
+
+def of(table, among, out):
+    return {entry.row: entry for entry in entries(table, among, out)}
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "metric, figure, expected",
+    [
+        ("mean", "best", 50.0),
+        ("mean", "last", 40.0),
+        ("mean", "last10", (10 + 50 + 40) / 3),
+        ("weighted", "best", 60.0),
+        ("weighted", "last", 60.0),
+        ("spread", "best", 30.0),  # of the round with the best mean
+        ("spread", "last", 5.0),
+    ],
+)
+def test_a_figure_is_taken_from_the_evaluated_rounds(metric, figure, expected, tmp_path):
+    scores = [(0.1, 0.1, 0.4), (0.5, 0.2, 0.3), None, (0.4, 0.6, 0.05)]
+    assert pick(metrics(tmp_path / "run", scores), metric, figure) == pytest.approx(expected)
+
+
+def test_the_best_loss_is_the_lowest_and_values_sent_are_thousands_of_4_bytes():
+    lines = [{"train_loss": "0.5", "test_loss": "", "up_bytes": "8000"}, {"train_loss": "0.75", "test_loss": "1.25"}]
+    assert pick(lines, "train_loss", "best") == 0.5 and pick(lines, "train_loss", "last") == 0.75
+    assert pick(lines, "test_loss", "best") == 1.25 and pick(lines, "parameters", "last") == 2.0
+
+
+def test_the_last_ten_are_evaluated_rounds(tmp_path):
+    scores = []
+    for percent in range(1, 13):
+        scores += [None, (percent / 100, 0, 0)]
+    assert pick(metrics(tmp_path / "run", scores), "mean", "last10") == pytest.approx(7.5)  # 3 to 12
+
+
+def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figure(tmp_path):
+    table, among = small(tmp_path, published={"FedAvg": {"few": [86, 0.5]}, "Local": {"few": 70}})
+    made(among[0], tmp_path / "out", [0.8, 0.7])
+    made(among[1], tmp_path / "out", [0.6, 0.9])
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert entry.ours == Value(pytest.approx(85.0), pytest.approx(50**0.5))  # of 80 and 90, over n - 1
+    assert entry.last_ten == Value(pytest.approx(75.0), pytest.approx(0.0))
+    assert entry.over_clients == pytest.approx(25.0)
+    assert entry.published == Value(86, 0.5) and entry.difference == pytest.approx(-1.0)
+    assert (entry.finished, entry.seeds, entry.done, entry.rounds, entry.state) == (2, 2, 4, 4, "")
+
+
+def test_one_seed_has_no_spread(tmp_path):
+    table, among = small(tmp_path, seeds=[5])
+    made(among[0], tmp_path / "out", [0.8, 0.7])
+    assert of(table, among, tmp_path / "out")["FedAvg"].ours == Value(pytest.approx(80.0), None)
+
+
+@pytest.mark.parametrize(
+    "first, second, state, finished",
+    [
+        ([], [], "missing", 0),
+        ([0.5], [], "1/4 rounds", 0),
+        ([0.5, 0.6], [0.5], "1 of 2 seeds", 1),
+        ([0.5, 0.6, 0.7], [], "other configuration", 0),  # more rounds than the table wants
+    ],
+)
+def test_what_is_missing_or_unfinished_is_told(first, second, state, finished, tmp_path):
+    table, among = small(tmp_path)
+    for cell, means in zip(among[:2], (first, second), strict=True):
+        if means:
+            made(cell, tmp_path / "out", means)
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert (entry.state, entry.finished) == (state, finished)
+    assert (entry.ours is None) == (finished == 0)
+
+
+def test_a_run_made_with_another_configuration_is_not_used(tmp_path):
+    table, among = small(tmp_path)
+    made(among[0], tmp_path / "out", [0.5, 0.6])
+    made(among[1], tmp_path / "out", [0.7, 0.8])
+    raw = yaml.safe_load(among[0].config(tmp_path / "out").read_text())
+    raw["training"]["lr"] = 0.5
+    among[0].config(tmp_path / "out").write_text(yaml.safe_dump(raw))
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert entry.ours == Value(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, other configuration"
+    raw["training"].pop("lr")
+    raw["checkpoint"] = {"keep": 1}  # a continuation may change it
+    among[0].config(tmp_path / "out").write_text(yaml.safe_dump(raw))
+    assert of(table, among, tmp_path / "out")["FedAvg"].state == ""
+
+
+def test_a_damaged_run_is_left_out_and_named(tmp_path):
+    table, among = small(tmp_path)
+    made(among[0], tmp_path / "out", [0.5, 0.6])
+    made(among[1], tmp_path / "out", [0.7, 0.8])
+    path = metrics_file.path(among[0].run(tmp_path / "out"))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], lines[2], lines[1]]))
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert entry.ours == Value(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, 1 damaged"
+    (problem,) = entry.problems
+    assert problem.startswith(f"{path} is damaged: line 2 is of round '2', and 1 is to follow")
+    assert any("are not vouched for by a checkpoint" in note for note in entry.notes), "a run without checkpoints"
+
+
+# --- texts --------------------------------------------------------------------------------------------------------
+
+
+def an_entry(row, **known):
+    values = {"ours": None, "last_ten": None, "over_clients": None, "published": None, "state": ""}
+    return Entry(row, "few", **{**values, **known}, finished=2, seeds=2, done=4, rounds=4)
+
+
+ENTRIES = [
+    an_entry("FedAvg", ours=Value(98.634, 0.1), last_ten=Value(98.5, 0.2), published=Value(98.66, 0.3)),
+    an_entry("Local", published=Value(70), state="1/4 rounds"),
+]
+
+
+def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_last_ten(tmp_path):
+    table, _ = small(tmp_path, notes=["first note"])
+    text = markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
+    assert [line for line in text.splitlines() if line.startswith(("|", "#", "-", "pflmpi"))] == [
+        "# A small table",
+        "pflmpi sweep small.yaml",
+        "|  | few |",
+        "| --- | --- |",
+        "| FedAvg | 98.63 ± 0.10, 2 seeds (98.66 ± 0.30, -0.03, inside) |",
+        "| Local | 1/4 rounds (70.00) |",
+        "|  | few |",
+        "| --- | --- |",
+        "| FedAvg | 98.50 ± 0.20 |",
+        "| Local | 1/4 rounds |",
+        "- first note",
+    ]
+    assert "nobody 2024, table 3" in text and "best round" in text and "last 10 evaluated rounds" in text
+
+
+def test_csv_has_a_line_with_everything_for_each_cell(tmp_path):
+    table, _ = small(tmp_path)
+    first, second = csv.DictReader(comma_separated(table, ENTRIES).splitlines())
+    assert first == {
+        "row": "FedAvg", "column": "few", "metric": "mean", "figure": "best", "ours": "98.63", "ours_std": "0.10",
+        "published": "98.66", "published_spread": "0.30", "difference": "-0.03", "fit": "inside", "last10": "98.50",
+        "last10_std": "0.20", "std_over_clients": "", "seeds_finished": "2", "seeds": "2", "rounds_done": "4",
+        "rounds": "4", "state": "done",
+    }  # fmt: skip
+    assert (second["ours"], second["difference"], second["fit"], second["state"]) == ("", "", "", "1/4 rounds")
+
+
+@pytest.mark.parametrize(
+    "ours, published, expected",
+    [
+        (98.36, Value(98.66, 0.3), "inside"),
+        (98.34, Value(98.66, 0.3), "within a point"),
+        (95.0, Value(98.66, 4.0), "inside"),
+        (99.66, Value(98.66), "within a point"),
+        (99.67, Value(98.66), "outside"),
+        (97.65, Value(98.66, 0.3), "outside"),
+    ],
+)
+def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(ours, published, expected, tmp_path):
+    one = an_entry("FedAvg", ours=Value(ours, 0.1), published=published)
+    table, _ = small(tmp_path)
+    (line,) = csv.DictReader(comma_separated(table, [one]).splitlines())
+    assert line["fit"] == expected
+    assert printed(table, [one])[0].rows[0][1].endswith(f", {expected})")
+    losses, _ = small(tmp_path, metric="train_loss")
+    (line,) = csv.DictReader(comma_separated(losses, [one]).splitlines())
+    assert line["fit"] == "" and expected not in printed(losses, [one])[0].rows[0][1]  # no points
+
+
+def test_latex_escapes_text_and_sets_signs(tmp_path):
+    table, _ = small(tmp_path, rows={"A & B_1 #50% {x}": {}}, title="100 %\nsure")
+    lines = latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
+    assert r"A \& B\_1 \#50\% \{x\} & 98.63 $\pm$ 0.10, 2 seeds (98.66 $\pm$ 0.30, $-$0.03, inside) \\" in lines
+    assert lines.count(r"\begin{tabular}{lr}") == lines.count(r"\bottomrule") == 2
+    assert lines[:2] == ["% 100 %", "% sure"]
+
+
+def vars_of(entry):
+    return {name: getattr(entry, name) for name in ("ours", "last_ten", "published")}
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_report_prints_the_table_and_writes_three_files(tmp_path, capsys):
+    _, among = small(tmp_path, published={"FedAvg": {"few": 80}}, notes=["a [note]"])
+    made(among[0], tmp_path / "out", [0.8, 0.7])
+    words = ["table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    assert main([*words, "--write", str(tmp_path / "written")]) == 0
+    shown = capsys.readouterr().out
+    ours = "80.00, 1 seed (80.00, +0.00, within a point)"
+    for text in ("A small table", ours, "75.00", "missing", "nobody 2024, table 3", "a [note]"):
+        assert text in shown
+    assert sorted(path.name for path in (tmp_path / "written").iterdir()) == ["small.csv", "small.md", "small.tex"]
+    text = (tmp_path / "written" / "small.md").read_text(encoding="utf-8")
+    assert "80.00, 1 seed (80.00, +0.00, within a point)" in text
+    assert f"pflmpi sweep {tmp_path}/small.yaml --out {tmp_path}/out --seeds 1\n" in text
+    assert not list((tmp_path / "out").glob("small.*"))
+
+
+def test_only_leaves_the_other_rows_and_columns_out(tmp_path, capsys):
+    path = table_file.write(tmp_path)
+    words = ["table", str(path), "--out", str(tmp_path / "out")]
+    assert main([*words, "--only", "FedAvg/few", "--only", "Local/many*"]) == 0
+    rows = [line for line in (tmp_path / "out" / "small.md").read_text().splitlines() if line.startswith("|")]
+    assert rows[0] == "|  | few | many (M) |" and rows[2:4] == ["| FedAvg | missing | - |", "| Local | - | missing |"]
+    assert main([*words, "--only", "fedavg/f*"]) == 0
+    text = (tmp_path / "out" / "small.md").read_text()
+    assert "many" not in text and "Local" not in text and "--only 'fedavg/f*'" in text
+    capsys.readouterr()
+    assert main([*words, "--only", "Fedper/*"]) == 2
+
+
+def test_another_figure_of_the_same_runs_is_reported_from_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, among = small(tmp_path)
+    made(among[0], tmp_path / "sweeps" / "small", [0.8, 0.7])
+    figure = {"title": "The spread", "source": "nobody 2024, figure 4", "metric": "spread", "runs_of": "small.yaml"}
+    (tmp_path / "figure.yaml").write_text(yaml.safe_dump(figure))
+    assert main(["table", "figure.yaml", "--seeds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "The spread" in shown and "25.00" in shown and (tmp_path / "sweeps" / "small" / "figure.md").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"seeds": [1]}, ["seeds", "small.yaml", "runs_of"]),
+        ({"runs_of": "../small.yaml"}, ["'../small.yaml'", "folder of this file"]),
+        ({"runs_of": "figure.yaml"}, ["figure.yaml", "no runs of its own"]),
+        ({"runs_of": "absent.yaml"}, ["absent.yaml"]),
+    ],
+)
+def test_a_figure_of_other_runs_decides_nothing_about_them(changes, words, tmp_path, capfd):
+    table_file.write(tmp_path)
+    figure = {"title": "t", "source": "nobody 2024, figure 4", "runs_of": "small.yaml", **changes}
+    (tmp_path / "figure.yaml").write_text(yaml.safe_dump(figure))
+    assert main(["table", str(tmp_path / "figure.yaml")]) == 2
+    shown = capfd.readouterr().err
+    assert all(word in shown for word in words), shown
+
+
+def test_overrides_choose_the_runs_that_were_made_with_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table, _ = small(tmp_path)
+    quick = ["training.rounds=1", "training.lr=0.5"]
+    made(cells(table, quick, None)[0], tmp_path / "sweeps" / "small", [0.8])
+    overrides = [word for text in quick for word in ("-s", text)]
+    assert main(["table", "small.yaml", "--seeds", "1", *overrides]) == 0
+    assert "80.00" in capsys.readouterr().out
+    assert (tmp_path / "sweeps" / "small" / "small.tex").exists()
+    assert main(["table", "small.yaml", "--seeds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "80.00" not in shown and "other configuration" in shown
