@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +34,10 @@ class ReceivedMessage:
     Attributes:
         arrays: by path; [N, ...] in client order with `own`.
         own: whether each client has its own row.
-        chosen: [N] which row of `arrays` each client has, where these hold only a few; None where they hold all.
     """
 
     arrays: Arrays
     own: bool
-    chosen: np.ndarray | None = None
-
-    def expanded(self) -> "ReceivedMessage":
-        """The same with a row for each client."""
-        if self.chosen is None:
-            return self
-        return ReceivedMessage({path: array[self.chosen] for path, array in self.arrays.items()}, self.own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +90,6 @@ def write_round(
         OSError: the file could not be written; see `atomic.replacing`.
         CheckpointError: a shard is missing or damaged.
     """
-    content = replace(content, received={name: message.expanded() for name, message in content.received.items()})
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
     layout = layout.only(keeping)
     for cohort in keeping:
