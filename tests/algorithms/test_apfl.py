@@ -1,7 +1,5 @@
 """APFL: the global model is FedAvg's; the personal one mixes it with the client's own, parameter by parameter."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,29 +10,26 @@ import quick_run
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms.apfl import APFL
-from pflmpi.learning.client import Batch
 from pflmpi.store import run_folder
 
 LR = 0.1
 
 
-def client_of(own: tree.Tree, alpha: float) -> tree.Tree:
+def client_of(own, alpha):
     return {"own": own, "alpha": torch.tensor(alpha)}
 
 
-def mixed_by_hand(v: numpy_network.Weights, w: numpy_network.Weights, alpha: float) -> numpy_network.Weights:
+def mixed_by_hand(v, w, alpha):
     return {name: alpha * v[name] + (1 - alpha) * w[name] for name in v}
 
 
-def alpha_by_hand(v: numpy_network.Weights, w: numpy_network.Weights, alpha: float, one: Batch, lr: float) -> float:
+def alpha_by_hand(v, w, alpha, one, lr):
     """Equation 10, clamped."""
     slopes = numpy_network.gradients(mixed_by_hand(v, w, alpha), *small_task.flat(one))
     return min(max(alpha - lr * sum((slopes[name] * (v[name] - w[name])).sum() for name in v), 0.0), 1.0)
 
 
-def round_by_hand(
-    v: numpy_network.Weights, w: numpy_network.Weights, alpha: float, batches: list[Batch]
-) -> tuple[numpy_network.Weights, numpy_network.Weights]:
+def round_by_hand(v, w, alpha, batches):
     """Algorithm 1: both steps from the values before the minibatch, by the chain rule."""
     for one in batches:
         at_mix = numpy_network.gradients(mixed_by_hand(v, w, alpha), *small_task.flat(one))
@@ -48,7 +43,7 @@ BATCHES = [small_task.batch(0), small_task.batch(1), small_task.batch(2)]
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 1.0])
-def test_both_models_step_from_the_values_before_the_minibatch(alpha: float) -> None:
+def test_both_models_step_from_the_values_before_the_minibatch(alpha):
     own, received = comparisons.model(2), comparisons.model(1)
     state, up = APFL(adaptive=False).client_update(
         small_task.task(), client_of(own, alpha), {"model": received}, small_task.data(BATCHES, LR)
@@ -59,7 +54,7 @@ def test_both_models_step_from_the_values_before_the_minibatch(alpha: float) -> 
     assert float(state["alpha"]) == pytest.approx(alpha) and list(up) == ["model"]
 
 
-def test_v_does_not_follow_its_own_loss_and_is_not_overwritten_by_the_mix_after_the_round() -> None:
+def test_v_does_not_follow_its_own_loss_and_is_not_overwritten_by_the_mix_after_the_round():
     """Departures of a public implementation."""
     own, received = comparisons.model(2), comparisons.model(1)
     state, up = APFL(adaptive=False).client_update(
@@ -74,9 +69,7 @@ def test_v_does_not_follow_its_own_loss_and_is_not_overwritten_by_the_mix_after_
 
 
 @pytest.mark.parametrize("own, received, alpha_lr", [(4, 1, None), (4, 1, 0.03), (4, 1, 80.0), (1, 4, 80.0)])
-def test_alpha_takes_one_plain_clamped_step_on_the_first_minibatch_of_a_round(
-    own: int, received: int, alpha_lr: float | None
-) -> None:
+def test_alpha_takes_one_plain_clamped_step_on_the_first_minibatch_of_a_round(own, received, alpha_lr):
     client, down = client_of(comparisons.model(own), 0.4), {"model": comparisons.model(received)}
     task = small_task.task(momentum=0.9, weight_decay=0.5)
     state, _ = APFL(alpha_lr=alpha_lr).client_update(task, client, down, small_task.data(BATCHES, LR))
@@ -87,7 +80,7 @@ def test_alpha_takes_one_plain_clamped_step_on_the_first_minibatch_of_a_round(
         assert float(state["alpha"]) == (0.0 if own == 4 else 1.0)
 
 
-def test_a_round_trains_with_its_new_alpha() -> None:
+def test_a_round_trains_with_its_new_alpha():
     own, received = comparisons.model(4), comparisons.model(1)
     state, up = APFL().client_update(
         small_task.task(), client_of(own, 0.4), {"model": received}, small_task.data(BATCHES, LR)
@@ -98,7 +91,7 @@ def test_a_round_trains_with_its_new_alpha() -> None:
     small_task.assert_close(up["model"], w)
 
 
-def test_a_learning_rate_of_its_own_decays_with_the_others() -> None:
+def test_a_learning_rate_of_its_own_decays_with_the_others():
     own, received, task = comparisons.model(4), comparisons.model(1), small_task.task(lr_decay=0.5)
     data = comparisons.data_of({"train": BATCHES}, LR, round=3, decay=0.25)
     state, _ = APFL(alpha_lr=0.2).client_update(task, client_of(own, 0.4), {"model": received}, data)
@@ -106,32 +99,32 @@ def test_a_learning_rate_of_its_own_decays_with_the_others() -> None:
     assert float(state["alpha"]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_round_without_minibatches_changes_nothing() -> None:
+def test_a_round_without_minibatches_changes_nothing():
     client, down = client_of(comparisons.model(2), 0.4), {"model": comparisons.model(1)}
     state, up = APFL().client_update(small_task.task(), client, down, comparisons.data_of({"train": []}))
     assert comparisons.same(state, client) and comparisons.same(up["model"], down["model"])
 
 
-def test_the_fresh_global_model_is_mixed_in_for_prediction() -> None:
+def test_the_fresh_global_model_is_mixed_in_for_prediction():
     own, fresh, x = comparisons.model(2), comparisons.model(5), small_task.batch(9).x
     found = APFL().predict(small_task.task(), client_of(own, 0.3), {"model": fresh}, x)
     w = mixed_by_hand(small_task.to_numpy(own), small_task.to_numpy(fresh), 0.3)
     np.testing.assert_allclose(found, numpy_network.forward(w, x.flatten(1).double().numpy())[1], atol=1e-5)
 
 
-def run(folder: Path, algorithm: dict, **training: object) -> None:
+def run(folder, algorithm, **training):
     raw = quick_run.settings(algorithm=algorithm, training={"momentum": 0.5, "weight_decay": 0.01, **training})
     quick_run.run({**raw, "checkpoint": {"keep": 0}}, folder)
 
 
-def assert_same_scores(first: Path, second: Path) -> None:
+def assert_same_scores(first, second):
     for round in (1, 2, 3):
         scores = [run_folder.read_metrics(folder, round)["correct"] for folder in (first, second)]
         assert np.array_equal(*scores)
 
 
 @pytest.mark.parametrize("weighting", ["clients", "samples"])
-def test_with_alpha_0_it_is_fedavg_bit_for_bit(weighting: str, tmp_path: Path) -> None:
+def test_with_alpha_0_it_is_fedavg_bit_for_bit(weighting, tmp_path):
     run(tmp_path / "apfl", {"name": "apfl", "alpha": 0.0, "adaptive": False, "weighting": weighting})
     run(tmp_path / "fedavg", {"name": "fedavg", "weighting": weighting})
     mine, theirs = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "fedavg")
@@ -139,7 +132,7 @@ def test_with_alpha_0_it_is_fedavg_bit_for_bit(weighting: str, tmp_path: Path) -
     assert_same_scores(tmp_path / "apfl", tmp_path / "fedavg")
 
 
-def test_with_alpha_1_it_is_local_bit_for_bit(tmp_path: Path) -> None:
+def test_with_alpha_1_it_is_local_bit_for_bit(tmp_path):
     run(tmp_path / "apfl", {"name": "apfl", "alpha": 1.0, "adaptive": False})
     run(tmp_path / "local", {"name": "local"})
     mine, theirs = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "local")
@@ -148,7 +141,7 @@ def test_with_alpha_1_it_is_local_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_statistics_of_each_model_follow_its_own_passes_once_per_minibatch(bn: str) -> None:
+def test_statistics_of_each_model_follow_its_own_passes_once_per_minibatch(bn):
     task, batches = comparisons.with_batch_norm(bn=bn), BATCHES[:1]
     received = APFL().publish(task, APFL().init_server(task), np.arange(1))
     client = APFL(alpha=1.0).init_client(task)
@@ -165,7 +158,7 @@ def test_statistics_of_each_model_follow_its_own_passes_once_per_minibatch(bn: s
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_statistics_are_mixed_for_prediction(bn: str) -> None:
+def test_statistics_are_mixed_for_prediction(bn):
     task, x = comparisons.with_batch_norm(bn=bn), small_task.batch(9).x
     model = task.init()
     own, fresh = (tree.map(lambda leaf, by=by: leaf + by, model) for by in (0.2, 0.6))
@@ -177,7 +170,7 @@ def test_statistics_are_mixed_for_prediction(bn: str) -> None:
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_lanes_agree_with_the_loop_under_batch_norm(bn: str) -> None:
+def test_lanes_agree_with_the_loop_under_batch_norm(bn):
     task = comparisons.with_batch_norm(bn=bn)
     fresh = APFL().init_client(task)
     client = {**fresh, "own": tree.map(lambda leaf: leaf * 1.5 + 0.1, fresh["own"])}
@@ -186,5 +179,5 @@ def test_lanes_agree_with_the_loop_under_batch_norm(bn: str) -> None:
     )
 
 
-def test_a_step_of_padding_alone_changes_nothing() -> None:
+def test_a_step_of_padding_alone_changes_nothing():
     comparisons.check_padding(APFL(), client_of(comparisons.model(2), 0.4), {"model": comparisons.model(1)}, ("train",))

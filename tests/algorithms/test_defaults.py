@@ -1,7 +1,6 @@
 """What an algorithm does where a configuration says nothing more than its name; every default with its source."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,7 @@ from pflmpi.algorithms import ALGORITHMS
 
 # By algorithm, in the order in which they are declared. Weighting "samples": n_i over the sum, as FedAvg; "clients":
 # the plain mean that a paper writes.
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS = {
     "apfl": {"weighting": "clients", "alpha": 0.5, "adaptive": True, "alpha_lr": None},  # the authors' code: 0.5
     "ditto": {"weighting": "clients", "prox_weight": 1.0, "personal_epochs": None},  # lambda = 1 of {0.1, 1, 2}
     "fedamp": {
@@ -83,10 +82,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_algorithm_is_in_the_list() -> None:
+def test_every_algorithm_is_in_the_list():
     assert sorted(DEFAULTS) == sorted(ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_defaults_are_those_of_the_list(name: str) -> None:
+def test_defaults_are_those_of_the_list(name):
     assert {one.name: one.default for one in dataclasses.fields(ALGORITHMS[name])} == DEFAULTS[name]

@@ -1,7 +1,5 @@
 """What algorithms measure for a checkpoint is what they computed with."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -19,20 +17,20 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param) / "run"
     algorithm = {"name": request.param.split("-")[0], **OPTIONS[request.param]}
     quick_run.run(quick_run.settings(algorithm=algorithm, checkpoint={"keep": 0}), folder, ranks=2)
     return request.param, folder
 
 
-def rows(folder: Path, round: int, participants: np.ndarray) -> dict[str, np.ndarray]:
+def rows(folder, round, participants):
     (_, arrays) = run_folder.read_clients(folder, round, participants)["cohort0"]
     return {path.removeprefix("model/"): array for path, array in arrays.items()}
 
 
 @pytest.mark.parametrize("round", [1, 3])
-def test_the_measured_weights_give_the_models_that_the_server_answers(run: tuple[str, Path], round: int) -> None:
+def test_the_measured_weights_give_the_models_that_the_server_answers(run, round):
     name, folder = run
     participants = run_folder.read_metrics(folder, round)["participants"]
     measured, kept = run_folder.read_diagnostics(folder, round), rows(folder, round, participants)
@@ -58,12 +56,12 @@ def test_the_measured_weights_give_the_models_that_the_server_answers(run: tuple
             np.testing.assert_allclose(kept[f"answered/{answer}/{path}"], mixed, rtol=1e-5, atol=1e-7)
 
 
-def test_nothing_is_measured_before_the_first_round(run: tuple[str, Path]) -> None:
+def test_nothing_is_measured_before_the_first_round(run):
     assert run_folder.read_diagnostics(run[1], 0) == {}
 
 
-def test_a_checkpoint_that_a_stop_asks_for_has_the_same_diagnostics(tmp_path: Path) -> None:
-    def interrupt(row: object) -> None:
+def test_a_checkpoint_that_a_stop_asks_for_has_the_same_diagnostics(tmp_path):
+    def interrupt(row):
         raise KeyError("stop")
 
     settings = quick_run.settings(algorithm={"name": "fedamp"})

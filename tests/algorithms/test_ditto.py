@@ -1,7 +1,6 @@
 """Ditto: the global model is FedAvg's, the personal one is drawn to it and is what counts."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from pflmpi.store import run_folder
 LR = 0.1
 
 
-def test_the_personal_model_is_drawn_to_the_global_one_as_it_was_received() -> None:
+def test_the_personal_model_is_drawn_to_the_global_one_as_it_was_received():
     task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
     received, own = comparisons.model(1), comparisons.model(2)
     state, up = Ditto(prox_weight=0.7).client_update(
@@ -41,7 +40,7 @@ def test_the_personal_model_is_drawn_to_the_global_one_as_it_was_received() -> N
 
 
 @pytest.mark.parametrize("prox_weight", [0.0, 1.0])
-def test_the_global_model_is_that_of_fedavg_whatever_the_pull(prox_weight: float, tmp_path: Path) -> None:
+def test_the_global_model_is_that_of_fedavg_whatever_the_pull(prox_weight, tmp_path):
     training = {"momentum": 0.5}
     algorithm = {"name": "ditto", "prox_weight": prox_weight}
     quick_run.run(quick_run.settings(algorithm=algorithm, training=training), tmp_path / "ditto")
@@ -51,7 +50,7 @@ def test_the_global_model_is_that_of_fedavg_whatever_the_pull(prox_weight: float
     assert mine.keys() == theirs.keys() and all(np.array_equal(mine[path], theirs[path]) for path in mine)
 
 
-def test_without_pull_the_personal_model_is_local_bit_for_bit(tmp_path: Path) -> None:
+def test_without_pull_the_personal_model_is_local_bit_for_bit(tmp_path):
     training = {"epochs": 2, "momentum": 0.5}
     for name, options in (("ditto", {"prox_weight": 0.0}), ("local", {})):
         raw = quick_run.settings(algorithm={"name": name, **options}, training=training)
@@ -64,7 +63,7 @@ def test_without_pull_the_personal_model_is_local_bit_for_bit(tmp_path: Path) ->
     assert scores[0] == scores[1]
 
 
-def test_the_defaults_do_not_switch_the_pull_off() -> None:
+def test_the_defaults_do_not_switch_the_pull_off():
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     client, down = {"personal": comparisons.model(2)}, {"model": comparisons.model(1)}
     mine, _ = Ditto().client_update(task, client, down, data)
@@ -72,7 +71,7 @@ def test_the_defaults_do_not_switch_the_pull_off() -> None:
     assert not comparisons.same(mine["personal"], theirs["model"])
 
 
-def test_a_round_is_scored_once_and_by_the_personal_models_alone(tmp_path: Path) -> None:
+def test_a_round_is_scored_once_and_by_the_personal_models_alone(tmp_path):
     """Elsewhere the scores of global and personal models end in one list, of which the best is then reported."""
     task, x = small_task.task(), small_task.batch(3).x
     personal, received = comparisons.model(2), comparisons.model(1)
@@ -85,7 +84,7 @@ def test_a_round_is_scored_once_and_by_the_personal_models_alone(tmp_path: Path)
         assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3"]
 
 
-def test_the_personal_model_can_have_a_pass_of_its_own_length() -> None:
+def test_the_personal_model_can_have_a_pass_of_its_own_length():
     task = small_task.task(epochs=3)
     assert Ditto().passes(task, 1) == {"train": Pass()}
     algorithm = Ditto(personal_epochs=2)
@@ -102,7 +101,7 @@ def test_the_personal_model_can_have_a_pass_of_its_own_length() -> None:
     assert comparisons.same(state["personal"], alone["personal"]) and comparisons.same(up["model"], sent["model"])
 
 
-def test_only_the_global_model_travels_and_its_mean_is_plain() -> None:
+def test_only_the_global_model_travels_and_its_mean_is_plain():
     task = small_task.task()
     _, up = Ditto().client_update(
         task,
@@ -112,11 +111,11 @@ def test_only_the_global_model_travels_and_its_mean_is_plain() -> None:
     )
     assert Ditto().uplink(task) == {"model": Mean(task.like("body", "head"), by="clients")}
     assert list(up) == ["model"] and tree.differences(up["model"], task.like("body", "head")) == []
-    assert Ditto(weighting="samples").uplink(task)["model"].by == "samples"  # type: ignore[union-attr]
+    assert Ditto(weighting="samples").uplink(task)["model"].by == "samples"
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_each_model_has_batch_norm_statistics_of_its_own(bn: str) -> None:
+def test_each_model_has_batch_norm_statistics_of_its_own(bn):
     task, data = comparisons.with_batch_norm(bn=bn), small_task.data([small_task.batch(0)])
     algorithm = Ditto()
     client = algorithm.init_client(task)
@@ -129,5 +128,5 @@ def test_each_model_has_batch_norm_statistics_of_its_own(bn: str) -> None:
     assert not comparisons.same(state["personal"]["stats"], client["personal"]["stats"])
 
 
-def test_padding_alone_changes_neither_model() -> None:
+def test_padding_alone_changes_neither_model():
     comparisons.check_padding(Ditto(), {"personal": comparisons.model(2)}, {"model": comparisons.model(1)}, ("train",))

@@ -1,7 +1,6 @@
 """The algorithms of `examples/`: they keep what every algorithm must keep, and compute what their papers say."""
 
 import itertools
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ from pflmpi.testing import AlgorithmTests
 from project import ROOT
 
 
-def load(name: str) -> Any:
+def load(name):
     return outside.load(f"{ROOT}/examples/{name}")
 
 
@@ -39,7 +38,7 @@ class TestFedPAC(AlgorithmTests):
     algorithm: ClassVar[str] = "../../examples/fedpac.py:FedPAC"
 
 
-def test_fedbabu_trains_the_body_alone_under_the_initial_head() -> None:
+def test_fedbabu_trains_the_body_alone_under_the_initial_head():
     task, algorithm = small_task.task(), load("fedbabu.py:FedBABU")()
     client, received = algorithm.init_client(task), comparisons.model(1)
     batches = [small_task.batch(seed) for seed in (0, 1)]
@@ -56,7 +55,7 @@ def test_fedbabu_trains_the_body_alone_under_the_initial_head() -> None:
 
 
 @pytest.mark.parametrize("fine_tuned, moved", [("model", ("W1", "b1", "W2", "b2")), ("head", ("W2", "b2"))])
-def test_fedbabu_is_tested_after_fine_tuning_the_fresh_body(fine_tuned: str, moved: tuple[str, ...]) -> None:
+def test_fedbabu_is_tested_after_fine_tuning_the_fresh_body(fine_tuned, moved):
     task, algorithm = small_task.task(), load("fedbabu.py:FedBABU")(fine_tuned=fine_tuned)
     assert algorithm.passes(task, 1)["fine_tuning"].epochs == 5 and load("fedbabu.py:FedBABU")().fine_tuned == "model"
     client, received, one = algorithm.init_client(task), comparisons.model(1), small_task.batch(3)
@@ -67,7 +66,7 @@ def test_fedbabu_is_tested_after_fine_tuning_the_fresh_body(fine_tuned: str, mov
     small_task.assert_close(found, {**w, **{name: w[name] - 0.1 * slopes[name] for name in moved}})
 
 
-def test_fedala_trains_its_weights_as_equation_5_says() -> None:
+def test_fedala_trains_its_weights_as_equation_5_says():
     task, algorithm = small_task.task(), load("fedala.py:FedALA")(weight_lr=0.7, longest=1)
     own, received = comparisons.model(1), comparisons.model(2)
     batch, state = small_task.batch(0), algorithm.init_client(task)
@@ -87,7 +86,7 @@ def test_fedala_trains_its_weights_as_equation_5_says() -> None:
     assert comparisons.same(found["model"]["body"], received["body"]), "lower layers are the received ones"
 
 
-def test_fedala_trains_weights_until_they_converge_and_then_for_an_epoch(tmp_path: Path) -> None:
+def test_fedala_trains_weights_until_they_converge_and_then_for_an_epoch(tmp_path):
     raw = quick_run.settings(
         algorithm={"name": f"{ROOT}/examples/fedala.py:FedALA", "longest": 13},
         training={"participation": 1.0},
@@ -107,7 +106,7 @@ def test_fedala_trains_weights_until_they_converge_and_then_for_an_epoch(tmp_pat
     assert all(((one >= 0) & (one <= 1)).all() for one in weights)
 
 
-def test_fedpac_combines_heads_with_the_best_weights() -> None:
+def test_fedpac_combines_heads_with_the_best_weights():
     task, algorithm = small_task.task(clients=3), load("fedpac.py:FedPAC")()
     rng = np.random.default_rng(0)
     labels, clients = torch.tensor([0, 1, 1, 2, 0]), torch.tensor([2, 2, 5, 5, 9])
@@ -120,7 +119,7 @@ def test_fedpac_combines_heads_with_the_best_weights() -> None:
     h[0, 0], h[0, 1] = 0.75 * means[0], 0.25 * means[1]
     h[1, 1], h[1, 2], h[2, 0] = 0.5 * means[2], 0.5 * means[3], means[4]
 
-    def worth(client: int, weights: np.ndarray) -> float:
+    def worth(client, weights):
         bias = np.tensordot(weights, h[client] - h, 1)
         return float((weights**2 * variances.numpy()).sum() + (bias**2).sum())
 
@@ -132,7 +131,7 @@ def test_fedpac_combines_heads_with_the_best_weights() -> None:
     np.testing.assert_allclose(found.sum(1), 1)
 
 
-def test_fedpac_combines_heads_of_clients_with_the_same_features() -> None:
+def test_fedpac_combines_heads_of_clients_with_the_same_features():
     task, algorithm = small_task.task(clients=3), load("fedpac.py:FedPAC")()
     means = torch.full((3, small_task.FEATURES), 40.0)
     before = {
@@ -148,7 +147,7 @@ def test_fedpac_combines_heads_of_clients_with_the_same_features() -> None:
     np.testing.assert_allclose(found[:2], [[0.5, 0.5, 0], [0.5, 0.5, 0]], atol=1e-6)
 
 
-def test_fedpac_gives_each_participant_its_combination_or_its_own_head_back() -> None:
+def test_fedpac_gives_each_participant_its_combination_or_its_own_head_back():
     task, who = small_task.task(clients=3), np.array([0, 2])
     heads = {"weight": torch.randn(2, 3, small_task.FEATURES), "bias": torch.randn(2, 3)}
     means = {"labels": torch.tensor([0, 0]), "means": torch.ones(2, small_task.FEATURES), "clients": torch.tensor(who)}
@@ -162,7 +161,7 @@ def test_fedpac_gives_each_participant_its_combination_or_its_own_head_back() ->
         assert torch.equal(new["weight"][1], task.init()["head"]["weight"]), "absent clients keep theirs"
 
 
-def test_fedpac_trains_the_head_first_and_aligns_the_body_to_the_global_means() -> None:
+def test_fedpac_trains_the_head_first_and_aligns_the_body_to_the_global_means():
     task, algorithm = small_task.task(), load("fedpac.py:FedPAC")(alignment_weight=0.7, head_lr=0.3)
     received, head_batch, body_batch = comparisons.model(1), small_task.batch(0), small_task.batch(1)
     anchors = torch.randn(3, small_task.FEATURES, generator=torch.Generator().manual_seed(0))
@@ -186,7 +185,7 @@ def test_fedpac_trains_the_head_first_and_aligns_the_body_to_the_global_means() 
     small_task.assert_close({**up["body"], "head": up["head"]}, w)
 
 
-def test_fedpac_averages_class_means_by_their_counts_and_keeps_those_of_absent_classes() -> None:
+def test_fedpac_averages_class_means_by_their_counts_and_keeps_those_of_absent_classes():
     algorithm, d = load("fedpac.py:FedPAC")(), small_task.FEATURES
     old = {"mean": torch.full((3, d), 7.0), "known": torch.tensor([0.0, 1.0, 0.0])}
     up = {"labels": torch.tensor([0, 0]), "counts": torch.tensor([3, 1]), "means": torch.ones(2, d)}
@@ -195,7 +194,7 @@ def test_fedpac_averages_class_means_by_their_counts_and_keeps_those_of_absent_c
     assert found["mean"][:, 0].tolist() == [2.0, 7.0, 7.0] and found["known"].tolist() == [1.0, 1.0, 0.0]
 
 
-def test_fedpac_measures_the_variance_of_features() -> None:
+def test_fedpac_measures_the_variance_of_features():
     task, algorithm = small_task.task(), load("fedpac.py:FedPAC")()
     batch, model = small_task.batch(0, size=40), comparisons.model(3)
     data = small_task.data([batch])
@@ -208,7 +207,7 @@ def test_fedpac_measures_the_variance_of_features() -> None:
     torch.testing.assert_close(found.double(), expected / n, rtol=1e-5, atol=0)
 
 
-def test_fedpac_trains_the_head_and_then_the_aligned_body(tmp_path: Path) -> None:
+def test_fedpac_trains_the_head_and_then_the_aligned_body(tmp_path):
     accuracies = []
     for name in ("fedpac.py:FedPAC", "fedala.py:FedALA", "fedbabu.py:FedBABU"):
         raw = quick_run.settings(
@@ -221,7 +220,7 @@ def test_fedpac_trains_the_head_and_then_the_aligned_body(tmp_path: Path) -> Non
     assert min(accuracies) > 0.7, accuracies
 
 
-def test_each_is_one_file_with_one_algorithm() -> None:
+def test_each_is_one_file_with_one_algorithm():
     for name in ("fedala", "fedbabu", "fedpac"):
         module = outside._import_file(ROOT / "examples" / f"{name}.py", "")
         assert isinstance(module, ModuleType)

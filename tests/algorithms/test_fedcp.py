@@ -1,7 +1,6 @@
 """FedCP: a gate with noise while it trains and none when it is tested, two heads, features near the global body's."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from pflmpi.messages.kinds import Mean
 LR, D = 0.1, small_task.FEATURES
 
 
-def client_and_down(seed: int) -> tuple[tree.Tree, dict[str, tree.Tree]]:
+def client_and_down(seed):
     """State and message with random entries everywhere."""
     task = small_task.task()
     client, server = FedCP().init_client(task), FedCP().init_server(task)
@@ -29,39 +28,39 @@ def client_and_down(seed: int) -> tuple[tree.Tree, dict[str, tree.Tree]]:
     }
 
 
-def keyed(seed: int, size: int = 6) -> Batch:
+def keyed(seed, size=6):
     return dataclasses.replace(small_task.batch(seed, size), key=torch.tensor(1000 + seed))
 
 
-def gate_of(w: numeric_gradients.Weights, z: np.ndarray, noise: np.ndarray) -> np.ndarray:
+def gate_of(w, z, noise):
     """The softmax over the two scores of each feature plus noise [2, B, d]; the first of both."""
     layer = numeric_gradients.layer_norm(w, "gate/norm", numeric_gradients.logits(w, "gate/linear", z))
     scores = np.stack(np.split(np.maximum(layer, 0), 2, axis=1)) + noise
     return numpy_network.softmax(scores.transpose(1, 2, 0))[..., 0]
 
 
-def unit(row: np.ndarray) -> np.ndarray:
+def unit(row):
     return row / np.linalg.norm(row)
 
 
-def discrepancy_of(a: np.ndarray, b: np.ndarray) -> float:
+def discrepancy_of(a, b):
     """Pair by pair."""
 
-    def kernel(one: np.ndarray, other: np.ndarray) -> float:
+    def kernel(one, other):
         return sum(np.exp(-0.5 * ((one - other) ** 2).sum() / bandwidth) for bandwidth in (10, 15, 20, 50))
 
     pairs = [(i, j) for i in range(len(a)) for j in range(len(b))]
     return float(np.mean([kernel(a[i], a[j]) + kernel(b[i], b[j]) - 2 * kernel(a[i], b[j]) for i, j in pairs]))
 
 
-def test_without_noise_the_gate_is_a_softmax_over_two_scores() -> None:
+def test_without_noise_the_gate_is_a_softmax_over_two_scores():
     weights = numeric_gradients.varied(init_gate(np.random.default_rng(0), D), 3)
     z = small_task.batch(1).x.flatten(1)[:, [0, 1, 2, 3, 0]]
     expected = gate_of(numeric_gradients.weights({"gate": weights}), z.double().numpy(), np.zeros((2, 6, D)))
     np.testing.assert_allclose(gate(weights, z), expected, rtol=0, atol=1e-6)
 
 
-def test_noise_makes_the_gate_a_gumbel_softmax() -> None:
+def test_noise_makes_the_gate_a_gumbel_softmax():
     """0.015 is some three standard deviations of the difference of two medians of 20000 draws."""
     weights = numeric_gradients.varied(init_gate(np.random.default_rng(0), 2), 3)
     w, z, draws = numeric_gradients.weights({"gate": weights}), torch.tensor([[0.3, -1.0]]), 20000
@@ -74,23 +73,23 @@ def test_noise_makes_the_gate_a_gumbel_softmax() -> None:
         )
 
 
-def test_the_discrepancy_is_the_mean_over_pairs_of_four_kernels() -> None:
-    a, b = (numeric_gradients.varied({"z": torch.zeros(6, D)}, seed)["z"] * 8 for seed in (1, 2))  # type: ignore[operator]
+def test_the_discrepancy_is_the_mean_over_pairs_of_four_kernels():
+    a, b = (numeric_gradients.varied({"z": torch.zeros(6, D)}, seed)["z"] * 8 for seed in (1, 2))
     expected = discrepancy_of(a.double().numpy(), b.double().numpy())
     assert expected > 0.1
     np.testing.assert_allclose(discrepancy(a, b, small_task.batch(0)), expected, rtol=1e-5)
     assert discrepancy(a, a, small_task.batch(0)).abs() < 1e-6
 
 
-def test_the_discrepancy_is_over_pairs_of_real_samples() -> None:
-    a, b = (numeric_gradients.varied({"z": torch.zeros(6, D)}, seed)["z"] * 8 for seed in (1, 2))  # type: ignore[operator]
+def test_the_discrepancy_is_over_pairs_of_real_samples():
+    a, b = (numeric_gradients.varied({"z": torch.zeros(6, D)}, seed)["z"] * 8 for seed in (1, 2))
     real = torch.tensor([1.0, 1, 1, 1, 0, 0])
     batch = small_task.padded(small_task.batch(0).x, small_task.batch(0).y, real)
     expected = discrepancy_of(a[:4].double().numpy(), b[:4].double().numpy())
     np.testing.assert_allclose(discrepancy(a, b, batch), expected, rtol=1e-5)
 
 
-def test_body_head_and_gate_step_at_once_on_the_whole_loss() -> None:
+def test_body_head_and_gate_step_at_once_on_the_whole_loss():
     task, batches, (client, down) = small_task.task(), [keyed(0), keyed(1, 3)], client_and_down(1)
     state, up = FedCP(alignment_weight=0.7).client_update(task, client, down, small_task.data(batches, LR))
     start = numeric_gradients.weights({**down["model"], "own": client["head"]})
@@ -98,12 +97,10 @@ def test_body_head_and_gate_step_at_once_on_the_whole_loss() -> None:
     view = unit(start["own/weight"].sum(0))  # of the head as the round begins
     for one in batches:
         x, y = small_task.flat(one)
-        u = uniform(one.key, (len(y), D)).double().numpy()  # type: ignore[arg-type]
+        u = uniform(one.key, (len(y), D)).double().numpy()
         noise = np.stack([np.log(u), np.log(1 - u)])  # their difference is that of two Gumbel variables
 
-        def loss(
-            w: numeric_gradients.Weights, x: np.ndarray = x, y: np.ndarray = y, noise: np.ndarray = noise
-        ) -> float:
+        def loss(w, x=x, y=y, noise=noise):
             z = numeric_gradients.features(w, x)
             share = gate_of(w, z * view, noise)
             scores = numeric_gradients.logits(w, "own", share * z) + numeric_gradients.logits(
@@ -114,20 +111,20 @@ def test_body_head_and_gate_step_at_once_on_the_whole_loss() -> None:
             )
 
         w = numeric_gradients.descend(loss, w, paths, LR)
-    numeric_gradients.assert_near(state["head"], w, "own/")  # type: ignore[arg-type]
+    numeric_gradients.assert_near(state["head"], w, "own/")
     sent = {**w, **{f"head/{name}": (w[f"own/{name}"] + start[f"head/{name}"]) / 2 for name in ("weight", "bias")}}
     numeric_gradients.assert_near(up["model"], sent)
     assert sorted(state) == ["head"] and sorted(up["model"]) == ["body", "gate", "head"]
 
 
-def test_the_context_is_that_of_the_personal_head_from_the_first_round_on() -> None:
+def test_the_context_is_that_of_the_personal_head_from_the_first_round_on():
     """The authors begin with random numbers."""
     client = FedCP().init_client(small_task.task())
-    rows = client["head"]["weight"].double().numpy()  # type: ignore[index]
-    np.testing.assert_allclose(context(client["head"]), unit(rows.sum(0)), rtol=0, atol=1e-6)  # type: ignore[arg-type]
+    rows = client["head"]["weight"].double().numpy()
+    np.testing.assert_allclose(context(client["head"]), unit(rows.sum(0)), rtol=0, atol=1e-6)
 
 
-def test_a_model_is_tested_without_noise() -> None:
+def test_a_model_is_tested_without_noise():
     """A defect of public code: the Gumbel noise stays on, so that the accuracy is random."""
     (client, down), x = client_and_down(1), small_task.batch(9).x
     w = numeric_gradients.weights({**down["model"], "own": client["head"]})
@@ -139,7 +136,7 @@ def test_a_model_is_tested_without_noise() -> None:
     assert torch.equal(found, FedCP().predict(small_task.task(), client, down, x))
 
 
-def test_everyone_starts_from_the_same_gate_and_means_are_by_samples() -> None:
+def test_everyone_starts_from_the_same_gate_and_means_are_by_samples():
     task = small_task.task()
     server = FedCP().init_server(task)
     assert comparisons.same(server, FedCP().init_server(task))
@@ -149,7 +146,7 @@ def test_everyone_starts_from_the_same_gate_and_means_are_by_samples() -> None:
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_go_with_the_body_or_stay_and_features_agree_at_first(bn: str) -> None:
+def test_batch_norm_statistics_go_with_the_body_or_stay_and_features_agree_at_first(bn):
     task = comparisons.with_batch_norm(bn=bn)
     client = FedCP().init_client(task)
     down = FedCP().publish(task, FedCP().init_server(task), np.arange(4))
@@ -165,11 +162,11 @@ def test_batch_norm_statistics_go_with_the_body_or_stay_and_features_agree_at_fi
         torch.testing.assert_close(tree.at(aligned["model"], path), leaf, rtol=0, atol=1e-5)
 
 
-def test_padding_alone_and_padded_rows_change_nothing() -> None:
+def test_padding_alone_and_padded_rows_change_nothing():
     task, (client, down) = small_task.task(momentum=0.5, weight_decay=0.1).replace(batched=True), client_and_down(1)
     one = keyed(0)
 
-    def update(client: tree.Tree, down: dict[str, tree.Tree], weight: torch.Tensor) -> Any:
+    def update(client, down, weight):
         batches = [dataclasses.replace(small_task.padded(one.x, one.y, each), key=one.key) for each in weight.unbind(0)]
         return FedCP().client_update(task, client, down, comparisons.data_of({"train": batches}))
 

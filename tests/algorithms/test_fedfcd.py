@@ -1,8 +1,6 @@
 """FedFCD: the fused and aligned losses, who moves when, the server's rules, the ablations."""
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from pflmpi.algorithms.fedfcd import FedFCD
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.server_head import train_head
 from pflmpi.errors import ConfigError
-from pflmpi.learning.client import Batch, ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.store import run_folder
 
@@ -25,23 +22,23 @@ BODY, HEAD = ("W1", "b1"), ("W2", "b2")
 FEATURES, CLASSES = small_task.FEATURES, small_task.CLASSES
 
 
-def other_model(seed: int) -> tree.Tree:
+def other_model(seed):
     generator = torch.Generator().manual_seed(seed)
     return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small_task.task().init())
 
 
-def received(known: tuple[bool, ...] = (True, True, True)) -> dict[str, Any]:
+def received(known=(True, True, True)):
     means = torch.from_numpy(np.random.default_rng(4).normal(size=(CLASSES, FEATURES))).float()
     return {"head": other_model(2)["head"], "class_means": {"mean": means, "known": torch.tensor(known)}}
 
 
-def data_of(passes: dict[str, list[Batch]], lr: float = 0.1) -> ClientData:
+def data_of(passes, lr=0.1):
     return dataclasses.replace(
         small_task.data([one for batches in passes.values() for one in batches], lr), passes=passes
     )
 
 
-def slopes(w: numpy_network.Weights, down: dict[str, Any], one: Batch, weight: float = 0.0) -> numpy_network.Weights:
+def slopes(w, down, one, weight=0.0):
     """Gradients of CE(h_g(z) + h_i(z)) + weight * mean 1/d ||z - C_y||^2 over samples whose class has a mean."""
     x, y = small_task.flat(one)
     mean, known = (down["class_means"][name].double().numpy() for name in ("mean", "known"))
@@ -52,13 +49,11 @@ def slopes(w: numpy_network.Weights, down: dict[str, Any], one: Batch, weight: f
     return numpy_network.gradients({**w, **{name: w[name] + head[name] for name in HEAD}}, x, y, pull)
 
 
-def descend(
-    w: numpy_network.Weights, slope: numpy_network.Weights, names: tuple[str, ...], lr: float
-) -> numpy_network.Weights:
+def descend(w, slope, names, lr):
     return {name: w[name] - lr * slope[name] if name in names else w[name] for name in w}
 
 
-def test_body_and_head_take_turns_of_an_epoch_each() -> None:
+def test_body_and_head_take_turns_of_an_epoch_each():
     task = small_task.task(epochs=2, lr=0.5)
     algorithm, down = FedFCD(align_weight=0.7, body_lr=0.2, head_lr=0.3), received()
     names = ["body/1", "head/1", "body/2", "head/2"]
@@ -76,7 +71,7 @@ def test_body_and_head_take_turns_of_an_epoch_each() -> None:
     small_task.assert_close(state["model"], w)
 
 
-def test_body_and_head_take_turns_on_every_batch() -> None:
+def test_body_and_head_take_turns_on_every_batch():
     task, down, batches = small_task.task(), received(), [small_task.batch(0), small_task.batch(1)]
     algorithm = FedFCD(align_weight=0.7, body_lr=0.2, head_lr=0.3, alternation="batch")
     assert dict(algorithm.passes(task, 1)) == {"train": Pass()}
@@ -88,7 +83,7 @@ def test_body_and_head_take_turns_on_every_batch() -> None:
     small_task.assert_close(state["model"], w)
 
 
-def test_without_hierarchy_body_and_head_step_together() -> None:
+def test_without_hierarchy_body_and_head_step_together():
     task, down, batches = small_task.task(lr=0.2), received(), [small_task.batch(0), small_task.batch(1)]
     algorithm = FedFCD(align_weight=0.7, variant="without_hierarchy")
     assert dict(algorithm.passes(task, 1)) == {"train": Pass()}
@@ -99,7 +94,7 @@ def test_without_hierarchy_body_and_head_step_together() -> None:
     small_task.assert_close(state["model"], w)
 
 
-def test_without_fusion_the_personal_logits_train_and_predict_alone() -> None:
+def test_without_fusion_the_personal_logits_train_and_predict_alone():
     task, down, one = small_task.task(), received(), small_task.batch(0)
     algorithm = FedFCD(align_weight=0.7, variant="without_fusion")
     passes = {"body/1": [one], "head/1": [one]}
@@ -111,16 +106,16 @@ def test_without_fusion_the_personal_logits_train_and_predict_alone() -> None:
     assert torch.equal(algorithm.predict(task, state, down, one.x), task.predict(state["model"], one.x))
 
 
-def test_samples_of_a_class_without_a_mean_are_not_aligned() -> None:
+def test_samples_of_a_class_without_a_mean_are_not_aligned():
     task, down, one = small_task.task(lr=0.2), received((False, True, False)), small_task.batch(0)
     assert set(one.y.tolist()) == {0, 1, 2}
-    passes: dict[str, list[Batch]] = {"body/1": [one], "head/1": []}
+    passes = {"body/1": [one], "head/1": []}
     state, _ = FedFCD(align_weight=5).client_update(task, {"model": other_model(1)}, down, data_of(passes))
     w = small_task.to_numpy(other_model(1))
     small_task.assert_close(state["model"], descend(w, slopes(w, down, one, 5), BODY, 0.2))
 
 
-def test_the_sum_of_both_heads_logits_predicts() -> None:
+def test_the_sum_of_both_heads_logits_predicts():
     task, down, x = small_task.task(), received(), small_task.batch(3).x
     w = small_task.to_numpy(other_model(1))
     z, own = numpy_network.forward(w, x.flatten(1).double().numpy())
@@ -129,10 +124,10 @@ def test_the_sum_of_both_heads_logits_predicts() -> None:
     np.testing.assert_allclose(scores, own + theirs, atol=1e-6)
 
 
-def test_clients_upload_the_class_means_of_their_body_also_before_the_first_round() -> None:
+def test_clients_upload_the_class_means_of_their_body_also_before_the_first_round():
     task, down, batches = small_task.task(), received(), [small_task.batch(0), small_task.batch(1)]
     data = data_of({"body/1": batches, "head/1": batches})
-    client: tree.Tree = {"model": other_model(1)}
+    client = {"model": other_model(1)}
     state, up = FedFCD(body_lr=0.3).client_update(task, client, down, data)
     before = FedFCD().introduce(task, client, dataclasses.replace(data, passes={}))
     x, y = (np.concatenate(both) for both in zip(*(small_task.flat(one) for one in data.train), strict=True))
@@ -144,9 +139,7 @@ def test_clients_upload_the_class_means_of_their_body_also_before_the_first_roun
 
 
 @pytest.mark.parametrize("server_batch_size, pairs", [(None, 3), (2, 2)])
-def test_the_server_trains_its_head_on_the_pairs_and_combines_the_means(
-    server_batch_size: int | None, pairs: int
-) -> None:
+def test_the_server_trains_its_head_on_the_pairs_and_combines_the_means(server_batch_size, pairs):
     task = small_task.task(batch_size=3)
     means = torch.from_numpy(np.random.default_rng(0).normal(size=(4, FEATURES))).float()
     labels, counts = torch.tensor([0, 2, 0, 2], dtype=torch.int32), torch.tensor([1, 4, 3, 4], dtype=torch.int32)
@@ -170,7 +163,7 @@ def test_the_server_trains_its_head_on_the_pairs_and_combines_the_means(
         assert published["class_means"] == {"mean": new["means"], "known": new["known"]}
 
 
-def test_without_alignment_fusion_and_hierarchy_it_is_local() -> None:
+def test_without_alignment_fusion_and_hierarchy_it_is_local():
     """A global head of zeros adds nothing to the decision."""
     task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)], lr=0.01)
     down = received()
@@ -181,7 +174,7 @@ def test_without_alignment_fusion_and_hierarchy_it_is_local() -> None:
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tree.leaves(mine), tree.leaves(theirs), strict=True))
 
 
-def test_learning_rates_are_those_of_training_unless_given_and_decay_with_it() -> None:
+def test_learning_rates_are_those_of_training_unless_given_and_decay_with_it():
     task = small_task.task(lr=0.4)
     assert FedFCD().learning_rates(task, 0.25) == (0.1, 0.1)
     assert FedFCD(body_lr=0.8).learning_rates(task, 0.25) == (0.2, 0.1)
@@ -193,14 +186,14 @@ def test_learning_rates_are_those_of_training_unless_given_and_decay_with_it() -
     small_task.assert_close(state["model"], descend(w, slopes(w, down, one), BODY, 0.2))
 
 
-def test_with_steps_configured_a_round_has_one_turn_of_that_many_steps() -> None:
+def test_with_steps_configured_a_round_has_one_turn_of_that_many_steps():
     task = small_task.task(steps=7, epochs=3)
     assert dict(FedFCD().passes(task, 1)) == {"body/1": Pass(), "head/1": Pass()}
     assert task.training.num_steps(100, Pass()) == 7
     assert dict(FedFCD().passes(small_task.task(epochs=0), 1)) == {}
 
 
-def test_two_learning_rates_in_one_step_are_refused() -> None:
+def test_two_learning_rates_in_one_step_are_refused():
     task = small_task.task(lr=0.1)
     with pytest.raises(ConfigError, match=r"body_lr is 0\.1 and head_lr 0\.2; give both the same value"):
         FedFCD(variant="without_hierarchy", head_lr=0.2).check(task, 4)
@@ -208,14 +201,14 @@ def test_two_learning_rates_in_one_step_are_refused() -> None:
     FedFCD(head_lr=0.2).check(task, 4)
 
 
-def test_only_the_means_of_held_classes_come_down() -> None:
+def test_only_the_means_of_held_classes_come_down():
     task = small_task.task()
     down = sum(kind.client_bytes(2) for kind in FedFCD().downlink(task).values())
     assert down == 4 * CLASSES * (FEATURES + 1) + 2 * (4 * FEATURES + 1)
     assert FedFCD().uplink(task)["means"].client_bytes(2) == 2 * (4 * FEATURES + 8)
 
 
-def test_every_class_has_a_mean_and_the_global_head_has_learnt_before_the_first_round(tmp_path: Path) -> None:
+def test_every_class_has_a_mean_and_the_global_head_has_learnt_before_the_first_round(tmp_path):
     quick_run.run(quick_run.settings(algorithm={"name": "fedfcd"}, training={"rounds": 1}), tmp_path / "run")
     server = run_folder.read_server(tmp_path / "run", 0)
     assert server["known"].all() and (np.abs(server["means"]).max(1) > 0).all()

@@ -1,7 +1,5 @@
 """FedFomo: weights of others' models from held out samples, and who is sent whose."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -21,30 +19,30 @@ from pflmpi.rng import stream
 LR = 0.1
 
 
-def candidates(ids: list[int]) -> dict[str, tree.Tree]:
+def candidates(ids):
     """A message with the models of the given clients, `comparisons.model(10 + id)`, and zeros for nobody."""
     empty = tree.map(torch.zeros_like, comparisons.model(0))
     models = tree.stack([empty if one == NOBODY else comparisons.model(10 + one) for one in ids])
     return {"candidates": {"model": models, "clients": torch.tensor(ids)}}
 
 
-def flat(model: tree.Tree) -> np.ndarray:
+def flat(model):
     return np.concatenate([leaf.double().numpy().ravel() for _, leaf in tree.leaves(model)])
 
 
-def loss_of(model: tree.Tree, batches: list[Any]) -> float:
+def loss_of(model, batches):
     """The mean over all samples of all minibatches."""
     x, y = (np.concatenate(both) for both in zip(*(small_task.flat(one) for one in batches), strict=True))
     _, scores = numpy_network.forward(small_task.to_numpy(model), x)
     return float(-np.log(numpy_network.softmax(scores)[np.arange(len(y)), y]).mean())
 
 
-def weight_of(before: tree.Tree, candidate: tree.Tree, batches: list[Any]) -> float:
+def weight_of(before, candidate, batches):
     distance = np.linalg.norm(flat(candidate) - flat(before))
     return (loss_of(before, batches) - loss_of(candidate, batches)) / (distance + 1e-5)
 
 
-def test_losses_are_means_over_samples_of_uneven_and_padded_minibatches() -> None:
+def test_losses_are_means_over_samples_of_uneven_and_padded_minibatches():
     batches, models = [small_task.batch(0), small_task.batch(1, 2)], [comparisons.model(1), comparisons.model(2)]
     expected = [loss_of(one, batches) for one in models]
     np.testing.assert_allclose(mean_losses(small_task.task(), models, batches), expected, rtol=1e-6)
@@ -56,24 +54,24 @@ def test_losses_are_means_over_samples_of_uneven_and_padded_minibatches() -> Non
     np.testing.assert_allclose(mean_losses(small_task.task(), models, padded), expected, rtol=1e-6)
 
 
-def test_a_weight_is_the_gain_over_the_distance() -> None:
-    before: tree.Tree = {"body": {"w": torch.tensor([1.0, 2.0])}, "head": {"b": torch.tensor([0.0])}}
-    near: tree.Tree = {"body": {"w": torch.tensor([1.0, 5.0])}, "head": {"b": torch.tensor([4.0])}}
+def test_a_weight_is_the_gain_over_the_distance():
+    before = {"body": {"w": torch.tensor([1.0, 2.0])}, "head": {"b": torch.tensor([0.0])}}
+    near = {"body": {"w": torch.tensor([1.0, 5.0])}, "head": {"b": torch.tensor([4.0])}}
     found = weigh(torch.tensor([2.0, 0.5, 3.0, 2.0]), before, [near, near, before])
     np.testing.assert_allclose(found, [1.5 / 5.00001, -1 / 5.00001, 0], rtol=1e-6)
 
 
-def test_models_are_mixed_with_the_positive_weights() -> None:
-    models: list[tree.Tree] = [{"w": torch.tensor([value])} for value in (1.0, 10.0, 100.0)]
+def test_models_are_mixed_with_the_positive_weights():
+    models = [{"w": torch.tensor([value])} for value in (1.0, 10.0, 100.0)]
     shares = shares_of(torch.tensor([1.0, 3.0, -9.0]))
     assert shares.tolist() == [0.25, 0.75, 0]
-    np.testing.assert_allclose(mix(models, shares)["w"], [0.25 * 1 + 0.75 * 10])  # type: ignore[arg-type]
+    np.testing.assert_allclose(mix(models, shares)["w"], [0.25 * 1 + 0.75 * 10])
     assert shares_of(torch.tensor([-1.0, 0.0, 0.3])).tolist() == [0, 0, 1], "one weight alone is all of it"
     assert shares_of(torch.tensor([-1.0, 0.0, -0.3])).tolist() == [1, 0, 0], "no positive weight: the own model"
     assert comparisons.same(mix(models, torch.tensor([0.0, 0, 1])), models[2])
 
 
-def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples() -> None:
+def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples():
     algorithm, held_out = FedFomo(received_models=3), [small_task.batch(5), small_task.batch(6, 2)]
     own, before, down = comparisons.model(1), comparisons.model(2), candidates([4, NOBODY, 0])
     data = comparisons.data_of({"train": [small_task.batch(0), small_task.batch(1)], "held_out": held_out}, LR)
@@ -85,18 +83,18 @@ def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples() -> None:
     np.testing.assert_allclose(up["weights"]["weights"], [weights[1], 0, weights[2]], rtol=1e-4)
     shares = weights.clip(0) / weights.clip(0).sum()
     of_all = [*shares[:2], 0, shares[2]]
-    np.testing.assert_allclose(state["mix"]["shares"], of_all, rtol=1e-4)  # type: ignore[index, arg-type]
-    assert state["mix"]["clients"].tolist() == [4, NOBODY, 0]  # type: ignore[index, union-attr]
+    np.testing.assert_allclose(state["mix"]["shares"], of_all, rtol=1e-4)
+    assert state["mix"]["clients"].tolist() == [4, NOBODY, 0]
     w = small_task.to_numpy(tree.map(lambda *rows: sum(s * row for s, row in zip(shares, rows, strict=True)), *models))
-    small_task.assert_close(state["before"], w)  # type: ignore[arg-type]
+    small_task.assert_close(state["before"], w)
     for one in data.passes["train"]:
         slopes = numpy_network.gradients(w, *small_task.flat(one))
         w = {name: w[name] - LR * slopes[name] for name in w}
-    small_task.assert_close(state["model"], w)  # type: ignore[arg-type]
+    small_task.assert_close(state["model"], w)
     assert [*up] == ["weights"], "the model is in the state"
 
 
-def test_lanes_keep_what_each_of_them_mixed() -> None:
+def test_lanes_keep_what_each_of_them_mixed():
     algorithm, task = FedFomo(received_models=2), small_task.task().replace(batched=True)
     clients = [algorithm.init_client(task) | {"before": comparisons.model(2 + one)} for one in (0, 1)]
     downs = [candidates([3, NOBODY]), candidates([1, 2])]
@@ -107,18 +105,18 @@ def test_lanes_keep_what_each_of_them_mixed() -> None:
         comparisons.data_of(padded, LR),
     )
 
-    def update(client: tree.Tree, down: dict[str, tree.Tree]) -> Any:
+    def update(client, down):
         return algorithm.client_update(task, client, down, data)[0]["mix"]
 
-    together: Any = torch.func.vmap(update)(tree.stack(clients), tree.stack(downs))  # type: ignore[arg-type]
+    together = torch.func.vmap(update)(tree.stack(clients), tree.stack(downs))
     for lane, (client, down) in enumerate(zip(clients, downs, strict=True)):
-        mine: Any = algorithm.client_update(small_task.task(), client, down, alone)[0]["mix"]
+        mine = algorithm.client_update(small_task.task(), client, down, alone)[0]["mix"]
         np.testing.assert_allclose(together["shares"][lane], mine["shares"], rtol=1e-4)
         assert together["clients"][lane].tolist() == mine["clients"].tolist()
     assert together["shares"][0].tolist() != together["shares"][1].tolist()
 
 
-def test_held_out_samples_are_not_trained_on() -> None:
+def test_held_out_samples_are_not_trained_on():
     passes = FedFomo(held_out=0.3).passes(small_task.task(), 2)
     assert passes == {
         "train": Pass(held_out=0.3, side="rest"),
@@ -126,32 +124,32 @@ def test_held_out_samples_are_not_trained_on() -> None:
     }
 
 
-def test_in_the_first_round_nobody_is_a_candidate_and_the_client_trains_alone() -> None:
+def test_in_the_first_round_nobody_is_a_candidate_and_the_client_trains_alone():
     """A defect of public code: copies of initial models are candidates."""
     task, algorithm = small_task.task(), FedFomo(received_models=2)
     client = algorithm.init_client(task)
     down = algorithm.publish(task, algorithm.init_server(task), np.array([1, 3]))
-    assert down["candidates"]["clients"].tolist() == [[NOBODY] * 2] * 2  # type: ignore[union-attr]
+    assert down["candidates"]["clients"].tolist() == [[NOBODY] * 2] * 2
     data = comparisons.data_of({"train": [small_task.batch(0)], "held_out": [small_task.batch(5)]}, LR)
     state, up = algorithm.client_update(task, client, candidates([NOBODY] * 2), data)
-    assert comparisons.same(state["before"], client["model"])  # type: ignore[arg-type]
-    assert up["weights"]["weights"].tolist() == [0, 0]  # type: ignore[union-attr]
-    assert comparisons.same(state["mix"], client["mix"]), "all of its own, also before"  # type: ignore[arg-type]
-    assert state["mix"]["shares"].tolist() == [1, 0, 0]  # type: ignore[index, union-attr]
-    assert state["mix"]["clients"].tolist() == [NOBODY, NOBODY]  # type: ignore[index, union-attr]
+    assert comparisons.same(state["before"], client["model"])
+    assert up["weights"]["weights"].tolist() == [0, 0]
+    assert comparisons.same(state["mix"], client["mix"]), "all of its own, also before"
+    assert state["mix"]["shares"].tolist() == [1, 0, 0]
+    assert state["mix"]["clients"].tolist() == [NOBODY, NOBODY]
 
 
-def uniform(rng: np.random.Generator, n: int, count: int) -> Draws:
+def uniform(rng, n, count):
     """The numbers of all clients, as one generator draws them one after the other."""
     ties, lot = rng.random((2, n, n))
     return Draws(ties, lot, rng.random((count, n)))
 
 
-def others(trained: np.ndarray) -> np.ndarray:
+def others(trained):
     return trained & ~np.eye(len(trained), dtype=bool)
 
 
-def test_the_numbers_of_some_clients_are_theirs_among_all() -> None:
+def test_the_numbers_of_some_clients_are_theirs_among_all():
     n, count = 7, 3
     whole, some = uniform(stream(1, 4, -1, "candidates"), n, count), np.array([2, 5, 6])
     for clients in (some, np.arange(n), some[:0]):
@@ -160,7 +158,7 @@ def test_the_numbers_of_some_clients_are_theirs_among_all() -> None:
         assert np.array_equal(found.explores, whole.explores[:, clients])
 
 
-def test_the_best_that_have_trained_are_chosen_and_never_oneself() -> None:
+def test_the_best_that_have_trained_are_chosen_and_never_oneself():
     affinity = np.array([[9.0, 1, 5, 3], [4, 9, 2, 7], [1, -2, 9, -3], [0, 6, 8, 9]])
     trained, draws = np.array([True, True, False, True]), uniform(np.random.default_rng(0), 4, 3)
     found = choose(affinity, others(trained), 3, 0.0, draws)
@@ -168,7 +166,7 @@ def test_the_best_that_have_trained_are_chosen_and_never_oneself() -> None:
     assert (choose(affinity, np.zeros((4, 4), bool), 2, 0.5, draws) == NOBODY).all()
 
 
-def test_ties_decide_between_the_best_and_the_lot_where_a_client_explores() -> None:
+def test_ties_decide_between_the_best_and_the_lot_where_a_client_explores():
     affinity, left = np.array([[0.0, 2, 2, 1]]), np.array([[False, True, True, True]])
     ties, lot = np.array([[0.9, 0.1, 0.2, 0.9]]), np.array([[0.9, 0.6, 0.3, 0.8]])
     explores = np.array([[0.5], [0.5]])
@@ -176,7 +174,7 @@ def test_ties_decide_between_the_best_and_the_lot_where_a_client_explores() -> N
     assert greedy.tolist() == [[2, 1]] and exploring.tolist() == [[3, 1]]
 
 
-def test_equal_affinities_are_chosen_with_equal_chances_and_epsilon_explores() -> None:
+def test_equal_affinities_are_chosen_with_equal_chances_and_epsilon_explores():
     """For one client with four others, two of them best, over 3000 draws: 0.05 is five standard deviations."""
     n, best = 5, np.array([0.0, 2, 0, 2, 0])
     affinity = np.tile(best, (n, 1))
@@ -189,7 +187,7 @@ def test_equal_affinities_are_chosen_with_equal_chances_and_epsilon_explores() -
     assert (some[:, 0] != some[:, 1]).all() and (some != 0).all()
 
 
-def test_the_server_adds_raw_weights_to_those_sent_and_chooses_the_best_for_each_receiver() -> None:
+def test_the_server_adds_raw_weights_to_those_sent_and_chooses_the_best_for_each_receiver():
     task, algorithm = small_task.task(clients=4), FedFomo(received_models=2, exploration=0.0)
     server = algorithm.init_server(task) | {
         "affinity": torch.tensor([[0.0, 1, 0, 0], [0.5, 0, 0, 2], [3, 1, 0, 0], [0, 0, 0, 0]]),
@@ -197,25 +195,25 @@ def test_the_server_adds_raw_weights_to_those_sent_and_chooses_the_best_for_each
         "round": torch.tensor(3),
     }
     sent = algorithm.publish(task, server, np.array([2, 1]))["candidates"]
-    assert sent["clients"].tolist() == [[0, 1], [3, 0]]  # type: ignore[union-attr]
-    up: Any = {"weights": {"weights": torch.tensor([[0.5, -3.0], [-0.25, 0.75]])}}
+    assert sent["clients"].tolist() == [[0, 1], [3, 0]]
+    up = {"weights": {"weights": torch.tensor([[0.5, -3.0], [-0.25, 0.75]])}}
     new = algorithm.server_update(task, server, up, Round(4, np.array([1, 2]), 0))
-    assert new["affinity"].tolist() == [[0, 1, 0, 0], [-2.5, 0, 0, 2.5], [2.75, 1.75, 0, 0], [0, 0, 0, 0]]  # type: ignore[union-attr]
-    assert new["trained"].tolist() == [True, True, True, True]  # type: ignore[union-attr]
-    assert new["round"].tolist() == 4  # type: ignore[union-attr]
+    assert new["affinity"].tolist() == [[0, 1, 0, 0], [-2.5, 0, 0, 2.5], [2.75, 1.75, 0, 0], [0, 0, 0, 0]]
+    assert new["trained"].tolist() == [True, True, True, True]
+    assert new["round"].tolist() == 4
     assert not tree.differences(new, server)
 
     down = algorithm.publish(task, new, np.array([1, 2]))["candidates"]
-    assert down["clients"].tolist() == [[3, 2], [0, 1]]  # type: ignore[union-attr]
+    assert down["clients"].tolist() == [[3, 2], [0, 1]]
     nobody = algorithm.publish(task, new, np.empty(0, np.int64))["candidates"]
-    assert nobody["clients"].shape == (0, 2)  # type: ignore[union-attr]
+    assert nobody["clients"].shape == (0, 2)
 
 
 @pytest.mark.parametrize("round, epsilon", [(1, 0.3), (4, 0.15), (7, 0.0), (30, 0.0)])
-def test_exploration_falls_round_by_round(round: int, epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exploration_falls_round_by_round(round, epsilon, monkeypatch):
     seen = []
 
-    def record(affinity: np.ndarray, left: np.ndarray, count: int, epsilon: float, draws: Draws) -> np.ndarray:
+    def record(affinity, left, count, epsilon, draws):
         seen.append(epsilon)
         return np.zeros((len(affinity), count), np.int64)
 
@@ -225,7 +223,7 @@ def test_exploration_falls_round_by_round(round: int, epsilon: float, monkeypatc
     np.testing.assert_allclose(seen, [epsilon], atol=1e-12)
 
 
-def test_bytes_are_those_of_all_models_that_can_be_sent() -> None:
+def test_bytes_are_those_of_all_models_that_can_be_sent():
     task, algorithm = small_task.task(), FedFomo(received_models=3)
     numbers = 4 * small_task.FEATURES + small_task.FEATURES + small_task.CLASSES * (small_task.FEATURES + 1)
     assert algorithm.downlink(task)["candidates"].client_bytes(2) == 3 * (4 * numbers + 8)
@@ -233,26 +231,26 @@ def test_bytes_are_those_of_all_models_that_can_be_sent() -> None:
 
 
 @pytest.mark.parametrize("models, training, says", [(4, {}, "has 3 others"), (3, {"drop_last": True}, "drop_last")])
-def test_what_cannot_work_is_refused(models: int, training: dict, says: str) -> None:
+def test_what_cannot_work_is_refused(models, training, says):
     with pytest.raises(ConfigError, match=says):
         FedFomo(received_models=models).check(small_task.task(**training), 2)
     FedFomo(received_models=3).check(small_task.task(), 2)
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_are_mixed_or_stay(bn: str) -> None:
+def test_batch_norm_statistics_are_mixed_or_stay(bn):
     task, algorithm = comparisons.with_batch_norm(bn=bn), FedFomo(received_models=1)
     client = algorithm.init_client(task)
     assert ("stats" in client["before"]) == (bn == "average") and "stats" in client["model"]
     models = tree.stack([only(task.init(), ("body", "head", *task.shared_stats))])
-    down: Any = {"candidates": {"model": models, "clients": torch.tensor([1])}}
+    down = {"candidates": {"model": models, "clients": torch.tensor([1])}}
     data = comparisons.data_of({"train": [small_task.batch(0)], "held_out": [small_task.batch(5)]}, LR)
     state, up = algorithm.client_update(task, client, down, data)
     assert tree.differences(state, client) == [] and [*up] == ["weights"]
-    assert ("stats" in algorithm.uplink(task)["model"].like) == (bn == "average")  # type: ignore[union-attr]
+    assert ("stats" in algorithm.uplink(task)["model"].like) == (bn == "average")
 
 
-def test_padding_alone_changes_nothing() -> None:
+def test_padding_alone_changes_nothing():
     alone = FedFomo(received_models=2).init_client(small_task.task())["mix"]
     client = {"model": comparisons.model(1), "before": comparisons.model(2), "mix": alone}
     comparisons.check_padding(FedFomo(received_models=2), client, candidates([3, NOBODY]), ("held_out", "train"))

@@ -5,12 +5,12 @@ import pytest
 
 import quick_run
 from pflmpi.analysis.plots import Matrices
-from pflmpi.analysis.run import Run, open_run
+from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import diagnostics
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory):
     """A run of three rounds with all its checkpoints, in which others' models are worth something."""
     folder = tmp_path_factory.mktemp("shares") / "run"
     settings = quick_run.settings(
@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return open_run(folder)
 
 
-def test_shares_are_those_that_give_the_mixes_on_disk(run: Run) -> None:
+def test_shares_are_those_that_give_the_mixes_on_disk(run):
     """Solved for from a client's mix and the models that were in it; positive where the raw weight was."""
     rounds = [run.round(number) for number in run.rounds]
     plot = diagnostics.figures(rounds)[0]

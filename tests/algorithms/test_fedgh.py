@@ -1,7 +1,5 @@
 """FedGH: one head of the server's replaces all others, and really learns."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -17,16 +15,16 @@ from pflmpi.algorithms.local_only import Local
 LR = 0.1
 
 
-def other_model(seed: int) -> tree.Tree:
+def other_model(seed):
     generator = torch.Generator().manual_seed(seed)
     return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small_task.task().init())
 
 
-def same(a: tree.Tree, b: tree.Tree) -> bool:
+def same(a, b):
     return all(torch.equal(x, y) for (_, x), (_, y) in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
-def uploaded(data_seed: int) -> dict:
+def uploaded(data_seed):
     """What the server gets from clients 0 and 3, of which the second holds classes 0 and 2 alone."""
     rng = np.random.default_rng(data_seed)
     labels = [0, 1, 2, 0, 2]
@@ -39,7 +37,7 @@ def uploaded(data_seed: int) -> dict:
     }
 
 
-def test_a_client_trains_body_and_received_head_and_keeps_the_body_alone() -> None:
+def test_a_client_trains_body_and_received_head_and_keeps_the_body_alone():
     task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
     client, head = {"body": other_model(1)["body"]}, other_model(2)["head"]
     state, up = FedGH().client_update(task, client, {"head": head}, small_task.data(batches))
@@ -57,7 +55,7 @@ def test_a_client_trains_body_and_received_head_and_keeps_the_body_alone() -> No
 
 
 @pytest.mark.parametrize("server_batch_size, pairs", [(1, 1), (2, 2), (None, 4)])
-def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batch_size: int | None, pairs: int) -> None:
+def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batch_size, pairs):
     task = small_task.task(batch_size=4)
     algorithm = FedGH(global_head_lr=0.3, server_batch_size=server_batch_size, server_epochs=2)
     server, up, round = {"head": other_model(2)["head"]}, uploaded(0), Round(5, np.array([0, 3]), 9)
@@ -75,14 +73,14 @@ def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batc
     np.testing.assert_allclose(found["bias"], bias, rtol=0, atol=1e-6)
 
 
-def test_the_fresh_global_head_predicts_on_the_clients_own_body() -> None:
+def test_the_fresh_global_head_predicts_on_the_clients_own_body():
     task, x = small_task.task(), small_task.batch(3).x
     client, head = {"body": other_model(1)["body"]}, other_model(2)["head"]
     _, expected = numpy_network.forward(small_task.to_numpy({**client, "head": head}), x.flatten(1).double().numpy())
     np.testing.assert_allclose(FedGH().predict(task, client, {"head": head}, x), expected, atol=1e-6)
 
 
-def test_the_first_round_trains_the_body_as_local_training_does() -> None:
+def test_the_first_round_trains_the_body_as_local_training_does():
     task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     algorithm = FedGH()
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
@@ -91,7 +89,7 @@ def test_the_first_round_trains_the_body_as_local_training_does() -> None:
     assert same(mine["body"], theirs["model"]["body"])
 
 
-def test_client_0_does_not_move_the_servers_head_by_its_training() -> None:
+def test_client_0_does_not_move_the_servers_head_by_its_training():
     """A defect of public code: the server's head is the same object as client 0's."""
     task, algorithm = small_task.task(), FedGH()
     server = algorithm.init_server(task)
@@ -101,7 +99,7 @@ def test_client_0_does_not_move_the_servers_head_by_its_training() -> None:
     assert same(algorithm.publish(task, server, np.arange(4))["head"], task.init()["head"])
 
 
-def test_the_global_head_learns_the_uploaded_means() -> None:
+def test_the_global_head_learns_the_uploaded_means():
     """A defect of public code: the server's optimiser holds other parameters, so the head stays as it was drawn."""
     task, algorithm, up = small_task.task(), FedGH(global_head_lr=0.5, server_epochs=100), uploaded(1)
     server = algorithm.init_server(task)
@@ -114,13 +112,13 @@ def test_the_global_head_learns_the_uploaded_means() -> None:
     assert losses[1] < 0.05 < 0.5 < losses[0], losses
 
 
-def test_what_travels_is_counted_as_in_the_paper() -> None:
+def test_what_travels_is_counted_as_in_the_paper():
     task, algorithm = small_task.task(), FedGH()
     assert algorithm.uplink(task)["means"].client_bytes(2) == 2 * (4 * small_task.FEATURES + 4)
     assert algorithm.downlink(task)["head"].client_bytes(2) == 4 * small_task.CLASSES * (small_task.FEATURES + 1)
 
 
-def test_clients_may_have_unlike_bodies_of_one_width(tmp_path: Path) -> None:
+def test_clients_may_have_unlike_bodies_of_one_width(tmp_path):
     raw = quick_run.settings(
         data={"name": "digits", "limit": 200},
         algorithm={"name": "fedgh"},

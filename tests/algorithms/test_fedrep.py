@@ -10,28 +10,27 @@ import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedrep import FedRep
-from pflmpi.learning.client import Batch, ClientData
-from pflmpi.learning.task import Task
+from pflmpi.learning.client import ClientData
 from pflmpi.messages.kinds import Mean
 
 LR = 0.1
 
 
-def data(head: list[Batch], body: list[Batch]) -> ClientData:
+def data(head, body):
     return ClientData({"head": head, "body": body}, body, torch.full((small_task.CLASSES,), 4.0), LR, 1)
 
 
-def start(task: Task) -> tuple[tree.Tree, tree.Tree]:
+def start(task):
     """A client's head and a received body that is not the one it started with."""
     received = tree.map(lambda entry: entry + 0.1, only(task.init(), ("body", *task.shared_stats)))
     return FedRep().init_client(task), received
 
 
-def same(a: tree.Tree, b: tree.Tree) -> bool:
+def same(a, b):
     return all(torch.equal(x, y) for (_, x), (_, y) in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
-def test_all_head_steps_come_before_all_body_steps_and_each_has_its_own_momentum() -> None:
+def test_all_head_steps_come_before_all_body_steps_and_each_has_its_own_momentum():
     task = small_task.task(momentum=0.5)
     client, body = start(task)
     head_pass, body_pass = [small_task.batch(seed) for seed in (0, 1, 2)], [small_task.batch(seed) for seed in (3, 4)]
@@ -49,14 +48,14 @@ def test_all_head_steps_come_before_all_body_steps_and_each_has_its_own_momentum
     assert list(state) == ["head"] and list(up) == ["body"] and list(up["body"]) == ["body"], "the head never travels"
 
 
-def test_the_body_is_fixed_while_the_head_is_trained() -> None:
+def test_the_body_is_fixed_while_the_head_is_trained():
     task = small_task.task(weight_decay=0.1)
     client, body = start(task)
     state, up = FedRep().client_update(task, client, {"body": body}, data([small_task.batch(0)], []))
     assert same(up["body"], body) and not same(state, client)
 
 
-def test_without_head_epochs_the_head_never_moves() -> None:
+def test_without_head_epochs_the_head_never_moves():
     task = small_task.task(weight_decay=0.1)
     algorithm = FedRep(head_epochs=0)
     assert task.training.num_steps(40, algorithm.passes(task, 1)["head"]) == 0
@@ -66,9 +65,7 @@ def test_without_head_epochs_the_head_never_moves() -> None:
 
 
 @pytest.mark.parametrize("training, body_steps", [({"epochs": 2}, 8), ({"epochs": 2, "steps": 3}, 3)])
-def test_head_epochs_are_its_own_and_the_body_has_the_configured_length(
-    training: dict[str, int], body_steps: int
-) -> None:
+def test_head_epochs_are_its_own_and_the_body_has_the_configured_length(training, body_steps):
     task = small_task.task(batch_size=10, **training)
     passes = FedRep().passes(task, 1)
     assert list(passes) == ["head", "body"]
@@ -76,14 +73,14 @@ def test_head_epochs_are_its_own_and_the_body_has_the_configured_length(
     assert task.training.num_steps(40, passes["body"]) == body_steps
 
 
-def test_bodies_are_averaged_plainly_unless_asked_otherwise() -> None:
+def test_bodies_are_averaged_plainly_unless_asked_otherwise():
     for algorithm, expected in ((FedRep(), "clients"), (FedRep(weighting="samples"), "samples")):
         kind = algorithm.uplink(small_task.task())["body"]
         assert isinstance(kind, Mean) and kind.by == expected
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_head_epochs_use_batch_norm_statistics_and_do_not_change_them(bn: str) -> None:
+def test_head_epochs_use_batch_norm_statistics_and_do_not_change_them(bn):
     task, one = comparisons.with_batch_norm(bn=bn), small_task.batch(0)
     client, body = start(task)
     before = {**body, **client}

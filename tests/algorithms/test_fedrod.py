@@ -12,24 +12,23 @@ import small_task
 from pflmpi import tree
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedrod import FedRoD
-from pflmpi.learning.client import Batch, ClientData, Loss
-from pflmpi.learning.task import Task
+from pflmpi.learning.client import Batch
 from pflmpi.messages.kinds import Mean
 
 LR = 0.1
 GENERIC = ("body/fc1/weight", "body/fc1/bias", "head/weight", "head/bias")
 
 
-def client_and_down(seed: int) -> tuple[tree.Tree, dict[str, tree.Tree]]:
+def client_and_down(seed):
     return {"personal": comparisons.model(seed)["head"]}, {"model": comparisons.model(seed + 1)}
 
 
-def of_classes(labels: list[int]) -> ClientData:
+def of_classes(labels):
     """One minibatch with these labels."""
     return small_task.data([Batch(small_task.batch(0, len(labels)).x, torch.tensor(labels))], LR)
 
 
-def test_balanced_and_personal_risk_take_one_step_each_from_the_same_point() -> None:
+def test_balanced_and_personal_risk_take_one_step_each_from_the_same_point():
     task, (client, down) = small_task.task(), client_and_down(1)
     data = small_task.data([small_task.batch(0), small_task.batch(1, 3)], LR)
     state, up = FedRoD().client_update(task, client, down, data)
@@ -62,7 +61,7 @@ def test_balanced_and_personal_risk_take_one_step_each_from_the_same_point() -> 
     assert sorted(state) == ["personal"] and sorted(up["model"]) == ["body", "head"]
 
 
-def test_the_personal_risk_does_not_reach_the_generic_model() -> None:
+def test_the_personal_risk_does_not_reach_the_generic_model():
     """A defect of public code: one summed loss lets its gradient into the body."""
     task, (client, down), data = (
         small_task.task(),
@@ -74,12 +73,12 @@ def test_the_personal_risk_does_not_reach_the_generic_model() -> None:
     assert comparisons.same(up["model"], other_up["model"]) and not comparisons.same(mine, theirs)
 
 
-def test_a_class_without_samples_is_trained_as_if_it_were_not_there() -> None:
+def test_a_class_without_samples_is_trained_as_if_it_were_not_there():
     task, (client, down), data = small_task.task(), client_and_down(3), of_classes([0, 0, 2, 0])
     _, up = FedRoD().client_update(task, client, down, data)
     w, (x, y) = numeric_gradients.weights(down["model"]), small_task.flat(next(iter(data.passes["train"])))
 
-    def two_classes(w: numeric_gradients.Weights) -> float:
+    def two_classes(w):
         scores = numeric_gradients.logits(w, "head", numeric_gradients.features(w, x))[:, [0, 2]] + np.log([3, 1])
         return numeric_gradients.cross_entropy(scores, y // 2)
 
@@ -87,11 +86,11 @@ def test_a_class_without_samples_is_trained_as_if_it_were_not_there() -> None:
 
 
 @pytest.mark.parametrize("in_lane", [False, True])
-def test_the_loss_is_finite_where_the_counts_have_none(in_lane: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_is_finite_where_the_counts_have_none(in_lane, monkeypatch):
     """A defect of public code: log 0, from counts that leave out the last minibatch."""
     losses = []
 
-    def look(task: Task, params: tree.Tree, batches: list[Batch], loss: Loss, lr: float, fixed: tree.Tree) -> tree.Tree:
+    def look(task, params, batches, loss, lr, fixed):
         losses.extend(loss({**params, **fixed}, one) for one in batches)
         return params
 
@@ -105,7 +104,7 @@ def test_the_loss_is_finite_where_the_counts_have_none(in_lane: bool, monkeypatc
     assert len(losses) == 2 and all(loss.isfinite() for loss in losses), losses
 
 
-def test_with_equal_counts_the_generic_model_is_that_of_fedavg() -> None:
+def test_with_equal_counts_the_generic_model_is_that_of_fedavg():
     task, (client, down), data = small_task.task(), client_and_down(1), of_classes([0, 1, 2, 2, 1, 0])
     _, up = FedRoD().client_update(task, client, down, data)
     _, plain = FedAvg().client_update(task, {}, down, data)
@@ -114,25 +113,25 @@ def test_with_equal_counts_the_generic_model_is_that_of_fedavg() -> None:
 
 
 @pytest.mark.parametrize("predict_with", ["personal", "generic"])
-def test_personal_logits_are_added_to_the_fresh_generic_ones(predict_with: str) -> None:
+def test_personal_logits_are_added_to_the_fresh_generic_ones(predict_with):
     (client, down), x = client_and_down(1), small_task.batch(9).x
     w = numeric_gradients.weights({**down["model"], **client})
     z = numeric_gradients.features(w, x.flatten(1).double().numpy())
     expected = numeric_gradients.logits(w, "head", z)
     if predict_with == "personal":
         expected = expected + numeric_gradients.logits(w, "personal", z)
-    found = FedRoD(predict_with=predict_with).predict(small_task.task(), client, down, x)  # type: ignore[arg-type]
+    found = FedRoD(predict_with=predict_with).predict(small_task.task(), client, down, x)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_the_server_averages_body_and_generic_head_by_samples() -> None:
+def test_the_server_averages_body_and_generic_head_by_samples():
     kind = FedRoD().uplink(small_task.task())["model"]
     assert isinstance(kind, Mean) and kind.by == "samples"
     assert tree.differences(kind.like, tree.like(comparisons.model(0))) == []
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_go_with_the_body_or_stay(bn: str) -> None:
+def test_batch_norm_statistics_go_with_the_body_or_stay(bn):
     task = comparisons.with_batch_norm(bn=bn)
     client, server = FedRoD().init_client(task), FedRoD().init_server(task)
     down = FedRoD().publish(task, server, np.arange(4))
@@ -141,5 +140,5 @@ def test_batch_norm_statistics_go_with_the_body_or_stay(bn: str) -> None:
     assert ("stats" in up["model"]) == (bn == "average")
 
 
-def test_padding_alone_changes_nothing() -> None:
+def test_padding_alone_changes_nothing():
     comparisons.check_padding(FedRoD(), *client_and_down(1), ("train",))

@@ -10,14 +10,13 @@ import small_task
 from pflmpi import tree
 from pflmpi.algorithms.conditional import init_valve, valve
 from pflmpi.algorithms.gpfl import GPFL
-from pflmpi.learning.client import ClientData
 from pflmpi.messages.kinds import Mean
 from pflmpi.rng import stream
 
 LR = 0.1
 
 
-def client_and_down(seed: int) -> tuple[tree.Tree, dict[str, tree.Tree]]:
+def client_and_down(seed):
     """State and message with random entries everywhere; no label shares yet."""
     task = small_task.task()
     client, server = GPFL().init_client(task), GPFL().init_server(task)
@@ -25,11 +24,11 @@ def client_and_down(seed: int) -> tuple[tree.Tree, dict[str, tree.Tree]]:
     return client, {"shared": numeric_gradients.varied(server["shared"], seed + 1)}
 
 
-def two_batches() -> ClientData:
+def two_batches():
     return small_task.data([small_task.batch(0), small_task.batch(1, 3)], LR)
 
 
-def valve_of(w: numeric_gradients.Weights, z: np.ndarray, condition: np.ndarray) -> np.ndarray:
+def valve_of(w, z, condition):
     """Equations 3 and 4."""
     scale, shift = (
         numeric_gradients.layer_norm(
@@ -40,11 +39,11 @@ def valve_of(w: numeric_gradients.Weights, z: np.ndarray, condition: np.ndarray)
     return np.maximum((scale + 1) * z + shift, 0)
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
+def unit(rows):
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-def test_the_valve_is_that_of_the_paper() -> None:
+def test_the_valve_is_that_of_the_paper():
     weights = numeric_gradients.varied(init_valve(np.random.default_rng(0), small_task.FEATURES), 3)
     z, condition = (
         small_task.batch(4, 6).x.flatten(1)[:, :1] * torch.arange(small_task.FEATURES),
@@ -55,7 +54,7 @@ def test_the_valve_is_that_of_the_paper() -> None:
     np.testing.assert_allclose(valve(weights, z, condition), expected, rtol=0, atol=1e-5)
 
 
-def test_all_four_parts_step_at_once_on_the_whole_loss() -> None:
+def test_all_four_parts_step_at_once_on_the_whole_loss():
     task, data, (client, down) = small_task.task(), two_batches(), client_and_down(1)
     algorithm = GPFL(magnitude_weight=0.3, guidance_decay=0.2)
     state, up = algorithm.client_update(task, client, down, data)
@@ -66,7 +65,7 @@ def test_all_four_parts_step_at_once_on_the_whole_loss() -> None:
     for one in data.passes["train"]:
         x, y = small_task.flat(one)
 
-        def loss(w: numeric_gradients.Weights, x: np.ndarray = x, y: np.ndarray = y) -> float:
+        def loss(w, x=x, y=y):
             z = numeric_gradients.features(w, x)
             guided = valve_of(w, z, everyone)
             decay = sum((value**2).sum() for path, value in w.items() if path.startswith(("valve", "embeddings")))
@@ -83,7 +82,7 @@ def test_all_four_parts_step_at_once_on_the_whole_loss() -> None:
     assert sorted(up["shared"]) == ["body", "embeddings", "valve"]
 
 
-def test_the_personal_condition_is_that_of_the_embeddings_that_came_with_the_body() -> None:
+def test_the_personal_condition_is_that_of_the_embeddings_that_came_with_the_body():
     """A defect of public code: conditions from the embeddings of the round before, zero in the first."""
     task, x, (client, down) = small_task.task(), small_task.batch(9).x, client_and_down(1)
     state, _ = GPFL().client_update(task, client, down, two_batches())
@@ -96,7 +95,7 @@ def test_the_personal_condition_is_that_of_the_embeddings_that_came_with_the_bod
     np.testing.assert_allclose(GPFL().predict(task, state, fresh, x), expected, rtol=0, atol=1e-5)
 
 
-def test_label_shares_are_over_all_training_data() -> None:
+def test_label_shares_are_over_all_training_data():
     """A defect of public code: samples of the last, partial minibatch are not counted."""
     data, (client, down) = two_batches(), client_and_down(1)
     state, _ = GPFL().client_update(small_task.task(batch_size=6), client, down, data)
@@ -104,7 +103,7 @@ def test_label_shares_are_over_all_training_data() -> None:
     np.testing.assert_allclose(state["label_shares"], np.bincount(labels, minlength=3) / 9, rtol=1e-6)
 
 
-def test_a_client_that_has_not_trained_is_tested_without_a_personal_condition() -> None:
+def test_a_client_that_has_not_trained_is_tested_without_a_personal_condition():
     task, x = small_task.task(), small_task.batch(9).x
     client, server = GPFL().init_client(task), GPFL().init_server(task)
     down = GPFL().publish(task, server, np.arange(4))
@@ -114,32 +113,29 @@ def test_a_client_that_has_not_trained_is_tested_without_a_personal_condition() 
     np.testing.assert_allclose(GPFL().predict(task, client, down, x), expected, rtol=0, atol=1e-5)
 
 
-def test_decay_shrinks_valve_and_embeddings_alone() -> None:
+def test_decay_shrinks_valve_and_embeddings_alone():
     task, data, (client, down) = small_task.task(), small_task.data([small_task.batch(0)], LR), client_and_down(4)
     found = [GPFL(guidance_decay=mu).client_update(task, client, down, data) for mu in (0.0, 0.5)]
     (state, up), (decayed, decayed_up) = found
     assert comparisons.same(state, decayed) and comparisons.same(up["shared"]["body"], decayed_up["shared"]["body"])
     for part in ("valve", "embeddings"):
-        for path, start in tree.leaves(down["shared"][part]):  # type: ignore[arg-type]
+        for path, start in tree.leaves(down["shared"][part]):
             with_decay, without = (tree.at(one["shared"], f"{part}/{path}") for one in (decayed_up, up))
             torch.testing.assert_close(without - with_decay, LR * 0.5 * start, rtol=0, atol=1e-6)
 
 
-def test_a_feature_that_meets_its_embedding_gives_finite_steps() -> None:
+def test_a_feature_that_meets_its_embedding_gives_finite_steps():
     task, data, (client, down) = small_task.task(), small_task.data([small_task.batch(0)], LR), client_and_down(5)
     shared = dict(down["shared"])
-    shared["body"] = tree.map(torch.zeros_like, shared["body"])  # type: ignore[arg-type]
+    shared["body"] = tree.map(torch.zeros_like, shared["body"])
     norm = {"weight": torch.zeros(small_task.FEATURES), "bias": torch.ones(small_task.FEATURES)}
-    layers: tree.Tree = {
-        name: {**shared["valve"][name], "norm": norm}  # type: ignore[dict-item, index]
-        for name in ("scale", "shift")
-    }
+    layers = {name: {**shared["valve"][name], "norm": norm} for name in ("scale", "shift")}
     shared |= {"valve": layers, "embeddings": {"weight": torch.ones(small_task.CLASSES, small_task.FEATURES)}}
     state, up = GPFL(magnitude_weight=1.0).client_update(task, client, {"shared": shared}, data)
     assert all(leaf.isfinite().all() for _, leaf in tree.leaves({**state, **up["shared"]}))
 
 
-def test_everyone_starts_from_the_same_valve_and_normal_embeddings() -> None:
+def test_everyone_starts_from_the_same_valve_and_normal_embeddings():
     server = GPFL().init_server(small_task.task())
     expected = stream(0, 0, -1, "embeddings").standard_normal((small_task.CLASSES, small_task.FEATURES), np.float32)
     assert np.array_equal(tree.at(server, "shared/embeddings/weight"), expected)
@@ -150,7 +146,7 @@ def test_everyone_starts_from_the_same_valve_and_normal_embeddings() -> None:
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_go_with_the_body_or_stay(bn: str) -> None:
+def test_batch_norm_statistics_go_with_the_body_or_stay(bn):
     task = comparisons.with_batch_norm(bn=bn)
     client = GPFL().init_client(task)
     down = GPFL().publish(task, GPFL().init_server(task), np.arange(4))
@@ -159,5 +155,5 @@ def test_batch_norm_statistics_go_with_the_body_or_stay(bn: str) -> None:
     assert tree.differences(up["shared"], down["shared"]) == [] and ("stats" in up["shared"]) == (bn == "average")
 
 
-def test_padding_alone_changes_nothing() -> None:
+def test_padding_alone_changes_nothing():
     comparisons.check_padding(GPFL(), *client_and_down(1), ("train",))

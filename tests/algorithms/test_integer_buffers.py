@@ -1,7 +1,5 @@
 """A buffer of integers or truths that training changes: no algorithm makes a mean of it, whatever it mixes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -33,7 +31,7 @@ MIXING = ("apfl", "l2gd", "pfedafe", "fedfomo", "fedavg")
 
 
 @pytest.mark.parametrize("case", MIXING)
-def test_what_is_not_floating_is_never_mixed(case: str, tmp_path: Path) -> None:
+def test_what_is_not_floating_is_never_mixed(case, tmp_path):
     (tmp_path / "net.py").write_text(NET)
     model = {"name": f"{tmp_path}/net.py:Turning", "head": "last"}
     raw = quick_run.settings(every_algorithm()[case], model=model, runtime={"executor": "loop"})

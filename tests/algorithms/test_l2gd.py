@@ -1,7 +1,5 @@
 """L2GD: the coin's runs, the paper's iterations one by one, and what cannot be run."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,18 +11,17 @@ from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.l2gd import L2GD
 from pflmpi.algorithms.local_only import Local
 from pflmpi.errors import ConfigError, UserError
-from pflmpi.learning.client import Batch
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Mean
 
 LR = 0.1
 
 
-def batches_of(client: int, round: int, steps: int) -> list[Batch]:
+def batches_of(client, round, steps):
     return [small_task.batch(1000 * client + 50 * round + step) for step in range(steps)]
 
 
-def test_rounds_are_the_iterations_of_algorithm_1() -> None:
+def test_rounds_are_the_iterations_of_algorithm_1():
     """The paper's loop, coin by coin: the mean is taken anew in every aggregation, and of every client once."""
     n, p, weight, rounds = 3, 0.6, 0.8, 4
     algorithm, task = L2GD(prox_weight=weight, aggregation_probability=p), small_task.task(clients=n).replace(seed=3)
@@ -61,7 +58,7 @@ def test_rounds_are_the_iterations_of_algorithm_1() -> None:
     assert algorithm.uplink(task) == {"model": Mean(task.like("body", "head"), by="clients")}
 
 
-def test_runs_end_as_the_coin_falls() -> None:
+def test_runs_end_as_the_coin_falls():
     task, algorithm = small_task.task(), L2GD(aggregation_probability=0.2)
     runs = np.array([algorithm.runs(task, round) for round in range(2, 3002)])
     # Geometric: means 1 / (1 - p) and 1 / p; four standard errors are 0.04 and 0.33.
@@ -70,7 +67,7 @@ def test_runs_end_as_the_coin_falls() -> None:
     assert abs((runs[:, 1] == 1).mean() - 0.2) < 0.03 and abs((runs[:, 1] == 2).mean() - 0.8 * 0.2) < 0.03
 
 
-def test_runs_follow_from_seed_and_round_alone() -> None:
+def test_runs_follow_from_seed_and_round_alone():
     task, algorithm = small_task.task(), L2GD()
     rounds = range(1, 30)
     runs = [algorithm.runs(task, round) for round in rounds]
@@ -79,7 +76,7 @@ def test_runs_follow_from_seed_and_round_alone() -> None:
     assert [algorithm.passes(task, round)["train"] for round in rounds] == [Pass(steps=steps) for _, steps in runs]
 
 
-def test_the_first_round_has_no_mean_to_be_drawn_to() -> None:
+def test_the_first_round_has_no_mean_to_be_drawn_to():
     task, algorithm = small_task.task(), L2GD()
     assert algorithm.runs(task, 1)[0] == 0
     data = small_task.data([small_task.batch(0)], LR)
@@ -88,7 +85,7 @@ def test_the_first_round_has_no_mean_to_be_drawn_to() -> None:
     assert comparisons.same(mine["model"], theirs["model"])
 
 
-def test_without_pull_it_is_local_bit_for_bit(tmp_path: Path) -> None:
+def test_without_pull_it_is_local_bit_for_bit(tmp_path):
     """With a coin that all but always aggregates a run of local steps is one step."""
     training = {"participation": 1.0, "momentum": 0.5, "steps": 1}
     coin = {"name": "l2gd", "prox_weight": 0.0, "aggregation_probability": 1 - 1e-9}
@@ -98,7 +95,7 @@ def test_without_pull_it_is_local_bit_for_bit(tmp_path: Path) -> None:
     assert len(theirs) == 4 and all(np.array_equal(mine[path], theirs[path]) for path in theirs)
 
 
-def test_the_pull_decays_with_the_learning_rate() -> None:
+def test_the_pull_decays_with_the_learning_rate():
     task, algorithm = small_task.task(), L2GD(prox_weight=1.0, aggregation_probability=0.5)
     round = next(round for round in range(2, 99) if algorithm.runs(task, round)[0] == 2)
     data = comparisons.data_of({"train": []}, 0.4, round)
@@ -107,12 +104,12 @@ def test_the_pull_decays_with_the_learning_rate() -> None:
     small_task.assert_close(state["model"], {name: 0.36 * own[name] + 0.64 * mean[name] for name in own})
 
 
-def test_averaged_batch_norm_statistics_are_drawn_too_and_local_ones_stay() -> None:
+def test_averaged_batch_norm_statistics_are_drawn_too_and_local_ones_stay():
     algorithm = L2GD(aggregation_probability=0.5)
     for bn in ("average", "local"):
         task = comparisons.with_batch_norm(bn=bn)
         client = algorithm.init_client(task)
-        client["model"]["stats"]["mean"] += 1  # type: ignore[index, operator]
+        client["model"]["stats"]["mean"] += 1
         down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
         data = comparisons.data_of({"train": []}, 0.4, next(r for r in range(2, 99) if algorithm.runs(task, r)[0] == 1))
         state, up = algorithm.client_update(task, client, down, data)
@@ -120,7 +117,7 @@ def test_averaged_batch_norm_statistics_are_drawn_too_and_local_ones_stay() -> N
         assert ("stats" in up["model"]) == ("stats" in down["mean"]) == (bn == "average")
 
 
-def test_partial_participation_is_refused(tmp_path: Path) -> None:
+def test_partial_participation_is_refused(tmp_path):
     L2GD().check(small_task.task(clients=4), 4)
     with pytest.raises(ConfigError, match="needs them all in every round"):
         L2GD().check(small_task.task(clients=4, participation=0.5), 2)
@@ -128,7 +125,7 @@ def test_partial_participation_is_refused(tmp_path: Path) -> None:
         quick_run.run(quick_run.settings(algorithm={"name": "l2gd"}), tmp_path / "run")
 
 
-def test_an_aggregation_step_past_half_the_way_is_refused() -> None:
+def test_an_aggregation_step_past_half_the_way_is_refused():
     task = small_task.task(lr=0.1)
     L2GD(prox_weight=1.25, aggregation_probability=0.2).check(task, 4)  # 0.1 * 1.25 * 4 = 1/2
     for options in ({"prox_weight": 1.3}, {"aggregation_probability": 0.1}):
@@ -136,11 +133,11 @@ def test_an_aggregation_step_past_half_the_way_is_refused() -> None:
             L2GD(**options).check(task, 4)
 
 
-def test_padding_alone_changes_nothing() -> None:
+def test_padding_alone_changes_nothing():
     comparisons.check_padding(L2GD(), {"model": comparisons.model(1)}, {"mean": comparisons.model(2)}, ("train",))
 
 
-def test_a_continued_run_goes_on_with_the_same_coin(tmp_path: Path) -> None:
+def test_a_continued_run_goes_on_with_the_same_coin(tmp_path):
     raw = quick_run.settings(algorithm={"name": "l2gd"}, training={"participation": 1.0, "rounds": 4})
     whole = quick_run.run(raw, tmp_path / "whole")
     quick_run.run(quick_run.settings(raw, training={"rounds": 2}), tmp_path / "parts", 2)

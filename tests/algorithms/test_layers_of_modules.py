@@ -52,13 +52,13 @@ MIDDLE = {
 }
 
 
-def task(kind: str) -> Task:
+def task(kind):
     bound = module_model(Body)(family=kind, head="head").bind((1, 4, 6), 3)
     return Task(bound, TrainingConfig(), 4, 0, (0.5,), (0.5,))
 
 
 @pytest.mark.parametrize("kind", MIDDLE)
-def test_every_parameter_is_of_one_layer(kind: str) -> None:
+def test_every_parameter_is_of_one_layer(kind):
     own = task(kind)
     layers = parameters_of(own.architecture.layers, own.like("body", "head"))
     assert {*layers} == {"body/first", "body/middle", "head", *(["body"] if kind == "token" else [])}
@@ -66,9 +66,9 @@ def test_every_parameter_is_of_one_layer(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MIDDLE)
-def test_a_personal_layer_stays_and_the_others_travel(kind: str) -> None:
+def test_a_personal_layer_stays_and_the_others_travel(kind):
     own, algorithm = task(kind), FedPer(personal_layers=2)
-    sent = dict(tree.leaves(algorithm.init_server(own)["shared"]))  # type: ignore[arg-type]
+    sent = dict(tree.leaves(algorithm.init_server(own)["shared"]))
     kept = dict(tree.leaves(algorithm.init_client(own)))
     assert {*kept} == {*MIDDLE[kind], "head/weight", "head/bias"}
     assert {*sent} | {*kept} == {*dict(tree.leaves(own.like()))} and not {*sent} & {*kept}
@@ -76,12 +76,12 @@ def test_a_personal_layer_stays_and_the_others_travel(kind: str) -> None:
 
 @pytest.mark.parametrize("unit", ["module", "tensor"])
 @pytest.mark.parametrize("kind", MIDDLE)
-def test_pfedcfr_sends_every_parameter(kind: str, unit: str) -> None:
+def test_pfedcfr_sends_every_parameter(kind, unit):
     own = task(kind)
-    sent = [path for kind in PFedCFR(layer_unit=unit).uplink(own).values() for path, _ in tree.leaves(kind.like)]  # type: ignore[arg-type]
+    sent = [path for kind in PFedCFR(layer_unit=unit).uplink(own).values() for path, _ in tree.leaves(kind.like)]
     assert sorted(sent) == sorted(dict(tree.leaves(own.like())))
 
 
-def test_a_parameter_of_no_layer_is_refused() -> None:
+def test_a_parameter_of_no_layer_is_refused():
     with pytest.raises(ConfigError, match=r"body/fc2/weight .* none of its layers \(body/fc1\)"):
         parameters_of(["body/fc1"], {"body": {"fc2": {"weight": torch.zeros(1)}}})

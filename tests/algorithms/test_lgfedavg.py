@@ -1,7 +1,5 @@
 """LG-FedAvg: the head travels, the body stays."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ from pflmpi.store import run_folder
 LR = 0.1
 
 
-def test_body_and_received_head_train_together_and_the_head_alone_travels() -> None:
+def test_body_and_received_head_train_together_and_the_head_alone_travels():
     """A public implementation shares the first layer instead of the last."""
     task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
     client, head = {"body": comparisons.model(2)["body"]}, comparisons.model(1)["head"]
@@ -30,7 +28,7 @@ def test_body_and_received_head_train_together_and_the_head_alone_travels() -> N
     assert list(state) == ["body"] and list(up) == ["head"] and sorted(up["head"]) == ["bias", "weight"]
 
 
-def test_a_client_is_tested_with_its_own_body_under_the_fresh_head() -> None:
+def test_a_client_is_tested_with_its_own_body_under_the_fresh_head():
     task, x = small_task.task(), small_task.batch(9).x
     client, fresh = {"body": comparisons.model(2)["body"]}, comparisons.model(5)["head"]
     expected = numpy_network.forward(small_task.to_numpy({**client, "head": fresh}), x.flatten(1).double().numpy())[1]
@@ -38,17 +36,17 @@ def test_a_client_is_tested_with_its_own_body_under_the_fresh_head() -> None:
 
 
 @pytest.mark.parametrize("weighting", ["clients", "samples"])
-def test_the_server_keeps_the_mean_of_the_heads(weighting: str) -> None:
-    algorithm, head = LGFedAvg(weighting=weighting), comparisons.model(3)["head"]  # type: ignore[arg-type]
+def test_the_server_keeps_the_mean_of_the_heads(weighting):
+    algorithm, head = LGFedAvg(weighting=weighting), comparisons.model(3)["head"]
     kind = algorithm.uplink(small_task.task())["head"]
     assert isinstance(kind, Mean) and kind.by == weighting
-    server = algorithm.server_update(small_task.task(), {}, {"head": head}, None)  # type: ignore[arg-type]
+    server = algorithm.server_update(small_task.task(), {}, {"head": head}, None)
     assert algorithm.publish(small_task.task(), server, np.arange(1)) == {"head": head}
     assert LGFedAvg() == LGFedAvg(weighting="clients")
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_stay_with_the_body(bn: str) -> None:
+def test_batch_norm_statistics_stay_with_the_body(bn):
     task, batches = comparisons.with_batch_norm(bn=bn), [small_task.batch(0)]
     client = LGFedAvg().init_client(task)
     down = LGFedAvg().publish(task, LGFedAvg().init_server(task), np.arange(1))
@@ -58,7 +56,7 @@ def test_batch_norm_statistics_stay_with_the_body(bn: str) -> None:
     assert LGFedAvg().predict(task, state, down, small_task.batch(9).x)[:2].shape == (2, small_task.CLASSES)
 
 
-def test_with_one_client_it_is_local(tmp_path: Path) -> None:
+def test_with_one_client_it_is_local(tmp_path):
     """The mean over one client is its own head."""
     alone = {"partition": {"name": "iid", "clients": 1}, "data": {"name": "digits", "limit": 100}}
     for name in ("lgfedavg", "local"):
@@ -75,7 +73,7 @@ def test_with_one_client_it_is_local(tmp_path: Path) -> None:
     assert np.array_equal(*scores)
 
 
-def test_clients_may_have_unlike_bodies_of_one_width(tmp_path: Path) -> None:
+def test_clients_may_have_unlike_bodies_of_one_width(tmp_path):
     raw = quick_run.settings(
         data={"name": "digits", "limit": 200},
         algorithm={"name": "lgfedavg"},
@@ -84,6 +82,6 @@ def test_clients_may_have_unlike_bodies_of_one_width(tmp_path: Path) -> None:
     assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
 
 
-def test_a_step_of_padding_alone_changes_nothing() -> None:
+def test_a_step_of_padding_alone_changes_nothing():
     model = comparisons.model(2)
     comparisons.check_padding(LGFedAvg(), {"body": model["body"]}, {"head": model["head"]}, ("train",))

@@ -1,7 +1,5 @@
 """Per-FedAvg: the meta-gradient in its two forms, and the adaptation that is scored and not kept."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ import small_task
 from pflmpi import tree
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.perfedavg import PerFedAvg
-from pflmpi.learning.client import Batch
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Mean
 from pflmpi.store import run_folder
@@ -22,15 +19,15 @@ ALPHA, BETA = 0.3, 0.1
 NAMES = ("inner", "train", "hessian")
 
 
-def slope(w: numpy_network.Weights, one: Batch) -> numpy_network.Weights:
+def slope(w, one):
     return numpy_network.gradients(w, *small_task.flat(one))
 
 
-def moved(w: numpy_network.Weights, direction: numpy_network.Weights, lr: float) -> numpy_network.Weights:
+def moved(w, direction, lr):
     return {name: w[name] - lr * direction[name] for name in w}
 
 
-def trained(algorithm: PerFedAvg, passes: dict[str, list[Batch]], round: int = 1, **training: object) -> tree.Tree:
+def trained(algorithm, passes, round=1, **training):
     """What a client sends after receiving `comparisons.model(1)`; of the passes it gets those that it asks for."""
     task = small_task.task(**training)
     asked = {name: batches for name, batches in passes.items() if name in algorithm.passes(task, round)}
@@ -41,7 +38,7 @@ def trained(algorithm: PerFedAvg, passes: dict[str, list[Batch]], round: int = 1
     return up["model"]
 
 
-def test_first_order_steps_with_the_gradient_at_the_adapted_weights() -> None:
+def test_first_order_steps_with_the_gradient_at_the_adapted_weights():
     passes = {"inner": [small_task.batch(0), small_task.batch(1)], "train": [small_task.batch(2), small_task.batch(3)]}
     w = small_task.to_numpy(comparisons.model(1))
     for inner, outer in zip(passes["inner"], passes["train"], strict=True):
@@ -49,7 +46,7 @@ def test_first_order_steps_with_the_gradient_at_the_adapted_weights() -> None:
     small_task.assert_close(trained(PerFedAvg(inner_lr=ALPHA), passes), w)
 
 
-def test_hessian_free_subtracts_a_difference_of_gradients_on_a_third_minibatch() -> None:
+def test_hessian_free_subtracts_a_difference_of_gradients_on_a_third_minibatch():
     # A wide difference, so that float32 gradients suffice to tell the formula's parts from each other.
     delta, passes = 0.05, {name: [small_task.batch(i), small_task.batch(i + 3)] for i, name in enumerate(NAMES)}
     w = small_task.to_numpy(comparisons.model(1))
@@ -63,12 +60,12 @@ def test_hessian_free_subtracts_a_difference_of_gradients_on_a_third_minibatch()
     assert np.abs(first["W2"] - w["W2"]).max() > 1e-3, "the third minibatch matters"
 
 
-def test_hessian_free_follows_the_gradient_of_the_meta_objective() -> None:
+def test_hessian_free_follows_the_gradient_of_the_meta_objective():
     """On one minibatch alone, F(w) = f(w - alpha grad f(w)) is differentiated by nudging each weight."""
     one = small_task.batch(0)
     x, y = small_task.flat(one)
 
-    def objective(w: numpy_network.Weights) -> float:
+    def objective(w):
         _, scores = numpy_network.forward(moved(w, slope(w, one), ALPHA), x)
         return float(-np.log(numpy_network.softmax(scores)[np.arange(len(y)), y]).mean())
 
@@ -89,13 +86,13 @@ def test_hessian_free_follows_the_gradient_of_the_meta_objective() -> None:
     assert np.abs((w["W2"] - first["W2"]) / BETA - expected["W2"]).max() > 1e-2, "first order does not"
 
 
-def test_the_outer_rate_is_that_of_training_and_alpha_does_not_decay() -> None:
+def test_the_outer_rate_is_that_of_training_and_alpha_does_not_decay():
     passes = {"inner": [small_task.batch(0)], "train": [small_task.batch(1)]}
     later = trained(PerFedAvg(inner_lr=ALPHA), passes, round=5, lr_decay=0.5)
     assert comparisons.same(later, trained(PerFedAvg(inner_lr=ALPHA), passes))
 
 
-def test_the_minibatches_are_from_passes_of_one_length_and_few_adapt() -> None:
+def test_the_minibatches_are_from_passes_of_one_length_and_few_adapt():
     task = small_task.task()
     assert PerFedAvg().passes(task, 1) == {"inner": Pass(), "train": Pass(), "adapt": Pass(steps=1)}
     more = PerFedAvg(order="hessian_free", adapt_steps=3).passes(task, 1)
@@ -103,7 +100,7 @@ def test_the_minibatches_are_from_passes_of_one_length_and_few_adapt() -> None:
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free"])
-def test_without_inner_steps_it_is_fedavg_with_the_plain_mean_bit_for_bit(order: str, tmp_path: Path) -> None:
+def test_without_inner_steps_it_is_fedavg_with_the_plain_mean_bit_for_bit(order, tmp_path):
     mine = {"name": "perfedavg", "inner_lr": 0.0, "order": order}
     theirs = {"name": "fedavg", "weighting": "clients"}
     for name, algorithm in (("mine", mine), ("theirs", theirs)):
@@ -115,7 +112,7 @@ def test_without_inner_steps_it_is_fedavg_with_the_plain_mean_bit_for_bit(order:
     assert scores[0] == scores[1]
 
 
-def test_what_is_scored_are_the_weights_after_a_step_on_training_samples() -> None:
+def test_what_is_scored_are_the_weights_after_a_step_on_training_samples():
     """Elsewhere the step is on test samples, or its result is not what the forward pass uses."""
     task, algorithm = small_task.task(momentum=0.9, weight_decay=0.3), PerFedAvg(inner_lr=ALPHA, adapt_steps=2)
     received, batches, x = comparisons.model(1), [small_task.batch(0), small_task.batch(1)], small_task.batch(7).x
@@ -130,7 +127,7 @@ def test_what_is_scored_are_the_weights_after_a_step_on_training_samples() -> No
     assert (found - task.predict(received, x)).abs().max() > 1e-2
 
 
-def test_adaptation_is_not_kept(tmp_path: Path) -> None:
+def test_adaptation_is_not_kept(tmp_path):
     digests = [
         quick_run.run(
             quick_run.settings(algorithm={"name": "perfedavg", "inner_lr": 0.5}, evaluation={"every": every}),
@@ -141,7 +138,7 @@ def test_adaptation_is_not_kept(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
-def test_a_client_with_fewer_samples_than_a_minibatch_trains_and_is_adapted() -> None:
+def test_a_client_with_fewer_samples_than_a_minibatch_trains_and_is_adapted():
     """Elsewhere minibatches that are not full are left out, and such a client has none."""
     few = {name: [small_task.batch(i, 1)] for i, name in enumerate(("inner", "train", "adapt"))}
     assert not comparisons.same(trained(PerFedAvg(), few), comparisons.model(1))
@@ -151,9 +148,9 @@ def test_a_client_with_fewer_samples_than_a_minibatch_trains_and_is_adapted() ->
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 @pytest.mark.parametrize("order", ["first", "hessian_free"])
-def test_batch_norm_statistics_follow_the_adapted_weights_alone(order: str, bn: str) -> None:
+def test_batch_norm_statistics_follow_the_adapted_weights_alone(order, bn):
     task = comparisons.with_batch_norm(bn=bn)
-    algorithm = PerFedAvg(order=order, inner_lr=ALPHA)  # type: ignore[arg-type]
+    algorithm = PerFedAvg(order=order, inner_lr=ALPHA)
     server, client = algorithm.init_server(task), algorithm.init_client(task)
     down = algorithm.publish(task, server, np.arange(4))
     names = (*NAMES, "adapt") if order == "hessian_free" else (*NAMES[:2], "adapt")
@@ -180,15 +177,15 @@ def test_batch_norm_statistics_follow_the_adapted_weights_alone(order: str, bn: 
     assert comparisons.same({**down["model"], **client}, task.init()), "adapting touches nothing either"
 
 
-def test_the_mean_is_plain_unless_asked() -> None:
+def test_the_mean_is_plain_unless_asked():
     task = small_task.task()
     assert PerFedAvg().uplink(task) == {"model": Mean(task.like("body", "head"), by="clients")}
     assert FedAvg().uplink(task) == PerFedAvg(weighting="samples").uplink(task)
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free"])
-def test_padding_alone_changes_nothing(order: str) -> None:
-    algorithm = PerFedAvg(order=order)  # type: ignore[arg-type]
+def test_padding_alone_changes_nothing(order):
+    algorithm = PerFedAvg(order=order)
     comparisons.check_padding(
         algorithm, {}, {"model": comparisons.model(1)}, NAMES if order == "hessian_free" else NAMES[:2]
     )

@@ -16,7 +16,6 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
 from pflmpi.testing import AlgorithmTests
-from pflmpi.tree import Tree
 
 CNN = {"name": "cnn", "first_channels": 2, "second_channels": 3, "kernel": 3, "padding": 1, "hidden": 5}
 CONVOLUTIONS = {"body/conv1/bias", "body/conv1/weight", "body/conv2/bias", "body/conv2/weight"}
@@ -29,35 +28,33 @@ class TestFedRepOfTwoLayers(AlgorithmTests):
     sections: ClassVar[dict[str, Any]] = {"model": CNN}
 
 
-def task() -> Task:
+def task():
     fields = {name: value for name, value in CNN.items() if name != "name"}
     return Task(MODELS["cnn"](**fields).bind((1, 8, 8), small_task.CLASSES), TrainingConfig(), 4, 0, (0.5,), (0.5,))
 
 
-def batch(seed: int) -> Batch:
+def batch(seed):
     one = small_task.batch(seed)
     return Batch(torch.nn.functional.interpolate(one.x, size=(8, 8)), one.y)
 
 
-def moved(before: Tree, after: Tree) -> set[str]:
+def moved(before, after):
     assert not tree.differences(before, after)
     return {path for path, value in tree.leaves(after) if not torch.equal(value, tree.at(before, path))}
 
 
 @pytest.mark.parametrize("algorithm", [FedPer(personal_layers=2), FedRep(personal_layers=2)])
-def test_the_last_layers_stay_and_the_others_travel(algorithm: FedPer) -> None:
+def test_the_last_layers_stay_and_the_others_travel(algorithm):
     kept, sent = algorithm.init_client(task()), algorithm.init_server(task())["shared"]
     assert set(dict(tree.leaves(kept))) == CONNECTED
     assert isinstance(sent, dict) and set(dict(tree.leaves(sent))) == CONVOLUTIONS
-    assert [*algorithm.uplink(task())] == ["body"] and not tree.differences(algorithm.uplink(task())["body"].like, sent)  # type: ignore[union-attr]
+    assert [*algorithm.uplink(task())] == ["body"] and not tree.differences(algorithm.uplink(task())["body"].like, sent)
 
 
 @pytest.mark.parametrize(
     "head, body, expected", [([0], [], CONNECTED), ([], [0], CONVOLUTIONS), ([], [], set())], ids=["head", "body", "-"]
 )
-def test_fedrep_trains_the_personal_layers_first_and_then_those_that_travel(
-    head: list[int], body: list[int], expected: set[str]
-) -> None:
+def test_fedrep_trains_the_personal_layers_first_and_then_those_that_travel(head, body, expected):
     algorithm = FedRep(personal_layers=2)
     kept, received = algorithm.init_client(task()), algorithm.init_server(task())["shared"]
     assert isinstance(received, dict)
@@ -67,7 +64,7 @@ def test_fedrep_trains_the_personal_layers_first_and_then_those_that_travel(
     assert moved(kept, state) | moved(received, up["body"]) == expected
 
 
-def test_a_newcomer_of_fedper_trains_the_personal_layers_alone() -> None:
+def test_a_newcomer_of_fedper_trains_the_personal_layers_alone():
     algorithm = FedPer(personal_layers=2)
     kept, received = algorithm.init_client(task()), algorithm.init_server(task())["shared"]
     state = algorithm.train_as_newcomer(task(), kept, {"body": received}, small_task.data([batch(0)]))
@@ -75,9 +72,7 @@ def test_a_newcomer_of_fedper_trains_the_personal_layers_alone() -> None:
 
 
 @pytest.mark.parametrize("layers, model, most", [(2, {"name": "mlp", "hidden": 12}, 1), (4, CNN, 3), (9, CNN, 3)])
-def test_a_model_without_a_layer_left_to_share_is_refused(
-    layers: int, model: dict[str, Any], most: int, tmp_path: Any
-) -> None:
+def test_a_model_without_a_layer_left_to_share_is_refused(layers, model, most, tmp_path):
     raw = quick_run.settings(model=model, algorithm={"name": "fedper", "personal_layers": layers})
     with pytest.raises(ConfigError, match=rf"algorithm.personal_layers = {layers} leaves nothing .* at most {most}$"):
         quick_run.run(raw, tmp_path / "run")

@@ -1,7 +1,5 @@
 """pFedAFE: the client's body is a mix of the shared one and its own, in a proportion that is learned anew."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -22,21 +20,19 @@ from pflmpi.store import run_folder
 LR, BODY = 0.1, ("W1", "b1")
 
 
-def client_of(model: tree.Tree, trained: bool = True) -> tree.Tree:
+def client_of(model, trained=True):
     return {**model, "beta": torch.tensor(0.9), "trained": torch.tensor(trained)}
 
 
-def shared_body(seed: int) -> dict[str, tree.Tree]:
+def shared_body(seed):
     return {"body": {"body": comparisons.model(seed)["body"]}}
 
 
-def mixed_by_hand(shared: numpy_network.Weights, own: numpy_network.Weights, beta: float) -> numpy_network.Weights:
+def mixed_by_hand(shared, own, beta):
     return {**own, **{name: (1 - beta) * shared[name] + beta * own[name] for name in BODY}}
 
 
-def beta_by_hand(
-    shared: numpy_network.Weights, own: numpy_network.Weights, batches: list, beta: float, lr: float
-) -> float:
+def beta_by_hand(shared, own, batches, beta, lr):
     """Steps of -lr sum_p <dL/dp, W_i - W> from an initial value, each clamped to [0, 1]."""
     for one in batches:
         slopes = numpy_network.gradients(mixed_by_hand(shared, own, beta), *small_task.flat(one))
@@ -46,7 +42,7 @@ def beta_by_hand(
 
 
 @pytest.mark.parametrize("beta_init, beta_lr", [(0.5, 0.1), (0.3, 0.02)])
-def test_beta_takes_plain_steps_along_the_gradient_between_the_bodies(beta_init: float, beta_lr: float) -> None:
+def test_beta_takes_plain_steps_along_the_gradient_between_the_bodies(beta_init, beta_lr):
     task, batches = small_task.task(momentum=0.9, weight_decay=0.5), [small_task.batch(0), small_task.batch(1)]
     client, down = client_of(comparisons.model(4)), shared_body(1)
     algorithm = PFedAFE(beta_init=beta_init, beta_lr=beta_lr)
@@ -57,14 +53,14 @@ def test_beta_takes_plain_steps_along_the_gradient_between_the_bodies(beta_init:
 
 
 @pytest.mark.parametrize("own, shared, end", [(4, 1, 0.0), (3, 4, 1.0)])
-def test_beta_is_clamped_after_every_step(own: int, shared: int, end: float) -> None:
+def test_beta_is_clamped_after_every_step(own, shared, end):
     batches, client = [small_task.batch(0), small_task.batch(1)], client_of(comparisons.model(own))
     data = comparisons.data_of({"beta": batches})
     found = PFedAFE(beta_lr=50.0).mixing_ratio(small_task.task(), client, shared_body(shared)["body"], data)
     assert float(found) == end
 
 
-def test_body_and_head_train_together_from_the_mix_with_the_new_beta() -> None:
+def test_body_and_head_train_together_from_the_mix_with_the_new_beta():
     task, passes = (
         small_task.task(),
         {"train": [small_task.batch(0), small_task.batch(1)], "beta": [small_task.batch(2), small_task.batch(3)]},
@@ -83,7 +79,7 @@ def test_body_and_head_train_together_from_the_mix_with_the_new_beta() -> None:
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_before_its_first_training_a_client_has_the_shared_body_alone(adaptive: bool) -> None:
+def test_before_its_first_training_a_client_has_the_shared_body_alone(adaptive):
     task, passes = small_task.task(), {"train": [small_task.batch(0)], "beta": [small_task.batch(2)]}
     algorithm, down, data = PFedAFE(adaptive=adaptive), shared_body(1), comparisons.data_of(passes, LR)
     fresh = algorithm.init_client(task)
@@ -100,7 +96,7 @@ def test_before_its_first_training_a_client_has_the_shared_body_alone(adaptive: 
     assert tree.differences(state, fresh) == []
 
 
-def test_a_client_is_tested_with_the_mix_of_fresh_and_own_body_and_does_not_train() -> None:
+def test_a_client_is_tested_with_the_mix_of_fresh_and_own_body_and_does_not_train():
     task, batches, x = small_task.task(), [small_task.batch(2), small_task.batch(3)], small_task.batch(9).x
     client, down, algorithm = client_of(comparisons.model(2)), shared_body(1), PFedAFE(beta_init=0.7)
     before = tree.clone(client)
@@ -113,21 +109,21 @@ def test_a_client_is_tested_with_the_mix_of_fresh_and_own_body_and_does_not_trai
     assert comparisons.same(client, before), "what is kept is as it was"
 
 
-def test_the_server_averages_the_bodies_plainly() -> None:
+def test_the_server_averages_the_bodies_plainly():
     kind = PFedAFE().uplink(small_task.task())["body"]
     assert isinstance(kind, Mean) and kind.by == "clients"
     body = shared_body(4)["body"]
-    assert PFedAFE().server_update(small_task.task(), {}, {"body": body}, None) == {"shared": body}  # type: ignore[arg-type]
+    assert PFedAFE().server_update(small_task.task(), {}, {"body": body}, None) == {"shared": body}
 
 
-def test_the_beta_pass_has_its_own_length_and_none_without_adaptation() -> None:
+def test_the_beta_pass_has_its_own_length_and_none_without_adaptation():
     task = small_task.task(epochs=5)
     assert PFedAFE(beta_steps=3).passes(task, 1) == {"train": Pass(), "beta": Pass(steps=3)}
     assert PFedAFE(adaptive=False).passes(task, 1) == {"train": Pass(), "beta": Pass(steps=0)}
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_are_mixed_with_the_body_unless_they_stay_local(bn: str) -> None:
+def test_batch_norm_statistics_are_mixed_with_the_body_unless_they_stay_local(bn):
     task, algorithm = comparisons.with_batch_norm(bn=bn), PFedAFE(adaptive=False, beta_init=0.25)
     fresh = algorithm.init_client(task)
     client = {**fresh, "stats": tree.map(lambda leaf: leaf + 2.0, fresh["stats"]), "trained": torch.tensor(True)}
@@ -136,7 +132,7 @@ def test_batch_norm_statistics_are_mixed_with_the_body_unless_they_stay_local(bn
     assert comparisons.same(found, tree.map(lambda leaf: leaf + (0.5 if bn == "average" else 2.0), fresh["stats"]))
 
 
-def test_beta_learns_with_the_mixed_statistics_and_leaves_them_as_they_are() -> None:
+def test_beta_learns_with_the_mixed_statistics_and_leaves_them_as_they_are():
     task, batch, algorithm = comparisons.with_batch_norm(), small_task.batch(0), PFedAFE()
     fresh = algorithm.init_client(task)
     own = tree.map(lambda leaf: leaf * 1.5 + 0.1, {"body": fresh["body"], "stats": fresh["stats"]})
@@ -144,7 +140,7 @@ def test_beta_learns_with_the_mixed_statistics_and_leaves_them_as_they_are() -> 
     before, shared = tree.clone(client), algorithm.init_server(task)["shared"]
     beta = algorithm.mixing_ratio(task, client, shared, comparisons.data_of({"beta": [batch]}))
 
-    def loss(beta: float) -> float:
+    def loss(beta):
         weights = mixed(client, {"body": shared["body"]}, torch.tensor(beta))
         stats = mixed(client, shared, torch.tensor(0.5))["stats"]  # no derivative by these
         model = tree.map(Tensor.double, {**weights, "stats": stats})
@@ -156,7 +152,7 @@ def test_beta_learns_with_the_mixed_statistics_and_leaves_them_as_they_are() -> 
     assert abs(float(beta) - 0.5) > 0.005 and comparisons.same(client, before)
 
 
-def test_with_beta_0_it_is_fedper_bit_for_bit(tmp_path: Path) -> None:
+def test_with_beta_0_it_is_fedper_bit_for_bit(tmp_path):
     runs = {
         "pfedafe": {"name": "pfedafe", "adaptive": False, "beta_init": 0.0},
         "fedper": {"name": "fedper", "weighting": "clients"},
@@ -171,7 +167,7 @@ def test_with_beta_0_it_is_fedper_bit_for_bit(tmp_path: Path) -> None:
         assert np.array_equal(first, second)
 
 
-def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path: Path) -> None:
+def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path):
     training = {"momentum": 0.5, "participation": 1.0}
     for name, options in (("pfedafe", {"adaptive": False, "beta_init": 1.0}), ("local", {})):
         quick_run.run(quick_run.settings(algorithm={"name": name, **options}, training=training), tmp_path / name)
@@ -182,7 +178,7 @@ def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path: Path) ->
     assert np.array_equal(first, second)
 
 
-def test_lanes_agree_with_the_loop_under_batch_norm() -> None:
+def test_lanes_agree_with_the_loop_under_batch_norm():
     task = comparisons.with_batch_norm()
     fresh = PFedAFE().init_client(task)
     own = tree.map(lambda leaf: leaf * 1.5 + 0.1, {"body": fresh["body"], "stats": fresh["stats"]})
@@ -190,11 +186,11 @@ def test_lanes_agree_with_the_loop_under_batch_norm() -> None:
     comparisons.check_lanes(task, PFedAFE(), client, down, ("train", "beta"))
 
 
-def test_a_step_of_padding_alone_changes_nothing() -> None:
+def test_a_step_of_padding_alone_changes_nothing():
     comparisons.check_padding(PFedAFE(), client_of(comparisons.model(2)), shared_body(1), ("train", "beta"))
 
 
 @pytest.mark.parametrize("name, value", [("beta_init", 1.1), ("beta_init", -0.1), ("beta_steps", 0), ("beta_lr", 0.0)])
-def test_values_without_meaning_are_refused(name: str, value: float) -> None:
+def test_values_without_meaning_are_refused(name, value):
     with pytest.raises(ValidationError, match=name):
         TypeAdapter(PFedAFE).validate_python({name: value})

@@ -1,8 +1,5 @@
 """pFedPM: the mixed means, both losses from their equations, the relation module, and what travels."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -28,15 +25,15 @@ K, D = small_task.CLASSES, small_task.FEATURES
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 
 
-def same(a: tree.Tree, b: tree.Tree) -> bool:
+def same(a, b):
     return all(torch.equal(x, y) for (_, x), (_, y) in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
-def batch(seed: int) -> Batch:
+def batch(seed):
     return Batch(small_task.batch(seed, len(LABELS)).x, LABELS)
 
 
-def class_means(seed: int, *known: bool) -> dict[str, torch.Tensor]:
+def class_means(seed, *known):
     """Means of the known classes and zeros for the others, as they are kept and travel."""
     flags = torch.tensor(known)
     means = torch.from_numpy(np.random.default_rng(seed).uniform(0, 2, (K, D)).astype(np.float32))
@@ -46,11 +43,11 @@ def class_means(seed: int, *known: bool) -> dict[str, torch.Tensor]:
 NOTHING = class_means(0, False, False, False)
 
 
-def client_of(algorithm: PFedPM, task: Task, own: tree.Tree) -> tree.Tree:
+def client_of(algorithm, task, own):
     return {**algorithm.init_client(task), "own": own}
 
 
-def pull(z: np.ndarray, mixed: np.ndarray, known: np.ndarray, distance: str) -> np.ndarray:
+def pull(z, mixed, known, distance):
     """The gradient by z of sum_j b_j/b l(M_j, mean of z over class j), class by class."""
     found = np.zeros_like(z)
     for j in range(K):
@@ -61,9 +58,7 @@ def pull(z: np.ndarray, mixed: np.ndarray, known: np.ndarray, distance: str) -> 
     return found
 
 
-def trained_by_hand(
-    w: numpy_network.Weights, one: Batch, mixed: np.ndarray, known: np.ndarray, algorithm: PFedPM
-) -> None:
+def trained_by_hand(w, one, mixed, known, algorithm):
     x, y = small_task.flat(one)
     z, _ = numpy_network.forward(w, x)
     slopes = numpy_network.gradients(w, x, y, algorithm.prototype_weight * pull(z, mixed, known, algorithm.distance))
@@ -71,7 +66,7 @@ def trained_by_hand(
         w[name] = w[name] - LR * slopes[name]
 
 
-def test_means_are_mixed_where_a_client_has_its_own() -> None:
+def test_means_are_mixed_where_a_client_has_its_own():
     own, everyone = class_means(1, True, False, True), class_means(2, True, True, True)
     mixed = PFedPM(own_weight=0.3).mix(own, everyone)
     for j, expected in ((0, 0.3 * own["means"][0] + 0.7 * everyone["means"][0]), (1, everyone["means"][1])):
@@ -82,7 +77,7 @@ def test_means_are_mixed_where_a_client_has_its_own() -> None:
 
 
 @pytest.mark.parametrize("distance", ["l2", "mse"])
-def test_the_model_is_drawn_from_the_batch_means_to_the_mixed_means(distance: Any) -> None:
+def test_the_model_is_drawn_from_the_batch_means_to_the_mixed_means(distance):
     task, one = small_task.task(), batch(0)
     algorithm = PFedPM(own_weight=0.4, prototype_weight=0.7, distance=distance)
     own, everyone = class_means(1, True, False, False), class_means(2, True, True, False)
@@ -102,7 +97,7 @@ def test_the_model_is_drawn_from_the_batch_means_to_the_mixed_means(distance: An
     assert torch.equal(state["own"]["means"], up["means"]["means"]) and state["own"]["known"].all()
 
 
-def test_own_means_are_known_for_the_classes_that_a_client_holds() -> None:
+def test_own_means_are_known_for_the_classes_that_a_client_holds():
     task = small_task.task()
     data = small_task.data([Batch(batch(0).x, LABELS.clamp(max=1))])
     state, _ = PFedPM().client_update(task, PFedPM().init_client(task), {"class_means": NOTHING}, data)
@@ -114,7 +109,7 @@ def test_own_means_are_known_for_the_classes_that_a_client_holds() -> None:
     [(PFedPM(), NOTHING), (PFedPM(prototype_weight=0), class_means(2, True, True, True))],
     ids=["before there are global means", "without prototype_weight"],
 )
-def test_without_the_second_term_it_is_local(algorithm: PFedPM, received: tree.Tree) -> None:
+def test_without_the_second_term_it_is_local(algorithm, received):
     task, data = small_task.task(momentum=0.5), small_task.data([batch(0), batch(1)])
     client = client_of(algorithm, task, class_means(1, True, True, True))
     mine, _ = algorithm.client_update(task, client, {"class_means": received}, data)
@@ -122,7 +117,7 @@ def test_without_the_second_term_it_is_local(algorithm: PFedPM, received: tree.T
     assert same(mine["model"], theirs["model"])
 
 
-def test_a_norm_of_zero_has_no_gradient_and_no_nan() -> None:
+def test_a_norm_of_zero_has_no_gradient_and_no_nan():
     task = small_task.task()
     # One sample and numbers of few bits, so that no order of sums rounds: its class mean is the feature exactly.
     one = Batch((batch(0).x[:1] * 4).round(), LABELS[:1])
@@ -137,18 +132,10 @@ def test_a_norm_of_zero_has_no_gradient_and_no_nan() -> None:
             np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=path)
 
 
-def in_lanes(
-    algorithm: PFedPM,
-    task: Task,
-    client: tree.Tree,
-    received: tree.Tree,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    weight: torch.Tensor,
-) -> tree.Tree:
+def in_lanes(algorithm, task, client, received, x, y, weight):
     """The new states of lanes that differ in their data alone; x: [L, S, B, C, H, W], y and weight: [L, S, B]."""
 
-    def one(client: tree.Tree, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tree.Tree:
+    def one(client, x, y, weight):
         batches = [small_task.padded(x[step], y[step], weight[step]) for step in range(len(x))]
         counts = ((y.unsqueeze(-1) == torch.arange(K)) * weight.unsqueeze(-1)).sum((0, 1))
         data = ClientData({"train": batches}, batches, counts, LR, 2)
@@ -157,7 +144,7 @@ def in_lanes(
     return torch.func.vmap(one)(tree.stack([client] * len(x)), x, y, weight)
 
 
-def test_padding_counts_in_neither_loss() -> None:
+def test_padding_counts_in_neither_loss():
     task, algorithm = small_task.task(momentum=0.5, weight_decay=0.1), PFedPM(relation=True)
     client, received = client_of(algorithm, task, class_means(1, True, True, False)), class_means(2, True, True, True)
     lanes = [[batch(0), batch(1)], [Batch(batch(2).x[:4], LABELS[:4])]]
@@ -175,26 +162,24 @@ def test_padding_counts_in_neither_loss() -> None:
 # The relation module pair by pair, and the gradient of its loss written out.
 
 
-def windows(z: np.ndarray, c: np.ndarray) -> np.ndarray:
+def windows(z, c):
     """The three neighbours of every place of the pair's two channels, [2, d, 3], zeros outside."""
     return np.lib.stride_tricks.sliding_window_view(np.pad(np.stack([z, c]), ((0, 0), (1, 1))), 3, axis=1)
 
 
-def layers_by_hand(w: numeric_gradients.Weights, z: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def layers_by_hand(w, z, c):
     """The outputs of the convolution [8, d], of fc1 [64] (both after ReLU) and the score."""
     found = np.maximum(np.einsum("oik,itk->ot", w["conv/weight"], windows(z, c)) + w["conv/bias"][:, None], 0)
     hidden = np.maximum(w["fc1/weight"] @ found.ravel() + w["fc1/bias"], 0)
     return found, hidden, 1 / (1 + np.exp(-(w["fc2/weight"] @ hidden + w["fc2/bias"]).item()))
 
 
-def scores_by_hand(w: numeric_gradients.Weights, z: np.ndarray, c: np.ndarray) -> np.ndarray:
+def scores_by_hand(w, z, c):
     """[B, K] for features [B, d] and class means [K, d]."""
     return np.array([[layers_by_hand(w, feature, mean)[2] for mean in c] for feature in z])
 
 
-def gradients_by_hand(
-    w: numeric_gradients.Weights, z: np.ndarray, c: np.ndarray, one_hot: np.ndarray, known: np.ndarray
-) -> numeric_gradients.Weights:
+def gradients_by_hand(w, z, c, one_hot, known):
     """Of the mean over samples of the sum over known classes of (score - one_hot)^2."""
     total = {path: np.zeros_like(value) for path, value in w.items()}
     for s, j in np.ndindex(one_hot.shape):
@@ -214,7 +199,7 @@ def gradients_by_hand(
     return total
 
 
-def test_relation_scores_are_those_of_the_pairs_signals() -> None:
+def test_relation_scores_are_those_of_the_pairs_signals():
     weights = init_relation(np.random.default_rng(0), D)
     rng = np.random.default_rng(1)
     z, c = rng.normal(size=(4, D)), rng.normal(size=(K, D))
@@ -223,7 +208,7 @@ def test_relation_scores_are_those_of_the_pairs_signals() -> None:
 
 
 @pytest.mark.parametrize("known", [(True, True, True), (True, False, True)])
-def test_the_relation_module_steps_after_the_model_on_every_batch(known: tuple[bool, ...]) -> None:
+def test_the_relation_module_steps_after_the_model_on_every_batch(known):
     task, batches = small_task.task(), [batch(0), batch(1)]
     algorithm = PFedPM(own_weight=0.4, relation=True, relation_lr=0.2)
     received = class_means(2, *known)
@@ -231,7 +216,7 @@ def test_the_relation_module_steps_after_the_model_on_every_batch(known: tuple[b
     state, _ = algorithm.client_update(task, client, {"class_means": received}, small_task.data(batches))
 
     mixed, mask = received["means"].double().numpy(), np.array(known, float)
-    w, psi = small_task.to_numpy(task.init()), numeric_gradients.weights(client["relation"])  # type: ignore[arg-type]
+    w, psi = small_task.to_numpy(task.init()), numeric_gradients.weights(client["relation"])
     for one in batches:
         trained_by_hand(w, one, mixed, mask, algorithm)
         z, _ = numpy_network.forward(w, small_task.flat(one)[0])  # of the body after its step
@@ -243,13 +228,13 @@ def test_the_relation_module_steps_after_the_model_on_every_batch(known: tuple[b
     assert torch.equal(state["mixed"]["means"], received["means"]) and state["mixed"]["known"].tolist() == list(known)
 
 
-def test_the_relation_module_has_the_models_learning_rate_unless_given_and_it_decays() -> None:
+def test_the_relation_module_has_the_models_learning_rate_unless_given_and_it_decays():
     task, data = small_task.task(lr=0.05), data_of({}, decay=0.81)
     assert PFedPM().learning_rate(task, data) == pytest.approx(0.05 * 0.81)
     assert PFedPM(relation_lr=0.4).learning_rate(task, data) == pytest.approx(0.4 * 0.81)
 
 
-def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics() -> None:
+def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics():
     task, data, received = (
         comparisons.with_batch_norm(momentum=0.5),
         small_task.data([batch(0), batch(1)]),
@@ -265,13 +250,13 @@ def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics() -
 
 @pytest.mark.parametrize("client", [0, 3])
 @pytest.mark.parametrize("init", ["shared", "per_client"])
-def test_all_clients_begin_with_one_relation_module_unless_each_draws_its_own(init: str, client: int) -> None:
+def test_all_clients_begin_with_one_relation_module_unless_each_draws_its_own(init, client):
     task = small_task.task(init=init)
     drawn = init_relation(stream(task.seed, 0, -1 if init == "shared" else client, "relation"), D)
     assert same(PFedPM(relation=True).init_client(task.of_client(client))["relation"], drawn)
 
 
-def test_the_relation_module_has_its_sizes_and_pytorchs_bounds() -> None:
+def test_the_relation_module_has_its_sizes_and_pytorchs_bounds():
     weights = dict(tree.leaves(init_relation(np.random.default_rng(0), 50)))
     shapes = {path: tuple(leaf.shape) for path, leaf in weights.items() if path.endswith("weight")}
     assert shapes == {"conv/weight": (8, 2, 3), "fc1/weight": (64, 8 * 50), "fc2/weight": (1, 64)}
@@ -279,7 +264,7 @@ def test_the_relation_module_has_its_sizes_and_pytorchs_bounds() -> None:
         assert 0.8 * fan_in**-0.5 < weights[path].abs().max() <= fan_in**-0.5, path
 
 
-def test_prediction_by_relation_uses_the_mixed_means_of_the_last_round() -> None:
+def test_prediction_by_relation_uses_the_mixed_means_of_the_last_round():
     task, algorithm, x = small_task.task(), PFedPM(relation=True), batch(5).x
     client = client_of(algorithm, task, class_means(1, True, True, False))
     model = client["model"]
@@ -291,19 +276,19 @@ def test_prediction_by_relation_uses_the_mixed_means_of_the_last_round() -> None
     mixed = class_means(3, True, True, False)
     scores = algorithm.predict(task, {**client, "mixed": mixed}, {}, x)
     z = task.features(model, x).double().numpy()
-    psi = numeric_gradients.weights(client["relation"])  # type: ignore[arg-type]
+    psi = numeric_gradients.weights(client["relation"])
     expected = scores_by_hand(psi, z, mixed["means"].double().numpy())
     np.testing.assert_allclose(scores[:, :2], expected[:, :2], atol=1e-6)
     assert (scores[:, 2] == -torch.inf).all()
 
 
-def test_all_classes_come_down_only_where_the_relation_module_needs_them() -> None:
+def test_all_classes_come_down_only_where_the_relation_module_needs_them():
     plain, related = (PFedPM(relation=on).downlink(small_task.task())["class_means"] for on in (False, True))
     assert type(plain) is OwnClasses and plain.client_bytes(2) == 2 * (4 * D + 1)
     assert type(related) is Shared and related.client_bytes(2) == K * (4 * D + 1)
 
 
-def test_twenty_clients_with_four_classes_send_the_papers_four_thousand_parameters() -> None:
+def test_twenty_clients_with_four_classes_send_the_papers_four_thousand_parameters():
     task = Task(MODELS["protocnn"]().bind((1, 28, 28), 10), TrainingConfig(), 20, 0, (0.5,), (0.5,))
     label, count = 4, 4
     sent = PFedPM().uplink(task)["means"].client_bytes(4) - 4 * (label + count)
@@ -313,7 +298,7 @@ def test_twenty_clients_with_four_classes_send_the_papers_four_thousand_paramete
 WIDTHS = [{"name": "protocnn", "channels": channels, "kernel": 3, "padding": 1} for channels in (18, 20, 22)]
 
 
-def test_clients_may_have_unlike_models_with_features_of_one_width(tmp_path: Path) -> None:
+def test_clients_may_have_unlike_models_with_features_of_one_width(tmp_path):
     raw = quick_run.settings(
         model=WIDTHS, algorithm={"name": "pfedpm", "relation": True}, training={"rounds": 2}, data={"limit": 200}
     )

@@ -1,7 +1,5 @@
 """What is reported of a client is what its model gets right on its own test samples, as a checkpoint shows it."""
 
-from pathlib import Path
-
 import numpy as np
 
 import both_ways
@@ -9,7 +7,7 @@ import quick_run
 from pflmpi.store import run_folder
 
 
-def test_every_client_is_scored_by_its_own_samples_alone(tmp_path: Path) -> None:
+def test_every_client_is_scored_by_its_own_samples_alone(tmp_path):
     """Public FedProto code never resets its counters between clients, so that its mean is one of running totals."""
     raw = quick_run.settings(algorithm={"name": "fedproto"})
     quick_run.run(raw, tmp_path / "run")

@@ -1,8 +1,5 @@
 """Options of the `training` section with every algorithm: followed or refused, with the same bits everywhere."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,11 +13,11 @@ from pflmpi.testing.conformance import Runs
 CASES = every_algorithm()
 ONE_OF_EACH = {case["algorithm"]["name"]: name for name, case in reversed(CASES.items())}.values()
 REFUSES_STATE = {"pfedme", "fedfcd-full", "perfedavg"}
-ADAM: dict[str, Any] = {"optimizer": "adam", "keep_optimizer": True, "lr": 0.01}
+ADAM = {"optimizer": "adam", "keep_optimizer": True, "lr": 0.01}
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH)
-def test_adam_is_kept_between_rounds_or_refused(case: str, tmp_path: Path) -> None:
+def test_adam_is_kept_between_rounds_or_refused(case, tmp_path):
     training = {**CASES[case]["training"], **ADAM, "rounds": 1, "clip_norm": 1.0}
     raw = quick_run.settings(CASES[case], training=training, evaluation={"every": 9})
     if case in REFUSES_STATE:
@@ -35,7 +32,7 @@ def test_adam_is_kept_between_rounds_or_refused(case: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["fedrep", "ditto"])
-def test_bits_and_continuation_with_state_that_is_kept(name: str, tmp_path: Path) -> None:
+def test_bits_and_continuation_with_state_that_is_kept(name, tmp_path):
     training = {**ADAM, "decay_by": "participations", "schedule": "cosine", "decay_rounds": 5, "label_smoothing": 0.1}
     runs = Runs({**CASES[name], "training": training}, tmp_path)
     for executor in conformance.EXECUTORS:
@@ -54,12 +51,12 @@ def test_bits_and_continuation_with_state_that_is_kept(name: str, tmp_path: Path
         ({"schedule": "step"}, "needs training.decay_rounds"),
     ],
 )
-def test_options_without_effect_are_refused(training: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_options_without_effect_are_refused(training, message, tmp_path):
     with pytest.raises(UserError, match=message):
         quick_run.run(quick_run.settings(training=training), tmp_path / "run")
 
 
-def test_more_rounds_would_change_a_cosine_over_all_rounds(tmp_path: Path) -> None:
+def test_more_rounds_would_change_a_cosine_over_all_rounds(tmp_path):
     quick_run.run(quick_run.settings(training={"rounds": 1, "schedule": "cosine"}), tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"training.rounds = 1 in the run, 2 now"):
         quick_run.resume(tmp_path / "run", ("training.rounds=2",))

@@ -1,7 +1,6 @@
 """The names of classes are those of the datasets' own files."""
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from pflmpi.data import SOURCES
 from pflmpi.data.class_names import CLASS_NAMES
 
 
-def test_every_dataset_has_names() -> None:
+def test_every_dataset_has_names():
     assert sorted(CLASS_NAMES) == sorted(SOURCES)
     assert all(len(set(names)) == len(names) for names in CLASS_NAMES.values())
 
@@ -22,12 +21,12 @@ def test_every_dataset_has_names() -> None:
         ("cifar100", "cifar-100-python/meta", "fine_label_names"),
     ],
 )
-def test_the_names_are_those_in_the_files(name: str, file: str, key: str, data_root: Path) -> None:
+def test_the_names_are_those_in_the_files(name, file, key, data_root):
     with open(data_root / file, "rb") as opened:
         assert CLASS_NAMES[name] == tuple(pickle.load(opened, encoding="latin1")[key])
 
 
-def test_there_is_a_name_for_each_class(data_root: Path) -> None:
+def test_there_is_a_name_for_each_class(data_root):
     for name in ("fashion_mnist", "femnist"):
         dataset = SOURCES[name].read(data_root)
         assert dataset.num_classes == len(CLASS_NAMES[name]) >= int(np.max(dataset.labels)) + 1

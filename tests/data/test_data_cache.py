@@ -34,27 +34,27 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Reader:
+def reader(tmp_path):
     return Reader(tmp_path / "raw")
 
 
-def entry(folder: Path) -> Path:
+def entry(folder):
     """Return the only entry of a cache folder."""
     found = [path for path in folder.iterdir() if path.is_dir()]
     assert len(found) == 1, found
     return found[0]
 
 
-def test_data_is_read_once_and_then_mapped(reader: Reader, tmp_path: Path) -> None:
+def test_data_is_read_once_and_then_mapped(reader, tmp_path):
     results = [reader.load(tmp_path / "cache") for _ in range(3)]
     assert reader.calls == 1
     assert all(alike(result, reader()) and not result.images.flags.writeable for result in results)
 
 
-def test_one_of_many_readers_reads_and_the_others_wait(reader: Reader, tmp_path: Path) -> None:
+def test_one_of_many_readers_reads_and_the_others_wait(reader, tmp_path):
     start, results = threading.Barrier(6), []
 
-    def rank() -> None:
+    def rank():
         start.wait()
         results.append(reader.load(tmp_path / "cache"))
 
@@ -66,9 +66,7 @@ def test_one_of_many_readers_reads_and_the_others_wait(reader: Reader, tmp_path:
     assert reader.calls == 1 and len(results) == 6 and all(alike(result, results[0]) for result in results)
 
 
-def test_an_entry_is_verified_once_while_what_was_loaded_is_in_use(
-    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_is_verified_once_while_what_was_loaded_is_in_use(reader, tmp_path, monkeypatch):
     """Six ranks of a node need not all compute the digest of the same files."""
     reader.load(tmp_path / "cache")
     verified = []
@@ -88,7 +86,7 @@ def test_an_entry_is_verified_once_while_what_was_loaded_is_in_use(
 
 @pytest.mark.parametrize("file", ["images.npy", "labels.npy", "official_test.npy", "writers.npy", "entry.json"])
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
-def test_a_damaged_entry_is_rebuilt(file: str, damage: str, reader: Reader, tmp_path: Path) -> None:
+def test_a_damaged_entry_is_rebuilt(file, damage, reader, tmp_path):
     reader.load(tmp_path / "cache")
     path = entry(tmp_path / "cache") / file
     good = path.read_bytes()
@@ -101,7 +99,7 @@ def test_a_damaged_entry_is_rebuilt(file: str, damage: str, reader: Reader, tmp_
     assert path.read_bytes() == good
 
 
-def test_changed_raw_files_are_read_anew(reader: Reader, tmp_path: Path) -> None:
+def test_changed_raw_files_are_read_anew(reader, tmp_path):
     reader.load(tmp_path / "cache")
     reader.files[0].write_text("raw, but longer")
     reader.load(tmp_path / "cache")
@@ -110,17 +108,15 @@ def test_changed_raw_files_are_read_anew(reader: Reader, tmp_path: Path) -> None
     assert reader.calls == 3
 
 
-def test_an_unwritable_cache_is_skipped(reader: Reader, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_cache_is_skipped(reader, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         data = reader.load(reader.files[0] / "below a file")
     assert alike(data, reader()) and data.images.flags.writeable
     assert "data cache not used" in caplog.text
 
 
-def test_a_full_disk_leaves_the_data_in_memory_and_nothing_behind(
-    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(_: int) -> None:
+def test_a_full_disk_leaves_the_data_in_memory_and_nothing_behind(reader, tmp_path, monkeypatch, caplog):
+    def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -131,7 +127,7 @@ def test_a_full_disk_leaves_the_data_in_memory_and_nothing_behind(
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
-def test_leftovers_of_a_killed_process_are_removed(reader: Reader, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(reader, tmp_path):
     reader.load(tmp_path / "cache")
     good = entry(tmp_path / "cache")
     leftover = good.with_name(good.name + ".tmp-dead")
@@ -140,7 +136,7 @@ def test_leftovers_of_a_killed_process_are_removed(reader: Reader, tmp_path: Pat
     assert entry(tmp_path / "cache") == good and not leftover.exists()
 
 
-def test_the_users_own_folder_is_private(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_folder_is_private(reader, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     reader.load(None)
     folder = tmp_path / f"pflmpi-{os.getuid()}"
@@ -148,9 +144,7 @@ def test_the_users_own_folder_is_private(reader: Reader, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("taken", ["a link", "a file", "open to all", "another user's"])
-def test_a_folder_that_is_not_the_users_own_is_refused_and_another_can_be_named(
-    taken: str, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_not_the_users_own_is_refused_and_another_can_be_named(taken, reader, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"pflmpi-{os.getuid()}"
     if taken == "a link":
@@ -164,7 +158,7 @@ def test_a_folder_that_is_not_the_users_own_is_refused_and_another_can_be_named(
     if taken == "another user's":
         user, lstat = os.getuid() + 1, Path.lstat
 
-        def of_another(path: Path) -> os.stat_result:
+        def of_another(path):
             found = lstat(path)
             return os.stat_result([*found[:4], user, *found[5:]]) if path == folder else found
 

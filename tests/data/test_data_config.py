@@ -1,7 +1,5 @@
 """The `data` section of a configuration."""
 
-from pathlib import Path
-
 import pytest
 from pydantic import ValidationError
 
@@ -16,24 +14,24 @@ from pflmpi.experiment.stored_config import resumed_config
     "wrong",
     [{"test_share": 0}, {"test_share": 1.0}, {"split": "random"}, {"limit": 0}, {"roots": "x"}, {"download": "maybe"}],
 )
-def test_a_wrong_data_section_is_refused(wrong: dict[str, object]) -> None:
+def test_a_wrong_data_section_is_refused(wrong):
     with pytest.raises(ValidationError):
         DataConfig.model_validate({"name": "digits"} | wrong)
 
 
-def test_the_defaults_of_the_data_section_are_those_of_the_papers() -> None:
+def test_the_defaults_of_the_data_section_are_those_of_the_papers():
     config = DataConfig(name="digits")
     assert (config.split, config.test_share, config.limit, config.download) == ("auto", 0.25, None, False)
 
 
 @pytest.mark.parametrize("key, value", [("label", "species"), ("client", "who"), ("layout", "nhwc")])
-def test_what_is_about_a_file_is_refused_without_one(key: str, value: str) -> None:
+def test_what_is_about_a_file_is_refused_without_one(key, value):
     parse(quick_run.settings({"data": {"name": "digits", key: None}}))
     with pytest.raises(ConfigError, match=f"data.{key} is about data.path, which is not set; set it, or"):
         parse(quick_run.settings({"data": {"name": "digits", key: value}}))
 
 
-def test_a_run_from_before_a_default_goes_on_with_its_own_split(tmp_path: Path) -> None:
+def test_a_run_from_before_a_default_goes_on_with_its_own_split(tmp_path):
     quick_run.run(quick_run.settings(data={"split": "pooled"}, training={"rounds": 1}), tmp_path)
     now = parse(quick_run.settings(training={"rounds": 2}))
     assert now.data.split == "auto" and resumed_config(tmp_path, now).data.split == "pooled"

@@ -19,7 +19,7 @@ from project import ROOT
 from raw_files import alike, toy
 
 
-def test_arrays_of_different_lengths_are_refused() -> None:
+def test_arrays_of_different_lengths_are_refused():
     images = np.zeros((3, 1, 2, 2), dtype=np.uint8)
     with pytest.raises(DataError, match="3 images but 2 labels"):
         assemble("toy", images, np.zeros(2), np.zeros(3, dtype=bool), 2)
@@ -30,7 +30,7 @@ def test_arrays_of_different_lengths_are_refused() -> None:
             assemble("toy", wrong, np.arange(3) % 2, np.zeros(3, dtype=bool), 2)
 
 
-def test_the_digest_changes_with_every_part_of_the_content() -> None:
+def test_the_digest_changes_with_every_part_of_the_content():
     images = np.zeros((4, 1, 2, 2), dtype=np.uint8)
     labels, test, writers = np.array([0, 1, 0, 1]), np.array([False, False, True, True]), np.arange(4)
     other = images.copy()
@@ -52,7 +52,7 @@ def test_the_digest_changes_with_every_part_of_the_content() -> None:
     assert assemble("another name", images, labels, test, 2, writers).digest == digests[0]
 
 
-def test_a_limit_keeps_the_proportions_of_classes_and_of_the_official_split() -> None:
+def test_a_limit_keeps_the_proportions_of_classes_and_of_the_official_split():
     small = limited(toy([60, 30, 1], [20, 10, 0]), 13, np.random.default_rng(0))
     counts = [np.bincount(small.labels[small.official_test == test], minlength=3).tolist() for test in (False, True)]
     # One of each class first, the other 10 as 79 : 39 : 0 = 6.69 : 3.31 : 0, so 8, 4 and 1; of these 3 to 1.
@@ -61,7 +61,7 @@ def test_a_limit_keeps_the_proportions_of_classes_and_of_the_official_split() ->
     assert np.array_equal(small.images.ravel(), small.writers) and (np.diff(small.writers) > 0).all()
 
 
-def test_a_limit_is_seeded_and_changes_the_digest() -> None:
+def test_a_limit_is_seeded_and_changes_the_digest():
     whole = load(DataConfig(name="digits"), seed=0)
     small = [load(DataConfig(name="digits", limit=50), seed=seed) for seed in (3, 3, 4)]
     assert alike(small[0], small[1])
@@ -70,25 +70,25 @@ def test_a_limit_is_seeded_and_changes_the_digest() -> None:
     assert alike(small[0], limited(whole, 50, stream(3, 0, -1, "limit")))
 
 
-def test_a_limit_above_the_size_changes_nothing_and_one_below_the_classes_still_works() -> None:
+def test_a_limit_above_the_size_changes_nothing_and_one_below_the_classes_still_works():
     data = toy([5, 4, 3], [0, 0, 0])
     assert limited(data, 12, np.random.default_rng(0)) is data
     assert limited(data, 2, np.random.default_rng(0)).labels.tolist() == [0, 1]
 
 
-def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch):
     read = digits.Digits().read(Path())
     monkeypatch.setattr(digits, "find_spec", lambda name: SimpleNamespace(origin="/nowhere/__init__.py"))
     assert digits.Digits().read(Path()).digest == read.digest
 
 
-def test_digits_are_read_without_scikit_learn() -> None:
+def test_digits_are_read_without_scikit_learn():
     read = "from pflmpi.data.sources.digits import Digits; Digits().read(None)"
     code = f"import sys; {read}; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_digits_are_scaled_to_the_whole_byte_range() -> None:
+def test_digits_are_scaled_to_the_whole_byte_range():
     from sklearn.datasets import load_digits
 
     data = load(DataConfig(name="digits"), seed=0)
@@ -100,7 +100,7 @@ def test_digits_are_scaled_to_the_whole_byte_range() -> None:
     assert np.array_equal(np.flatnonzero(data.official_test), np.arange(1500, 1797))
 
 
-def test_importing_the_data_room_imports_no_torch() -> None:
+def test_importing_the_data_room_imports_no_torch():
     heavy = "{'torch', 'torchvision', 'sklearn'}"
     code = f"import sys, pflmpi.data, pflmpi.data.federation; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

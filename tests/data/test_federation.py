@@ -5,7 +5,6 @@ import hashlib
 import logging
 import os
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +12,15 @@ import pytest
 from pflmpi.config.load import partition
 from pflmpi.data import load
 from pflmpi.data.config import DataConfig, PartitionConfig
-from pflmpi.data.dataset import Dataset, assemble
-from pflmpi.data.federation import Federation, build, reuse, save
+from pflmpi.data.dataset import assemble
+from pflmpi.data.federation import build, reuse, save
 from pflmpi.data.loading import limited
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.unseen import divide
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
 
-SECTIONS: dict[str, dict[str, object]] = {
+SECTIONS = {
     "pathological": {"clients": 8, "classes_per_client": 2},
     "dirichlet": {"clients": 8, "beta": 0.5},
     "exdir": {"clients": 8, "classes_per_client": 2, "alpha": 1.0},
@@ -32,23 +31,23 @@ SECTIONS: dict[str, dict[str, object]] = {
 }
 
 
-def toy(samples: int = 400, classes: int = 4, tests: int = 100, writers: int = 10) -> Dataset:
+def toy(samples=400, classes=4, tests=100, writers=10):
     """Return samples of all classes by all writers in turn; the last `tests` are official test samples."""
     number = np.arange(samples)
     images = (number % 251).astype(np.uint8).reshape(-1, 1, 1, 1)
     return assemble("toy", images, number % classes, number >= samples - tests, classes, number // classes % writers)
 
 
-def federation(name: str = "exdir", split: str = "pooled", seed: int = 0, dataset: Dataset | None = None) -> Federation:
+def federation(name="exdir", split="pooled", seed=0, dataset=None):
     data = DataConfig.model_validate({"name": "toy", "split": split})
     return build(dataset or toy(), partition({"name": name, **SECTIONS[name]}), data, seed)
 
 
-def rng(seed: int = 0) -> np.random.Generator:
+def rng(seed=0):
     return np.random.Generator(np.random.Philox(key=seed))
 
 
-def same(a: Federation, b: Federation) -> bool:
+def same(a, b):
     pairs = [*zip(a.train, b.train, strict=True), *zip(a.test, b.test, strict=True)]
     return a.digest == b.digest and all(np.array_equal(x, y) for x, y in pairs)
 
@@ -62,7 +61,7 @@ both_splits = pytest.mark.parametrize("split", ["pooled", "official"])
 
 @every_partition
 @both_splits
-def test_training_and_test_samples_are_disjoint_and_ascending(name: str, split: str) -> None:
+def test_training_and_test_samples_are_disjoint_and_ascending(name, split):
     found = federation(name, split)
     given = [*found.train, *found.test]
     assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in given)
@@ -77,7 +76,7 @@ def test_training_and_test_samples_are_disjoint_and_ascending(name: str, split: 
 
 @every_partition
 @both_splits
-def test_a_federation_depends_on_its_seed_alone(name: str, split: str) -> None:
+def test_a_federation_depends_on_its_seed_alone(name, split):
     first = federation(name, split, seed=1)
     np.random.default_rng(9).random(5)
     assert same(first, federation(name, split, seed=1))
@@ -86,7 +85,7 @@ def test_a_federation_depends_on_its_seed_alone(name: str, split: str) -> None:
 
 
 @every_partition
-def test_counts_are_those_of_the_training_samples(name: str) -> None:
+def test_counts_are_those_of_the_training_samples(name):
     found = federation(name)
     labels = found.dataset.labels
     assert found.num_clients == len(found.train) == len(found.test)
@@ -96,12 +95,12 @@ def test_counts_are_those_of_the_training_samples(name: str) -> None:
     assert found.class_counts[3, 1] == (labels[found.train[3]] == 1).sum()
 
 
-def test_only_the_named_streams_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_named_streams_are_drawn_from(monkeypatch):
     drawn = []
 
-    def watched(*key: object) -> np.random.Generator:
+    def watched(*key):
         drawn.append(key)
-        return stream(*key)  # type: ignore[arg-type]
+        return stream(*key)
 
     monkeypatch.setattr("pflmpi.data.federation.stream", watched)
     federation(seed=7)
@@ -111,7 +110,7 @@ def test_only_the_named_streams_are_drawn_from(monkeypatch: pytest.MonkeyPatch) 
     assert drawn == [(7, 0, -1, "partition")]
 
 
-def test_the_digest_covers_the_data_and_all_indices() -> None:
+def test_the_digest_covers_the_data_and_all_indices():
     found = federation()
     digest = hashlib.sha256(f"dataset {found.dataset.digest}\n".encode())
     for kind, parts in (("train", found.train), ("test", found.test)):
@@ -123,12 +122,12 @@ def test_the_digest_covers_the_data_and_all_indices() -> None:
 # --- writers ------------------------------------------------------------------------------------------------
 
 
-def written(writers: list[int], tests: list[bool]) -> Dataset:
+def written(writers, tests):
     images = np.zeros((len(writers), 1, 1, 1), dtype=np.uint8)
     return assemble("toy", images, np.arange(len(writers)) % 2, np.array(tests), 2, np.array(writers))
 
 
-def test_writers_with_test_samples_only_are_clients_of_the_pool_and_not_of_the_official_split() -> None:
+def test_writers_with_test_samples_only_are_clients_of_the_pool_and_not_of_the_official_split():
     data = written([5, 5, 5, 5, 8, 8, 8, 8, 9, 9], [False, False, False, True] * 2 + [True, True])
     pooled = federation("writers", "pooled", dataset=data)
     assert pooled.num_clients == 3 and pooled.num_train.tolist() == [3, 3, 1] and pooled.num_test.tolist() == [1, 1, 1]
@@ -137,13 +136,13 @@ def test_writers_with_test_samples_only_are_clients_of_the_pool_and_not_of_the_o
     assert [part.tolist() for part in official.test] == [[3], [7]]
 
 
-def test_an_official_split_between_writers_is_refused() -> None:
+def test_an_official_split_between_writers_is_refused():
     data = written([1, 1, 2, 2, 3, 3], [False] * 4 + [True] * 2)
     with pytest.raises(DataError, match=r"none of its 2 official test samples matches them; set data\.split: pooled"):
         federation("writers", "official", dataset=data)
 
 
-def test_data_without_writers_has_no_partition_by_writers() -> None:
+def test_data_without_writers_has_no_partition_by_writers():
     data = load(DataConfig(name="digits"), seed=0)
     with pytest.raises(
         DataError, match=r"partition 'writers' needs the writer .* dataset 'digits' does not have; use femnist"
@@ -151,7 +150,7 @@ def test_data_without_writers_has_no_partition_by_writers() -> None:
         federation("writers", dataset=data)
 
 
-def test_the_real_femnist_sample_gives_natural_federations(data_root: Path, tmp_path: Path) -> None:
+def test_the_real_femnist_sample_gives_natural_federations(data_root, tmp_path):
     data = load(DataConfig(name="femnist", root=str(data_root)), seed=0, cache=tmp_path)
     pooled, official = (federation("writers", split, dataset=data) for split in ("pooled", "official"))
     assert pooled.num_clients == 184 and pooled.num_train.min() >= 1
@@ -161,7 +160,7 @@ def test_the_real_femnist_sample_gives_natural_federations(data_root: Path, tmp_
 # --- sharing ------------------------------------------------------------------------------------------------
 
 
-def test_shared_samples_are_counted() -> None:
+def test_shared_samples_are_counted():
     section = {"name": "nway_kshot", "clients": 3, "n": 4, "k": 60, "stdev": 0, "noise": 0}
     found = build(toy(), partition(section), DataConfig(name="toy"), 0)
     assert found.num_shared == 3 * 4 * 60 - 400
@@ -172,7 +171,7 @@ def test_shared_samples_are_counted() -> None:
 
 
 @every_partition
-def test_a_saved_federation_comes_back_the_same(name: str, tmp_path: Path) -> None:
+def test_a_saved_federation_comes_back_the_same(name, tmp_path):
     found = federation(name)
     save(found, tmp_path / "new folder" / "parts.npz")
     again = reuse(found.dataset, tmp_path / "new folder" / "parts.npz")
@@ -182,7 +181,7 @@ def test_a_saved_federation_comes_back_the_same(name: str, tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "new folder").iterdir()] == ["parts.npz"], "no temporary file is left"
 
 
-def test_a_federation_made_for_other_data_is_refused_with_both_digests(tmp_path: Path) -> None:
+def test_a_federation_made_for_other_data_is_refused_with_both_digests(tmp_path):
     found, other = federation(), toy(samples=401)
     save(found, tmp_path / "parts.npz")
     with pytest.raises(DataError) as caught:
@@ -190,13 +189,13 @@ def test_a_federation_made_for_other_data_is_refused_with_both_digests(tmp_path:
     assert found.dataset.digest in str(caught.value) and other.digest in str(caught.value)
 
 
-def rewrite(path: Path, **changes: np.ndarray) -> None:
+def rewrite(path, **changes):
     with np.load(path) as file:
         content = {key: file[key] for key in file}
     np.savez(path, **content | changes)
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(tmp_path):
     found, path = federation(), tmp_path / "parts.npz"
     save(found, path)
     good = path.read_bytes()
@@ -220,7 +219,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         reuse(found.dataset, tmp_path / "nothing.npz")
 
 
-def test_a_file_with_pickles_is_not_opened(tmp_path: Path) -> None:
+def test_a_file_with_pickles_is_not_opened(tmp_path):
     found, path = federation(), tmp_path / "parts.npz"
     save(found, path)
     with zipfile.ZipFile(path) as archive:
@@ -230,8 +229,8 @@ def test_a_file_with_pickles_is_not_opened(tmp_path: Path) -> None:
         reuse(found.dataset, path)
 
 
-def test_a_full_disk_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
+def test_a_full_disk_leaves_the_old_file_alone(tmp_path, monkeypatch):
+    def full(_):
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "parts.npz"
@@ -243,20 +242,20 @@ def test_a_full_disk_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == good and list(tmp_path.iterdir()) == [path]
 
 
-def test_clients_that_cannot_be_tested_are_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_that_cannot_be_tested_are_counted_in_the_log(caplog):
     with caplog.at_level(logging.WARNING):
         found = federation("exdir", "official", dataset=toy(tests=4))
     empty = int((found.num_test == 0).sum())
     assert empty >= 4 and f"{empty} of 8 clients have no test samples" in caplog.text
 
 
-def own(dataset: Dataset, split: str = "auto", name: str = "iid", **partitioned: object) -> Federation:
+def own(dataset, split="auto", name="iid", **partitioned):
     """The federation of a file of one's own."""
     data = DataConfig.model_validate({"name": "toy", "path": "toy.npz", "split": split})
     return build(dataset, partition({"name": name, **partitioned}), data, 0)
 
 
-def test_marked_test_samples_of_own_data_are_not_trained_on() -> None:
+def test_marked_test_samples_of_own_data_are_not_trained_on():
     for clients in (1, 3):
         found = own(toy(), clients=clients)
         assert same(found, own(toy(), "official", clients=clients))
@@ -267,13 +266,13 @@ def test_marked_test_samples_of_own_data_are_not_trained_on() -> None:
     assert same(build(toy(), three, default, 0), build(toy(), three, pooled, 0)), "as before for a known dataset"
 
 
-def test_data_of_test_samples_alone_is_refused() -> None:
+def test_data_of_test_samples_alone_is_refused():
     with pytest.raises(DataError, match="all 400 samples of dataset 'toy' are test samples, and none is left to train"):
         own(toy(tests=400), clients=3)
 
 
 @pytest.mark.parametrize("limit", [False, True])
-def test_no_client_gets_the_number_of_another_that_is_left_out(limit: bool) -> None:
+def test_no_client_gets_the_number_of_another_that_is_left_out(limit):
     writers = np.arange(12) // 4
     test = np.zeros(12, bool) if limit else writers == 1  # client b has nothing to train on
     data = assemble("toy", np.ones((12, 2), np.float32), np.arange(12) % 2, test, 2, writers)
@@ -286,7 +285,7 @@ def test_no_client_gets_the_number_of_another_that_is_left_out(limit: bool) -> N
         own(data, name="writers")
 
 
-def test_where_no_client_has_a_test_sample_it_is_refused(tmp_path: Path) -> None:
+def test_where_no_client_has_a_test_sample_it_is_refused(tmp_path):
     single = assemble("toy", np.ones((3, 2), np.float32), np.arange(3), np.zeros(3, bool), 3)
     with pytest.raises(DataError, match="none of the 3 clients of dataset 'toy' has a test sample; give them two"):
         own(single, clients=3)
@@ -295,18 +294,18 @@ def test_where_no_client_has_a_test_sample_it_is_refused(tmp_path: Path) -> None
         divide(own(halves, name="writers"), 0.5, rng())
 
 
-def test_test_samples_of_classes_that_nobody_trains_on_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_test_samples_of_classes_that_nobody_trains_on_are_counted(caplog):
     labels, test = np.array([0, 1] * 6 + [2, 0, 1]), np.arange(15) >= 12
     with caplog.at_level(logging.WARNING):
         own(assemble("toy", np.ones((15, 2), np.float32), labels, test, 3), clients=2)
     assert "1 of 3 test samples are left out: no client trains on their class" in caplog.text
 
 
-def test_data_without_official_test_samples_is_refused() -> None:
+def test_data_without_official_test_samples_is_refused():
     with pytest.raises(DataError, match=r"official leaves all 8 clients of dataset 'toy'.*set data\.split: pooled"):
         federation("exdir", "official", dataset=toy(tests=0))
 
 
-def test_a_config_of_a_saved_partition_is_not_mistaken_for_a_named_one(tmp_path: Path) -> None:
+def test_a_config_of_a_saved_partition_is_not_mistaken_for_a_named_one(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         build(toy(), PartitionConfig(path=str(tmp_path / "none.npz")), DataConfig(name="toy"), 0)

@@ -4,8 +4,6 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from raw_files import random_samples, toy, write_idx, write_leaf, write_sample
 every_seed = given(st.integers(0, 2**32))
 
 
-def check(read: Callable[[], object], file: Path, good: bytes | None = None) -> None:
+def check(read, file, good=None):
     """What is read is data, or the error is one line that names the file or the dataset; puts the file back."""
     try:
         read()
@@ -36,7 +34,7 @@ def check(read: Callable[[], object], file: Path, good: bytes | None = None) -> 
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     write_idx(folder / "MNIST" / "raw", "mnist", packed=True)
     write_idx(folder / "FashionMNIST" / "raw", "fashion_mnist", packed=False)
@@ -47,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @fuzz(60)
 @every_seed
-def test_damaged_idx_files(root: Path, seed: int) -> None:
+def test_damaged_idx_files(root, seed):
     rng = random.Random(seed)
     for name in ("mnist", "fashion_mnist"):
         path = rng.choice(SOURCES[name].files(root))
@@ -59,7 +57,7 @@ def test_damaged_idx_files(root: Path, seed: int) -> None:
 
 @fuzz(60)
 @every_seed
-def test_damaged_arrays_in_npz_files(root: Path, seed: int) -> None:
+def test_damaged_arrays_in_npz_files(root, seed):
     rng = random.Random(seed)
     path = root / "sample" / "FEMNIST" / "femnist-sample.npz"
     good = path.read_bytes()
@@ -73,7 +71,7 @@ def test_damaged_arrays_in_npz_files(root: Path, seed: int) -> None:
 
 @fuzz(60)
 @every_seed
-def test_damaged_writers_of_mnist(root: Path, seed: int) -> None:
+def test_damaged_writers_of_mnist(root, seed):
     rng = random.Random(seed)
     (_, train), (_, test) = random_samples(1, 30, "mnist"), random_samples(2, 10, "mnist")
     arrays = {"train_label": train, "test_label": test, "train_writer": np.arange(30), "test_writer": np.arange(10)}
@@ -84,7 +82,7 @@ def test_damaged_writers_of_mnist(root: Path, seed: int) -> None:
 
 @fuzz(60)
 @every_seed
-def test_damaged_leaf_files(root: Path, seed: int) -> None:
+def test_damaged_leaf_files(root, seed):
     rng = random.Random(seed)
     path = rng.choice(SOURCES["femnist"].files(root))
     good = path.read_bytes()
@@ -97,7 +95,7 @@ def test_damaged_leaf_files(root: Path, seed: int) -> None:
 
 @fuzz(60)
 @every_seed
-def test_damaged_partition_files(root: Path, seed: int) -> None:
+def test_damaged_partition_files(root, seed):
     rng = random.Random(seed)
     dataset, path = toy([20, 20], [5, 5]), root / "partition.npz"
     federation = build(dataset, PartitionConfig("iid", 4, {}), DataConfig(name="toy"), 0)

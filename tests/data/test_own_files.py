@@ -1,8 +1,6 @@
 """Data of one's own: what is understood of .npz, .csv and folders of pictures, what is refused, and runs on them."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -20,7 +18,7 @@ from pflmpi.errors import DataError, PflmpiError
 RNG = np.random.default_rng(0)
 
 
-def table(path: Path, rows: int = 200) -> Path:
+def table(path, rows=200):
     x, client = RNG.normal(size=(rows, 3)), RNG.integers(0, 4, rows)
     kind = np.where(x[:, 0] + x[:, 1] > 0, "good", "bad")
     lines = [f"{a:.5f},{b:.5f},{1000 + 9 * c:.5f},{k},site{s}" for (a, b, c), k, s in zip(x, kind, client, strict=True)]
@@ -28,7 +26,7 @@ def table(path: Path, rows: int = 200) -> Path:
     return path
 
 
-def test_bytes_are_images_and_other_numbers_keep_their_shape(tmp_path: Path) -> None:
+def test_bytes_are_images_and_other_numbers_keep_their_shape(tmp_path):
     y = np.arange(12) % 3
     for x, shape, dtype in (
         (RNG.integers(0, 256, (12, 6, 5)), (1, 6, 5), np.uint8),
@@ -42,7 +40,7 @@ def test_bytes_are_images_and_other_numbers_keep_their_shape(tmp_path: Path) -> 
         assert found.images.shape[1:] == shape and found.images.dtype == dtype and found.num_classes == 3
 
 
-def test_labels_and_clients_of_any_kind_are_numbered_in_order(tmp_path: Path) -> None:
+def test_labels_and_clients_of_any_kind_are_numbered_in_order(tmp_path):
     x, test = RNG.normal(size=(6, 2)), np.array([0, 0, 1, 0, 1, 0], bool)
     np.savez(tmp_path / "my.npz", x=x, y=[10, 9, 10, 30, 9, 9], client=["b", "a", "b", "c", "a", "a"], test=test)
     found = read_own(tmp_path / "my.npz")
@@ -51,10 +49,10 @@ def test_labels_and_clients_of_any_kind_are_numbered_in_order(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("suffix", ["npz", "h5"])
-def test_classes_are_called_as_the_file_says(suffix: str, tmp_path: Path) -> None:
+def test_classes_are_called_as_the_file_says(suffix, tmp_path):
     path, x, names = tmp_path / f"my.{suffix}", RNG.normal(size=(6, 2)), ["cat", "dog", "owl"]
 
-    def written(y: list[Any], **others: Any) -> tuple[str, ...]:
+    def written(y, **others):
         if suffix == "npz":
             np.savez(path, x=x, y=np.array(y), **others)
         else:
@@ -71,7 +69,7 @@ def test_classes_are_called_as_the_file_says(suffix: str, tmp_path: Path) -> Non
         written([0, 1, 2, 3, 0, 1], class_names=names)
 
 
-def test_class_names_are_in_the_checkpoint_and_on_the_page(tmp_path: Path) -> None:
+def test_class_names_are_in_the_checkpoint_and_on_the_page(tmp_path):
     y = np.arange(60) % 3
     np.savez(tmp_path / "my.npz", x=RNG.normal(size=(60, 4)), y=y, class_names=["cat", "dog", "<owl>"])
     raw = quick_run.settings(training={"rounds": 1}, model={"name": "mlp", "hidden": 4})
@@ -86,7 +84,7 @@ def test_class_names_are_in_the_checkpoint_and_on_the_page(tmp_path: Path) -> No
     assert ",dog," in (tmp_path / "report" / "figures" / "partition.csv").read_text()
 
 
-def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path, capsys):
     path = table(tmp_path / "my.csv")
     assert main(["data", str(path), "--label", "kind"]) == 0
     shown = capsys.readouterr().out
@@ -105,9 +103,7 @@ def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path: Path, capsys: 
     assert float(last["accuracy_mean"]) > 0.8
 
 
-def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(tmp_path, capfd, caplog):
     rows = [f"{RNG.normal(120, 15):.3f},{n % 7},{'cat' if n % 2 else 'owl'},{n % 4:d}1,{n % 5 == 0}" for n in range(80)]
     (tmp_path / "my.csv").write_text("\n".join(["pressure,days,kind,client,test", *rows, "119,3,emu,21,1"]) + "\n")
     assert main(["data", str(tmp_path / "my.csv"), "--label", "kind"]) == 0
@@ -147,14 +143,14 @@ def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(
         (RNG.integers(0, 90, (50, 6)), True),
     ],
 )
-def test_values_of_unlike_scale_are_told_by_mean_and_deviation(x: np.ndarray, said: bool, tmp_path: Path) -> None:
+def test_values_of_unlike_scale_are_told_by_mean_and_deviation(x, said, tmp_path):
     np.savez(tmp_path / "my.npz", x=x, y=np.arange(50) % 2)
     found = unscaled(read_own(tmp_path / "my.npz"))
     assert ("data.normalize: standard" in found) == said
     assert found.endswith("unless they are tokens") == (x.dtype == np.int64)
 
 
-def test_a_folder_of_pictures_has_classes_and_sides(tmp_path: Path) -> None:
+def test_a_folder_of_pictures_has_classes_and_sides(tmp_path):
     from PIL import Image
 
     for side, count in (("train", 5), ("test", 2)):
@@ -180,12 +176,12 @@ def test_a_folder_of_pictures_has_classes_and_sides(tmp_path: Path) -> None:
         read_own(tmp_path / "pets")
 
 
-def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
-    def npz(**arrays: Any) -> Path:
+def test_what_cannot_be_used_is_refused_by_name(tmp_path):
+    def npz(**arrays):
         np.savez(tmp_path / "my.npz", **arrays)
         return tmp_path / "my.npz"
 
-    def csv(text: str) -> Path:
+    def csv(text):
         (tmp_path / "my.csv").write_text(text)
         return tmp_path / "my.csv"
 
@@ -217,10 +213,10 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["npz", "h5"])
-def test_arrays_say_who_is_a_client_and_what_is_for_testing(suffix: str, tmp_path: Path) -> None:
+def test_arrays_say_who_is_a_client_and_what_is_for_testing(suffix, tmp_path):
     path = tmp_path / f"my.{suffix}"
 
-    def read(**others: Any) -> Any:
+    def read(**others):
         arrays = {"x": RNG.normal(size=(4, 2)), "y": np.array([0, 1, 0, 1]), **others}
         if suffix == "npz":
             np.savez(path, **arrays)
@@ -243,7 +239,7 @@ def test_arrays_say_who_is_a_client_and_what_is_for_testing(suffix: str, tmp_pat
         read_own(path, client="z")
 
 
-def test_a_table_says_what_is_for_testing(tmp_path: Path) -> None:
+def test_a_table_says_what_is_for_testing(tmp_path):
     path = tmp_path / "my.csv"
     for written in ("0 1 0", "False True false", "0.0 1.0 0"):
         rows = zip("abc", written.split(), "xyx", strict=True)
@@ -274,7 +270,7 @@ def test_a_table_says_what_is_for_testing(tmp_path: Path) -> None:
         ("a,label\n1,0\n1e300,1\n", "column 'a' has '1e300' in line 3, too large for float32; scale it"),
     ],
 )
-def test_a_cell_that_cannot_be_used_is_named_with_its_line(text: str | bytes, expected: str, tmp_path: Path) -> None:
+def test_a_cell_that_cannot_be_used_is_named_with_its_line(text, expected, tmp_path):
     (tmp_path / "my.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=expected):
         read_own(tmp_path / "my.csv")
@@ -294,21 +290,21 @@ def test_a_cell_that_cannot_be_used_is_named_with_its_line(text: str | bytes, ex
         ("a,client,label\n5,3,0\n\n6,nan,1\n", "line 4 has client = nan; fill it in"),
     ],
 )
-def test_a_table_that_would_be_understood_wrongly_is_refused(text: str, expected: str, tmp_path: Path) -> None:
+def test_a_table_that_would_be_understood_wrongly_is_refused(text, expected, tmp_path):
     (tmp_path / "my.csv").write_text(text)
     with pytest.raises(DataError, match=expected):
         read_own(tmp_path / "my.csv")
 
 
 @pytest.mark.parametrize("header", ["400.5,402.5,label", "0,1,y", "2001,2002,kind", "a,b,last", "0,1,2"])
-def test_a_header_may_have_numbers_where_a_name_says_what_it_is(header: str, tmp_path: Path) -> None:
+def test_a_header_may_have_numbers_where_a_name_says_what_it_is(header, tmp_path):
     (tmp_path / "my.csv").write_text(f"{header}\n5,6,yes\n7,8,no\n")
     found = read_own(tmp_path / "my.csv", "kind" if "kind" in header else None)
     assert found.images.tolist() == [[5, 6], [7, 8]] and found.columns == tuple(header.split(",")[:2])
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npz"])
-def test_labels_and_clients_written_as_texts_are_in_the_order_of_their_numbers(suffix: str, tmp_path: Path) -> None:
+def test_labels_and_clients_written_as_texts_are_in_the_order_of_their_numbers(suffix, tmp_path):
     path, y, who = tmp_path / f"my.{suffix}", ["2", "10", "9", "2"], ["10", "2", "33", "10"]
     if suffix == "npz":
         np.savez(path, x=RNG.normal(size=(4, 2)), y=y, client=who)
@@ -322,14 +318,14 @@ def test_labels_and_clients_written_as_texts_are_in_the_order_of_their_numbers(s
     assert found.written_clients == ("2", "10", "33")
 
 
-def test_clients_whose_names_are_one_number_stay_apart(tmp_path: Path) -> None:
+def test_clients_whose_names_are_one_number_stay_apart(tmp_path):
     np.savez(tmp_path / "my.npz", x=RNG.normal(size=(3, 2)), y=[0, 1, 0], client=["7", "007", "10"])
     found = read_own(tmp_path / "my.npz")
     assert found.written_clients == ("007", "10", "7") and found.num_classes == 2
 
 
 @pytest.mark.parametrize("y, row", [([0.0, np.nan], 1), ([np.inf, 1.0], 0), (["a", "nan"], 1), (["", "b"], 0)])
-def test_a_label_that_is_missing_is_named_with_its_sample(y: list[Any], row: int, tmp_path: Path) -> None:
+def test_a_label_that_is_missing_is_named_with_its_sample(y, row, tmp_path):
     np.savez(tmp_path / "my.npz", x=RNG.normal(size=(2, 2)), y=y)
     with pytest.raises(DataError, match=rf"sample {row} has no label \(.*\); give each sample one, or leave it out"):
         read_own(tmp_path / "my.npz")
@@ -355,9 +351,7 @@ FIRST, LAST, UNCLEAR = "nchw", "nhwc", "set data.layout"
         ((1, 1, 1), FIRST, FIRST),
     ],
 )
-def test_the_axes_of_images_are_refused_where_they_are_not_clear(
-    shape: tuple[int, int, int], of_bytes: str, of_floats: str, tmp_path: Path
-) -> None:
+def test_the_axes_of_images_are_refused_where_they_are_not_clear(shape, of_bytes, of_floats, tmp_path):
     path, x, y = tmp_path / "my.npz", RNG.integers(0, 256, (4, *shape)), np.arange(4) % 2
     last = x.transpose(0, 3, 1, 2)
     for dtype, expected in ((np.uint8, of_bytes), (np.float32, of_floats), (np.int64, of_floats)):
@@ -373,7 +367,7 @@ def test_the_axes_of_images_are_refused_where_they_are_not_clear(
         np.testing.assert_array_equal(read_own(path, layout=LAST).images, last)
 
 
-def test_a_layout_where_there_are_no_such_axes_is_refused(tmp_path: Path) -> None:
+def test_a_layout_where_there_are_no_such_axes_is_refused(tmp_path):
     np.savez(tmp_path / "my.npz", x=np.ones((2, 3)), y=[0, 1])
     with pytest.raises(DataError, match=r"data.layout = 'nhwc' is of arrays \[n, ., ., .\], and x is \[2, 3\]; leave"):
         read_own(tmp_path / "my.npz", layout="nhwc")
@@ -381,7 +375,7 @@ def test_a_layout_where_there_are_no_such_axes_is_refused(tmp_path: Path) -> Non
         read_own(table(tmp_path / "my.csv"), layout="nhwc")
 
 
-def test_pictures_as_narrow_as_their_colours_have_their_channels_last(tmp_path: Path) -> None:
+def test_pictures_as_narrow_as_their_colours_have_their_channels_last(tmp_path):
     from PIL import Image
 
     pixels = RNG.integers(0, 256, (3, 5, 3)).astype(np.uint8)  # three rows
@@ -391,13 +385,13 @@ def test_pictures_as_narrow_as_their_colours_have_their_channels_last(tmp_path: 
     np.testing.assert_array_equal(read_own(tmp_path / "pets").images, [pixels.transpose(2, 0, 1)] * 2)
 
 
-def test_blank_lines_of_a_table_are_left_out(tmp_path: Path) -> None:
+def test_blank_lines_of_a_table_are_left_out(tmp_path):
     (tmp_path / "my.csv").write_text("a,label\n1,0\n\n2,1\n  \n\n")
     found = read_own(tmp_path / "my.csv")
     assert found.images.tolist() == [[1], [2]] and found.labels.tolist() == [0, 1]
 
 
-def test_a_value_too_large_and_a_label_that_is_none_are_shown_as_written(tmp_path: Path) -> None:
+def test_a_value_too_large_and_a_label_that_is_none_are_shown_as_written(tmp_path):
     np.savez(tmp_path / "my.npz", x=np.array([[1.0], [1e300]]), y=[0, 1])
     with pytest.raises(DataError, match=r"sample 1 has the value 1e\+300, too large for float32; scale it, or leave"):
         read_own(tmp_path / "my.npz")
@@ -406,14 +400,14 @@ def test_a_value_too_large_and_a_label_that_is_none_are_shown_as_written(tmp_pat
         read_own(tmp_path / "my.npz")
 
 
-def test_a_table_whose_columns_are_counted_has_its_label_last(tmp_path: Path) -> None:
+def test_a_table_whose_columns_are_counted_has_its_label_last(tmp_path):
     (tmp_path / "my.csv").write_text("0,1,2\n5,6,0\n7,8,1\n")
     found = read_own(tmp_path / "my.csv")
     assert found.images.tolist() == [[5, 6], [7, 8]] and found.labels.tolist() == [0, 1]
     assert found.columns == ("0", "1")
 
 
-def test_a_model_for_images_refuses_a_table(tmp_path: Path) -> None:
+def test_a_model_for_images_refuses_a_table(tmp_path):
     raw = quick_run.settings(
         data={"name": "t", "path": str(table(tmp_path / "my.csv")), "label": "kind", "limit": None},
         partition={"name": "iid", "clients": 3},
@@ -424,9 +418,7 @@ def test_a_model_for_images_refuses_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["images", "table"])
-def test_a_picture_has_samples_of_each_class_and_the_clients(
-    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_has_samples_of_each_class_and_the_clients(kind, tmp_path, capfd):
     path, drawn = tmp_path / "my.npz", tmp_path / "my.png"
     x = RNG.integers(0, 256, (40, 6, 5)).astype(np.uint8) if kind == "images" else RNG.normal(size=(40, 7))
     np.savez(path, x=x, y=np.arange(40) % 3, **({"client": np.arange(40) % 5} if kind == "images" else {}))
@@ -436,9 +428,7 @@ def test_a_picture_has_samples_of_each_class_and_the_clients(
 
 
 @pytest.mark.parametrize("name", ["my.jpeg", "nothing/my.png"])
-def test_a_picture_that_cannot_be_written_is_one_error(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_that_cannot_be_written_is_one_error(name, tmp_path, capfd):
     np.savez(tmp_path / "my.npz", x=RNG.normal(size=(9, 2)), y=np.arange(9) % 3)
     assert main(["data", str(tmp_path / "my.npz"), "--picture", str(tmp_path / name)]) == 2
     shown = capfd.readouterr().err

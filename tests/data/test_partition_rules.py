@@ -16,7 +16,7 @@ from pflmpi.errors import DataError
 # --- shares -------------------------------------------------------------------------------------------------
 
 
-def test_apportion_rounds_by_largest_remainder() -> None:
+def test_apportion_rounds_by_largest_remainder():
     assert apportion(10, np.array([1.0, 1.0, 1.0])).tolist() == [4, 3, 3]
     assert apportion(10, np.array([0.26, 0.26, 0.48])).tolist() == [3, 2, 5]  # 2.6, 2.6, 4.8
     assert apportion(10, np.array([9.0, 1.0, 0.0]), floor=2).tolist() == [6, 2, 2]  # 2 each, 3.6 and .4 of 4
@@ -27,7 +27,7 @@ def test_apportion_rounds_by_largest_remainder() -> None:
 # --- pathological -------------------------------------------------------------------------------------------
 
 
-def test_labels_are_dealt_evenly() -> None:
+def test_labels_are_dealt_evenly():
     for clients, each, classes in ((20, 2, 10), (7, 3, 10), (5, 2, 10), (100, 10, 100), (3, 4, 4)):
         holds = deal_labels(clients, each, classes, rng(clients))
         assert (holds.sum(axis=1) == each).all()
@@ -35,9 +35,9 @@ def test_labels_are_dealt_evenly() -> None:
         assert holders.max() - holders.min() <= 1 and holders.sum() == clients * each
 
 
-def test_labels_are_dealt_in_contiguous_groups_or_cyclically() -> None:
-    def held(pairing: str, clients: int, each: int) -> list[list[int]]:
-        holds = deal_labels(clients, each, 10, rng(), pairing)  # type: ignore[arg-type]
+def test_labels_are_dealt_in_contiguous_groups_or_cyclically():
+    def held(pairing, clients, each):
+        holds = deal_labels(clients, each, 10, rng(), pairing)
         return [np.flatnonzero(row).tolist() for row in holds]
 
     assert held("contiguous", 7, 2) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [0, 1], [2, 3]]
@@ -50,7 +50,7 @@ def test_labels_are_dealt_in_contiguous_groups_or_cyclically() -> None:
     assert [np.unique(labels[part]).tolist() for part in parts[3:6]] == [[6, 7], [8, 9], [0, 1]]
 
 
-def test_pathological_clients_hold_exactly_the_given_number_of_labels() -> None:
+def test_pathological_clients_hold_exactly_the_given_number_of_labels():
     labels = np.repeat(np.arange(10), 100)
     for balanced in (False, True):
         counts = counts_of(
@@ -66,7 +66,7 @@ def test_pathological_clients_hold_exactly_the_given_number_of_labels() -> None:
 
 
 @pytest.mark.parametrize("name", ["pathological", "exdir", "lognormal"])
-def test_impossible_numbers_of_classes_are_refused(name: str) -> None:
+def test_impossible_numbers_of_classes_are_refused(name):
     labels = np.repeat(np.arange(10), 100)
     parameters = {"pathological": {}, "exdir": {"alpha": 0.5}, "lognormal": {"sigma": 1.0}}[name]
     with pytest.raises(DataError, match=r"partition\.classes_per_client = 11, but the data has 10 classes"):
@@ -75,13 +75,13 @@ def test_impossible_numbers_of_classes_are_refused(name: str) -> None:
         PARTITIONS[name](labels, 4, rng(), **parameters | {"classes_per_client": 2})
 
 
-def test_a_class_with_fewer_samples_than_holders_is_refused() -> None:
+def test_a_class_with_fewer_samples_than_holders_is_refused():
     labels = np.array([0] * 50 + [7] * 3)
     with pytest.raises(DataError, match="class 7 has 3 samples for 4 clients that hold it"):
         PARTITIONS["pathological"](labels, 4, rng(), classes_per_client=2)
 
 
-def test_classes_are_those_that_occur() -> None:
+def test_classes_are_those_that_occur():
     labels = np.repeat([3, 50, 61], 20)
     counts = counts_of(PARTITIONS["pathological"](labels, 3, rng(), classes_per_client=1, balanced=True), labels)
     assert sorted(np.argmax(counts, axis=1).tolist()) == [3, 50, 61]
@@ -90,7 +90,7 @@ def test_classes_are_those_that_occur() -> None:
 # --- dirichlet ----------------------------------------------------------------------------------------------
 
 
-def test_dirichlet_is_even_for_a_large_beta_and_skewed_for_a_small_one() -> None:
+def test_dirichlet_is_even_for_a_large_beta_and_skewed_for_a_small_one():
     labels = np.repeat(np.arange(10), 100)
     even = counts_of(PARTITIONS["dirichlet"](labels, 10, rng(), beta=1e9), labels)
     assert abs(even - 10).max() <= 1
@@ -98,7 +98,7 @@ def test_dirichlet_is_even_for_a_large_beta_and_skewed_for_a_small_one() -> None
     assert np.median(skewed.max(axis=0)) > 60, "most of a class is with one client"
 
 
-def test_dirichlet_proportions_have_the_mean_and_variance_of_their_law() -> None:
+def test_dirichlet_proportions_have_the_mean_and_variance_of_their_law():
     sizes, holds = np.array([100_000]), np.ones((4, 1), dtype=bool)
     shares = np.stack([draw_counts(sizes, holds, 0.5, False, rng(seed))[:, 0] for seed in range(2000)]) / sizes
     # A share of Dir(0.5) over 4 is Beta(0.5, 1.5): mean 1/4, variance 0.5 * 1.5 / (2^2 * 3) = 1/16.
@@ -107,7 +107,7 @@ def test_dirichlet_proportions_have_the_mean_and_variance_of_their_law() -> None
     assert abs(shares.var(axis=0) - 1 / 16).max() < 0.0064
 
 
-def test_of_clients_a_class_is_cut_in_proportion_to_each_client_s_own_draw() -> None:
+def test_of_clients_a_class_is_cut_in_proportion_to_each_client_s_own_draw():
     labels = np.repeat(np.arange(10), 1000)
     counts = counts_of(
         PARTITIONS["dirichlet"](labels, 5, rng(3), beta=0.5, min_samples=1, proportions="of_clients"), labels
@@ -116,7 +116,7 @@ def test_of_clients_a_class_is_cut_in_proportion_to_each_client_s_own_draw() -> 
     assert (counts.sum(axis=0) == 1000).all() and abs(counts - 1000 * own / own.sum(axis=0)).max() < 1
 
 
-def test_the_floor_is_met_by_redrawing() -> None:
+def test_the_floor_is_met_by_redrawing():
     labels = np.repeat(np.arange(10), 100)
     for seed in range(5):
         parts = PARTITIONS["dirichlet"](labels, 10, rng(seed), beta=0.2, min_samples=25)
@@ -124,7 +124,7 @@ def test_the_floor_is_met_by_redrawing() -> None:
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "exdir"])
-def test_a_floor_that_is_never_met_ends_in_an_error_with_the_numbers(name: str) -> None:
+def test_a_floor_that_is_never_met_ends_in_an_error_with_the_numbers(name):
     labels = np.repeat(np.arange(10), 100)
     parameters = {"beta": 0.01} if name == "dirichlet" else {"alpha": 0.01, "classes_per_client": 2}
     with pytest.raises(
@@ -137,7 +137,7 @@ def test_a_floor_that_is_never_met_ends_in_an_error_with_the_numbers(name: str) 
         PARTITIONS[name](labels, 20, rng(), **parameters, min_samples=51)
 
 
-def test_a_client_with_its_even_share_gets_no_more_under_the_cap() -> None:
+def test_a_client_with_its_even_share_gets_no_more_under_the_cap():
     # Classes are given out in order. The even share is 15; client 0 alone holds classes 0 and 1, so it has 20 of them
     # and class 2 goes to client 1 whole.
     holds = np.array([[True, True, True], [False, False, True]])
@@ -148,7 +148,7 @@ def test_a_client_with_its_even_share_gets_no_more_under_the_cap() -> None:
     assert max(free) > 0, "without the cap client 0 gets of class 2"
 
 
-def test_a_label_whose_holders_all_have_their_share_is_still_given_out() -> None:
+def test_a_label_whose_holders_all_have_their_share_is_still_given_out():
     alone = draw_counts(np.array([10, 10]), np.array([[True, True], [False, False]]), 0.5, True, rng())
     assert alone.tolist() == [[10, 10], [0, 0]]
 
@@ -160,16 +160,14 @@ def test_a_label_whose_holders_all_have_their_share_is_still_given_out() -> None
     ("clients", "each", "classes", "wanted"),
     [(20, 2, 10, 2), (100, 2, 10, 10), (100, 5, 100, 2), (5, 2, 10, 1), (10, 1, 3, 1)],
 )
-def test_exdir_labels_have_at_least_half_their_mean_number_of_holders(
-    clients: int, each: int, classes: int, wanted: int
-) -> None:
+def test_exdir_labels_have_at_least_half_their_mean_number_of_holders(clients, each, classes, wanted):
     for seed in range(10):
         holds = draw_labels(clients, each, classes, 20_000, rng(seed))
         assert (holds.sum(axis=1) == each).all()
         assert holds.sum(axis=0).min() >= wanted == max(1, each * clients // classes // 2)
 
 
-def test_exdir_draws_all_label_sets_equally_often() -> None:
+def test_exdir_draws_all_label_sets_equally_often():
     drawn = np.stack([draw_labels(20, 2, 10, 1000, rng(seed)) for seed in range(200)]).reshape(-1, 10)
     pairs = drawn.T.astype(int) @ drawn  # [10, 10], how often two labels were drawn together
     together = pairs[np.triu_indices(10, 1)]
@@ -177,7 +175,7 @@ def test_exdir_draws_all_label_sets_equally_often() -> None:
     assert together.sum() == 4000 and abs(together - 4000 / 45).max() < 42
 
 
-def test_exdir_that_finds_no_holders_ends_in_an_error() -> None:
+def test_exdir_that_finds_no_holders_ends_in_an_error():
     with pytest.raises(DataError, match=r"50 draws of 2 labels for each of 10 clients gave no set .* 20 labels has 1"):
         draw_labels(10, 2, 20, 50, rng())
 
@@ -185,9 +183,7 @@ def test_exdir_that_finds_no_holders_ends_in_an_error() -> None:
 @pytest.mark.parametrize(
     ("classes", "samples", "each", "alpha"), [(10, 7000, 2, 0.5), (10, 7000, 2, 5.0), (100, 600, 5, 0.5)]
 )
-def test_exdir_for_the_hundred_clients_of_the_papers_is_quick(
-    classes: int, samples: int, each: int, alpha: float
-) -> None:
+def test_exdir_for_the_hundred_clients_of_the_papers_is_quick(classes, samples, each, alpha):
     labels = np.repeat(np.arange(classes), samples)
     start = time.perf_counter()
     for seed in range(3):
@@ -201,7 +197,7 @@ def test_exdir_for_the_hundred_clients_of_the_papers_is_quick(
 # --- nway_kshot ---------------------------------------------------------------------------------------------
 
 
-def test_nway_kshot_draws_about_n_labels_and_about_k_samples_of_each() -> None:
+def test_nway_kshot_draws_about_n_labels_and_about_k_samples_of_each():
     labels = np.repeat(np.arange(10), 2000)
     counts = counts_of(PARTITIONS["nway_kshot"](labels, 40, rng(), n=4, k=100, stdev=1, noise=3), labels)
     assert set((counts > 0).sum(axis=1)) == {3, 4, 5}
@@ -213,7 +209,7 @@ def test_nway_kshot_draws_about_n_labels_and_about_k_samples_of_each() -> None:
     assert (counts == 100).all()
 
 
-def test_clients_share_samples_only_when_the_pool_runs_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_share_samples_only_when_the_pool_runs_out(caplog):
     labels = np.repeat([0, 1], 20)
     exact = {"n": 2, "k": 10, "stdev": 0, "noise": 0}
     with caplog.at_level(logging.WARNING):
@@ -241,7 +237,7 @@ def test_clients_share_samples_only_when_the_pool_runs_out(caplog: pytest.LogCap
         ({"n": 3, "k": 3, "noise": 3}, r"partition\.noise = 3 with partition\.k = 3"),
     ],
 )
-def test_impossible_shots_are_refused(parameters: dict[str, int], message: str) -> None:
+def test_impossible_shots_are_refused(parameters, message):
     labels = np.repeat(np.arange(10), np.where(np.arange(10) == 4, 50, 100))
     with pytest.raises(DataError, match=message):
         PARTITIONS["nway_kshot"](labels, 5, rng(), **parameters)
@@ -250,7 +246,7 @@ def test_impossible_shots_are_refused(parameters: dict[str, int], message: str) 
 # --- lognormal, iid, writers --------------------------------------------------------------------------------
 
 
-def test_lognormal_holds_exact_labels_and_the_floor_and_varies_widely() -> None:
+def test_lognormal_holds_exact_labels_and_the_floor_and_varies_widely():
     labels = np.repeat(np.arange(10), 4000)
     counts = counts_of(
         PARTITIONS["lognormal"](labels, 20, rng(), classes_per_client=2, sigma=2.0, min_samples=9), labels
@@ -265,7 +261,7 @@ def test_lognormal_holds_exact_labels_and_the_floor_and_varies_widely() -> None:
         PARTITIONS["lognormal"](labels[3970:], 20, rng(), classes_per_client=2, sigma=1.0, min_samples=20)
 
 
-def test_lognormal_counts_are_drawn_as_numbers_and_cut_to_what_is_left() -> None:
+def test_lognormal_counts_are_drawn_as_numbers_and_cut_to_what_is_left():
     labels = np.repeat(np.arange(10), 7000)
     options = {"classes_per_client": 4, "sigma": 2.0, "pairing": "cyclic", "sizes": "counts"}
     counts = counts_of(PARTITIONS["lognormal"](labels, 20, rng(1), **options), labels)
@@ -279,7 +275,7 @@ def test_lognormal_counts_are_drawn_as_numbers_and_cut_to_what_is_left() -> None
         PARTITIONS["lognormal"](labels[::100], 20, rng(1), **options)
 
 
-def test_iid_parts_are_equal_or_not_and_look_like_the_whole() -> None:
+def test_iid_parts_are_equal_or_not_and_look_like_the_whole():
     labels = np.repeat(np.arange(10), 1003)
     sizes = [len(part) for part in PARTITIONS["iid"](labels, 4, rng())]
     assert sizes == [2508, 2508, 2507, 2507]
@@ -290,7 +286,7 @@ def test_iid_parts_are_equal_or_not_and_look_like_the_whole() -> None:
     assert abs(shares - 0.1).max() < 0.05, "four standard deviations for a part of 600 samples"
 
 
-def test_writers_are_the_clients() -> None:
+def test_writers_are_the_clients():
     who = np.array([7, 3, 7, 9, 3, 7], dtype=np.int64)
     assert [part.tolist() for part in PARTITIONS["writers"](who, None, rng())] == [[1, 4], [0, 2, 5], [3]]
     assert [part.tolist() for part in PARTITIONS["writers"](who, None, rng(), min_samples=2)] == [[1, 4], [0, 2, 5]]

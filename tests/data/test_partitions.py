@@ -1,20 +1,19 @@
 """Partitions: one suite that every registered one passes."""
 
 import inspect
-from collections.abc import Callable
-from typing import Any, Literal, get_origin
+from typing import Literal, get_origin
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partition_helpers import Parts, rng
+from partition_helpers import rng
 from pflmpi.data.partitions import PARTITIONS, divides, section_model
 from pflmpi.errors import DataError
 
 # What a partition of 10 classes among N clients is called with; N = 1 must hold all classes to be complete.
-PARAMETERS: dict[str, Callable[[int], dict[str, Any]]] = {
+PARAMETERS = {
     "pathological": lambda clients: {"classes_per_client": 10 if clients < 5 else 2},
     "dirichlet": lambda clients: {"beta": 0.5, "min_samples": 2},
     "exdir": lambda clients: {"classes_per_client": 10 if clients < 5 else 2, "alpha": 0.5, "min_samples": 2},
@@ -28,7 +27,7 @@ INCOMPLETE = {"nway_kshot"}
 every_partition = pytest.mark.parametrize("name", list(PARTITIONS))
 
 
-def key_for(name: str, clients: int, samples: int = 6000) -> np.ndarray:
+def key_for(name, clients, samples=6000):
     """Return what a partition divides by: labels of 10 unequal classes, or as many writers as clients."""
     if divides(name) == "writers":
         key = np.concatenate([np.arange(clients), rng(1).integers(0, clients, samples - clients)])
@@ -39,11 +38,11 @@ def key_for(name: str, clients: int, samples: int = 6000) -> np.ndarray:
     return key
 
 
-def draw(name: str, clients: int, seed: int = 0) -> Parts:
+def draw(name, clients, seed=0):
     return PARTITIONS[name](key_for(name, clients), clients, rng(seed), **PARAMETERS[name](clients))
 
 
-def is_well_formed(parts: Parts, samples: int) -> bool:
+def is_well_formed(parts, samples):
     return (
         all(
             part.dtype == np.int64 and part.ndim == 1 and len(part) and (np.diff(part) > 0).all() and part[0] >= 0
@@ -53,13 +52,13 @@ def is_well_formed(parts: Parts, samples: int) -> bool:
     )
 
 
-def same(a: Parts, b: Parts) -> bool:
+def same(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @every_partition
 @pytest.mark.parametrize("clients", [1, 7, 100])
-def test_every_client_has_ascending_samples_and_none_is_lost(name: str, clients: int) -> None:
+def test_every_client_has_ascending_samples_and_none_is_lost(name, clients):
     parts = draw(name, clients)
     assert len(parts) == clients and is_well_formed(parts, 6000)
     given = np.concatenate(parts)
@@ -69,14 +68,14 @@ def test_every_client_has_ascending_samples_and_none_is_lost(name: str, clients:
 
 
 @every_partition
-def test_the_same_seed_gives_the_same_partition_and_another_seed_another(name: str) -> None:
+def test_the_same_seed_gives_the_same_partition_and_another_seed_another(name):
     assert same(draw(name, 20, seed=5), draw(name, 20, seed=5))
     if name != "writers":
         assert not same(draw(name, 20, seed=5), draw(name, 20, seed=6))
 
 
 @every_partition
-def test_more_clients_than_samples_are_refused_with_the_numbers(name: str) -> None:
+def test_more_clients_than_samples_are_refused_with_the_numbers(name):
     key = key_for(name, 10)[:30]
     with pytest.raises(DataError, match=r"\b31\b"):
         PARTITIONS[name](key, 31, rng(), **PARAMETERS[name](31))
@@ -87,11 +86,11 @@ def test_more_clients_than_samples_are_refused_with_the_numbers(name: str) -> No
 @every_partition
 @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_small_data_gives_a_partition_or_an_error_with_what_to_do(name: str, data: st.DataObject) -> None:
+def test_small_data_gives_a_partition_or_an_error_with_what_to_do(name, data):
     key = np.array(data.draw(st.lists(st.sampled_from([0, 1, 2, 5]), min_size=1, max_size=40)), dtype=np.int64)
     clients = data.draw(st.integers(1, 6))
     each = data.draw(st.integers(1, 4))
-    parameters: dict[str, Any] = {
+    parameters = {
         "pathological": {"classes_per_client": each},
         "dirichlet": {"beta": 0.3, "min_samples": each, "max_tries": 30},
         "exdir": {"classes_per_client": each, "alpha": 0.3, "min_samples": 1, "max_tries": 30},
@@ -113,7 +112,7 @@ def test_small_data_gives_a_partition_or_an_error_with_what_to_do(name: str, dat
 
 
 @every_partition
-def test_the_signature_declares_types_ranges_and_descriptions(name: str) -> None:
+def test_the_signature_declares_types_ranges_and_descriptions(name):
     """So a new partition cannot be registered without what validation and the schema need."""
     first, *_ = inspect.signature(PARTITIONS[name]).parameters
     assert first in ("labels", "writers")

@@ -16,21 +16,21 @@ from pflmpi.errors import DataError
 RNG = np.random.default_rng(0)
 
 
-def client(samples: int, *labels: int) -> dict[str, np.ndarray]:
+def client(samples, *labels):
     return {"x": RNG.normal(size=(samples, 1, 4, 4)).astype(np.float32), "y": np.resize(np.array(labels), samples)}
 
 
-def write(folder: Path, train: list[dict[str, Any]], test: list[dict[str, Any]], **config: int) -> Path:
+def write(folder, train, test, **config):
     """The files as PFLlib writes them: one pickled dictionary in each."""
     for side, parts in (("train", train), ("test", test)):
         (folder / side).mkdir(parents=True)
         for number, part in enumerate(parts):
-            np.savez_compressed(folder / side / f"{number}.npz", data=part)  # type: ignore[arg-type]
+            np.savez_compressed(folder / side / f"{number}.npz", data=part)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-def test_clients_tests_and_classes_are_those_of_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clients_tests_and_classes_are_those_of_the_files(tmp_path, capsys):
     train, test = [client(5, number % 3) for number in range(12)], [client(2, number % 3) for number in range(12)]
     found = read_own(write(tmp_path / "data", train, test, num_clients=12, num_classes=5))
     assert found.num_classes == 5 and found.writers is not None
@@ -43,7 +43,7 @@ def test_clients_tests_and_classes_are_those_of_the_files(tmp_path: Path, capsys
     assert "clients  12, 7 to 7 samples each" in capsys.readouterr().out
 
 
-def test_a_client_without_a_file_is_named(tmp_path: Path) -> None:
+def test_a_client_without_a_file_is_named(tmp_path):
     folder = write(tmp_path / "data", [client(3, 0), client(3, 1), client(3, 2)], [])
     (folder / "train" / "1.npz").unlink()
     with pytest.raises(DataError, match=r"there is no train/1\.npz; clients are counted from 0 without a gap"):
@@ -51,13 +51,13 @@ def test_a_client_without_a_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"num_classes": 3}])
-def test_labels_may_be_whole_numbers_stored_as_floats(config: dict[str, int], tmp_path: Path) -> None:
+def test_labels_may_be_whole_numbers_stored_as_floats(config, tmp_path):
     part = client(6, 0, 1, 2)
     found = read_own(write(tmp_path / "data", [{**part, "y": part["y"].astype(np.float64)}], [], **config))
     assert found.labels.tolist() == [0, 1, 2, 0, 1, 2] and found.num_classes == 3
 
 
-def test_rows_of_tokens_and_their_number_are_sequences(tmp_path: Path) -> None:
+def test_rows_of_tokens_and_their_number_are_sequences(tmp_path):
     texts = np.array([([4, 2, 0, 0], 2), ([5, 1, 3, 0], 3)], dtype=object)
     found = read_own(write(tmp_path / "data", [{"x": texts, "y": np.array([0, 1])}], []))
     assert found.images.tolist() == [[4, 2, 0, 0], [5, 1, 3, 0]]
@@ -73,7 +73,7 @@ class Command:
         return os.system, (f"touch {self.file}",)
 
 
-def test_a_pickle_that_would_call_something_is_refused_and_calls_nothing(tmp_path: Path) -> None:
+def test_a_pickle_that_would_call_something_is_refused_and_calls_nothing(tmp_path):
     part = {**client(3, 0, 1), "more": Command(tmp_path / "called")}
     with pytest.raises(DataError, match=r"0\.npz: it would call \w+\.system, which no data needs"):
         read_own(write(tmp_path / "data", [part], []))
@@ -99,14 +99,12 @@ def test_a_pickle_that_would_call_something_is_refused_and_calls_nothing(tmp_pat
         ([{"x": np.zeros((2, 2)), "y": [0, 0.5]}], [], {"num_classes": 2}, "y must be whole numbers, and one is 0.5"),
     ],
 )
-def test_files_that_do_not_belong_together_are_refused(
-    train: list[Any], test: list[Any], config: dict[str, int], said: str, tmp_path: Path
-) -> None:
+def test_files_that_do_not_belong_together_are_refused(train, test, config, said, tmp_path):
     with pytest.raises(DataError, match=said):
         read_own(write(tmp_path / "data", train, test, **config))
 
 
-def test_an_h5_file_is_read_as_an_npz_with_the_same_arrays(tmp_path: Path) -> None:
+def test_an_h5_file_is_read_as_an_npz_with_the_same_arrays(tmp_path):
     arrays = {**client(6, 0, 1), "client": np.array([3, 3, 5, 5, 5, 3]), "test": np.array([0, 1] * 3, bool)}
     np.savez(tmp_path / "data.npz", **arrays)
     with h5py.File(tmp_path / "data.h5", "w") as file:
@@ -115,7 +113,7 @@ def test_an_h5_file_is_read_as_an_npz_with_the_same_arrays(tmp_path: Path) -> No
     assert read_own(tmp_path / "data.h5").digest == read_own(tmp_path / "data.npz").digest
 
 
-def test_an_h5_file_that_is_none_or_lacks_y_is_refused(tmp_path: Path) -> None:
+def test_an_h5_file_that_is_none_or_lacks_y_is_refused(tmp_path):
     (tmp_path / "text.h5").write_text("no HDF5")
     with pytest.raises(DataError, match=r"text\.h5' cannot be used"):
         read_own(tmp_path / "text.h5")

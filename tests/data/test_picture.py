@@ -11,7 +11,7 @@ from pflmpi.data.federation import Federation
 from pflmpi.data.picture import picture
 
 
-def drawn(found: Federation, width: int = 80) -> list[str]:
+def drawn(found, width=80):
     """Return the lines of the picture on a terminal without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(picture(found, width))
@@ -19,7 +19,7 @@ def drawn(found: Federation, width: int = 80) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def federation_of(counts: np.ndarray) -> Federation:
+def federation_of(counts):
     """Return a federation in which client i has counts[i, j] training samples of class j, and no test samples."""
     labels = np.concatenate([np.repeat(np.arange(counts.shape[1]), row) for row in counts])
     images = np.zeros((len(labels), 1, 1, 1), dtype=np.uint8)
@@ -28,7 +28,7 @@ def federation_of(counts: np.ndarray) -> Federation:
     return Federation(data, parts, tuple(part[:0] for part in parts), "f" * 64, counts)
 
 
-def test_the_picture_shows_counts_with_shades() -> None:
+def test_the_picture_shows_counts_with_shades():
     lines = drawn(federation_of(np.array([[40, 0, 10], [11, 30, 31]])))
     assert lines[0].split() == ["client", "train", "test", "cls", "0", "1", "2"]
     assert lines[1].split() == ["0", "50", "0", "2", "█40", "░10"]
@@ -45,7 +45,7 @@ def test_the_picture_shows_counts_with_shades() -> None:
 @pytest.mark.parametrize(
     ("clients", "classes", "largest"), [(3, 10, 9), (100, 10, 99999), (20, 62, 400), (7, 100, 600)]
 )
-def test_the_picture_never_overflows(clients: int, classes: int, largest: int, width: int) -> None:
+def test_the_picture_never_overflows(clients, classes, largest, width):
     counts = np.random.default_rng(0).integers(1, 5, (clients, classes))
     counts[0, -1] = largest
     lines = drawn(federation_of(counts), width)
@@ -59,7 +59,7 @@ def test_the_picture_never_overflows(clients: int, classes: int, largest: int, w
         assert all(len(line) <= width for line in lines)
 
 
-def test_the_picture_of_many_classes_says_that_cells_are_merged() -> None:
+def test_the_picture_of_many_classes_says_that_cells_are_merged():
     counts = np.zeros((2, 100), dtype=np.int64)
     counts[0, [0, 1]] = 5, 7
     counts[1, 99] = 12

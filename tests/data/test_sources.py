@@ -36,7 +36,7 @@ NOWHERE = "http://127.0.0.1:9/"  # the discard port: a connection is refused at 
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch):
     """A data folder with a few samples of every source, in the files' own formats."""
     monkeypatch.delenv("PFLMPI_DATA", raising=False)
     folder = tmp_path / "data"
@@ -49,7 +49,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def config(name: str, root: Path | None, **more: object) -> DataConfig:
+def config(name, root, **more):
     return DataConfig.model_validate({"name": name, "root": str(root) if root else None, **more})
 
 
@@ -61,7 +61,7 @@ every_file_source = pytest.mark.parametrize("name", [name for name in SOURCES if
 
 
 @every_source
-def test_a_source_gives_well_formed_arrays(name: str, root: Path, tmp_path: Path) -> None:
+def test_a_source_gives_well_formed_arrays(name, root, tmp_path):
     data = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
     count = len(data.labels)
     assert data.name == name and data.num_classes == NUM_CLASSES[name]
@@ -74,14 +74,14 @@ def test_a_source_gives_well_formed_arrays(name: str, root: Path, tmp_path: Path
 
 
 @every_source
-def test_a_source_has_a_summary_of_one_line(name: str) -> None:
+def test_a_source_has_a_summary_of_one_line(name):
     summary = SOURCES[name].summary
     assert SOURCES[name].name == name
     assert 10 < len(summary) < 110 and "\n" not in summary
 
 
 @every_source
-def test_reading_again_gives_the_same_with_and_without_cache(name: str, root: Path, tmp_path: Path) -> None:
+def test_reading_again_gives_the_same_with_and_without_cache(name, root, tmp_path):
     first = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
     again = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
     plain = SOURCES[name].read(root)
@@ -92,9 +92,7 @@ def test_reading_again_gives_the_same_with_and_without_cache(name: str, root: Pa
 
 @every_file_source
 @pytest.mark.parametrize("empty", [True, False], ids=["empty folder", "no folder"])
-def test_missing_data_is_one_error_with_the_folder_and_two_ways_to_get_it(
-    name: str, empty: bool, tmp_path: Path
-) -> None:
+def test_missing_data_is_one_error_with_the_folder_and_two_ways_to_get_it(name, empty, tmp_path):
     folder = tmp_path / "nothing"
     if empty:
         folder.mkdir()
@@ -108,7 +106,7 @@ def test_missing_data_is_one_error_with_the_folder_and_two_ways_to_get_it(
 
 @every_file_source
 @pytest.mark.parametrize("damage", ["truncated", "overwritten"])
-def test_a_damaged_file_is_named(name: str, damage: str, root: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(name, damage, root, tmp_path):
     for path in SOURCES[name].files(root):
         good = path.read_bytes()
         path.write_bytes(good[: len(good) // 2] if damage == "truncated" else b"not what it should be" * 20)
@@ -120,14 +118,14 @@ def test_a_damaged_file_is_named(name: str, damage: str, root: Path, tmp_path: P
 
 
 @every_file_source
-def test_without_a_folder_the_error_says_how_to_name_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_error_says_how_to_name_one(name, monkeypatch):
     monkeypatch.delenv("PFLMPI_DATA", raising=False)
     with pytest.raises(DataError, match=r"no data folder is set; set data\.root, or .* PFLMPI_DATA"):
         load(config(name, None), seed=0)
 
 
 @every_file_source
-def test_a_failed_download_is_a_data_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_a_data_error(name, tmp_path, monkeypatch):
     for reader in ("MNIST", "FashionMNIST"):
         monkeypatch.setattr(getattr(torchvision.datasets, reader), "mirrors", [NOWHERE])
     for reader in ("CIFAR10", "CIFAR100", "EMNIST"):
@@ -139,10 +137,8 @@ def test_a_failed_download_is_a_data_error(name: str, tmp_path: Path, monkeypatc
 
 
 @every_source
-def test_download_uses_no_network_for_data_that_is_there(
-    name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
+def test_download_uses_no_network_for_data_that_is_there(name, root, tmp_path, monkeypatch):
+    def refuse(*_):
         raise AssertionError("tried to download")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
@@ -151,7 +147,7 @@ def test_download_uses_no_network_for_data_that_is_there(
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_real_data_is_read_completely(name: str, data_root: Path, tmp_path: Path) -> None:
+def test_the_real_data_is_read_completely(name, data_root, tmp_path):
     if name == "cifar100" and not (data_root / "cifar-100-python").is_dir():
         pytest.skip("needs real data: set PFLMPI_DATA to a folder with CIFAR-100")
     data = load(config(name, data_root), seed=0, cache=str(tmp_path))
@@ -162,12 +158,12 @@ def test_the_real_data_is_read_completely(name: str, data_root: Path, tmp_path: 
 # --- what is particular -------------------------------------------------------------------------------------
 
 
-def test_an_unknown_source_is_refused_with_a_suggestion() -> None:
+def test_an_unknown_source_is_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match="unknown dataset 'mnits'; did you mean 'mnist'"):
         load(DataConfig(name="mnits"), seed=0)
 
 
-def test_idx_files_come_out_as_they_were_written(root: Path, tmp_path: Path) -> None:
+def test_idx_files_come_out_as_they_were_written(root, tmp_path):
     for name in ("mnist", "fashion_mnist"):
         data = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
         parts = [random_samples(1, 30, name), random_samples(2, 10, name)]
@@ -176,14 +172,14 @@ def test_idx_files_come_out_as_they_were_written(root: Path, tmp_path: Path) -> 
         assert np.array_equal(np.flatnonzero(data.official_test), np.arange(30, 40))
 
 
-def test_characters_of_emnist_are_upright_which_have_rows_and_columns_exchanged_in_the_files(root: Path) -> None:
+def test_characters_of_emnist_are_upright_which_have_rows_and_columns_exchanged_in_the_files(root):
     data = SOURCES["emnist"].read(root)
     written = np.concatenate([random_samples(seed, count, "emnist")[0] for seed, count in ((1, 30), (2, 10))])
     assert np.array_equal(data.images, written.transpose(0, 1, 3, 2))
     assert data.writers is None
 
 
-def test_emnist_has_writers_where_they_are_given(root: Path) -> None:
+def test_emnist_has_writers_where_they_are_given(root):
     labels = [random_samples(seed, count, "emnist")[1] for seed, count in ((1, 30), (2, 10))]
     who = {"train_writer": np.arange(30) // 5, "test_writer": np.arange(10) // 5}
     np.savez(root / "EMNIST" / "writers.npz", train_label=labels[0], test_label=labels[1], **who)
@@ -191,22 +187,20 @@ def test_emnist_has_writers_where_they_are_given(root: Path) -> None:
     assert writers is not None and writers.tolist() == [*who["train_writer"], *who["test_writer"]]
 
 
-def test_emnist_is_looked_for_where_torchvision_puts_it(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emnist_is_looked_for_where_torchvision_puts_it(root, tmp_path, monkeypatch):
     reader = object.__new__(torchvision.datasets.EMNIST)
     reader.root, reader.split = str(root), "byclass"
     looked_for = []
     for reader.train in (True, False):
         looked_for += [Path(reader.images_file), Path(reader.labels_file)]
     assert SOURCES["emnist"].files(root) == looked_for
-    asked: list[tuple[object, ...]] = []
+    asked = []
     monkeypatch.setattr(torchvision.datasets, "EMNIST", lambda *args, **named: asked.append((*args, named)))
     SOURCES["emnist"].fetch(tmp_path)
     assert asked == [(str(tmp_path), {"split": "byclass", "download": True})]
 
 
-def test_cifar_pickles_come_out_as_they_were_written(root: Path, tmp_path: Path) -> None:
+def test_cifar_pickles_come_out_as_they_were_written(root, tmp_path):
     for name, batches in (("cifar10", 6), ("cifar100", 2)):
         data = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
         parts = [random_samples(seed, 6, name) for seed in range(batches)]
@@ -215,7 +209,7 @@ def test_cifar_pickles_come_out_as_they_were_written(root: Path, tmp_path: Path)
         assert data.official_test.sum() == 6 and data.official_test[-6:].all()
 
 
-def test_leaf_json_and_the_sample_file_agree(root: Path, tmp_path: Path) -> None:
+def test_leaf_json_and_the_sample_file_agree(root, tmp_path):
     write_sample(tmp_path / "other" / "FEMNIST")
     leaf = load(config("femnist", root), seed=0, cache=str(tmp_path / "cache"))
     sample = load(config("femnist", tmp_path / "other"), seed=0, cache=str(tmp_path / "cache"))
@@ -224,7 +218,7 @@ def test_leaf_json_and_the_sample_file_agree(root: Path, tmp_path: Path) -> None
     assert np.bincount(leaf.writers).tolist() == [4 + 4, 5, 6 + 5, 6], "f0001, f0002, f0003, f0099 in this order"
 
 
-def test_leaf_folders_are_found_as_leaf_lays_them_out(tmp_path: Path, root: Path) -> None:
+def test_leaf_folders_are_found_as_leaf_lays_them_out(tmp_path, root):
     write_leaf(tmp_path / "leaf" / "femnist" / "data")
     assert SOURCES["femnist"].read(tmp_path / "leaf").digest == SOURCES["femnist"].read(root).digest
 
@@ -250,7 +244,7 @@ def test_leaf_folders_are_found_as_leaf_lays_them_out(tmp_path: Path, root: Path
         ({"x": [[float("nan")] * 784]}, "values outside 0..1"),
     ],
 )
-def test_leaf_json_with_impossible_content_is_refused(change: dict[str, object], reason: str, root: Path) -> None:
+def test_leaf_json_with_impossible_content_is_refused(change, reason, root):
     path = root / "femnist" / "train" / "all_data_0.json"
     content = {"users": ["f0001"], "user_data": {"f0001": {"x": [[0.0] * 784], "y": [3]} | change}}
     path.write_text(json.dumps(content))
@@ -273,7 +267,7 @@ def test_leaf_json_with_impossible_content_is_refused(change: dict[str, object],
         ("\ud800", "cannot be read"),
     ],
 )
-def test_a_leaf_file_of_another_form_is_named(text: str, reason: str, root: Path) -> None:
+def test_a_leaf_file_of_another_form_is_named(text, reason, root):
     path = root / "femnist" / "train" / "all_data_0.json"
     path.write_bytes(text.encode(errors="surrogatepass"))
     with pytest.raises(DataError, match=reason) as caught:
@@ -281,7 +275,7 @@ def test_a_leaf_file_of_another_form_is_named(text: str, reason: str, root: Path
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_user_without_samples_in_a_part_is_nobody_there(root: Path) -> None:
+def test_a_user_without_samples_in_a_part_is_nobody_there(root):
     before = SOURCES["femnist"].read(root)
     path = root / "femnist" / "train" / "all_data_0.json"
     content = json.loads(path.read_text())
@@ -291,7 +285,7 @@ def test_a_user_without_samples_in_a_part_is_nobody_there(root: Path) -> None:
     assert alike(SOURCES["femnist"].read(root), before)
 
 
-def test_a_pipe_among_the_leaf_files_is_left_alone(root: Path) -> None:
+def test_a_pipe_among_the_leaf_files_is_left_alone(root):
     before = SOURCES["femnist"].read(root)
     os.mkfifo(root / "femnist" / "train" / "all_data_7.json")
     assert alike(SOURCES["femnist"].read(root), before)
@@ -312,9 +306,7 @@ def test_a_pipe_among_the_leaf_files_is_left_alone(root: Path) -> None:
         ({"images": np.zeros((0, 28, 28), np.uint8)}, "0 images but 30 labels"),
     ],
 )
-def test_a_sample_file_with_impossible_content_is_refused(
-    change: dict[str, np.ndarray], reason: str, tmp_path: Path
-) -> None:
+def test_a_sample_file_with_impossible_content_is_refused(change, reason, tmp_path):
     write_sample(tmp_path / "FEMNIST")
     path = tmp_path / "FEMNIST" / "femnist-sample.npz"
     with np.load(path) as archive:
@@ -325,13 +317,13 @@ def test_a_sample_file_with_impossible_content_is_refused(
     assert str(path) in str(caught.value) and reason in str(caught.value)
 
 
-def test_labels_stored_as_half_floats_are_labels() -> None:
+def test_labels_stored_as_half_floats_are_labels():
     assert whole("labels", np.array([0, 5, 9], np.float16)).tolist() == [0, 5, 9]
     with pytest.raises(ValueError, match="one is inf"):
         whole("labels", np.array([0, np.inf], np.float16))
 
 
-def test_the_bytes_of_a_damaged_archive_are_not_printed(tmp_path: Path) -> None:
+def test_the_bytes_of_a_damaged_archive_are_not_printed(tmp_path):
     write_sample(tmp_path / "FEMNIST")
     path = tmp_path / "FEMNIST" / "femnist-sample.npz"
     content = bytearray(path.read_bytes())
@@ -342,7 +334,7 @@ def test_the_bytes_of_a_damaged_archive_are_not_printed(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 1000
 
 
-def test_labels_stored_as_whole_floats_are_labels(tmp_path: Path) -> None:
+def test_labels_stored_as_whole_floats_are_labels(tmp_path):
     write_sample(tmp_path / "FEMNIST")
     before = SOURCES["femnist"].read(tmp_path)
     path = tmp_path / "FEMNIST" / "femnist-sample.npz"
@@ -352,7 +344,7 @@ def test_labels_stored_as_whole_floats_are_labels(tmp_path: Path) -> None:
     assert alike(SOURCES["femnist"].read(tmp_path), before)
 
 
-def test_no_more_is_unpacked_than_the_head_of_an_idx_file_says(root: Path) -> None:
+def test_no_more_is_unpacked_than_the_head_of_an_idx_file_says(root):
     path = root / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
     good = gzip.decompress(path.read_bytes())
     path.write_bytes(gzip.compress(good) + gzip.compress(bytes(1 << 28), 9))  # 256 MiB in 256 KiB
@@ -373,7 +365,7 @@ def test_no_more_is_unpacked_than_the_head_of_an_idx_file_says(root: Path) -> No
         (b"", "begins with b''"),
     ],
 )
-def test_an_idx_file_that_is_none_is_named(content: bytes, reason: str, root: Path) -> None:
+def test_an_idx_file_that_is_none_is_named(content, reason, root):
     path = root / "FashionMNIST" / "raw" / "train-labels-idx1-ubyte"
     path.write_bytes(content)
     with pytest.raises(DataError, match=reason) as caught:
@@ -381,14 +373,14 @@ def test_an_idx_file_that_is_none_is_named(content: bytes, reason: str, root: Pa
     assert str(path) in str(caught.value)
 
 
-def test_idx_images_with_a_vast_head_are_refused_unread(root: Path) -> None:
+def test_idx_images_with_a_vast_head_are_refused_unread(root):
     path = root / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
     path.write_bytes(bytes([0, 0, 8, 3]) + b"\xff" * 12 + bytes(99))
     with pytest.raises(DataError, match=r"it unpacks to .* TiB, and this node has .* of memory"):
         SOURCES["fashion_mnist"].read(root)
 
 
-def test_an_array_longer_than_its_head_says_is_refused(tmp_path: Path) -> None:
+def test_an_array_longer_than_its_head_says_is_refused(tmp_path):
     write_sample(tmp_path / "FEMNIST")
     path = tmp_path / "FEMNIST" / "femnist-sample.npz"
     with zipfile.ZipFile(path) as archive:
@@ -401,14 +393,14 @@ def test_an_array_longer_than_its_head_says_is_refused(tmp_path: Path) -> None:
         SOURCES["femnist"].read(tmp_path)
 
 
-def test_half_of_leaf_is_refused(root: Path) -> None:
+def test_half_of_leaf_is_refused(root):
     for path in (root / "femnist" / "test").iterdir():
         path.unlink()
     with pytest.raises(DataError, match=r"test/\*\.json is missing"):
         SOURCES["femnist"].read(root)
 
 
-def test_mnist_knows_its_writers_if_the_file_exists(root: Path) -> None:
+def test_mnist_knows_its_writers_if_the_file_exists(root):
     assert SOURCES["mnist"].read(root).writers is None
     _, train = random_samples(1, 30, "mnist")
     _, test = random_samples(2, 10, "mnist")
@@ -426,7 +418,7 @@ def test_mnist_knows_its_writers_if_the_file_exists(root: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten", "flipped"])
-def test_a_damaged_sample_file_is_named(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_sample_file_is_named(damage, tmp_path):
     write_sample(tmp_path / "FEMNIST")
     path = tmp_path / "FEMNIST" / "femnist-sample.npz"
     good = path.read_bytes()
@@ -437,7 +429,7 @@ def test_a_damaged_sample_file_is_named(damage: str, tmp_path: Path) -> None:
     assert f"{path} cannot be read (" in str(caught.value)
 
 
-def test_labels_out_of_range_are_refused(root: Path) -> None:
+def test_labels_out_of_range_are_refused(root):
     path = root / "FashionMNIST" / "raw" / "train-labels-idx1-ubyte"
     path.write_bytes(idx_bytes(np.full(30, 10, dtype=np.uint8)))
     with pytest.raises(DataError, match=r"label 10, allowed are 0\.\.9"):
@@ -450,7 +442,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def test_torchvision_downloads_what_is_missing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_downloads_what_is_missing(root, tmp_path, monkeypatch):
     raw = root / "MNIST" / "raw"
     names = [name for name, _ in torchvision.datasets.MNIST.resources]
     sums = [(name, hashlib.md5((raw / name).read_bytes()).hexdigest()) for name in names]
@@ -465,9 +457,7 @@ def test_torchvision_downloads_what_is_missing(root: Path, tmp_path: Path, monke
     assert alike(fetched, SOURCES["mnist"].read(root))
 
 
-def test_the_data_folder_comes_from_the_configuration_or_the_environment(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_data_folder_comes_from_the_configuration_or_the_environment(root, tmp_path, monkeypatch):
     expected = SOURCES["mnist"].read(root).digest
     monkeypatch.setenv("PFLMPI_DATA", str(root))
     assert load(DataConfig(name="mnist"), seed=0, cache=str(tmp_path / "cache")).digest == expected

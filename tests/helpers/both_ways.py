@@ -1,22 +1,18 @@
 """A run on one rank and on two, and what must hold of any run."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 import quick_run
 from pflmpi.config import load as configuration
-from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import load_federation
 from pflmpi.store import run_folder
 
 
-def federation_of(raw: dict[str, Any]) -> Federation:
+def federation_of(raw):
     return load_federation(configuration.parse(raw))
 
 
-def run(raw: dict[str, Any], folder: Path) -> tuple[str, Path]:
+def run(raw, folder):
     """Run on one rank and on two; check what must hold for every run; return the digest and the first run's folder."""
     raw = {**raw, "checkpoint": {"keep": 0, **raw.get("checkpoint", {})}}
     one = quick_run.run(raw, folder / "one")
@@ -37,5 +33,5 @@ def run(raw: dict[str, Any], folder: Path) -> tuple[str, Path]:
     return one, folder / "one"
 
 
-def everyone(federation: Federation) -> np.ndarray:
+def everyone(federation):
     return np.arange(federation.num_clients)

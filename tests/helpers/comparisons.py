@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,30 +10,27 @@ from torch.nn import functional as F
 
 import small_task
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm
-from pflmpi.learning.client import Batch, ClientData
-from pflmpi.learning.task import Task
 from pflmpi.models.base import Architecture
 from pflmpi.testing.conformance import state_of as state_of
 
 
-def model(seed: int) -> tree.Tree:
+def model(seed):
     """A model of the small task with weights of its own."""
     generator = torch.Generator().manual_seed(seed)
     return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small_task.task().init())
 
 
-def same(a: tree.Tree, b: tree.Tree) -> bool:
+def same(a, b):
     """Whether two trees have the same leaves, bit for bit."""
     return tree.differences(a, b) == [] and all(torch.equal(leaf, tree.at(b, path)) for path, leaf in tree.leaves(a))
 
 
-def mean(trees: list[tree.Tree]) -> tree.Tree:
+def mean(trees):
     """The plain mean, in float64 between."""
     return tree.map(lambda rows: rows.double().mean(0).float(), tree.stack(trees))
 
 
-def data_of(passes: Mapping[str, list[Batch]], lr: float = 0.1, round: int = 1, decay: float = 1.0) -> ClientData:
+def data_of(passes, lr=0.1, round=1, decay=1.0):
     """A client's data with the given passes; the rest of it is that of `small_task.batch(0)`."""
     whole = small_task.data([small_task.batch(0)], lr)
     return dataclasses.replace(whole, passes=dict(passes), round=round, decay=decay)
@@ -65,7 +61,7 @@ class Normed(Architecture):
         return F.batch_norm(z, tree.at(params, "stats/mean"), tree.at(params, "stats/var"), training=training).relu()
 
 
-def with_batch_norm(**training: object) -> Task:
+def with_batch_norm(**training):
     """The small task with a model that has batch norm."""
     architecture = Normed(
         name="normed", shape=small_task.SHAPE, num_classes=small_task.CLASSES, num_features=small_task.FEATURES
@@ -73,12 +69,12 @@ def with_batch_norm(**training: object) -> Task:
     return dataclasses.replace(small_task.task(**training), architecture=architecture)
 
 
-def check_padding(algorithm: Algorithm, client: tree.Tree, down: dict[str, tree.Tree], names: tuple[str, ...]) -> None:
+def check_padding(algorithm, client, down, names):
     """Check that a step of padding alone changes nothing in a lane, neither what is kept nor what is sent."""
     task = small_task.task(momentum=0.5, weight_decay=0.1).replace(batched=True)
     real, size = torch.ones(6), small_task.batch(0).y.shape[0]
 
-    def update(client: tree.Tree, down: dict[str, tree.Tree], weight: torch.Tensor) -> Any:
+    def update(client, down, weight):
         passes = {
             name: [
                 small_task.padded(small_task.batch(place).x, small_task.batch(place).y, one) for one in weight.unbind(0)
@@ -97,13 +93,11 @@ def check_padding(algorithm: Algorithm, client: tree.Tree, down: dict[str, tree.
     assert not same(tree.row(before, 0), client) or not same(tree.row(sent_before, 0), down), "the real batch did train"
 
 
-def check_lanes(
-    task: Task, algorithm: Algorithm, client: tree.Tree, down: dict[str, tree.Tree], names: tuple[str, ...]
-) -> None:
+def check_lanes(task, algorithm, client, down, names):
     """Check that lanes with minibatches of their own give what the loop gives, for passes of two minibatches each."""
     batches = [[small_task.batch(2 * lane + place) for place in range(2)] for lane in range(2)]
 
-    def in_lane(client: tree.Tree, down: dict[str, tree.Tree], x: torch.Tensor, y: torch.Tensor) -> Any:
+    def in_lane(client, down, x, y):
         real = [small_task.padded(*one, torch.ones(len(one[1]))) for one in zip(x.unbind(0), y.unbind(0), strict=True)]
         return algorithm.client_update(task.replace(batched=True), client, down, data_of(dict.fromkeys(names, real)))
 

@@ -1,18 +1,15 @@
 """Damage to files, for fuzzing: bytes flipped, cut, repeated and overwritten, JSON and arrays of another form."""
 
-import random
-from typing import Any
-
 import numpy as np
 
 _EDGES = (b"\0", b"\xff", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\n", b"{", b"[" * 50)
-ODD: tuple[Any, ...] = (
+ODD = (
     *(None, True, 0, -1, 5.5, 1e308, float("nan"), float("inf"), 2**31, 2**63, 10**30),
     *("", "x", "\0", "\ud800", "=1+2", "[/b]", "x" * 300, "../..", [], [[]], {}, [1, 2], {"x": 1}, [None] * 3),
 )
 
 
-def damaged(content: bytes, rng: random.Random, least: int = 1) -> bytes:
+def damaged(content, rng, least=1):
     """The content with one to five changes.
 
     Args:
@@ -39,7 +36,7 @@ def damaged(content: bytes, rng: random.Random, least: int = 1) -> bytes:
     return bytes(changed)
 
 
-def damaged_json(value: Any, rng: random.Random, odd: tuple[Any, ...] = ODD) -> Any:
+def damaged_json(value, rng, odd=ODD):
     """A nested value with one place of it replaced, removed or added."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(list(value))
@@ -56,7 +53,7 @@ def damaged_json(value: Any, rng: random.Random, odd: tuple[Any, ...] = ODD) -> 
     return rng.choice(odd)
 
 
-def damaged_arrays(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, np.ndarray]:
+def damaged_arrays(arrays, rng):
     """Named arrays with one of them missing, or of another type, shape or content."""
     name = rng.choice(list(arrays))
     array = arrays[name]

@@ -7,14 +7,14 @@ from pflmpi.algorithms import ALGORITHMS
 Sections = dict[str, dict[str, Any]]
 
 # Where the defaults would not show much in a few rounds of a small model: nearer scales, shorter passes.
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "fedamp": {"alpha": 0.5, "sigma": 2.0},
     "fedrep": {"head_epochs": 2},
     "pfedcfr": {"alpha": 0.5, "sigma": 2.0},
     "pfedme": {"inner_steps": 2},
 }
 # Options that change what travels or how the server works, beside those called `variant`.
-MORE: dict[str, dict[str, Any]] = {
+MORE = {
     "fedamp-cosine": {"weighting": "cosine", "start": "cloud"},
     "ditto-personal_epochs": {"personal_epochs": 2},
     "fedfcd-batch": {"alternation": "batch"},
@@ -28,7 +28,7 @@ MORE: dict[str, dict[str, Any]] = {
     "pfedcfr-no_personal_layers": {"num_personal_layers": 0},
     "pfedcfr-tensor": {"layer_unit": "tensor", "num_personal_layers": 1},
 }
-TRAINING: dict[str, dict[str, Any]] = {"l2gd": {"participation": 1.0}}  # those that need every client in every round
+TRAINING = {"l2gd": {"participation": 1.0}}  # those that need every client in every round
 # Cases that have every kind of message between them: means, what is compared and mixed, what is offered and chosen,
 # rows and own rows, class means and what is shared by all, rows of the classes held, introductions.
 MESSAGE_KINDS = ("fedavg", "fedamp", "fedfomo", "fesem", "fedproto", "fedgmh-full", "fedfcd-full")
@@ -36,9 +36,9 @@ MESSAGE_KINDS = ("fedavg", "fedamp", "fedfomo", "fesem", "fedproto", "fedgmh-ful
 LOSSES = ("fedavg", "fedproto", "fedfcd-full", "apfl", "fedcp", "gpfl", "pfedpm-relation")
 
 
-def every_algorithm() -> dict[str, Sections]:
+def every_algorithm():
     """Return the sections `algorithm` and `training` of each, by a name for the test."""
-    sections: dict[str, dict[str, Any]] = {}
+    sections = {}
     for name, kind in ALGORITHMS.items():
         section = {"name": name, **OPTIONS.get(name, {})}
         hints = get_type_hints(kind)

@@ -1,9 +1,7 @@
 """FedAvg with clients that diverge or raise in chosen rounds."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import pytest
 import torch
 
 from pflmpi import tree
@@ -57,7 +55,7 @@ class Failing(FedAvg):
         return Received("model")
 
 
-def registered(monkeypatch: pytest.MonkeyPatch, **how: Any) -> dict[str, Any]:
+def registered(monkeypatch, **how):
     """Register the algorithm for the time of a test; its section of a configuration."""
     monkeypatch.setitem(ALGORITHMS._objects, NAME, Failing)
     return {"name": NAME, **how}

@@ -3,14 +3,13 @@
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 import quick_run
 from pflmpi.cluster import jobs
 
 
-def enter(folder: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str) -> Path:
+def enter(folder, monkeypatch, sbatch):
     """Enter a folder with the configuration small.yaml, an empty queue, and an sbatch with this text."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
@@ -20,14 +19,14 @@ def enter(folder: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str) -> Path:
     return folder
 
 
-def program(name: str, text: str, folder: Path = Path("bin")) -> None:
+def program(name, text, folder=Path("bin")):
     """Write a program of Slurm's into a folder."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
 
 
-def line(id: str = "12", **changes: object) -> str:
+def line(id="12", **changes):
     """What squeue prints of a running job, with changes."""
     values = {
         "JobArrayID": id,
@@ -48,7 +47,7 @@ def line(id: str = "12", **changes: object) -> str:
     return "".join(f"{value!s:{jobs._QUEUE[name]}}" for name, value in (values | changes).items()) + "\n"
 
 
-def queue(folder: Path, *lines: str) -> None:
+def queue(folder, *lines):
     """Make a squeue in the folder that prints these lines, and an sacct that answers nothing."""
     (folder / "queue").write_text("".join(lines))
     program("squeue", f"/bin/cat {folder}/queue", folder)

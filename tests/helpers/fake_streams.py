@@ -75,7 +75,7 @@ class Timeline:
     def record_event(self, stream: FakeStream) -> Any:
         known = FakeStream("event", dict(stream.known))
 
-        def synchronize() -> None:
+        def synchronize():
             self.log.append("wait")
             self.host.wait_stream(known)
 
@@ -119,17 +119,17 @@ class Timeline:
             self.races.append(f"memory of {self._of[memory]} may be given away before {name} has used it")
 
 
-def _memory(tensor: Tensor) -> Memory:
+def _memory(tensor):
     there = isinstance(tensor, StubTensor)
     return there, (tensor.values if there else tensor).untyped_storage().data_ptr()
 
 
 @contextmanager
-def fake_streams() -> Iterator[Timeline]:
+def fake_streams():
     """Streams for the stub device; `stub_device.stub_device` then sees what is launched on which."""
     timeline = Timeline()
     for stream in (timeline.up, timeline.down, timeline.computing):
-        stream.record_event = partial(timeline.record_event, stream)  # type: ignore[attr-defined]
+        stream.record_event = partial(timeline.record_event, stream)
 
     class OnStreams(StubDevice):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -8,21 +8,18 @@ process that has the stub device gets no pinned memory from PyTorch.
 import logging
 import sys
 from functools import partial
-from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 import stub_run
-from every_algorithm import Sections, every_algorithm
+from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.learning import cuda_graphs, replay
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime import devices
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.tree import Tree
 
 CLOSE = 1e-3  # float32 sums in another order, for two rounds of 24 steps
 OWN_STEPS = ("l2gd", "perfedavg", "pfedme")  # take gradients themselves, of which no step is recorded
@@ -37,15 +34,15 @@ class _Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def check(case: Sections, model: str, executor: str, device: torch.device) -> str:
+def check(case, model, executor, device):
     """One line of what was seen; raises `AssertionError` where something does not hold."""
-    raw: dict[str, Any] = stub_run.settings(case, model, executor, steps=24)
+    raw = stub_run.settings(case, model, executor, steps=24)
     raw["training"] |= {"rounds": 2, "lr_decay": 0.9}
     captures, launches, said = list[int](), list[int](), _Said()
     cuda_graphs.say_why_not.cache_clear()
     logging.getLogger("pflmpi").addHandler(said)
 
-    def counted(work: cuda_graphs.Work) -> cuda_graphs.Work:
+    def counted(work):
         captures.append(1)
         launch = cuda_graphs.cuda_graph(work)
         return lambda: (launches.append(1), launch())
@@ -70,7 +67,7 @@ def check(case: Sections, model: str, executor: str, device: torch.device) -> st
     return line
 
 
-def main(model: str, executor: str, *cases: str) -> int:
+def main(model, executor, *cases):
     """How many cases fail; each is printed."""
     device, failed = torch.device("cuda", 0), 0
     devices.fix_kernels(device, RuntimeConfig(), TrainingConfig())
@@ -85,27 +82,27 @@ def main(model: str, executor: str, *cases: str) -> int:
     return failed
 
 
-def _differing(some: dict[str, Tensor], others: dict[str, Tensor]) -> list[str]:
+def _differing(some, others):
     return [path for path, leaf in some.items() if not torch.equal(leaf, others[path])]
 
 
-def _numbers(values: dict[str, Tensor]) -> dict[str, Tensor]:
+def _numbers(values):
     return {path: leaf.cpu() for path, leaf in values.items() if leaf.is_floating_point() and leaf.numel()}
 
 
-def _distance(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+def _distance(some, others):
     return max(float((some[path] - leaf).abs().max()) for path, leaf in others.items())
 
 
-def _with_other_last_bits(raw: dict[str, Any], seed: int) -> dict[str, Tensor]:
+def _with_other_last_bits(raw, seed):
     """What a run on the host comes to that begins with a model whose numbers differ by about 1e-7 of them."""
     init, generator = Task.init, torch.Generator()
 
-    def moved(task: Task, client: int = -1) -> Tree:
+    def moved(task, client=-1):
         generator.manual_seed(seed)
         return tree.map(move, init(task, client))
 
-    def move(leaf: Tensor) -> Tensor:
+    def move(leaf):
         factor = 1 + 1e-7 * torch.randn(leaf.shape, generator=generator)
         return leaf * factor if leaf.is_floating_point() else leaf
 

@@ -2,14 +2,11 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.models.base import Architecture
 from pflmpi.models.conv_net import CNN, ProtoCNN
 from pflmpi.models.mlp import DNN, MLP
 from pflmpi.rng import stream
-from pflmpi.tree import Tree
 
 DIGITS, MNIST, CIFAR = (1, 8, 8), (1, 28, 28), (3, 32, 32)
 SMALL_KERNEL = {"kernel": 3, "padding": 1}
@@ -24,25 +21,25 @@ WITHOUT_BATCH_NORM = [
 ]
 
 
-def named(architecture: Architecture) -> str:
+def named(architecture):
     return f"{architecture.name}-{'x'.join(map(str, architecture.shape))}"
 
 
-def start(architecture: Architecture, seed: int = 0) -> Tree:
+def start(architecture, seed=0):
     return architecture.init(stream(seed, 0, -1, "init"))
 
 
-def images(architecture: Architecture, count: int, seed: int = 1) -> Tensor:
+def images(architecture, count, seed=1):
     return torch.from_numpy(stream(seed, 0, -1, "x").standard_normal((count, *architecture.shape), dtype=np.float32))
 
 
-def labels(architecture: Architecture, count: int) -> Tensor:
+def labels(architecture, count):
     return torch.arange(count) % architecture.num_classes
 
 
-def scores(architecture: Architecture, params: Tree, x: Tensor, training: bool = True) -> Tensor:
+def scores(architecture, params, x, training=True):
     return architecture.logits(params["head"], architecture.features(params, x, training))
 
 
-def count(params: Tree, *parts: str) -> int:
+def count(params, *parts):
     return sum(leaf.numel() for part in parts for _, leaf in tree.leaves(params[part]))

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -140,7 +139,7 @@ class Newcomer(Algorithm):
         return {"distance": closeness.sum(1), "closeness": closeness}
 
 
-def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def registered(monkeypatch):
     """Register the algorithm for the time of a test; its section of a configuration."""
     monkeypatch.setitem(ALGORITHMS._objects, NAME, Newcomer)
     return {"name": NAME}

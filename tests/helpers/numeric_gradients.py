@@ -1,7 +1,5 @@
 """Gradients of a loss written in NumPy, by central differences: for losses whose gradients are long by hand."""
 
-from collections.abc import Callable, Iterable
-
 import numpy as np
 import torch
 
@@ -10,12 +8,12 @@ from pflmpi import tree
 Weights = dict[str, np.ndarray]  # float64 by path
 
 
-def weights(params: tree.Tree) -> Weights:
+def weights(params):
     """The leaves of a tree by path."""
     return {path: leaf.double().numpy().copy() for path, leaf in tree.leaves(params)}
 
 
-def descend(loss: Callable[[Weights], float], w: Weights, paths: Iterable[str], lr: float) -> Weights:
+def descend(loss, w, paths, lr):
     """The weights after a step of gradient descent on those of the given paths."""
     moved = {path: value.copy() for path, value in w.items()}
     for path in paths:
@@ -30,35 +28,35 @@ def descend(loss: Callable[[Weights], float], w: Weights, paths: Iterable[str], 
     return moved
 
 
-def assert_near(found: tree.Tree, expected: Weights, prefix: str = "", tolerance: float = 2e-6) -> None:
+def assert_near(found, expected, prefix="", tolerance=2e-6):
     """The tolerance is that of float32 weights near one and of differences of a float64 loss."""
     for path, leaf in tree.leaves(found):
         np.testing.assert_allclose(leaf.double().numpy(), expected[prefix + path], rtol=0, atol=tolerance, err_msg=path)
 
 
-def features(w: Weights, x: np.ndarray) -> np.ndarray:
+def features(w, x):
     """The features of the small model."""
     return np.maximum(x @ w["body/fc1/weight"].T + w["body/fc1/bias"], 0)
 
 
-def logits(w: Weights, head: str, z: np.ndarray) -> np.ndarray:
+def logits(w, head, z):
     """The logits of the head of that name."""
     return z @ w[f"{head}/weight"].T + w[f"{head}/bias"]
 
 
-def cross_entropy(scores: np.ndarray, y: np.ndarray) -> float:
+def cross_entropy(scores, y):
     """The mean over samples."""
     shifted = scores - scores.max(-1, keepdims=True)
     return float(np.mean(np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(y)), y]))
 
 
-def layer_norm(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
+def layer_norm(w, name, x):
     """Over the last axis, with the weights of that name."""
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * w[f"{name}/weight"] + w[f"{name}/bias"]
 
 
-def varied(params: tree.Tree, seed: int) -> tree.Tree:
+def varied(params, seed):
     """The same tree with random entries, so that no weight is a special value such as 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, params)

@@ -5,18 +5,18 @@ import numpy as np
 Weights = dict[str, np.ndarray]  # W1 [h, i], b1 [h], W2 [K, h], b2 [K]
 
 
-def forward(w: Weights, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def forward(w, x):
     """Return features [B, h] and logits [B, K]."""
     z = np.maximum(x @ w["W1"].T + w["b1"], 0)
     return z, z @ w["W2"].T + w["b2"]
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
+def softmax(scores):
     e = np.exp(scores - scores.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 
 
-def gradients(w: Weights, x: np.ndarray, y: np.ndarray, dz_extra: np.ndarray | None = None) -> Weights:
+def gradients(w, x, y, dz_extra=None):
     """Return the gradients of the mean cross-entropy, plus a term whose gradient by the features is given."""
     z, scores = forward(w, x)
     error = softmax(scores)

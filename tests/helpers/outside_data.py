@@ -2,14 +2,13 @@
 
 import json
 import runpy
-from pathlib import Path
 
 import h5py
 import numpy as np
 from PIL import Image
 
 
-def write(folder: Path) -> None:
+def write(folder):
     """table.npz, bytes.h5, pictures/, divided/ as PFLlib writes it, and text.npz by the example, which is there."""
     rng = np.random.default_rng(0)
     x, who = rng.normal(3, 2, (240, 4)), np.arange(240) % 5
@@ -23,7 +22,7 @@ def write(folder: Path) -> None:
     text["write"](folder / "text.npz", text["texts"](), every=40)
 
 
-def _pictures(folder: Path, rng: np.random.Generator) -> None:
+def _pictures(folder, rng):
     """A folder of pictures for each class, below train/ and test/."""
     for side, count in (("train", 12), ("test", 6)):
         for label, kind in enumerate(("cat", "dog", "owl")):
@@ -33,12 +32,12 @@ def _pictures(folder: Path, rng: np.random.Generator) -> None:
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / side / kind / f"{number}.png")
 
 
-def _divided(folder: Path, rng: np.random.Generator) -> None:
+def _divided(folder, rng):
     """Files of each client below train/ and test/, with pickles in them."""
     for side, count in (("train", 24), ("test", 8)):
         (folder / side).mkdir(parents=True)
         for client in range(4):
             y = np.arange(count) % 3
             data = {"x": rng.normal(y[:, None, None, None], 1, (count, 1, 5, 5)).astype(np.float32), "y": y}
-            np.savez_compressed(folder / side / f"{client}.npz", data=data)  # type: ignore[arg-type]
+            np.savez_compressed(folder / side / f"{client}.npz", data=data)
     (folder / "config.json").write_text(json.dumps({"num_clients": 4, "num_classes": 3}))

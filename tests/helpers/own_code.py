@@ -1,8 +1,5 @@
 """Files that a user may have beside a configuration: an algorithm, a model, a dataset, a partition."""
 
-from pathlib import Path
-from typing import Any
-
 import quick_run
 from pflmpi.config import yaml_file
 
@@ -73,7 +70,7 @@ def in_turn(labels: np.ndarray, clients: int, rng: np.random.Generator, *, step:
 '''
 
 
-def write(folder: Path, **sections: Any) -> Path:
+def write(folder, **sections):
     """The four files and a configuration that names them; return the configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("mine", ALGORITHM), ("narrow", MODEL), ("squares", DATA), ("in_turn", PARTITION)):

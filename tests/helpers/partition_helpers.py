@@ -5,10 +5,10 @@ import numpy as np
 Parts = list[np.ndarray]
 
 
-def rng(seed: int = 0) -> np.random.Generator:
+def rng(seed=0):
     return np.random.Generator(np.random.Philox(key=seed))
 
 
-def counts_of(parts: Parts, labels: np.ndarray) -> np.ndarray:
+def counts_of(parts, labels):
     """Return int64 [N, K]."""
     return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])

@@ -1,8 +1,6 @@
 """A run that is planned, and one that has ended."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,13 +20,13 @@ class Planned:
     setup: Setup
 
 
-def planned(raw: dict[str, Any], ranks: int) -> Planned:
+def planned(raw, ranks):
     """The experiment of a configuration on some ranks."""
     experiment = prepare(configuration.parse(raw), torch.device("cpu"))
     return Planned(experiment, setup(experiment, ranks, SLOTS))
 
 
-def planned_and_run(raw: dict[str, Any], ranks: int, folder: Path) -> Planned:
+def planned_and_run(raw, ranks, folder):
     """Run a configuration on threads; the same experiment before it."""
     quick_run.run(raw, folder, ranks)
     return planned(raw, ranks)

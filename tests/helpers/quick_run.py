@@ -6,7 +6,7 @@ from pflmpi.testing.quick_run import QUICK, digest, resume, run, settings
 __all__ = ["QUICK", "command", "digest", "resume", "run", "settings"]
 
 
-def command(words: list[str]) -> int:
+def command(words):
     """The exit code of a command, also of one that ends the process, as a run does."""
     try:
         return main(words)

@@ -4,14 +4,12 @@ import gzip
 import hashlib
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
-import pytest
 import torchvision
 
 from pflmpi.data import SOURCES
-from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.dataset import assemble
 
 NUM_CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100} | {
     "emnist": 62,
@@ -20,19 +18,19 @@ NUM_CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "c
 SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 
 
-def random_samples(seed: int, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+def random_samples(seed, count, name):
     """Return images uint8 [count, C, H, W] and labels [count] like those of a source."""
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 256, (count, *SHAPES.get(name, (1, 28, 28))), dtype=np.uint8)
     return images, rng.integers(0, NUM_CLASSES[name], count)
 
 
-def idx_bytes(array: np.ndarray) -> bytes:
+def idx_bytes(array):
     """Return an array of bytes in the idx format: magic number, big-endian sizes, data."""
     return bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
 
 
-def write_idx(raw: Path, name: str, packed: bool) -> None:
+def write_idx(raw, name, packed):
     raw.mkdir(parents=True)
     for part, seed, count in zip(SOURCES[name].parts, (1, 2), (30, 10), strict=True):
         images, labels = random_samples(seed, count, name)
@@ -42,7 +40,7 @@ def write_idx(raw: Path, name: str, packed: bool) -> None:
             path.write_bytes(gzip.compress(content) if packed else content)
 
 
-def write_cifar(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_cifar(root, name, monkeypatch):
     """Write pickles as in the published archives, and tell torchvision their checksums."""
     source = SOURCES[name]
     folder = root / source.folder
@@ -61,7 +59,7 @@ def write_cifar(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "meta", {"filename": meta, "key": names, "md5": sums[meta]})
 
 
-def leaf_samples() -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
+def leaf_samples():
     """Return part -> writer -> (images, labels); `f0099` has test samples only."""
     writers = {"train": ["f0001", "f0002", "f0003"], "test": ["f0001", "f0003", "f0099"]}
     return {
@@ -70,7 +68,7 @@ def leaf_samples() -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
     }
 
 
-def write_leaf(folder: Path) -> None:
+def write_leaf(folder):
     for part, users in leaf_samples().items():
         (folder / part).mkdir(parents=True)
         # Two files for a part, as LEAF makes them.
@@ -83,7 +81,7 @@ def write_leaf(folder: Path) -> None:
             (folder / part / f"all_data_{number}.json").write_text(json.dumps(content))
 
 
-def write_sample(folder: Path) -> None:
+def write_sample(folder):
     """Write the one-file form of the same samples."""
     rows = [(part, user, *xy) for part, users in leaf_samples().items() for user, xy in users.items()]
     names = sorted({user for _, user, _, _ in rows})
@@ -98,13 +96,13 @@ def write_sample(folder: Path) -> None:
     )
 
 
-def alike(a: Dataset, b: Dataset) -> bool:
+def alike(a, b):
     same = all(np.array_equal(getattr(a, key), getattr(b, key)) for key in ("images", "labels", "official_test"))
     writers = (a.writers is None and b.writers is None) or np.array_equal(a.writers, b.writers)
     return bool(same and writers and a.digest == b.digest)
 
 
-def toy(sizes: list[int], test_sizes: list[int]) -> Dataset:
+def toy(sizes, test_sizes):
     """Return a dataset with that many training and test samples of each class; image values are sample numbers."""
     labels = np.concatenate([np.repeat(np.arange(len(counts)), counts) for counts in (sizes, test_sizes)])
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)

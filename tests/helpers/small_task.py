@@ -7,64 +7,63 @@ from pflmpi.learning.client import Batch, ClientData, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
-from pflmpi.tree import Tree
 
 SHAPE, FEATURES, CLASSES = (1, 2, 2), 5, 3
 
 
-def task(clients: int = 4, **training: object) -> Task:
+def task(clients=4, **training):
     architecture = MODELS["mlp"](hidden=FEATURES).bind(SHAPE, CLASSES)
     return Task(architecture, TrainingConfig(**training), clients, 0, (0.5,), (0.5,))
 
 
-def batch(seed: int, size: int = 6) -> Batch:
+def batch(seed, size=6):
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.normal(size=(size, *SHAPE)).astype(np.float32))
     return Batch(x, torch.from_numpy(rng.integers(0, CLASSES, size)))
 
 
-def padded(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Batch:
+def padded(x, y, weight):
     """A batch in which only samples of weight 1 are real."""
     share = weight / weight.sum().clamp(min=1)
     target = (y.unsqueeze(-1) == torch.arange(CLASSES)) * -share.unsqueeze(-1)
     return Batch(x, y, Padding(weight, share, target, (weight.sum() > 0).float()))
 
 
-def data(batches: list[Batch], lr: float = 0.1) -> ClientData:
+def data(batches, lr=0.1):
     labels = torch.cat([one.y for one in batches])
     counts = torch.bincount(labels, minlength=CLASSES).float()
     return ClientData({"train": batches}, batches, counts, lr, 1)
 
 
-def body_leaves(model: Tree) -> list[torch.Tensor]:
+def body_leaves(model):
     """The body's weight and bias, whatever the model calls them."""
     found = []
 
-    def walk(node: Tree) -> None:
+    def walk(node):
         for key in sorted(node):
             value = node[key]
             walk(value) if isinstance(value, dict) else found.append(value)
 
-    walk(model["body"])  # type: ignore[arg-type]
+    walk(model["body"])
     return sorted(found, key=lambda leaf: -leaf.ndim)
 
 
-def to_numpy(model: Tree) -> dict[str, np.ndarray]:
+def to_numpy(model):
     weight, bias = body_leaves(model)
     head = model["head"]
     return {
         "W1": weight.double().numpy().copy(),
         "b1": bias.double().numpy().copy(),
-        "W2": head["weight"].double().numpy().copy(),  # type: ignore[index]
-        "b2": head["bias"].double().numpy().copy(),  # type: ignore[index]
+        "W2": head["weight"].double().numpy().copy(),
+        "b2": head["bias"].double().numpy().copy(),
     }
 
 
-def flat(one: Batch) -> tuple[np.ndarray, np.ndarray]:
+def flat(one):
     return one.x.flatten(1).double().numpy(), one.y.numpy()
 
 
-def assert_close(model: Tree, expected: dict[str, np.ndarray], tolerance: float = 1e-6) -> None:
+def assert_close(model, expected, tolerance=1e-6):
     """float32 against float64: a few units in the last place of values near one."""
     for name, value in to_numpy(model).items():
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=tolerance, err_msg=name)

@@ -2,14 +2,12 @@
 
 import csv
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 import stub_run
 from counts import Counts
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.learning import replay
 from project import GOLDEN
-from stub_run import Outcome
 
 TABLE = GOLDEN / "gpu_costs.csv"
 RENEW = "python benchmarks/launches.py --write tests/golden/gpu_costs.csv"
@@ -45,7 +43,7 @@ NAMES = tuple(field.name for field in fields(Costs))
 ON_EVERY_MODEL = (*MESSAGE_KINDS, "ditto", "pfedcfr", "apfl")
 
 
-def situations() -> list[tuple[str, str, str]]:
+def situations():
     """Case, model and executor of what is kept."""
     return [
         (case, model, executor)
@@ -56,7 +54,7 @@ def situations() -> list[tuple[str, str, str]]:
     ]
 
 
-def measure(case: str, model: str, executor: str) -> tuple[Outcome, Costs]:
+def measure(case, model, executor):
     """A round with two steps on the stub device, none replayed, and its costs, by the difference to three steps."""
     sections = every_algorithm()[case]
     with replay.step_by_step():
@@ -76,7 +74,7 @@ def measure(case: str, model: str, executor: str) -> tuple[Outcome, Costs]:
     )
 
 
-def read() -> dict[tuple[str, str, str], Costs]:
+def read():
     """The kept figures by case, model and executor."""
     with TABLE.open() as file:
         return {
@@ -85,7 +83,7 @@ def read() -> dict[tuple[str, str, str], Costs]:
         }
 
 
-def write(path: Path, costs: dict[tuple[str, str, str], Costs]) -> None:
+def write(path, costs):
     """Write figures as `read` has them."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -93,6 +91,6 @@ def write(path: Path, costs: dict[tuple[str, str, str], Costs]) -> None:
         writer.writerows([*key, *asdict(one).values()] for key, one in costs.items())
 
 
-def _each(counts: Counts, units: int) -> Counts:
+def _each(counts, units):
     assert all(number % units == 0 for number in counts.row()), "units cost the same"
     return Counts(*(number // units for number in counts.row()))

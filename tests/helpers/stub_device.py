@@ -4,7 +4,7 @@ A tensor of the device `stub` wraps one on the host. What a GPU refuses is refus
 what is not on the host. So a run on it has the values of a run on the host, and shows what a GPU would be asked to do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from counts import Counts
 
 # At import, since PyTorch makes its threads for backward passes when the first one runs.
-backend_registration._setup_privateuseone_for_python_backend("stub")  # type: ignore[attr-defined]
+backend_registration._setup_privateuseone_for_python_backend("stub")
 # `torch.utils.checkpoint` asks the device module that is registered, wherever it computes.
-torch.stub.get_amp_supported_dtype = lambda: [torch.bfloat16]  # type: ignore[attr-defined]
+torch.stub.get_amp_supported_dtype = lambda: [torch.bfloat16]
 DEVICE = torch.device("stub", 0)
 
 _aten = torch.ops.aten
@@ -39,7 +39,7 @@ class StubTensor(Tensor):
 
     @staticmethod
     def __new__(cls, values: Tensor) -> "StubTensor":
-        made: StubTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: StubTensor = Tensor._make_wrapper_subclass(
             cls,
             values.shape,
             strides=values.stride(),
@@ -50,7 +50,7 @@ class StubTensor(Tensor):
         made.values = values
         return made
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:
         return f"stub {self.values!r}"
 
     @classmethod
@@ -104,7 +104,7 @@ class StubDevice(TorchDispatchMode):
 
 
 @contextmanager
-def stub_device() -> Iterator[StubDevice]:
+def stub_device():
     """A device `stub` to compute on, with what it was asked to do."""
     lifted = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(values, device=...) is seen
@@ -115,11 +115,11 @@ def stub_device() -> Iterator[StubDevice]:
         torch._C._set_only_lift_cpu_tensors(lifted)
 
 
-def _values(tensor: StubTensor) -> Tensor:
+def _values(tensor):
     return tensor.values
 
 
-def _launches(func: Any, args: Any) -> int:
+def _launches(func, args):
     """One; for operations on lists that CUDA cannot take together, one for each tensor."""
     if not func.__name__.startswith("_foreach"):
         return 1
@@ -128,13 +128,13 @@ def _launches(func: Any, args: Any) -> int:
     return 1 if alike else len(lists[0])
 
 
-def _waits(func: Any, packet: Any, tensors: Sequence[Tensor]) -> bool:
+def _waits(func, packet, tensors):
     if packet in _INDEXING:  # by booleans: as many results as there are true ones
         return any(one.dtype in (torch.bool, torch.uint8) for one in tensors[1:])
     return packet in _ALSO_WAIT or any(tag in func.tags for tag in _WAITS)
 
 
-def _refuse_two_devices(func: Any, packet: Any, tensors: Sequence[Tensor], ours: Sequence[Tensor]) -> None:
+def _refuse_two_devices(func, packet, tensors, ours):
     """Raise as CUDA does; single numbers of the host are allowed beside tensors in pointwise operations."""
     for one in tensors:
         if isinstance(one, StubTensor) or (one.ndim == 0 and torch.Tag.pointwise in func.tags):

@@ -1,11 +1,8 @@
 """A small table file for the tests of `sweep` and `report`."""
 
-from pathlib import Path
-from typing import Any
-
 import yaml
 
-TABLE: dict[str, Any] = {
+TABLE = {
     "title": "A small table",
     "source": "nobody 2024, table 3",
     "seeds": [0, 1],
@@ -21,7 +18,7 @@ TABLE: dict[str, Any] = {
 }
 
 
-def write(folder: Path, **changes: Any) -> Path:
+def write(folder, **changes):
     """Write the table with keys replaced (None: left out) and return the file."""
     path = folder / "small.yaml"
     content = {key: value for key, value in {**TABLE, **changes}.items() if value is not None}

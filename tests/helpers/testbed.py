@@ -7,9 +7,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,7 @@ _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAI
 
 
 @contextmanager
-def cluster() -> Iterator[None]:
+def cluster():
     """Bring the test bed up, and down again unless it was up before; skip the test where there is none."""
     folder = os.environ.get("PFLMPI_SLURM_TESTBED")
     if not folder or os.geteuid() != 0:
@@ -32,28 +30,28 @@ def cluster() -> Iterator[None]:
             _call(f"{folder}/down", timeout=60)
 
 
-def rebuild() -> None:
+def rebuild():
     """Bring back a node that a test has killed; Slurm then knows no job of before."""
     _call(f"{os.environ['PFLMPI_SLURM_TESTBED']}/up", *OPTIONS, timeout=120)
 
 
-def sbatch(*arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
+def sbatch(*arguments, env=None):
     """Submit a batch script and return the job's id."""
     return _call("sbatch", "--parsable", *map(str, arguments), env=env).strip().split(";")[0]
 
 
-def fields(job: str) -> dict[str, str]:
+def fields(job):
     """What `scontrol show job` says about a job (of an array's task: `ID_N`)."""
     text = _call("scontrol", "show", "--oneliner", "job", job)
     return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
 
-def state(job: str) -> str:
+def state(job):
     """The state of a job, such as RUNNING."""
     return fields(job)["JobState"]
 
 
-def wait_until(job: str, *states: str, timeout: float = 90) -> str:
+def wait_until(job, *states, timeout=90):
     """Wait until a job is in one of the states (any end if none is given) and return it."""
     end, wanted = time.monotonic() + timeout, states or _ENDED
     while (now := state(job)) not in wanted:
@@ -63,17 +61,17 @@ def wait_until(job: str, *states: str, timeout: float = 90) -> str:
     return now
 
 
-def expand(nodes: str) -> list[str]:
+def expand(nodes):
     """The names in a list such as `node[1-3]`."""
     return _call("scontrol", "show", "hostnames", nodes).split()
 
 
-def node_processes(node: str) -> list[int]:
+def node_processes(node):
     """The processes that live on a node, its slurmd among them."""
     return [int(pid) for pid in _call("ip", "netns", "pids", f"slurmtb-{node}").split()]
 
 
-def _call(*command: str, timeout: float = 30, check: bool = True, env: Mapping[str, str] | None = None) -> str:
+def _call(*command, timeout=30, check=True, env=None):
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
     assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout

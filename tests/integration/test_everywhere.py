@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,26 +22,26 @@ LAUNCHES = [("mpirun", 2), ("mpirun", 5), ("torchrun", 1), ("torchrun", 3)]
 Results = dict[str, Any]
 
 
-def command(way: str, ranks: int) -> list[str]:
+def command(way, ranks):
     if way == "mpirun":
         return [str(processes.BIN / "mpirun"), "-n", str(ranks), sys.executable, str(WORKER)]
     return [str(processes.BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", str(WORKER)]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Results]:
+def results(tmp_path_factory):
     """All cases of one launch; each launch is made once."""
     root = os.environ.get("PFLMPI_DATA")
 
     @cache
-    def get(way: str, ranks: int) -> Results:
+    def get(way, ranks):
         folder = tmp_path_factory.mktemp(f"{way}{ranks}")
         if way == "in process":
             return everywhere_worker.run_cases(InProcessTransport(), ALONE, folder, root)
         words = [*command(way, ranks), str(folder), *([root] if root else [])]
         done = processes.call(words, timeout=2 * processes.PATIENCE)
         assert done.returncode == 0, done.stderr
-        found: Results = json.loads((folder / "results.json").read_text())
+        found = json.loads((folder / "results.json").read_text())
         assert found.pop("transport") == ["mpi" if way == "mpirun" else "torch", ranks]
         return found
 
@@ -51,9 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Re
 
 @pytest.mark.parametrize("dataset", ["digits", "fashion_mnist"])
 @pytest.mark.parametrize("way, ranks", LAUNCHES)
-def test_state_and_scores_have_the_bits_of_a_run_in_process(
-    way: str, ranks: int, dataset: str, results: Callable[[str, int], Results], request: pytest.FixtureRequest
-) -> None:
+def test_state_and_scores_have_the_bits_of_a_run_in_process(way, ranks, dataset, results, request):
     if dataset != "digits":
         request.getfixturevalue("data_root")  # skips where there is no such data
     expected, found = results("in process", 1), results(way, ranks)
@@ -64,16 +61,14 @@ def test_state_and_scores_have_the_bits_of_a_run_in_process(
 
 
 @pytest.mark.parametrize("way, ranks", LAUNCHES)
-def test_models_folded_in_slices_have_the_bits_of_a_run_in_process(
-    way: str, ranks: int, results: Callable[[str, int], Results]
-) -> None:
+def test_models_folded_in_slices_have_the_bits_of_a_run_in_process(way, ranks, results):
     expected, found = results("in process", 1), results(way, ranks)
     names = [name for name in found if name.startswith("slices")]
     assert len(names) == 2
     assert {name: found[name]["digest"] for name in names} == {name: expected[name]["digest"] for name in names}
 
 
-def test_clients_are_uneven_and_few_of_them_take_part(results: Callable[[str, int], Results]) -> None:
+def test_clients_are_uneven_and_few_of_them_take_part(results):
     for name, result in results("in process", 1).items():
         assert max(result["samples"]) > 2 * min(result["samples"]), name
         chosen = {tuple(one["participants"]) for one in result["rounds"]}

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from project import ROOT
 SCRIPT = ROOT / "examples" / "read_a_run.py"
 
 
-def read(run: Path) -> tuple[int, list[str]]:
+def read(run):
     done = subprocess.run(
         [sys.executable, "-W", "error", str(SCRIPT), str(run)],
         capture_output=True,
@@ -26,11 +25,11 @@ def read(run: Path) -> tuple[int, list[str]]:
     return done.returncode, (done.stdout + done.stderr).splitlines()
 
 
-def test_it_has_cells() -> None:
+def test_it_has_cells():
     assert SCRIPT.read_text().count("\n# %% ") >= 5
 
 
-def test_it_shows_what_is_in_the_run(tmp_path: Path) -> None:
+def test_it_shows_what_is_in_the_run(tmp_path):
     quick_run.run(quick_run.settings(), tmp_path / "run")
     code, lines = read(tmp_path / "run")
     run = open_run(tmp_path / "run")
@@ -44,7 +43,7 @@ def test_it_shows_what_is_in_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
-def test_it_says_so_where_clients_keep_no_heads(tmp_path: Path, absent: str) -> None:
+def test_it_says_so_where_clients_keep_no_heads(tmp_path, absent):
     raw = quick_run.settings(algorithm={"name": "fedavg"}, evaluation={"absent": absent}, training={"rounds": 1})
     quick_run.run(raw, tmp_path / "run")
     code, lines = read(tmp_path / "run")

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ PAGE = (ROOT / "docs" / "first-hour.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def steps() -> list[tuple[str, str]]:
+def steps():
     """The name and content of each file that the page tells to save, and "" with the commands between them."""
     found, end = [], 0
     for block in BLOCK.finditer(PAGE):
@@ -27,7 +26,7 @@ def steps() -> list[tuple[str, str]]:
     return found
 
 
-def test_the_page_tells_a_whole_story() -> None:
+def test_the_page_tells_a_whole_story():
     commands = [line for name, text in steps() if not name for line in text.splitlines()]
     assert sum(line.startswith("pflmpi run hour.yaml") for line in commands) == 4
     assert {name for name, _ in steps() if name} >= {"net.py", "slow_body.py", "hour.yaml", "open_client.py"}
@@ -35,7 +34,7 @@ def test_the_page_tells_a_whole_story() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_every_command_works_in_order(tmp_path: Path) -> None:
+def test_every_command_works_in_order(tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("*.npz", "__pycache__"))
     environment = {
         **processes.ENVIRONMENT,

@@ -44,7 +44,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_shows_its_usage_and_refuses_what_starts_nothing(wrapper: str, tmp_path: Path) -> None:
+def test_a_wrapper_shows_its_usage_and_refuses_what_starts_nothing(wrapper, tmp_path):
     bench = Bench(tmp_path, wrapper)
     code, first, rest = bench.call("--help")
     assert code == 0 and first.startswith(wrapper) and f"launch/{wrapper} " in rest and "Exit code" in rest
@@ -56,7 +56,7 @@ def test_a_wrapper_shows_its_usage_and_refuses_what_starts_nothing(wrapper: str,
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_says_what_it_needs_where_its_launcher_is_missing(wrapper: str, tmp_path: Path) -> None:
+def test_a_wrapper_says_what_it_needs_where_its_launcher_is_missing(wrapper, tmp_path):
     for name in ("bash", "env", "basename", "dirname", "readlink", "nproc"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     command = [str(ROOT / "launch" / wrapper), "pflmpi", "run", "a.yaml"]
@@ -65,7 +65,7 @@ def test_a_wrapper_says_what_it_needs_where_its_launcher_is_missing(wrapper: str
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_on_PATH_does_not_start_itself(wrapper: str, tmp_path: Path) -> None:
+def test_a_wrapper_on_PATH_does_not_start_itself(wrapper, tmp_path):
     bench = Bench(tmp_path, wrapper)
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / wrapper).symlink_to(ROOT / "launch" / wrapper)
@@ -76,7 +76,7 @@ def test_a_wrapper_on_PATH_does_not_start_itself(wrapper: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper: str, tmp_path: Path) -> None:
+def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper, tmp_path):
     bench = Bench(tmp_path, wrapper)
     words = ("-x", "a b", "pflmpi", "run", "a.yaml")
     code, first, rest = bench.call(*words)
@@ -102,9 +102,7 @@ def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper: str, tmp_path:
         ([], {"PE_HOSTFILE": "/spool/hosts", "NHOSTS": "1", "NSLOTS": "5"}, True, False),
     ],
 )
-def test_mpirun_binds_in_an_allocation_and_crowds_only_one_machine(
-    words: list[str], variables: dict[str, str], binding: bool, crowded: bool, tmp_path: Path
-) -> None:
+def test_mpirun_binds_in_an_allocation_and_crowds_only_one_machine(words, variables, binding, crowded, tmp_path):
     bench = Bench(tmp_path, "mpirun")
     (tmp_path / "bin" / "nodes").write_text("a\n" * 4 + "b\n" * 4)
     code, _, rest = bench.call(*words, "pflmpi", "run", "a.yaml", **variables)
@@ -116,7 +114,7 @@ def test_mpirun_binds_in_an_allocation_and_crowds_only_one_machine(
 
 
 @pytest.mark.parametrize(("home", "other"), [(True, False), (False, False), (False, True)])
-def test_mpirun_of_a_module_wins_over_the_one_of_venv(home: bool, other: bool, tmp_path: Path) -> None:
+def test_mpirun_of_a_module_wins_over_the_one_of_venv(home, other, tmp_path):
     """.venv, which is used where no environment is active, may bring an mpirun that knows nothing of the cluster."""
     shutil.copytree(ROOT / "launch", tmp_path / "launch")
     for folder, name in ((".venv", "own"), ("module", "module")):
@@ -140,7 +138,7 @@ def test_mpirun_of_a_module_wins_over_the_one_of_venv(home: bool, other: bool, t
     assert (f"MPI4PY_LIBMPI={tmp_path}/module/lib\n" in done.stdout) != other
 
 
-def test_the_script_for_pbs_warns_before_the_end_and_continues_in_another_job(tmp_path: Path) -> None:
+def test_the_script_for_pbs_warns_before_the_end_and_continues_in_another_job(tmp_path):
     bench = Bench(tmp_path, "mpirun")
     (tmp_path / "launch").symlink_to(ROOT / "launch")
     bench.program("timeout", 'echo "$@"; while [[ "$1" = -* ]]; do shift; done; shift; "$@"')
@@ -179,9 +177,7 @@ FAKE_RUN = '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }\
         ("0", 1, 1, 0),
     ],
 )
-def test_ranks_start_again_after_one_was_lost_and_for_no_other_reason(
-    said: str, own: int, starts: int, expected: int, wrapper: str, tmp_path: Path
-) -> None:
+def test_ranks_start_again_after_one_was_lost_and_for_no_other_reason(said, own, starts, expected, wrapper, tmp_path):
     bench = Bench(tmp_path, wrapper)
     say = f'echo {said} > "$PFLMPI_EXIT_FILE"' if said else ""
     bench.program(wrapper, f'{FAKE_RUN}echo "start $PFLMPI_RESTARTED"; {say}\nexit {own}')
@@ -193,12 +189,12 @@ def test_ranks_start_again_after_one_was_lost_and_for_no_other_reason(
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_restarts_are_a_number(wrapper: str, tmp_path: Path) -> None:
+def test_restarts_are_a_number(wrapper, tmp_path):
     code, _, rest = Bench(tmp_path, wrapper).call("--restarts", "often", "pflmpi", "run", "a.yaml")
     assert code == 2 and "--restarts 'often': expected is how often, 0 or more" in rest
 
 
-def test_torchrun_gets_restarts_as_its_own_option(tmp_path: Path) -> None:
+def test_torchrun_gets_restarts_as_its_own_option(tmp_path):
     bench = Bench(tmp_path, "torchrun")
     first = bench.call("--restarts=2", "-m", "pflmpi", "run", "a.yaml")[1]
     assert first.endswith("--max-restarts=2 -m pflmpi run a.yaml")
@@ -207,20 +203,20 @@ def test_torchrun_gets_restarts_as_its_own_option(tmp_path: Path) -> None:
     assert first.endswith("launch/torchrun --restarts 2 -m pflmpi run a.yaml")
 
 
-def test_torchrun_is_told_of_a_program_before_the_script(tmp_path: Path) -> None:
+def test_torchrun_is_told_of_a_program_before_the_script(tmp_path):
     bench = Bench(tmp_path, "torchrun")
     assert "--no-python" in bench.call("--nproc-per-node=2", "python", "own.py", "a")[1]
     assert "--no-python" not in bench.call("--nproc-per-node=2", "own.py", "a")[1]
 
 
-def test_mpirun_of_another_library_gets_no_option_of_open_mpi(tmp_path: Path) -> None:
+def test_mpirun_of_another_library_gets_no_option_of_open_mpi(tmp_path):
     bench = Bench(tmp_path, "mpirun")
     bench.program("mpirun", 'if [ "$1" = --version ]; then echo HYDRA; else printf "%s " "$@"; fi')
     assert bench.call("-n", "3", "pflmpi", "run", "a.yaml")[:2] == (0, "-n 3 pflmpi run a.yaml ")
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_launcher_that_has_no_rank_yet_has_begun_nothing(wrapper: str, tmp_path: Path) -> None:
+def test_a_launcher_that_has_no_rank_yet_has_begun_nothing(wrapper, tmp_path):
     """mpirun and srun are killed by USR1 before they watch for it; torchrun has no children to hand it on to."""
     bench = Bench(tmp_path, wrapper)
     waits = "import time; print('ready', flush=True); time.sleep(60)"
@@ -230,7 +226,7 @@ def test_a_launcher_that_has_no_rank_yet_has_begun_nothing(wrapper: str, tmp_pat
 
 
 @pytest.mark.parametrize("said, own, expected", [("75", 1, 75), ("2", 1, 2), ("", 1, 1), ("", 0, 0)])
-def test_torchrun_ends_with_what_rank_0_has_left(said: str, own: int, expected: int, tmp_path: Path) -> None:
+def test_torchrun_ends_with_what_rank_0_has_left(said, own, expected, tmp_path):
     bench = Bench(tmp_path, "torchrun")
     say = f'echo {said} > "$PFLMPI_EXIT_FILE"' if said else ""
     bench.program("torchrun", f"{say}\nexit {own}")
@@ -241,7 +237,7 @@ def test_torchrun_ends_with_what_rank_0_has_left(said: str, own: int, expected: 
 STEP = {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NODELIST": "node[7-9]"}
 
 
-def test_torchrun_meets_at_a_free_port_alone_and_at_the_steps_own_on_several_nodes(tmp_path: Path) -> None:
+def test_torchrun_meets_at_a_free_port_alone_and_at_the_steps_own_on_several_nodes(tmp_path):
     bench = Bench(tmp_path, "torchrun")
     words = ("--nproc-per-node=2", "-m", "pflmpi", "run", "a.yaml")
     first = bench.call(*words)[1]
@@ -251,7 +247,7 @@ def test_torchrun_meets_at_a_free_port_alone_and_at_the_steps_own_on_several_nod
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in rest
 
 
-def test_torchrun_in_a_batch_script_starts_itself_once_on_each_node(tmp_path: Path) -> None:
+def test_torchrun_in_a_batch_script_starts_itself_once_on_each_node(tmp_path):
     bench = Bench(tmp_path, "torchrun")
     job = {"SLURM_JOB_ID": "70", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "8", "SLURM_GPUS_PER_TASK": "1"}
     _, first, rest = bench.call("--nproc-per-node=4", "-m", "pflmpi", "run", "a.yaml", **job)
@@ -262,13 +258,13 @@ def test_torchrun_in_a_batch_script_starts_itself_once_on_each_node(tmp_path: Pa
     assert "--gpus-per-node=4 --gpu-bind=none" in first, "a step of one task on a node would get one GPU"
 
 
-def test_srun_gets_the_cores_per_task_of_the_job_and_ends_all_ranks_with_one(tmp_path: Path) -> None:
+def test_srun_gets_the_cores_per_task_of_the_job_and_ends_all_ranks_with_one(tmp_path):
     _, _, rest = Bench(tmp_path, "srun").call("pflmpi", "run", "a.yaml", SLURM_CPUS_PER_TASK="6")
     assert "SRUN_CPUS_PER_TASK=6" in rest and "SLURM_KILL_BAD_EXIT=1" in rest
 
 
 @pytest.mark.parametrize(("module", "code"), [("numpy", 0), ("no_such_module", 1)])
-def test_what_is_installed_is_found_out_without_importing_it(module: str, code: int, tmp_path: Path) -> None:
+def test_what_is_installed_is_found_out_without_importing_it(module, code, tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit(9)")
     script = f". {ROOT}/launch/environment; set +e; ready {module}; exit $?"
     environment = {**processes.ENVIRONMENT, "PYTHONPATH": str(tmp_path), "PATH": f"{processes.BIN}:/usr/bin:/bin"}
@@ -284,7 +280,7 @@ AGENT = "trap 'echo agent killed; kill -TERM $!; exit 1' TERM\n( {rank} ) & wait
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_to_the_wrapper_asks_the_ranks_to_stop(wrapper: str, number: int, tmp_path: Path) -> None:
+def test_a_signal_to_the_wrapper_asks_the_ranks_to_stop(wrapper, number, tmp_path):
     bench = Bench(tmp_path, wrapper)
     text = AGENT.format(rank=RANK) if wrapper == "torchrun" else RANK
     bench.program(wrapper, FAKE_RUN + text)
@@ -293,7 +289,7 @@ def test_a_signal_to_the_wrapper_asks_the_ranks_to_stop(wrapper: str, number: in
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_at_once_is_not_lost_where_the_machine_is_busy(number: int, tmp_path: Path) -> None:
+def test_a_signal_at_once_is_not_lost_where_the_machine_is_busy(number, tmp_path):
     """The shell takes half a second for each `trap`, so that what it starts before one is there long before it."""
     bench = Bench(tmp_path, "mpirun")
     bench.program("mpirun", FAKE_RUN + RANK)
@@ -304,13 +300,13 @@ def test_a_signal_at_once_is_not_lost_where_the_machine_is_busy(number: int, tmp
 
 
 @pytest.mark.parametrize("wrapper", ["mpirun", "srun"])
-def test_a_second_signal_ends_a_launcher_whose_ranks_do_not(wrapper: str, tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_launcher_whose_ranks_do_not(wrapper, tmp_path):
     bench = Bench(tmp_path, wrapper)
     bench.program(wrapper, FAKE_RUN + STUBBORN)
     assert stopped(bench, [signal.SIGUSR1, signal.SIGTERM]) == (1, ["rank asked", "rank killed"])
 
 
-def stopped(bench: Bench, signals: list[int]) -> tuple[int, list[str]]:
+def stopped(bench, signals):
     """The exit code of a wrapper that gets signals, one after each line of its ranks, and these lines."""
     command = [str(ROOT / "launch" / bench.wrapper), "pflmpi", "run", "a.yaml"]
     process = processes.launch(command, env=bench.environment, cwd=bench.folder)

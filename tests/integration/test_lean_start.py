@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from project import ROOT
 
@@ -18,6 +17,6 @@ print(*sorted(heavy & set(sys.modules)))
 """
 
 
-def test_a_run_in_lanes_imports_neither_scikit_learn_nor_the_compiler_of_pytorch(tmp_path: Path) -> None:
+def test_a_run_in_lanes_imports_neither_scikit_learn_nor_the_compiler_of_pytorch(tmp_path):
     done = subprocess.run([sys.executable, "-c", RUN, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ SRUN = 'while [ "$1" != sh ]; do shift; done; "$@"'  # one node
 
 
 @pytest.mark.slow
-def test_a_packed_environment_works_from_the_disks_of_the_nodes_until_the_job_ends(tmp_path: Path) -> None:
+def test_a_packed_environment_works_from_the_disks_of_the_nodes_until_the_job_ends(tmp_path):
     made = processes.call([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")])
     assert made.returncode == 0, made.stderr
     (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
@@ -42,6 +41,6 @@ def test_a_packed_environment_works_from_the_disks_of_the_nodes_until_the_job_en
     assert not copy.exists(), "nothing is left on the nodes"
 
 
-def test_what_is_packed_is_named(tmp_path: Path) -> None:
+def test_what_is_packed_is_named(tmp_path):
     for words in (["env.zip"], ["a.tar", "b.tar"], []):
         assert processes.call([str(ROOT / "launch" / "pack"), *words], cwd=tmp_path).returncode == 2

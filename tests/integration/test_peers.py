@@ -1,7 +1,6 @@
 """The comparison with other simulators runs; the others need environments of their own, and are tried by hand."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from project import ROOT
 
 
 @pytest.mark.slow
-def test_the_bare_loop_and_pflmpi_do_the_same_work(tmp_path: Path) -> None:
+def test_the_bare_loop_and_pflmpi_do_the_same_work(tmp_path):
     words = ["--folder", str(tmp_path), "--works", "tiny", "tiny-fedgh", "--peers", "bare", "pflmpi", "--passes", "1"]
     done = processes.call([sys.executable, "benchmarks/peers", *words], timeout=200, cwd=ROOT)
     assert done.returncode == 0, done.stderr

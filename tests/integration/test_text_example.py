@@ -1,7 +1,6 @@
 """The text example: tokens from prose, a small attention model, on one process, on several ranks, and resumed."""
 
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ EXAMPLE = ROOT / "examples" / "text.py"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.npz"
     code = runpy.run_path(str(EXAMPLE))
     several = code["texts"]()
@@ -26,13 +25,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def settings(data: Path, executor: str, rounds: int) -> dict[str, object]:
+def settings(data, executor, rounds):
     raw = configuration.located(configuration.read(EXAMPLE.with_suffix(".yaml")), EXAMPLE.parent)
     training = {**raw["training"], "rounds": rounds, "batch_size": 10}
     return {**raw, "data": {"path": str(data)}, "training": training, "runtime": {"executor": executor}}
 
 
-def test_samples_are_windows_of_the_texts(data: Path) -> None:
+def test_samples_are_windows_of_the_texts(data):
     code = runpy.run_path(str(EXAMPLE))
     dataset = read_own(data)
     first = code["tokens"](code["texts"]()[0])
@@ -41,7 +40,7 @@ def test_samples_are_windows_of_the_texts(data: Path) -> None:
     assert np.array_equal(code["tokens"]("A  b\n\u00e9Z"), [1, 0, 2, 0, 27, 26])
 
 
-def test_any_number_of_ranks_and_a_resumed_run_give_the_same_bits(data: Path, tmp_path: Path) -> None:
+def test_any_number_of_ranks_and_a_resumed_run_give_the_same_bits(data, tmp_path):
     executor = "lanes"
     one = quick_run.run(settings(data, executor, 3), tmp_path / "one")
     assert quick_run.run(settings(data, executor, 3), tmp_path / "three", ranks=3) == one
@@ -51,7 +50,7 @@ def test_any_number_of_ranks_and_a_resumed_run_give_the_same_bits(data: Path, tm
     assert losses[-1] < losses[0] < np.log(28) + 1
 
 
-def test_the_configuration_is_valid_where_the_data_is(data: Path, tmp_path: Path) -> None:
+def test_the_configuration_is_valid_where_the_data_is(data, tmp_path):
     for file in (EXAMPLE, EXAMPLE.with_suffix(".yaml")):
         (tmp_path / file.name).write_text(file.read_text())
     (tmp_path / "text.npz").write_bytes(data.read_bytes())

@@ -5,8 +5,7 @@ the numbers that they had.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -36,7 +35,7 @@ class Recorder:
     def __call__(self, work: Work) -> Work:
         self.captures += 1
 
-        def launch() -> None:
+        def launch():
             self.launches += 1
             work()
 
@@ -44,13 +43,13 @@ class Recorder:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_known() -> None:
+def _nothing_known():
     for cache in (cuda_graphs.say_why_not, replay._traced, replay._static):
         cache.cache_clear()
 
 
 @pytest.fixture
-def graph() -> Iterator[Recorder]:
+def graph():
     recorder = Recorder()
     with mock.patch.dict(BY_DEVICE, {"cpu": recorder}):
         yield recorder
@@ -72,7 +71,7 @@ class Weights:
         self.sums.add_(1.0 if float(batch.x.mean()) > 0 else 2.0)
 
 
-def passes(runs: list[tuple[Weights, list[Batch]]], name: str = "step") -> None:
+def passes(runs, name="step"):
     """Checks that passes, one after another, have the bits of steps that are taken one by one."""
     for weights, batches in runs:
         plain = Weights()
@@ -86,18 +85,18 @@ def passes(runs: list[tuple[Weights, list[Batch]]], name: str = "step") -> None:
         assert torch.equal(weights.weight, plain.weight) and torch.equal(weights.sums, plain.sums)
 
 
-def batches(count: int, first: int = 0, size: int = 6) -> list[Batch]:
+def batches(count, first=0, size=6):
     return [small_task.batch(first + seed, size) for seed in range(count)]
 
 
-def test_steps_are_captured_once_for_all_passes_which_go_on_from_their_own_state(graph: Recorder) -> None:
+def test_steps_are_captured_once_for_all_passes_which_go_on_from_their_own_state(graph):
     passes([(Weights(), batches(30))])
     assert (graph.captures, graph.launches) == (1, 30 - TRACED)
     passes([(Weights(2.0), batches(20, 50)), (Weights(3.0), batches(1, 90))])
     assert (graph.captures, graph.launches) == (1, 30 - TRACED + 20 + 1)
 
 
-def test_a_pass_that_an_error_has_ended_leaves_nothing_to_the_next(graph: Recorder) -> None:
+def test_a_pass_that_an_error_has_ended_leaves_nothing_to_the_next(graph):
     passes([(Weights(), batches(5))])
     ended = Weights(9.0)
     steps = replay.Steps(ended.step, "step", [ended.weight, ended.sums, ended.read], 2, ())
@@ -106,13 +105,13 @@ def test_a_pass_that_an_error_has_ended_leaves_nothing_to_the_next(graph: Record
     assert graph.captures == 1
 
 
-def test_batches_of_two_forms_share_the_state(graph: Recorder) -> None:
+def test_batches_of_two_forms_share_the_state(graph):
     mixed = [batch for pair in zip(batches(10), batches(10, 50, size=4), strict=True) for batch in pair]
     passes([(Weights(), mixed), (Weights(2.0), mixed)])
     assert graph.captures == 2 and graph.launches == 2 * 20 - 2 * TRACED
 
 
-def test_a_learning_rate_that_falls_is_not_captured_anew(graph: Recorder, tmp_path: Path) -> None:
+def test_a_learning_rate_that_falls_is_not_captured_anew(graph, tmp_path):
     decay = {"rounds": 4, "lr_decay": 0.9, "momentum": 0.5}
     raw = quick_run.settings({"algorithm": {"name": "fedavg"}}, training=decay, runtime={"executor": "lanes"})
     captured, some = quick_run.run(raw, tmp_path / "captured", 1), graph.captures
@@ -123,11 +122,11 @@ def test_a_learning_rate_that_falls_is_not_captured_anew(graph: Recorder, tmp_pa
 
 
 @pytest.mark.parametrize("wrong", ["raises", "does nothing", "is stale"])
-def test_a_capture_that_goes_wrong_is_not_used_and_said_once(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
-    def raises(work: Work) -> Work:
+def test_a_capture_that_goes_wrong_is_not_used_and_said_once(wrong, caplog):
+    def raises(work):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    def is_stale(work: Work) -> Work:
+    def is_stale(work):
         return lambda: [work(), work()]
 
     capture = {"raises": raises, "does nothing": lambda work: lambda: None, "is stale": is_stale}[wrong]
@@ -138,7 +137,7 @@ def test_a_capture_that_goes_wrong_is_not_used_and_said_once(wrong: str, caplog:
     assert said[0].endswith("operation not permitted when stream is capturing" if wrong == "raises" else "other bits")
 
 
-def test_what_cannot_be_captured_is_said_once(graph: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_captured_is_said_once(graph, caplog):
     passes([(Weights(), batches(30)), (Weights(2.0), batches(30))], "looks")
     wide = Weights()
     wide.read = torch.ones(1).expand(3)
@@ -150,7 +149,7 @@ def test_what_cannot_be_captured_is_said_once(graph: Recorder, caplog: pytest.Lo
     ]
 
 
-def test_buffers_have_the_layout_and_the_alignment_of_what_they_stand_for() -> None:
+def test_buffers_have_the_layout_and_the_alignment_of_what_they_stand_for():
     whole = torch.arange(24.0)
     for one in (whole[3:9].view(2, 3).t(), whole[:0], whole):
         own = cuda_graphs._like(one, int(one.storage_offset()))
@@ -158,7 +157,7 @@ def test_buffers_have_the_layout_and_the_alignment_of_what_they_stand_for() -> N
 
 
 @pytest.mark.parametrize("name", ["fedgmh-full", *(pytest.param(name, marks=pytest.mark.slow) for name in LOSSES)])
-def test_an_algorithm_captured_gives_the_same_bits(name: str, graph: Recorder, tmp_path: Path) -> None:
+def test_an_algorithm_captured_gives_the_same_bits(name, graph, tmp_path):
     conformance.replayed_steps_are_the_steps(Runs(every_algorithm()[name], tmp_path))
     assert graph.launches
 
@@ -171,7 +170,7 @@ def test_an_algorithm_captured_gives_the_same_bits(name: str, graph: Recorder, t
         pytest.param("fedavg", "resnet18", "loop", marks=pytest.mark.slow),
     ],
 )
-def test_a_device_launches_captured_steps_without_waits_and_copies(case: str, model: str, executor: str) -> None:
+def test_a_device_launches_captured_steps_without_waits_and_copies(case, model, executor):
     recorder, raw = Recorder(), stub_run.settings(every_algorithm()[case], model, executor, steps=20)
     with mock.patch.dict(BY_DEVICE, {"stub": recorder}):
         found = stub_run.run(raw, True)

@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -55,9 +53,9 @@ class Graph:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+def gpu(monkeypatch):
     found = Gpu()
-    zeros: Callable[..., Any] = torch.zeros
+    zeros = torch.zeros
     monkeypatch.setattr(torch.cuda, "CUDAGraph", found.graph)
     monkeypatch.setattr(torch.cuda, "Stream", found.stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
@@ -69,7 +67,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     cuda_graphs._shared.cache_clear()
 
 
-def test_a_step_can_be_captured_after_the_only_graph_has_gone(gpu: Gpu) -> None:
+def test_a_step_can_be_captured_after_the_only_graph_has_gone(gpu):
     for _ in range(3):  # as with another learning rate in each round
         launch = cuda_graphs.cuda_graph(lambda: None)
         launch()
@@ -78,6 +76,6 @@ def test_a_step_can_be_captured_after_the_only_graph_has_gone(gpu: Gpu) -> None:
     assert gpu.uses == {7: 1} and gpu.captures == 4, "that of the memory's keeper besides"
 
 
-def test_graphs_are_captured_on_one_stream(gpu: Gpu) -> None:
+def test_graphs_are_captured_on_one_stream(gpu):
     kept = [cuda_graphs.cuda_graph(lambda: None) for _ in range(3)]
     assert gpu.streams == 1 and gpu.uses == {7: 1 + len(kept)}

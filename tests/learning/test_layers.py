@@ -1,7 +1,6 @@
 """The layers of every model: in forward order, complete; and ResNet-18 with two fully connected layers."""
 
 import math
-from collections.abc import Collection
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch.overrides import TorchFunctionMode
 
 from model_helpers import CIFAR, DIGITS, WITHOUT_BATCH_NORM, count, images, named, scores, start
 from pflmpi import tree
-from pflmpi.models.base import Architecture
 from pflmpi.models.resnet18 import ResNet18
 
 RESNETS = [
@@ -34,18 +32,18 @@ class Trace(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def parameters(params: tree.Tree) -> dict[str, torch.Tensor]:
+def parameters(params):
     return dict(tree.leaves({part: params[part] for part in ("body", "head")}))
 
 
-def tensors(architecture: Architecture, owned: Collection[str]) -> list[str]:
+def tensors(architecture, owned):
     """The parameters layer by layer, weight before bias."""
     names = [f"{layer}/{name}" for layer in architecture.layers for name in ("weight", "bias")]
     return [name for name in names if name in owned]
 
 
 @pytest.mark.parametrize("architecture", [*WITHOUT_BATCH_NORM, *RESNETS], ids=named)
-def test_layers_are_those_of_a_forward_pass_in_its_order(architecture: Architecture) -> None:
+def test_layers_are_those_of_a_forward_pass_in_its_order(architecture):
     params = start(architecture)
     owned = parameters(params)
     with Trace(owned) as trace:
@@ -54,10 +52,10 @@ def test_layers_are_those_of_a_forward_pass_in_its_order(architecture: Architect
     assert sorted(trace.seen) == sorted(owned)
 
 
-def test_layers_of_resnet_are_in_the_order_in_which_torchvision_registers_and_calls_its_modules() -> None:
+def test_layers_of_resnet_are_in_the_order_in_which_torchvision_registers_and_calls_its_modules():
     module = torchvision.models.resnet18(num_classes=10)
     owners = {name: one for name, one in module.named_modules() if [*one.parameters(recurse=False)]}
-    called: list[str] = []
+    called = []
     for name, one in owners.items():
         one.register_forward_hook(lambda *_, name=name: called.append(name))
     with torch.no_grad():
@@ -67,14 +65,14 @@ def test_layers_of_resnet_are_in_the_order_in_which_torchvision_registers_and_ca
     assert called == list(owners)
 
 
-def test_resnet_with_a_hidden_layer_has_the_64_tensors_that_pfedcfr_counts() -> None:
+def test_resnet_with_a_hidden_layer_has_the_64_tensors_that_pfedcfr_counts():
     architecture = ResNet18(hidden=20).bind(DIGITS, 10)
     names = tensors(architecture, parameters(start(architecture)))
     assert len(names) == 64
     assert names[60:] == ["body/fc/0/weight", "body/fc/0/bias", "head/weight", "head/bias"]
 
 
-def test_resnet_ends_in_the_hidden_layer_that_is_asked_for() -> None:
+def test_resnet_ends_in_the_hidden_layer_that_is_asked_for():
     plain, hidden = ResNet18().bind(DIGITS, 10), ResNet18(hidden=20).bind(DIGITS, 10)
     assert (plain.num_features, hidden.num_features) == (512, 20)
     params, x = start(hidden), images(hidden, 4)
@@ -88,7 +86,7 @@ def test_resnet_ends_in_the_hidden_layer_that_is_asked_for() -> None:
     assert plain != hidden != ResNet18(hidden=512).bind(DIGITS, 10) != plain
 
 
-def test_hidden_layer_of_resnet_starts_as_pytorchs_and_leaves_the_convolutions_as_they_were() -> None:
+def test_hidden_layer_of_resnet_starts_as_pytorchs_and_leaves_the_convolutions_as_they_were():
     plain, hidden = start(ResNet18().bind(DIGITS, 10)), start(ResNet18(hidden=200).bind(DIGITS, 10))
     bound = nn.Linear(512, 200).weight.abs().max().item()
     assert bound == pytest.approx(1 / math.sqrt(512), rel=0.01)

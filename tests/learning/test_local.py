@@ -13,7 +13,7 @@ from pflmpi.learning.sgd import train
 from pflmpi.learning.training import TrainingConfig
 
 
-def test_clients_begin_with_the_same_model_but_none_with_that_of_another() -> None:
+def test_clients_begin_with_the_same_model_but_none_with_that_of_another():
     task, drawn = small_task.task(), []
     for client in (3, -1, 5):
         model = task.of_client(client).init()
@@ -26,7 +26,7 @@ def test_clients_begin_with_the_same_model_but_none_with_that_of_another() -> No
 
 
 @pytest.mark.parametrize("momentum, decay", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.1), (0.9, 0.01)])
-def test_train_is_sgd_as_pytorch_defines_it(momentum: float, decay: float) -> None:
+def test_train_is_sgd_as_pytorch_defines_it(momentum, decay):
     task = small_task.task(momentum=momentum, weight_decay=decay)
     model = task.init()
     before = tree.clone(model)
@@ -43,7 +43,7 @@ def test_train_is_sgd_as_pytorch_defines_it(momentum: float, decay: float) -> No
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tree.leaves(model), tree.leaves(before), strict=True))
 
 
-def test_frozen_parts_do_not_move() -> None:
+def test_frozen_parts_do_not_move():
     task = small_task.task()
     model = task.init()
     trained = train(task, model, [small_task.batch(0)], model_loss(task), 0.2, frozen=("head",))
@@ -51,7 +51,7 @@ def test_frozen_parts_do_not_move() -> None:
     assert not torch.equal(small_task.body_leaves(trained)[0], small_task.body_leaves(model)[0])
 
 
-def test_padding_changes_nothing() -> None:
+def test_padding_changes_nothing():
     task = small_task.task()
     one = small_task.batch(1, 4)
     padded = small_task.padded(
@@ -64,7 +64,7 @@ def test_padding_changes_nothing() -> None:
     small_task.assert_close(masked, small_task.to_numpy(plain), 1e-7)
 
 
-def test_a_step_of_padding_alone_changes_nothing_in_a_lane() -> None:
+def test_a_step_of_padding_alone_changes_nothing_in_a_lane():
     task = small_task.task(momentum=0.5, weight_decay=0.1).replace(batched=True)
     one = small_task.batch(1, 4)
     x, y = one.x.expand(2, *one.x.shape), one.y.expand(2, -1)
@@ -81,7 +81,7 @@ def test_a_step_of_padding_alone_changes_nothing_in_a_lane() -> None:
         assert not torch.equal(leaf[0], first[path][0]), path
 
 
-def test_class_means_are_the_means_of_each_class() -> None:
+def test_class_means_are_the_means_of_each_class():
     task = small_task.task()
     model = task.init()
     batches = [small_task.batch(3, 7), small_task.batch(4, 2)]
@@ -94,13 +94,13 @@ def test_class_means_are_the_means_of_each_class() -> None:
     assert found["counts"].tolist() == np.bincount(y, minlength=small_task.CLASSES).tolist()
 
 
-def test_squared_distance_by_hand() -> None:
+def test_squared_distance_by_hand():
     a = {"body": {"w": torch.tensor([1.0, 2.0])}, "head": {"b": torch.tensor([5.0])}}
     b = {"body": {"w": torch.tensor([0.0, 4.0])}}
     assert squared_distance(a, b).item() == 5.0
 
 
-def test_the_squared_distance_has_the_bits_of_autograds_own_formula() -> None:
+def test_the_squared_distance_has_the_bits_of_autograds_own_formula():
     rng = torch.Generator().manual_seed(0)
     mine = [torch.randn(shape, generator=rng, requires_grad=True) for shape in ((33, 7), (101,))]
     others = [torch.randn(leaf.shape, generator=rng) for leaf in mine]
@@ -113,7 +113,7 @@ def test_the_squared_distance_has_the_bits_of_autograds_own_formula() -> None:
     assert all(map(torch.equal, torch.autograd.grad(plain + 0.37 * found, mine), expected))
 
 
-def test_batches_of_an_epoch_hold_every_sample_once() -> None:
+def test_batches_of_an_epoch_hold_every_sample_once():
     training = TrainingConfig(batch_size=4, epochs=2)
     order = batch_order(np.random.default_rng(0), 10, training)
     assert [len(one) for one in order] == [4, 4, 2, 4, 4, 2]
@@ -121,18 +121,18 @@ def test_batches_of_an_epoch_hold_every_sample_once() -> None:
     assert list(np.concatenate(order[:3])) != list(np.concatenate(order[3:]))
 
 
-def test_drop_last_leaves_the_short_batch_out() -> None:
+def test_drop_last_leaves_the_short_batch_out():
     dropping = TrainingConfig(batch_size=4, epochs=2, drop_last=True)
     assert [len(one) for one in batch_order(np.random.default_rng(0), 10, dropping)] == [4, 4, 4, 4]
     assert batch_order(np.random.default_rng(0), 3, dropping) == []
 
 
-def test_steps_replace_epochs() -> None:
+def test_steps_replace_epochs():
     order = batch_order(np.random.default_rng(0), 10, TrainingConfig(batch_size=4, steps=7))
     assert len(order) == 7 == TrainingConfig(batch_size=4, steps=7).num_steps(10)
 
 
-def test_participants_are_distinct_and_as_many_as_said() -> None:
+def test_participants_are_distinct_and_as_many_as_said():
     training = TrainingConfig(participation=0.25)
     chosen = [training.participants(0, round, 10) for round in range(1, 200)]
     assert all(len(one) == 3 and len(set(one)) == 3 and list(one) == sorted(one) for one in chosen)

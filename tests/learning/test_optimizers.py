@@ -1,8 +1,5 @@
 """Adam, AdamW, clipping, smoothing and schedules, against PyTorch's; in lanes as in the loop."""
 
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +11,7 @@ from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.optimizers import initial_state
 from pflmpi.learning.training import TrainingConfig
 
-OPTIONS: list[dict[str, Any]] = [
+OPTIONS = [
     {"optimizer": "adam"},
     {"optimizer": "adam", "weight_decay": 0.1, "beta1": 0.5},
     {"optimizer": "adamw", "weight_decay": 0.1, "beta2": 0.9},
@@ -23,14 +20,14 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def by_torch(model: tree.Tree, batches: list[Batch], lr: float, options: dict[str, Any]) -> tree.Tree:
+def by_torch(model, batches, lr, options):
     """The model after the steps of PyTorch's optimizer."""
     task = small_task.task()
     trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), model)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     given = {key: value for key, value in options.items() if key in ("momentum", "weight_decay")}
     if options.get("optimizer", "sgd") == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(leaves, lr, **given)
+        optimizer = torch.optim.SGD(leaves, lr, **given)
     else:
         kind = torch.optim.Adam if options["optimizer"] == "adam" else torch.optim.AdamW
         betas = (options.get("beta1", 0.9), options.get("beta2", 0.999))
@@ -45,7 +42,7 @@ def by_torch(model: tree.Tree, batches: list[Batch], lr: float, options: dict[st
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_steps_are_pytorchs(options: dict[str, Any]) -> None:
+def test_steps_are_pytorchs(options):
     task, batches = small_task.task(**options), [small_task.batch(seed) for seed in range(5)]
     model = task.init()
     found = sgd.train(task, model, batches, model_loss(task), 0.05)
@@ -56,12 +53,12 @@ def test_steps_are_pytorchs(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"label_smoothing": 0.2}], ids=str)
-def test_lanes_step_as_the_loop_does_and_padding_changes_nothing(options: dict[str, Any]) -> None:
+def test_lanes_step_as_the_loop_does_and_padding_changes_nothing(options):
     task, batches = small_task.task(**options), [small_task.batch(seed, 4) for seed in range(10)]
     model, smoothing = task.init(), options.get("label_smoothing", 0.0)
     nothing = torch.zeros(4)
 
-    def in_lane(model: tree.Tree, rate: torch.Tensor, weight: torch.Tensor) -> tree.Tree:
+    def in_lane(model, rate, weight):
         real = [small_task.padded(one.x, one.y, weight) for one in batches]
         blank = small_task.padded(batches[0].x, batches[0].y, nothing)
         order = (blank, real[0], blank, *real[1:], blank)
@@ -79,7 +76,7 @@ def test_lanes_step_as_the_loop_does_and_padding_changes_nothing(options: dict[s
 
 
 @pytest.mark.parametrize("options", [{"optimizer": "adam"}, {"momentum": 0.9}], ids=str)
-def test_kept_state_makes_two_rounds_one(options: dict[str, Any]) -> None:
+def test_kept_state_makes_two_rounds_one(options):
     task, batches = small_task.task(**options), [small_task.batch(seed) for seed in range(4)]
     whole = sgd.train(task, task.init(), batches, model_loss(task), 0.05)
     model, states = task.init(), {"train": initial_state(task.training, task.init())}
@@ -91,7 +88,7 @@ def test_kept_state_makes_two_rounds_one(options: dict[str, Any]) -> None:
         assert torch.equal(tree.at(model, path), leaf), path
 
 
-def test_training_that_is_not_declared_or_repeated_cannot_keep_its_state() -> None:
+def test_training_that_is_not_declared_or_repeated_cannot_keep_its_state():
     task = small_task.task(momentum=0.9)
     model, loss, batches = task.init(), model_loss(task), [small_task.batch(0)]
     local = LocalTraining({"train": initial_state(task.training, model)}, ())
@@ -106,10 +103,10 @@ def test_training_that_is_not_declared_or_repeated_cannot_keep_its_state() -> No
         sgd.train(again, model, batches, loss, 0.1, frozen=("body",))
 
 
-def test_the_training_loss_is_the_mean_over_the_measured_steps() -> None:
+def test_the_training_loss_is_the_mean_over_the_measured_steps():
     task, batches = small_task.task(), [small_task.batch(seed) for seed in range(3)]
     model, loss = task.init(), model_loss(task)
-    seen: list[float] = []
+    seen = []
     current = model
     for batch in batches:
         seen.append(float(loss(current, batch)))
@@ -120,7 +117,7 @@ def test_the_training_loss_is_the_mean_over_the_measured_steps() -> None:
         assert float(local.mean_loss(batches[0].x)) == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
-def test_smoothed_labels_are_pytorchs() -> None:
+def test_smoothed_labels_are_pytorchs():
     logits, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 2, 1, 0])
     expected = torch.nn.functional.cross_entropy(logits, y, label_smoothing=0.3)
     padded = small_task.padded(logits, y, torch.ones(6))
@@ -128,13 +125,13 @@ def test_smoothed_labels_are_pytorchs() -> None:
         torch.testing.assert_close(cross_entropy(logits, batch), expected)
 
 
-def rates(rounds: int, **options: Any) -> list[float]:
+def rates(rounds, **options):
     training = TrainingConfig(rounds=rounds, lr=0.5, **options)
     return [training.learning_rate(round) for round in range(1, rounds + 1)]
 
 
-def test_schedules_are_those_of_pytorch() -> None:
-    kinds: list[tuple[dict[str, Any], Any]] = [
+def test_schedules_are_those_of_pytorch():
+    kinds = [
         ({"schedule": "constant"}, lambda o, n: torch.optim.lr_scheduler.ConstantLR(o, 1.0)),
         ({"lr_decay": 0.9}, lambda o, n: torch.optim.lr_scheduler.ExponentialLR(o, 0.9)),
         (
@@ -161,7 +158,7 @@ def test_schedules_are_those_of_pytorch() -> None:
             assert rates(12, warmup=warmup, **options) == pytest.approx(expected, rel=1e-9), (options, warmup)
 
 
-def test_the_fall_of_cosine_ends_after_its_rounds_and_participations_are_counted() -> None:
+def test_the_fall_of_cosine_ends_after_its_rounds_and_participations_are_counted():
     assert rates(6, schedule="cosine", decay_rounds=2, decay_floor=0.5) == pytest.approx([0.5, 0.375, *[0.25] * 4])
     training = TrainingConfig(participation=0.5)
     drawn = [training.participants(3, round, 6) for round in range(1, 206)]
@@ -170,11 +167,11 @@ def test_the_fall_of_cosine_ends_after_its_rounds_and_participations_are_counted
         assert training.participations(3, round, 6).tolist() == expected
 
 
-def test_participations_are_drawn_once_for_the_clients_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_participations_are_drawn_once_for_the_clients_of_a_round(monkeypatch):
     training, drawn = TrainingConfig(participation=0.5, batch_size=77), list[int]()
     draw = TrainingConfig.participants
 
-    def counted(self: TrainingConfig, seed: int, round: int, num_clients: int) -> np.ndarray:
+    def counted(self, seed, round, num_clients):
         drawn.append(round)
         return draw(self, seed, round, num_clients)
 

@@ -1,18 +1,15 @@
 """Lists of operations as functions: what they call, and what they leave out."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pflmpi.learning.program import PYTHON_BINDINGS, Recording
 
 _ONES, _TWOS = torch.ones(2, 3, 3), torch.full((2, 3, 3), 2.0)
-_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+_ARGUMENTS = {
     "_foreach_sub_": ([_ONES], [_TWOS]),
     "_log_softmax": (_ONES, 1, False),
     "_log_softmax_backward_data": (_ONES, _TWOS, 1, torch.float32),
@@ -27,10 +24,10 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def test_what_nobody_reads_is_not_computed_and_nothing_is_held_longer_than_read() -> None:
+def test_what_nobody_reads_is_not_computed_and_nothing_is_held_longer_than_read():
     weight = torch.ones(2, 3)
 
-    def step(x: Tensor) -> None:
+    def step(x):
         _ = x * 3
         low, _ = (x * 2).min(0)
         weight.add_(low)
@@ -52,7 +49,7 @@ def test_what_nobody_reads_is_not_computed_and_nothing_is_held_longer_than_read(
 
 
 @pytest.mark.parametrize("operation", PYTHON_BINDINGS, ids=str)
-def test_a_function_calls_the_operation_that_it_stands_for(operation: OpOverload) -> None:
+def test_a_function_calls_the_operation_that_it_stands_for(operation):
     given = _ARGUMENTS.get(operation._schema.name.removeprefix("aten::"), (_TWOS, _ONES))
     changed = {"alpha": 0.5} if any(one.name == "alpha" for one in operation._schema.arguments) else {}
     for more in ({}, changed):
@@ -60,7 +57,7 @@ def test_a_function_calls_the_operation_that_it_stands_for(operation: OpOverload
         assert by_binding == by_operation == [(operation, given, more)]
 
 
-def _calls(function: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]) -> list[tuple[Any, ...]]:
+def _calls(function, given, more):
     """What a call comes to: operations with their arguments."""
     with _Called() as called:
         function(*given, **more)

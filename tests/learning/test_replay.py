@@ -1,12 +1,7 @@
 """Steps that are replayed: the same bits as steps that are taken, and none is replayed that might be another one."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import quick_run
 import small_task
@@ -26,9 +21,9 @@ from pflmpi.tree import Tree, part
 
 
 @pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def replayed(monkeypatch):
     """The programs that have been run since, once for each run."""
-    seen: list[Any] = []
+    seen = []
     run = replay.Steps._run
     monkeypatch.setattr(replay.Steps, "_run", lambda self, *given: (seen.append(given[0]), run(self, *given))[1])
     return seen
@@ -38,7 +33,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     "name",
     [pytest.param(one, marks=[] if one in LOSSES else [pytest.mark.slow]) for one in every_algorithm()],
 )
-def test_a_replayed_pass_gives_the_same_bits(name: str, replayed: list[Any], tmp_path: Path) -> None:
+def test_a_replayed_pass_gives_the_same_bits(name, replayed, tmp_path):
     conformance.replayed_steps_are_the_steps(Runs(every_algorithm()[name], tmp_path))
     assert replayed
 
@@ -51,15 +46,13 @@ def test_a_replayed_pass_gives_the_same_bits(name: str, replayed: list[Any], tmp
     ],
     ids=["bf16", "dropout"],
 )
-def test_other_arithmetic_and_noise_by_key_are_replayed(
-    model: dict[str, Any], training: dict[str, Any], replayed: list[Any], tmp_path: Path
-) -> None:
+def test_other_arithmetic_and_noise_by_key_are_replayed(model, training, replayed, tmp_path):
     sections = {"algorithm": {"name": "fedavg"}, "model": model, "training": training}
     conformance.replayed_steps_are_the_steps(Runs(sections, tmp_path))
     assert replayed
 
 
-def test_a_loss_that_changes_now_and_then_fails_the_tests_of_its_algorithm(tmp_path: Path) -> None:
+def test_a_loss_that_changes_now_and_then_fails_the_tests_of_its_algorithm(tmp_path):
     """It is not found by two steps that are alike, so the tests of an algorithm look at a whole pass."""
     with pytest.raises(AssertionError, match="a loss depends on more"):
         conformance.replayed_steps_are_the_steps(Runs({"algorithm": {"name": f"{__file__}:NowAndThen"}}, tmp_path))
@@ -69,7 +62,7 @@ class NowAndThen(Local):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         plain, steps = model_loss(task), [0]
 
-        def loss(model: Tree, batch: Batch) -> Tensor:
+        def loss(model, batch):
             steps[0] += 1
             return plain(model, batch) * (2 if steps[0] % 5 == 0 else 1)
 
@@ -118,11 +111,11 @@ class Steps:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_traced() -> None:
+def _nothing_traced():
     replay._traced.cache_clear()
 
 
-def _both(name: str, sizes: Sequence[int] = (6,) * 12, rate: float = 0.1) -> None:
+def _both(name, sizes=(6,) * 12, rate=0.1):
     """Checks that the steps of a pass, as `Steps` takes them, have the bits of steps taken one by one."""
     plain, other = Steps(rate), Steps(rate)
     taken = replay.Steps(getattr(other, name), name, [other.weight, other.total], 2, (rate,) * (name == "descent"))
@@ -134,36 +127,34 @@ def _both(name: str, sizes: Sequence[int] = (6,) * 12, rate: float = 0.1) -> Non
 
 
 @pytest.mark.parametrize("name", ["counter", "looks", "mask"])
-def test_a_step_that_may_be_another_one_is_not_replayed(name: str, replayed: list[Any]) -> None:
+def test_a_step_that_may_be_another_one_is_not_replayed(name, replayed):
     _both(name)
     assert not replayed
 
 
 @pytest.mark.parametrize("name", ["places", "views", "several", "descent"])
-def test_two_steps_of_a_process_are_traced_and_all_others_replayed_on_the_state_of_their_pass(
-    name: str, replayed: list[Any]
-) -> None:
+def test_two_steps_of_a_process_are_traced_and_all_others_replayed_on_the_state_of_their_pass(name, replayed):
     for expected in (12 - 2, 12):
         replayed.clear()
         _both(name)
         assert len(replayed) == expected
 
 
-def test_another_learning_rate_is_not_traced_anew(replayed: list[Any]) -> None:
+def test_another_learning_rate_is_not_traced_anew(replayed):
     for rate in (0.1, 0.05, 0.025):
         _both("descent", rate=rate)
     assert len(replayed) == 3 * 12 - 2
 
 
-def test_batches_of_each_form_are_traced_apart(replayed: list[Any]) -> None:
+def test_batches_of_each_form_are_traced_apart(replayed):
     _both("places", [6 + seed % 3 for seed in range(30)])
     assert len(replayed) == 30 - 3 * 2
     _both("places", [6, 7, 8])
     assert len(replayed) == 30 - 3 * 2 + 3, "also where each comes once in a pass"
 
 
-def test_tensors_that_are_one_in_one_pass_and_two_in_another_are_not_taken_for_each_other() -> None:
-    def passed(one: Tensor, other: Tensor) -> Tensor:
+def test_tensors_that_are_one_in_one_pass_and_two_in_another_are_not_taken_for_each_other():
+    def passed(one, other):
         weight = torch.ones(3)
         steps = replay.Steps(lambda batch: weight.add_(one - 2 * other), "alias", [weight, one, other], 1, ())
         for seed in range(4):
@@ -175,7 +166,7 @@ def test_tensors_that_are_one_in_one_pass_and_two_in_another_are_not_taken_for_e
 
 
 @pytest.mark.parametrize("name", ["reads_elsewhere", "rebinds"])
-def test_a_step_that_reads_a_tensor_from_elsewhere_is_refused(name: str) -> None:
+def test_a_step_that_reads_a_tensor_from_elsewhere_is_refused(name):
     with pytest.raises(replay.ReadsElsewhere):
         _both(name)
 
@@ -184,20 +175,20 @@ class ReadsAClosure(Local):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         plain, prior = model_loss(task), data.class_counts.log()
 
-        def loss(model: Tree, batch: Batch) -> Tensor:
+        def loss(model, batch):
             return plain(model, batch) + prior.clamp(min=0).sum()
 
         return {"model": train(task, part(client, "model"), data.passes["train"], loss, data.learning_rate)}, {}
 
 
-def test_a_loss_that_closes_over_a_tensor_is_refused_by_name_with_what_to_do(tmp_path: Path) -> None:
+def test_a_loss_that_closes_over_a_tensor_is_refused_by_name_with_what_to_do(tmp_path):
     sections = {"algorithm": {"name": f"{__file__}:ReadsAClosure"}, "runtime": {"executor": "lanes"}}
     with pytest.raises(AlgorithmError, match=r"reads the tensor 'prior' of shape .* as fixed=\{'prior': \.\.\.\}"):
         quick_run.run(quick_run.settings(sections), tmp_path / "run", 1)
 
 
-def test_what_a_function_closes_over_is_compared_by_value_but_for_tensors() -> None:
-    def loss_of(task: object, factor: float, tensor: Tensor, more: object = None) -> Callable[..., object]:
+def test_what_a_function_closes_over_is_compared_by_value_but_for_tensors():
+    def loss_of(task, factor, tensor, more=None):
         inner = {"a": [1, tensor]}
         return lambda x: (task, factor, tensor, inner, more)
 
@@ -208,14 +199,14 @@ def test_what_a_function_closes_over_is_compared_by_value_but_for_tensors() -> N
     assert contents(loss_of(task, 2.0, torch.ones(2), iter([]))) is None, "what may be anything is not replayed"
 
 
-def _recorded(step: Callable[[Tensor], None], weight: Tensor) -> list[str]:
+def _recorded(step, weight):
     one = torch.arange(6.0).view(2, 3)
     with Recording([one], [weight]) as seen:
         step(one)
     return [str(call.operation) for call in seen._calls]
 
 
-def test_views_that_change_nothing_and_views_of_the_state_are_no_operations_of_a_step() -> None:
+def test_views_that_change_nothing_and_views_of_the_state_are_no_operations_of_a_step():
     weight = torch.ones(3, 2)
     calls = ["aten.t.default", "aten.add_.Tensor"]
     assert _recorded(lambda x: weight.add_(x.view(2, 3).expand(2, 3).t()), weight) == calls

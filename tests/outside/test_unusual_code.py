@@ -1,8 +1,5 @@
 """Own code that does what no algorithm, module or partition should: a clear refusal, or the same bits all the same."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -108,58 +105,58 @@ def pathed(labels: np.ndarray, clients: int, rng: np.random.Generator, *, path: 
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files(tmp_path, monkeypatch):
     for name, text in (("nets", NETS), ("own", ALGORITHMS_OF_ONES_OWN), ("parts", PARTITIONS)):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
 
 
-def settings(algorithm: str = "", partition: str = "", **sections: Any) -> dict[str, Any]:
+def settings(algorithm="", partition="", **sections):
     if partition:
         sections["partition"] = {"name": f"parts.py:{partition}", "clients": 5}
     sections["algorithm"] = {"name": f"own.py:{algorithm}" if algorithm else "fedavg"}
     return quick_run.settings(**sections)
 
 
-def test_sys_exit_in_own_code_is_an_error(tmp_path: Path) -> None:
+def test_sys_exit_in_own_code_is_an_error(tmp_path):
     with pytest.raises(RunError, match=r"Leaves.server_update \(round 1\): SystemExit: 0; at .*own.py"):
         quick_run.run(settings(algorithm="Leaves"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"parts.py:\d+, in leaves: SystemExit: 0"):
         quick_run.run(settings(partition="leaves"), tmp_path / "run2")
 
 
-def test_a_server_that_loses_its_numbers_is_named(tmp_path: Path) -> None:
+def test_a_server_that_loses_its_numbers_is_named(tmp_path):
     expected = r"Unfinite.server_update \(round 1\) returned values in model/head/bias that are not finite"
     with pytest.raises(RunError, match=expected):
         quick_run.run(settings(algorithm="Unfinite", training={"rounds": 1}), tmp_path / "run")
 
 
-def test_a_field_has_no_name_of_a_key(tmp_path: Path) -> None:
+def test_a_field_has_no_name_of_a_key(tmp_path):
     with pytest.raises(ConfigError, match=r"own.py: Named.name is a key already"):
         configuration.parse(settings(algorithm="Named"))
     with pytest.raises(ConfigError, match=r"pathed: partition.path is a key already; rename the parameter"):
         configuration.parse(settings(partition="pathed"))
 
 
-def test_a_dataset_has_no_field_that_a_configuration_cannot_hold(tmp_path: Path) -> None:
+def test_a_dataset_has_no_field_that_a_configuration_cannot_hold(tmp_path):
     (tmp_path / "source.py").write_text(SOURCE)
     with pytest.raises(ConfigError, match=r"source.py: Files.folder = .* is a PosixPath, which data.folder cannot be"):
         configuration.parse(settings(data={"name": "source.py:Files"}))
 
 
-def test_the_configuration_of_a_run_is_one_for_another(tmp_path: Path) -> None:
+def test_the_configuration_of_a_run_is_one_for_another(tmp_path):
     first = quick_run.run(settings(), tmp_path / "first")
     again = configuration.load(tmp_path / "first" / "config.yaml").resolved()
     assert quick_run.run(again, tmp_path / "again") == first
 
 
-def test_an_algorithm_may_have_a_field_called_path(tmp_path: Path) -> None:
+def test_an_algorithm_may_have_a_field_called_path(tmp_path):
     whole = quick_run.run(settings(algorithm="Pathed"), tmp_path / "whole")
     quick_run.run(settings(algorithm="Pathed", training={"rounds": 1}), tmp_path / "run")
     assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
 
 
-def test_a_partition_may_draw_from_numpy_and_gives_all_its_clients(tmp_path: Path) -> None:
+def test_a_partition_may_draw_from_numpy_and_gives_all_its_clients(tmp_path):
     whole = quick_run.run(settings(partition="drawn"), tmp_path / "whole")
     np.random.rand()
     quick_run.run(settings(partition="drawn", training={"rounds": 1}), tmp_path / "run", 2)
@@ -168,7 +165,7 @@ def test_a_partition_may_draw_from_numpy_and_gives_all_its_clients(tmp_path: Pat
         quick_run.run(settings(partition="fewer"), tmp_path / "fewer")
 
 
-def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path, monkeypatch):
     named = settings(training={"rounds": 1})
     (tmp_path / "setup").mkdir()
     save(load_federation(configuration.parse(named)), tmp_path / "setup" / "who.npz")
@@ -188,7 +185,7 @@ def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name: str, tmp_path: Path) -> None:
+def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name, tmp_path):
     whole = {"participation": 1.0, "rounds": 1}
     raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": name}, training=whole)
     if name in ("fedper", "fedrep", "pfedafe", "fedfcd"):
@@ -199,10 +196,10 @@ def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name: str, t
         quick_run.run(raw, tmp_path / "run")
 
 
-CALLED: dict[str, Any] = {"name": "nets.py:Called", "head": "fc", "arguments": {"head": 6, "name": "ours"}}
+CALLED = {"name": "nets.py:Called", "head": "fc", "arguments": {"head": 6, "name": "ours"}}
 
 
-def test_arguments_that_are_called_as_keys_reach_the_module(tmp_path: Path) -> None:
+def test_arguments_that_are_called_as_keys_reach_the_module(tmp_path):
     normed = {**CALLED, "arguments": {**CALLED["arguments"], "norm": True}}
     runs = {"plain": CALLED, "normed": normed, "ours": {**normed, "norm": "group"}}
     found = {name: quick_run.run(settings(model=model), tmp_path / name) for name, model in runs.items()}
@@ -220,6 +217,6 @@ def test_arguments_that_are_called_as_keys_reach_the_module(tmp_path: Path) -> N
         ({"arguments": {"head": 6, "width": 3}}, r"model.arguments.width is no argument of Called .* known: head"),
     ],
 )
-def test_a_key_that_could_mean_two_things_is_refused(changes: dict[str, Any], expected: str) -> None:
+def test_a_key_that_could_mean_two_things_is_refused(changes, expected):
     with pytest.raises(ConfigError, match=expected):
         configuration.parse(settings(model={**CALLED, **changes}))
