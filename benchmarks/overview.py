@@ -35,7 +35,7 @@ def overview(results: Path = ROOT / "results", papers: Path = ROOT / "configs" /
 def _counts(paper: str, results: Path, papers: Path) -> list[int]:
     tables = sorted((papers / paper).glob("*.yaml"))
     pages = "\n".join(page.read_text(encoding="utf-8") for page in results.glob("*.md"))
-    shown = [path for path in tables if re.search(rf"pflmpi (sweep|report) \S*/{path.stem}\.yaml", pages)]
+    shown = [path for path in tables if re.search(rf"pflmpi (sweep|table) \S*/{path.stem}\.yaml", pages)]
     published = sum(
         len(columns)
         for table in map(load, tables)

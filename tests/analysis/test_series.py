@@ -12,14 +12,14 @@ from pflmpi.analysis.selection import named, spread_over
 from pflmpi.analysis.series import accuracy, clients, cost, partition
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import load_federation
-from pflmpi.store import metrics_file, partition_file
+from pflmpi.store import config_file, metrics_file, partition_file
 
 
 def written(folder, lines, algorithm="fedavg"):
     """A run without checkpoints: its metrics have these values, and zeros elsewhere."""
     folder.mkdir(parents=True)
     config = {"algorithm": {"name": algorithm}, "training": {"rounds": 20}, "recorded": {"data": "d", "partition": "p"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    config_file.write(folder, yaml.safe_dump(config))
     metrics_file.restart(folder, 0)
     for number, line in enumerate(lines, 1):
         values = dict.fromkeys(metrics_file.COLUMNS, "0") | {"round": str(number)}
@@ -164,18 +164,12 @@ def test_the_balance_of_ranks_is_shown_where_there_are_several(tmp_path):
     assert "2.00 times the mean" in plot.caption
 
 
-def test_rounds_from_before_the_time_of_checkpoints_was_recorded_are_drawn_without_it(tmp_path):
+def test_rounds_without_the_time_of_checkpoints_are_drawn_without_it(tmp_path):
     line = {"seconds": 1, "exchange_seconds": 0.25, "evaluation_seconds": 0.25}
-    continued = written(tmp_path / "continued", [line | {"checkpoint_seconds": ""}, line | {"checkpoint_seconds": 0.5}])
-    old = written(tmp_path / "old", [line])
-    path = metrics_file.path(old.path)
-    since = metrics_file.COLUMNS.index("checkpoint_seconds")
-    path.write_text("".join(",".join(text.split(",")[:since]) + "\n" for text in path.read_text().splitlines()))
-    assert "checkpoint_seconds" not in old.columns
-    for run, rest in ((continued, [0.5, 0.0]), (old, [0.5])):
-        plot = cost.seconds_per_round(named([run])[0])
-        assert isinstance(plot, Stack) and "before the time of checkpoints" in plot.caption
-        assert plot.parts["computation, and the rest of the round"].tolist() == rest
+    run = written(tmp_path / "run", [line | {"checkpoint_seconds": ""}, line | {"checkpoint_seconds": 0.5}])
+    plot = cost.seconds_per_round(named([run])[0])
+    assert isinstance(plot, Stack) and "before the time of checkpoints" in plot.caption
+    assert plot.parts["computation, and the rest of the round"].tolist() == [0.5, 0.0]
 
 
 def test_a_run_records_how_long_it_stood_still_for_checkpoints(trained):

@@ -15,7 +15,7 @@ from pflmpi.analysis.series.clients import Final
 from pflmpi.analysis.summary import common_target, summaries, targets_of, texts
 from pflmpi.analysis.table import comma_separated, entries, markdown
 from pflmpi.errors import ConfigError
-from pflmpi.store import metrics_file
+from pflmpi.store import config_file, metrics_file
 from pflmpi.sweep.table import SweepTable
 from pflmpi.sweep.table import cells as cells_of
 
@@ -26,7 +26,7 @@ def written(folder, accuracy, algorithm="fedavg", sent=10):
     """A run without checkpoints: 2 seconds, and so many bytes in each direction, in each round."""
     folder.mkdir(parents=True)
     config = {"algorithm": {"name": algorithm}, "training": {"rounds": 5}, "recorded": {"data": "d", "partition": "p"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    config_file.write(folder, yaml.safe_dump(config))
     metrics_file.restart(folder, 0)
     for round, value in enumerate(accuracy, 1):
         line = dict.fromkeys(metrics_file.COLUMNS, "")
