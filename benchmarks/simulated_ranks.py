@@ -116,7 +116,7 @@ class Idle(Loop):
     """Computes nothing: states stay, messages are zeros."""
 
     def local_update(self, method: Any, clients: np.ndarray, states: Any, down: Messages, round: int) -> Any:
-        return lambda: Update(states, self._zeros(clients), torch.zeros(len(clients), dtype=torch.float64))
+        return lambda: Update(states, self._zeros(clients), torch.zeros(len(clients), dtype=torch.float64), True)
 
     def introduce(self, clients: np.ndarray, states: Any) -> Messages:
         return self._zeros(clients)
