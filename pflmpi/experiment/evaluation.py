@@ -45,7 +45,7 @@ def count_trained(
     if after_training:
         _check_answers(ready, run, round)
     everyone = np.arange(ready.task.num_clients)
-    groups, found = ready.placement.assign(everyone)[0], []
+    groups, counts = ready.placement.assign(everyone)[0], []
     kinds = [ready.declared.down[name] for name in ready.algorithm.predicts_with]
     own = after_training or any(isinstance(kind, Own | OwnClasses) for kind in kinds)
     receivers = everyone if own else everyone[:0]
@@ -54,11 +54,11 @@ def count_trained(
         population = restore.read_population(ready, run, round, group)
         if after_training:
             ups = train(ready, population, reply, [group], round + 1).ups
-            found.append(evaluate_trained(ready.executor, population, reply, ups, round + 1))
+            counts.append(evaluate_trained(ready.executor, population, reply, ups, round + 1))
         else:
-            found.append(evaluate(ready.executor, population, reply, [group], round))
+            counts.append(evaluate(ready.executor, population, reply, [group], round))
         update(done, len(groups))
-    return in_client_order(groups, found, ready.task.num_classes)
+    return in_client_order(groups, counts, ready.task.num_classes)
 
 
 def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:

@@ -30,12 +30,12 @@ REGISTRIES: dict[str, Registry[Any]] = {
 
 def code_hashes(config: Config) -> dict[str, str]:
     """SHA-256 (hex) of the code from outside the package, by the section that names it ("model/1": the second)."""
-    found = {}
+    hashes = {}
     for place, name in _names(config.resolved()):
         reference = REGISTRIES[place.partition("/")[0]].reference(name)
         if reference is not None:
-            found[place] = outside.code_hash(reference)
-    return found
+            hashes[place] = outside.code_hash(reference)
+    return hashes
 
 
 def changes(run: Path, before: Mapping[str, str], now: Mapping[str, str], allowed: bool) -> list[str]:
@@ -44,18 +44,18 @@ def changes(run: Path, before: Mapping[str, str], now: Mapping[str, str], allowe
     Raises:
         CheckpointError: there is such a change, and it is not allowed.
     """
-    found = [
+    changed = [
         f"the code of {place} has changed since {run} was written (hash {str(before.get(place))[:12]} then, "
         f"{now.get(place, 'none')[:12]} now)"
         for place in sorted(before.keys() | now.keys())
         if before.get(place) != now.get(place)
     ]
-    if found and not allowed:
+    if changed and not allowed:
         raise CheckpointError(
-            f"{'; '.join(found)}; put the old code back, go on with the changed code by --changed-code, or start a new "
-            "run"
+            f"{'; '.join(changed)}; put the old code back, go on with the changed code by --changed-code, or start a "
+            "new run"
         )
-    return found
+    return changed
 
 
 def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:

@@ -59,10 +59,10 @@ class NewRounds:
             self._columns = lines.pop(0)
         self._read += len(text)
         for values in lines:
-            found = row(dict(zip(self._columns, values, strict=True)))
-            if found["round"] > self._last:
-                self._last = int(found["round"])
-                yield found
+            line = row(dict(zip(self._columns, values, strict=True)))
+            if line["round"] > self._last:
+                self._last = int(line["round"])
+                yield line
 
     def _is_another(self) -> bool:
         try:

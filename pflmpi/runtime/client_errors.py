@@ -105,8 +105,8 @@ def introduce(executor: Executor, clients: ClientGroup, states: Tree) -> Message
 
 def agree(transport: Transport, participants: np.ndarray, failed: Mapping[int, str]) -> dict[int, str]:
     """Participants that have failed on any rank, ascending; why is known on rank 0, and "" elsewhere."""
-    found = transport.maximum(np.isin(participants, list(failed)).astype(np.float64))
-    clients = participants[found > 0].tolist()
+    failed_anywhere = transport.maximum(np.isin(participants, list(failed)).astype(np.float64))
+    clients = participants[failed_anywhere > 0].tolist()
     if not clients:
         return {}
     texts = gather_texts(transport, json.dumps({**failed}))
@@ -140,8 +140,8 @@ def _of_a_client(error: AlgorithmError) -> bool:
 def _diverged(clients: ClientGroup, before: Tree, after: Tree, up: Messages, round: int, stage: str) -> dict[int, str]:
     """The clients with values that are not finite, in a message or, where they were finite before, in their state."""
     failed: dict[int, str] = {}
-    for what, found, known in (("message", {**up}, {}), ("state", after, dict(tree.leaves(before)))):
-        for path, leaf in tree.leaves(found):  # type: ignore[arg-type]
+    for what, values, known in (("message", {**up}, {}), ("state", after, dict(tree.leaves(before)))):
+        for path, leaf in tree.leaves(values):  # type: ignore[arg-type]
             if not leaf.is_floating_point() or leaf.sum().isfinite():  # a sum is finite only where all values are
                 continue
             bad = ~leaf.isfinite() & known[path].isfinite() if path in known else ~leaf.isfinite()

@@ -134,14 +134,14 @@ class Rows:
     def flat(self, clients: np.ndarray) -> dict[str, np.ndarray]:
         """A copy of the rows of the given clients by path; one that they all have in common is one in memory."""
         positions = self._positions(clients)
-        found = {}
+        arrays = {}
         for path, leaf in tree.leaves(self.rows):
             if self.changed[path][positions].any():
-                found[path] = to_numpy(self._leaf(path, leaf, positions))
+                arrays[path] = to_numpy(self._leaf(path, leaf, positions))
             else:
                 row = to_numpy(self._common(path, leaf))
-                found[path] = np.broadcast_to(row, (len(clients), *row.shape[1:]))
-        return found
+                arrays[path] = np.broadcast_to(row, (len(clients), *row.shape[1:]))
+        return arrays
 
     def _copy(self, named: Tree, clients: np.ndarray) -> Tree:
         positions = self._positions(clients)
@@ -158,10 +158,10 @@ class Rows:
         own = self.changed[path][positions]
         if own.all():
             return leaf.index_select(0, torch.from_numpy(positions))
-        found = self._common(path, leaf).repeat(len(positions), *[1] * (leaf.ndim - 1))
+        rows = self._common(path, leaf).repeat(len(positions), *[1] * (leaf.ndim - 1))
         if own.any():
-            found[torch.from_numpy(own)] = leaf.index_select(0, torch.from_numpy(positions[own]))
-        return found
+            rows[torch.from_numpy(own)] = leaf.index_select(0, torch.from_numpy(positions[own]))
+        return rows
 
 
 def empty_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) -> Rows:
@@ -210,7 +210,7 @@ def _mapped(file: int | None, length: int) -> mmap.mmap:
     if file is not None:
         os.truncate(file, length)
         return mmap.mmap(file, length)
-    found = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one row would take 2 MiB
-        found.madvise(mmap.MADV_NOHUGEPAGE)
-    return found
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory

@@ -85,10 +85,10 @@ class Population:
         """A copy of one leaf [m, ...] of clients that live here, in ascending order; all cohorts have it."""
         parts = [(np.isin(clients, rows.clients), rows) for rows in self.cohorts]
         like = tree.at(self.cohorts[0].rows, path)
-        found = like.new_empty(len(clients), *like.shape[1:])
+        leaf_rows = like.new_empty(len(clients), *like.shape[1:])
         for mine, rows in parts:
-            found[torch.from_numpy(mine)] = rows.one(clients[mine], path)
-        return found
+            leaf_rows[torch.from_numpy(mine)] = rows.one(clients[mine], path)
+        return leaf_rows
 
     def kept(self, name: str, like: Tree, clients: np.ndarray) -> Tree:
         """A copy of the leaves [m, ...] of the named part of the state that a template has; see `Homes`."""

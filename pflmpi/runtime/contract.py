@@ -274,30 +274,30 @@ def not_a_tree(value: object) -> str:
     return ""
 
 
-def check_returned(algorithm: Algorithm, method: str, found: object) -> None:
+def check_returned(algorithm: Algorithm, method: str, returned: object) -> None:
     """Raise `AlgorithmError` for a returned state, or messages by name, that is no tree of tensors."""
-    if wrong := not_a_tree(found):
+    if wrong := not_a_tree(returned):
         raise AlgorithmError(f"{type(algorithm).__name__}.{method} returned {wrong}")
 
 
-def state_and_messages(algorithm: Algorithm, method: str, found: object) -> tuple[Tree, Messages]:
+def state_and_messages(algorithm: Algorithm, method: str, returned: object) -> tuple[Tree, Messages]:
     """The two values of a client's update; raise `AlgorithmError` for anything else."""
-    if not isinstance(found, tuple) or len(found) != 2:
+    if not isinstance(returned, tuple) or len(returned) != 2:
         raise AlgorithmError(
-            f"{type(algorithm).__name__}.{method} returned a {type(found).__name__}; expected the new state and the "
+            f"{type(algorithm).__name__}.{method} returned a {type(returned).__name__}; expected the new state and the "
             "messages, two dicts: return state, {name: message}"
         )
-    check_returned(algorithm, method, found[1])
-    return found
+    check_returned(algorithm, method, returned[1])
+    return returned
 
 
-def check_state(algorithm: Algorithm, method: str, found: object, expected: Tree) -> None:
+def check_state(algorithm: Algorithm, method: str, state: object, expected: Tree) -> None:
     """Raise `AlgorithmError` unless a returned state has the leaves, shapes and types of the one before."""
     where = f"{type(algorithm).__name__}.{method}"
-    if not isinstance(found, dict):
-        raise AlgorithmError(f"{where} returned a {type(found).__name__} as state; allowed is a dict of tensors")
-    check_returned(algorithm, method, found)
-    if wrong := tree.differences(found, expected):
+    if not isinstance(state, dict):
+        raise AlgorithmError(f"{where} returned a {type(state).__name__} as state; allowed is a dict of tensors")
+    check_returned(algorithm, method, state)
+    if wrong := tree.differences(state, expected):
         initial = "init_server" if method == "server_update" else "init_client"
         raise AlgorithmError(
             f"{where} returned another state than `{initial}` (returned against initial): {'; '.join(wrong)}; "

@@ -66,8 +66,8 @@ def evaluate_trained(
 
 def finished(executor: Executor, groups: Sequence[ClientGroup], begun: Iterable[Callable[[], Counts]]) -> Counts:
     """The counts of some groups in ascending order of the ids, of tests that begin as the iterator goes on."""
-    found = list(pipelined(begun, executor.ahead))
-    return in_client_order(groups, found, executor.federation.dataset.num_classes)
+    counts = list(pipelined(begun, executor.ahead))
+    return in_client_order(groups, counts, executor.federation.dataset.num_classes)
 
 
 _LEAST = 32  # samples of a batch; more where clients have more on average

@@ -93,17 +93,17 @@ def concatenated(parts: Sequence[Counts]) -> Counts:
     return Counts(*(np.concatenate([getattr(one, name) for one in parts]) for name in names))
 
 
-def in_client_order(groups: Sequence[np.ndarray], found: Sequence[Counts], num_classes: int) -> Counts:
+def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], num_classes: int) -> Counts:
     """The counts of groups of clients, in ascending order of the ids.
 
     Args:
         groups: ids of each.
-        found: counts of each, in the order of its ids.
+        counts: counts of each, in the order of its ids.
         num_classes: K.
     """
     if not groups:
         return Counts.none(np.empty((0, num_classes), np.int64))
-    return concatenated(found).rows(np.argsort(np.concatenate(groups), kind="stable"))
+    return concatenated(counts).rows(np.argsort(np.concatenate(groups), kind="stable"))
 
 
 def figures(counts: Counts) -> dict[str, float]:
@@ -169,8 +169,8 @@ def counts(federation: Federation, clients: np.ndarray, scores: Tensor) -> Count
     right = chosen == labels
 
     def by_class(whose: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        found = np.bincount(whose * num_classes + classes, minlength=len(clients) * num_classes)
-        return found.reshape(len(clients), num_classes)
+        counts_by_class = np.bincount(whose * num_classes + classes, minlength=len(clients) * num_classes)
+        return counts_by_class.reshape(len(clients), num_classes)
 
     likely = scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels]
     loss = np.array([-mine.sum() for mine in np.split(likely, np.cumsum(sizes)[:-1])], np.float64)

@@ -196,12 +196,12 @@ def longest_first(cost: np.ndarray, clients: np.ndarray, hosts: Sequence[int]) -
     >>> longest_first(np.array([2, 3, 2, 1]), np.arange(4), [0, 1])
     [(0, 1), (1, 0), (1, 2), (0, 3)]
     """
-    loads, found = [(0.0, rank) for rank in hosts], []
+    loads, assigned = [(0.0, rank) for rank in hosts], []
     for call in np.lexsort((clients, -cost)).tolist():
         load, rank = loads[0]
         heapq.heapreplace(loads, (load + float(cost[call]), rank))
-        found.append((rank, call))
-    return found
+        assigned.append((rank, call))
+    return assigned
 
 
 def place_clients(

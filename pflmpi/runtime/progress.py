@@ -90,8 +90,8 @@ class Progress:
 def _figures(scores: Counts | None, names: tuple[str, ...]) -> list[str]:
     if scores is None:
         return [""] * len(names)
-    found = figures(scores)
-    return [f"{found[name]:.6f}" for name in names]
+    values = figures(scores)
+    return [f"{values[name]:.6f}" for name in names]
 
 
 def _mean(losses: np.ndarray) -> str:

@@ -74,7 +74,7 @@ def gather(
     training: list[list[ClientGroup]],
     totals: np.ndarray,
     num_clients: int,
-    found: Measured,
+    measured: Measured,
 ) -> RoundReport | None:
     """Collect the reports of all ranks of a round on rank 0; None elsewhere.
 
@@ -83,13 +83,13 @@ def gather(
         training: the groups trained by each rank.
         totals: [N + U, K] int64, test samples of every client by class.
         num_clients: N; those of higher ids are unseen, and from N + U on client N + U + i is client i after training.
-        found: here.
+        measured: here.
     """
-    tested = found.tested
+    tested = measured.tested
     num_classes = totals.shape[1]
     rows = np.column_stack([tested.hits, tested.predicted, tested.loss])
-    losses = [found.train_loss[client] for client in sorted(found.train_loss)]
-    head = [int(found.training * 1e6), int(found.testing * 1e6), own_memory("VmHWM"), *found.stop]
+    losses = [measured.train_loss[client] for client in sorted(measured.train_loss)]
+    head = [int(measured.training * 1e6), int(measured.testing * 1e6), own_memory("VmHWM"), *measured.stop]
     part = np.concatenate([head, rows.ravel(), losses]).astype(np.float64)
     lengths = _lengths(testing, training, num_classes)
     parts = transport.gather(part.view(np.uint8), _sizes(lengths))

@@ -134,13 +134,13 @@ class RoundSchedule:
 
     def _bytes(self, sent: bool) -> np.ndarray:
         declared, n = self.setup.declared, self.setup.task.num_clients
-        found = np.zeros(n, np.int64)
+        num_bytes = np.zeros(n, np.int64)
         if not self.opening:
             of = declared.up_bytes if sent else declared.down_bytes
-            found[self.participants] = of(self.participants)
+            num_bytes[self.participants] = of(self.participants)
             if sent and self.round == 1 and self.setup.algorithm.introduces:
-                found += declared.up_bytes(np.arange(n))
-        return found
+                num_bytes += declared.up_bytes(np.arange(n))
+        return num_bytes
 
 
 def schedule(setup: Setup, done: int | None) -> Iterator[RoundSchedule]:

@@ -122,20 +122,20 @@ def _open(
 
 def train(setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Trained:
     """Train the participants of this rank."""
-    found, room = Trained(), device_message_limit(setup.executor.device)
+    trained, room = Trained(), device_message_limit(setup.executor.device)
 
     def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
         states, down = population.to_train(group), {**reply.for_clients(group), **population.answers(group)}
         return client_errors.update(setup.executor, group, states, down, round, setup.skips)
 
     for done in pipelined(map(begin, groups), setup.executor.ahead):
-        found.failed.update(done.failed)
+        trained.failed.update(done.failed)
         if len(done.clients):
             population.put(done.clients, done.states)
             room -= tree.num_bytes({**done.up})
-            found.ups.append((done.clients, done.up if room > 0 else on_host(done.up)))
-            found.losses.update(zip(done.clients.tolist(), done.loss.tolist(), strict=True))
-    return found
+            trained.ups.append((done.clients, done.up if room > 0 else on_host(done.up)))
+            trained.losses.update(zip(done.clients.tolist(), done.loss.tolist(), strict=True))
+    return trained
 
 
 def without_failed(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:

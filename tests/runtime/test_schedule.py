@@ -70,7 +70,7 @@ def test_those_are_tested_whose_personal_model_may_have_changed(name: str, absen
 def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round() -> None:
     setup = ready("fedfcd-full")
     opening, first, second, *_ = schedule(setup, None)
-    assert opening.participants.tolist() == list(range(7)) and len(opening.uplink) == 1
+    assert opening.participants.tolist() == list(range(7)) and opening.uplink
     assert not opening.up_bytes.any()
     sent = [setup.declared.up_bytes(np.arange(7)) * np.isin(np.arange(7), one.participants) for one in (first, second)]
     assert first.up_bytes.tolist() == (sent[0] + setup.declared.up_bytes(np.arange(7))).tolist()
@@ -89,9 +89,10 @@ def test_participants_are_drawn_once_for_each_round(monkeypatch: pytest.MonkeyPa
     assert drawn == list(range(1, 8))
 
 
-def test_small_messages_make_two_calls_in_a_round() -> None:
-    """The way up and the way down; two more are the report, and whether all go on."""
+def test_small_messages_move_once_each_way_in_a_round() -> None:
+    """Two more calls are the report, and whether all go on."""
     for ranks in (2, 3):
         settings = {"training": {"participation": 1.0, "rounds": 3}, "evaluation": {"every": 2}}
         _, *ahead = schedule(ready("fedavg", ranks, **settings), None)
-        assert [[call.operation for call in one.calls] for one in ahead] == [["gather", "broadcast"]] * 3
+        moved = [[traffic.down for traffic in one.calls if traffic.moved] for one in ahead]
+        assert moved == [[False, True]] * 3

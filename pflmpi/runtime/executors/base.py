@@ -116,8 +116,8 @@ class Executor(ABC):
             before = tree.part(client, OPTIMIZER) if OPTIMIZER in client else None
             local = LocalTraining(before, self.algorithm.measured)
             own = {name: value for name, value in client.items() if name != OPTIMIZER}
-            found = method(task.replace(local=local), own, down, data)
-            new, up = state_and_messages(self.algorithm, method.__name__, found)
+            returned = method(task.replace(local=local), own, down, data)
+            new, up = state_and_messages(self.algorithm, method.__name__, returned)
             check_state(self.algorithm, method.__name__, new, own)
             kept: Tree = {} if before is None else {OPTIMIZER: local.states}
             return {"state": {**new, **kept}, "up": {**up}, "loss": local.mean_loss(data.class_counts)}

@@ -220,8 +220,8 @@ def gather_images(pool: Pool, index: Tensor) -> Tensor:
 def gather_in_lane(pool: Pool, index: Tensor) -> Samples:
     """The samples [S, B, ...] of one lane inside a vmapped call, of their places [S, B]; of all lanes in one go."""
     with outside_vmap():
-        found = gather_samples(pool, of_all_lanes(index))
-    images, labels = (in_lanes_of(each, index) for each in found)
+        samples = gather_samples(pool, of_all_lanes(index))
+    images, labels = (in_lanes_of(each, index) for each in samples)
     return images, labels
 
 

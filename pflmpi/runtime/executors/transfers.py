@@ -48,8 +48,8 @@ STREAMS: dict[str, Callable[[torch.device], Streams]] = {"cuda": _cuda}
 
 def streams_of(device: torch.device) -> Streams | None:
     """The streams of a device; None where copies need none."""
-    found = STREAMS.get(device.type)
-    return None if found is None else found(device)
+    make = STREAMS.get(device.type)
+    return None if make is None else make(device)
 
 
 def device_message_limit(device: torch.device) -> float:
@@ -142,19 +142,19 @@ class Update:
     is_finite: bool
 
 
-def download_update(found: Tree, kept: Collection[str], device: torch.device) -> Callable[[], Update]:
+def download_update(results: Tree, kept: Collection[str], device: torch.device) -> Callable[[], Update]:
     """Begin to bring to the host what the clients of a group come to, but for the messages that stay on a device.
 
     Args:
-        found: "state", "up" and "loss", with a leading client axis.
+        results: "state", "up" and "loss", with a leading client axis.
         kept: the names of these messages.
     """
-    up = as_messages(tree.part(found, "up"))
+    up = as_messages(tree.part(results, "up"))
     there = {name: tree.map(Tensor.detach, message) for name, message in up.items() if name in kept}
     if any(leaf.is_cpu for _, leaf in tree.leaves({**there})):
         there = {}
-    sent: Tree = {**found, "up": {name: message for name, message in up.items() if name not in there}}
-    done = download({**sent, "finiteness": _finiteness(found)}, device)
+    sent: Tree = {**results, "up": {name: message for name, message in up.items() if name not in there}}
+    done = download({**sent, "finiteness": _finiteness(results)}, device)
 
     def wait() -> Update:
         here = done()
@@ -165,9 +165,9 @@ def download_update(found: Tree, kept: Collection[str], device: torch.device) ->
     return wait
 
 
-def _finiteness(found: Tree) -> Tensor:
+def _finiteness(results: Tree) -> Tensor:
     """0, if all numbers of states and messages are finite; NaN otherwise, and where some are on the host."""
-    leaves = [leaf for part in ("state", "up") for _, leaf in tree.leaves(tree.part(found, part))]
+    leaves = [leaf for part in ("state", "up") for _, leaf in tree.leaves(tree.part(results, part))]
     numbers = [leaf for leaf in leaves if leaf.is_floating_point()]
     if not numbers or any(leaf.is_cpu for leaf in numbers):
         return _NOT_KNOWN
