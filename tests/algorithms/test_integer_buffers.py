@@ -6,6 +6,7 @@ import pytest
 import quick_run
 from comparisons import state_of
 from every_algorithm import every_algorithm
+from pflmpi.errors import ConfigError
 
 NET = """
 import torch
@@ -41,3 +42,11 @@ def test_what_is_not_floating_is_never_mixed(case, tmp_path):
     for path, array in orders.items():
         assert np.array_equal(np.sort(array), np.broadcast_to(np.arange(9), array.shape)), path
     assert any(not np.array_equal(row, np.arange(9)) for array in orders.values() for row in array.reshape(-1, 9))
+
+
+def test_centres_of_integers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    model = {"name": f"{tmp_path}/net.py:Turning", "head": "last"}
+    raw = quick_run.settings(algorithm={"name": "fesem"}, model=model, runtime={"executor": "loop"})
+    with pytest.raises(ConfigError, match=r"of integers, of which fesem can make no mean; choose training.bn = local"):
+        quick_run.run(raw, tmp_path / "run")
