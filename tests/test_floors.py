@@ -143,7 +143,6 @@ def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
         "python",
         "doctor",
         "runtime/devices.py",
-        "store/records/background.py",  # a process of its own
         "transports/torch_store.py",
         "transports/start/spawn.py",
         "transports/start/fork.py",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
-from pflmpi.store import config_file, metrics_file, partition_file, probe_file, verify
+from pflmpi.store import config_file, metrics_file, module_file, partition_file, probe_file, verify
 from pflmpi.store.checked_hdf5 import damage, damaged_arrays
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.text import for_shell
@@ -28,10 +28,11 @@ class Checked:
 
 
 def files(run: Path) -> list[Path]:
-    """The files of a run that have checksums: shards, also those no checkpoint needs, rounds and probes."""
+    """The files of a run that have checksums: shards, also those no checkpoint needs, rounds, probes and modules.h5."""
     shards = [path for path in sorted((run / SHARDS).glob("*.h5")) if round_of(path.name) is not None]
     probes = [probe_file.path(run, round) for round in probe_file.rounds(run)]
-    return [*shards, *(round_path(run, round) for round in rounds(run)), *probes]
+    modules = [module_file.path(run)] if module_file.path(run).exists() else []
+    return [*shards, *(round_path(run, round) for round in rounds(run)), *probes, *modules]
 
 
 def check(run: Path) -> Iterator[Checked]:
@@ -75,10 +76,9 @@ def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
         return (f"{path} is a link to nothing; put the file there, or delete the link",)
     if path.parent == run and (probed := probe_file.round_of(path.name)) is not None:
         return _listed(probe_file.damage(run, probed))
-    if path.parent != run:
+    number = round_of(path.name) if path.parent == run else None
+    if number is None:
         return _listed(damage(path)) or tuple(damaged_arrays(path))
-    number = round_of(path.name)
-    assert number is not None, path
     problems = verify.checkpoint(run, number, whole=True, intact=good)
     if path in problems:
         return (problems[path],)

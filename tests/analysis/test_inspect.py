@@ -10,7 +10,7 @@ from pflmpi.analysis import difference as differences
 from pflmpi.analysis import integrity
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
-from pflmpi.store import checked_hdf5, run_folder, shard
+from pflmpi.store import checked_hdf5, module_file, run_folder, shard
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +183,14 @@ def test_a_shard_with_other_clients_is_told(copy, capfd):
     shard.write_shard(copy / name, {"cohort0": (ids + 1, rows)})
     code, problems, _ = verify(copy, capfd)
     assert code == 2 and "is not the file that the checkpoint was made of" in problems[-1]
+
+
+def test_the_constants_of_modules_are_checked_too(copy, capfd):
+    module_file.write(copy, {0: ({"scale": module_file.CONSTANT}, {"scale": np.ones(9)})})
+    assert verify(copy, capfd)[0] == 0
+    flip(copy / "modules.h5")
+    code, problems, _ = verify(copy, capfd)
+    assert code == 2 and "modules.h5 is damaged" in problems[0]
 
 
 def test_a_leftover_shard_is_checked_too(copy, capfd):
