@@ -33,7 +33,7 @@ from pflmpi.messages.kinds import ClassMeans, Messages, with_rows
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.executors.loop import Loop
+from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.executors.transfers import Update
 from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Progress
@@ -116,7 +116,7 @@ class Idle(Loop):
     """Computes nothing: states stay, messages are zeros."""
 
     def local_update(self, method: Any, clients: np.ndarray, states: Any, down: Messages, round: int) -> Any:
-        return lambda: Update(states, self._zeros(clients), torch.zeros(len(clients), dtype=torch.float64))
+        return lambda: Update(states, self._zeros(clients), torch.zeros(len(clients), dtype=torch.float64), True)
 
     def introduce(self, clients: np.ndarray, states: Any) -> Messages:
         return self._zeros(clients)

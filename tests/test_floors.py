@@ -26,7 +26,6 @@ FLOORS = {
         "module_names",
         "outside",
         "regular_file",
-        "class_checks",
         "contained_hdf5",
         "terminal",
     },
@@ -42,7 +41,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each other
 DOORS = {
     "mpi4py": {"transports/mpi_start.py"},
-    "torch.distributed": {"transports/torchdist.py", "transports/gpu/group.py", "transports/start/spawn.py"},
+    "torch.distributed": {"transports/torchdist.py", "transports/gpu_group.py", "transports/start/spawn.py"},
     "h5py": {"store", "analysis", "data/array_files.py", "contained_hdf5.py"},
 }
 

@@ -25,8 +25,7 @@ from pflmpi.algorithms.pfedafe import PFedAFE
 from pflmpi.algorithms.pfedcfr import PFedCFR
 from pflmpi.algorithms.pfedme import PFedMe
 from pflmpi.algorithms.pfedpm import PFedPM
-from pflmpi.class_checks import subclass
-from pflmpi.registry import Registry
+from pflmpi.registry import Registry, subclass
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "algorithm",

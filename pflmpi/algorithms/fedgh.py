@@ -51,8 +51,8 @@ class FedGH(SharedHead):
         return {"means": ClassMeans(task.num_features, counts=False)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        kept, up = super().client_update(task, client, down, data)
-        return kept, {"means": class_means(task, self.whole(kept, up["head"]), data)}
+        kept, _ = super().client_update(task, client, down, data)
+        return kept, {"means": class_means(task, kept, data)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         head = train_head(

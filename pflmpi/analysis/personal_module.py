@@ -20,7 +20,7 @@ from pflmpi.learning.task import Task
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import as_messages
 from pflmpi.runtime.contract import ANSWERED, RECEIVED
-from pflmpi.runtime.executors.loop import Loop
+from pflmpi.runtime.executors.base import Loop
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
 

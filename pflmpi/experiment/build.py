@@ -29,10 +29,9 @@ from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.contract import IN_LANES, check_cohorts, check_declarations, check_heads
 from pflmpi.runtime.devices import choose_executor
-from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.executors.base import Executor, Loop
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
-from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.executors.padding_check import check_padding
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup

@@ -35,7 +35,7 @@ from pflmpi.runtime.client_rows import check_scratch, folder_of
 from pflmpi.runtime.client_state import Population, allocate, initialise
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
-from pflmpi.runtime.exchange.exchange import check_server_memory
+from pflmpi.runtime.exchange import check_server_memory
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.round_schedule import advise_fewer_ranks, schedule

@@ -19,7 +19,7 @@ from pflmpi.messages.kinds import as_messages
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.executors.loop import Loop
+from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.executors.padding_check import example
 from pflmpi.text import shown
 from pflmpi.tree import Tree

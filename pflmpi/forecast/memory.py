@@ -12,7 +12,7 @@ from pflmpi.messages.traffic import Traffic
 from pflmpi.runtime.executors.transfers import MOST_MESSAGE_BYTES
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.transports.gpu.memory import LEAST
+from pflmpi.transports.base import LEAST
 
 _CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
 _CHECKPOINTS = 3  # one is written, two wait; see `store.writer`

@@ -8,7 +8,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.devices import GpuPlacement, place_ranks
-from pflmpi.runtime.exchange.gpu_messages import GpuMessages, gpu_messages
+from pflmpi.runtime.gpu_messages import GpuMessages, gpu_messages
 from pflmpi.transports.peers import Peer
 
 TransportName = Literal["inprocess", "mpi", "torch"]

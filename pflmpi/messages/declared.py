@@ -91,11 +91,11 @@ class Declared:
     def rows_bytes(self, participants: int, receivers: int) -> dict[str, int]:
         """Bytes of the messages that rank 0 has of all participants or for all receivers at once, by name."""
         rows = {name: kind.like for name, kind in self.gathered.items() if isinstance(kind, Rows)}
-        found = {name: participants * tree.num_bytes(like) for name, like in rows.items()}
+        sizes = {name: participants * tree.num_bytes(like) for name, like in rows.items()}
         for name, kind in self.down.items():
             if isinstance(kind, Own) and not kind.of:
-                found[name] = (participants if kind.kept else receivers) * tree.num_bytes(kind.like)
-        return found
+                sizes[name] = (participants if kind.kept else receivers) * tree.num_bytes(kind.like)
+        return sizes
 
     def check_up(self, messages: Messages, clients: int) -> None:
         """Raise `RunError` unless the uplinks [clients, ...] are what was declared, with nothing missing or more."""
@@ -103,11 +103,11 @@ class Declared:
         expected = {name: kinds.with_rows(_one_uplink(kind, classes), clients) for name, kind in self.returned.items()}
         uncounted = [name for name, kind in self.up.items() if isinstance(kind, ClassMeans) and not kind.counts]
         # `client.class_means` always gives counts; where they are not declared they stay with the client.
-        found = {
+        sent = {
             name: {key: leaf for key, leaf in value.items() if key != "counts"} if name in uncounted else value
             for name, value in messages.items()
         }
-        _refuse("uplink", found, expected)
+        _refuse("uplink", sent, expected)
 
     def check_down(self, messages: Messages, receivers: int) -> None:
         """Raise `RunError` unless what was published is what was declared."""
@@ -122,10 +122,10 @@ class Declared:
 
     def _bytes(self, kinds: Mapping[str, Uplink | Shared], clients: np.ndarray) -> np.ndarray:
         without, with_one = (sum(kind.client_bytes(held) for kind in kinds.values()) for held in (0, 1))
-        found = np.full(len(clients), without, np.int64)
+        sizes = np.full(len(clients), without, np.int64)
         if with_one != without:  # each class that a client holds adds as much
-            found += (with_one - without) * self.holds[clients].sum(1)
-        return found
+            sizes += (with_one - without) * self.holds[clients].sum(1)
+        return sizes
 
 
 def is_folded(kind: Uplink) -> TypeGuard[Sum]:
@@ -149,8 +149,8 @@ def _published(kind: Shared, receivers: int, classes: int) -> Tree:
     return kinds.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
 
 
-def _refuse(way: Literal["uplink", "downlink"], found: Messages, expected: Messages) -> None:
-    wrong = tree.differences(dict(found), dict(expected))
+def _refuse(way: Literal["uplink", "downlink"], messages: Messages, expected: Messages) -> None:
+    wrong = tree.differences(dict(messages), dict(expected))
     if wrong:
         raise RunError(
             f"the algorithm's {way} is not what it declares (found against declared): {'; '.join(wrong)}; "

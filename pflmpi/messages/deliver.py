@@ -7,7 +7,7 @@ import torch
 
 from pflmpi import tree
 from pflmpi.messages.kinds import with_rows
-from pflmpi.messages.packing import pack, unpack
+from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.messages.traffic import Traffic
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -35,22 +35,22 @@ def deliver(
     sent = _by_rank(numbers[source == here], target[source == here])
     arriving = _by_rank(wanted[here], source[target == here])
     packed: dict[bytes, np.ndarray] = {}  # ranks that want the same share the memory
-    for some in (some for rank, some in sent.items() if rank != here):
-        if some.tobytes() not in packed:
-            packed[some.tobytes()] = pack(rows(some))
-    parts = {rank: packed[some.tobytes()] for rank, some in sent.items() if rank != here}
-    sizes = {rank: size * len(some) for rank, some in arriving.items() if rank != here}
+    for ids in (ids for rank, ids in sent.items() if rank != here):
+        if ids.tobytes() not in packed:
+            packed[ids.tobytes()] = pack(rows(ids))
+    parts = {rank: packed[ids.tobytes()] for rank, ids in sent.items() if rank != here}
+    sizes = {rank: size * len(ids) for rank, ids in arriving.items() if rank != here}
     received = {}
     if moved := delivery(wanted, home, like, down).moved:
         received = transport.exchange(parts, sizes, moved, down)
     if [*arriving] == [here]:
         return rows(wanted[here])
-    found = tree.map(lambda leaf: torch.empty(len(wanted[here]), *leaf.shape, dtype=leaf.dtype), like)
-    for rank, some in arriving.items():
-        part = rows(some) if rank == here else unpack(received.pop(rank), with_rows(like, len(some)))
-        places = torch.from_numpy(np.searchsorted(wanted[here], some))
-        tree.map(lambda all, part, at=places: all.index_copy_(0, at, part), found, part)
-    return found
+    result = tree.map(lambda leaf: torch.empty(len(wanted[here]), *leaf.shape, dtype=leaf.dtype), like)
+    for rank, ids in arriving.items():
+        part = rows(ids) if rank == here else unpack(received.pop(rank, NOTHING), with_rows(like, len(ids)))
+        places = torch.from_numpy(np.searchsorted(wanted[here], ids))
+        tree.map(lambda all, part, at=places: all.index_copy_(0, at, part), result, part)
+    return result
 
 
 def delivery(wanted: Sequence[np.ndarray], home: np.ndarray, like: Tree, down: bool = True) -> Traffic:
@@ -70,5 +70,5 @@ def _targets(wanted: Sequence[np.ndarray]) -> np.ndarray:
 def _by_rank(numbers: np.ndarray, ranks: np.ndarray) -> dict[int, np.ndarray]:
     """Ascending numbers by their rank; no rank without any."""
     order = np.argsort(ranks, kind="stable")
-    those, starts = np.unique(ranks[order], return_index=True)
-    return dict(zip(those.tolist(), np.split(numbers[order], starts[1:]), strict=True)) if len(those) else {}
+    distinct, starts = np.unique(ranks[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(numbers[order], starts[1:]), strict=True)) if len(distinct) else {}

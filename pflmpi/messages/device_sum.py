@@ -30,8 +30,8 @@ class DeviceSum:
 
     def largest(self) -> np.ndarray:
         """[M] float64, the largest magnitude in each leaf, times the weights; not finite where a value is not."""
-        found = torch.stack([_magnitudes(rows) for rows in self._leaves])
-        largest: np.ndarray = (found.cpu().numpy() * self._weights).max(1)
+        magnitudes = torch.stack([_magnitudes(rows) for rows in self._leaves])
+        largest: np.ndarray = (magnitudes.cpu().numpy() * self._weights).max(1)
         return largest
 
     def total(self, shifts: Sequence[int]) -> np.ndarray:
@@ -64,20 +64,20 @@ def on_host(messages: Messages) -> Messages:
 
 def _magnitudes(rows: Sequence[Tensor]) -> Tensor:
     """[P] float64, the largest magnitude in each row."""
-    found = torch.zeros(sum(map(len, rows)), dtype=torch.float64, device=rows[0].device)
-    for some in _blocks(rows) if rows[0].shape[1] else ():
-        lowest, highest = some.aminmax(dim=1)
-        found = torch.maximum(found, torch.maximum(highest.double(), -lowest.double()))
-    return found
+    largest = torch.zeros(sum(map(len, rows)), dtype=torch.float64, device=rows[0].device)
+    for block in _blocks(rows) if rows[0].shape[1] else ():
+        lowest, highest = block.aminmax(dim=1)
+        largest = torch.maximum(largest, torch.maximum(highest.double(), -lowest.double()))
+    return largest
 
 
 def _sum_fixed(rows: Sequence[Tensor], factors: Tensor) -> Tensor:
     """[n] int64 sum of the rows times factors [P, 1], each rounded to nearest even."""
-    return torch.cat([some.double().mul_(factors).round_().long().sum(0) for some in _blocks(rows)])
+    return torch.cat([block.double().mul_(factors).round_().long().sum(0) for block in _blocks(rows)])
 
 
 def _blocks(rows: Sequence[Tensor]) -> Iterator[Tensor]:
     """The rows [P, w] of all groups, some columns at a time."""
     count, width = rows[0].shape[1], max(1, _ENTRIES // sum(map(len, rows)))
     for start in range(0, max(count, 1), width):
-        yield torch.cat([some[:, start : start + width] for some in rows])
+        yield torch.cat([group[:, start : start + width] for group in rows])

@@ -34,13 +34,6 @@ def add_fixed(total: np.ndarray, terms: Sequence[Terms], shift: int) -> None:
         scratch.add(total[block], terms, block, shift)
 
 
-def finish(total: np.ndarray, shift: int, divisor: float, out: np.ndarray) -> None:
-    """Write the values of int64 multiples [n] of 2**-shift, divided, to `out` [n] of any type."""
-    scratch = _Scratch()
-    for block in _blocks(len(total)):
-        scratch.finish(total[block], shift, divisor, out[block])
-
-
 def fold_exactly(
     terms: Sequence[Terms], sums: Sequence[np.ndarray], shift: int, divisor: float, out: np.ndarray
 ) -> None:
@@ -50,8 +43,8 @@ def fold_exactly(
     for block in _blocks(len(out)):
         part = total[: len(out[block])]
         part.fill(0)
-        for each in sums:
-            part += each[block]
+        for fixed in sums:
+            part += fixed[block]
         scratch.add(part, terms, block, shift)
         scratch.finish(part, shift, divisor, out[block])
 
@@ -60,8 +53,8 @@ def magnitudes(rows: np.ndarray) -> np.ndarray:
     """[m] float64, the largest magnitude in each of the rows [m, n]; not finite where a value is not."""
     with np.errstate(invalid="ignore"):  # NaN is an answer
         highest, lowest = rows.max(1, initial=0).astype(np.float64), rows.min(1, initial=0).astype(np.float64)
-    found: np.ndarray = np.maximum(highest, -lowest)
-    return found
+    largest: np.ndarray = np.maximum(highest, -lowest)
+    return largest
 
 
 class _Scratch:

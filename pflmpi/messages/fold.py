@@ -69,11 +69,11 @@ class Fold:
 
     def _split(self, ups: Updates, rank: int) -> tuple[Updates, DeviceSum | None]:
         """The messages on the host, and those on the GPU; all on the host where other ranks get them as they are."""
-        mine = [(clients, {name: messages[name] for name in self.declared.folded}) for clients, messages in ups]
+        folded = [(clients, {name: messages[name] for name in self.declared.folded}) for clients, messages in ups]
         if not self.slices.sums[rank] and any(owner != rank for owner in np.flatnonzero(self.slices.widths)):
-            return [(clients, on_host(messages)) for clients, messages in mine], None
-        here = [(clients, messages) for clients, messages in mine if is_on_host(messages)]
-        there = [(clients, self._leaves(messages)) for clients, messages in mine if not is_on_host(messages)]
+            return [(clients, on_host(messages)) for clients, messages in folded], None
+        here = [(clients, messages) for clients, messages in folded if is_on_host(messages)]
+        there = [(clients, self._leaves(messages)) for clients, messages in folded if not is_on_host(messages)]
         if not there:
             return here, None
         clients = np.concatenate([ids for ids, _ in there])
@@ -98,8 +98,8 @@ class Fold:
                     largest = np.maximum(largest, part[: slices.head].view(np.float64))
                 elif not slices.sums.any():  # this rank has all entries
                     for piece in entries.pieces(start, stop):
-                        found = self._magnitude(clients, piece.leaf, entries.cut_bytes(entered[-1][1], piece))
-                        largest[piece.leaf] = np.maximum(largest[piece.leaf], found)
+                        magnitude = self._magnitude(clients, piece.leaf, entries.cut_bytes(entered[-1][1], piece))
+                        largest[piece.leaf] = np.maximum(largest[piece.leaf], magnitude)
         shifts = self._shifts(largest)
         if on_gpu:
             summed.append(on_gpu.total(shifts)[start:stop])
@@ -108,7 +108,7 @@ class Fold:
             terms = self._terms(rows, piece)
             for clients, sent in entered:
                 terms.append((entries.cut_bytes(sent, piece), self._weights(piece.leaf, clients)))
-            sums = [entries.cut(each, piece, start) for each in summed]
+            sums = [entries.cut(fixed, piece, start) for fixed in summed]
             fold_exactly(terms, sums, shifts[piece.leaf], self._divisor(piece.leaf), out)
 
         return write
@@ -116,17 +116,17 @@ class Fold:
     def _finished(self, transport: Transport, write: Write) -> Messages | None:
         """Write this rank's slice; the slices of all on rank 0, None on the others."""
         entries, finished = self.slices.entries, self.slices.finished
-        mine = entries.pieces(*self.slices.slice(transport.rank))
+        pieces = entries.pieces(*self.slices.slice(transport.rank))
         if transport.rank != 0:
             buffer = np.empty(finished[transport.rank], np.uint8)
-            for piece in mine:
+            for piece in pieces:
                 write(piece, entries.cut_bytes(buffer, piece))
             if any(finished):
                 transport.gather(buffer, finished)
             return None
         leaves = [torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in entries.like]
         flat = [to_numpy(leaf.view(-1)) for leaf in leaves]
-        for piece in mine:
+        for piece in pieces:
             write(piece, flat[piece.leaf][piece.start : piece.stop])
         if any(finished):
             buffers = transport.gather(NOTHING, finished) or []
@@ -184,8 +184,8 @@ class Fold:
         """[M] the largest magnitude in each leaf of the participants here, times their weights."""
         largest = np.zeros(len(self.slices.entries.paths)) if on_gpu is None else on_gpu.largest()
         for clients, leaves in rows:
-            found = [self._magnitude(clients, leaf, values) for leaf, values in enumerate(leaves)]
-            largest = np.maximum(largest, found)
+            magnitudes_here = [self._magnitude(clients, leaf, values) for leaf, values in enumerate(leaves)]
+            largest = np.maximum(largest, magnitudes_here)
         return largest
 
     def _magnitude(self, clients: np.ndarray, leaf: int, values: np.ndarray) -> float:

@@ -55,8 +55,8 @@ class Entries:
     @classmethod
     def of(cls, kinds: Mapping[str, Sum]) -> "Entries":
         """The entries of messages by name."""
-        found = list(tree.leaves({name: kind.like for name, kind in kinds.items()}))
-        return cls(tuple(path for path, _ in found), tuple(leaf for _, leaf in found))
+        leaves = list(tree.leaves({name: kind.like for name, kind in kinds.items()}))
+        return cls(tuple(path for path, _ in leaves), tuple(leaf for _, leaf in leaves))
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -90,7 +90,7 @@ class Entries:
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """The parts of leaves that a slice of the vector consists of."""
-        found, at = [], 0
+        pieces, at = [], 0
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         for leaf in range(first, len(self.like)):
             begin, end = self.starts[leaf : leaf + 2].tolist()
@@ -98,9 +98,9 @@ class Entries:
                 break
             piece = Piece(leaf, max(start - begin, 0), min(stop, end) - begin, at)
             if piece.start < piece.stop:
-                found.append(piece)
+                pieces.append(piece)
                 at += (piece.stop - piece.start) * self.like[leaf].element_size()
-        return found
+        return pieces
 
     def cut(self, vector: np.ndarray, piece: Piece, start: int = 0) -> np.ndarray:
         """The entries of a piece in a vector of all entries, or of those from `start`."""
@@ -168,13 +168,13 @@ class Slices:
 
     def sent_by(self, rank: int) -> np.ndarray:
         """[R] bytes that a rank has for each."""
-        found: np.ndarray = sum(senders[rank] * receivers for senders, receivers in self._products)
-        return found
+        sizes: np.ndarray = sum(senders[rank] * receivers for senders, receivers in self._products)
+        return sizes
 
     def received_by(self, rank: int) -> np.ndarray:
         """[R] bytes that each rank has for a rank."""
-        found: np.ndarray = sum(senders * receivers[rank] for senders, receivers in self._products)
-        return found
+        sizes: np.ndarray = sum(senders * receivers[rank] for senders, receivers in self._products)
+        return sizes
 
     @cached_property
     def traffic(self) -> Traffic:

@@ -117,8 +117,8 @@ def _template(kinds: Kinds, counts: np.ndarray) -> Tree:
     for name, kind in kinds.items():
         if isinstance(kind, ClassMeans):
             label = tensor(dtype=torch.int32)
-            each: Tree = {"labels": label, "means": tensor(kind.num_features)}
-            like[name] = with_rows({**each, "counts": label} if kind.counts else each, int(counts.sum()))
+            row: Tree = {"labels": label, "means": tensor(kind.num_features)}
+            like[name] = with_rows({**row, "counts": label} if kind.counts else row, int(counts.sum()))
         else:
             like[name] = with_rows(kind.like, len(counts))
     return like

@@ -4,13 +4,12 @@ import inspect
 
 from torch import nn
 
-from pflmpi.class_checks import subclass
 from pflmpi.models.base import Architecture, Model
 from pflmpi.models.conv_net import CNN, DropoutCNN, LeNet, ProtoCNN
 from pflmpi.models.mlp import DNN, MLP, Logistic
 from pflmpi.models.resnet18 import ResNet18
 from pflmpi.models.torch_module import module_model
-from pflmpi.registry import Registry
+from pflmpi.registry import Registry, subclass
 
 __all__ = ["MODELS", "Architecture", "Model"]
 

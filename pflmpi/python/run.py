@@ -1,20 +1,51 @@
 """`pflmpi.run`: in a notebook or script its ranks are processes; under a launcher each rank calls it."""
 
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from itertools import count
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from pflmpi import early_signals, outside
 from pflmpi.analysis.run import Run, open_run
+from pflmpi.commands.context import connect, context_of, end_of_jobs
+from pflmpi.commands.launch import num_ranks
+from pflmpi.commands.progress import RunProgress
+from pflmpi.commands.rank import start_line
+from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path, wrong_type
 from pflmpi.config.keywords import Config
 from pflmpi.config.load import Config as Checked
-from pflmpi.errors import ConfigError
-from pflmpi.python import processes, this_rank
-from pflmpi.python.rounds import OnRound
+from pflmpi.config.load import parse
+from pflmpi.errors import (
+    ConfigError,
+    PflmpiError,
+    RunError,
+    Stopped,
+    TransportError,
+    explained,
+    recorded,
+    show,
+    write_exit_code,
+)
+from pflmpi.experiment import run as experiment
+from pflmpi.python.rounds import NewRounds, OnRound, row
+from pflmpi.runtime.faults import CollectiveError
+from pflmpi.runtime.progress import Observer, Progress
+from pflmpi.runtime.stopping import Stop, noted_signals
+from pflmpi.store import run_folder
 from pflmpi.text import short_name
+from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
+from pflmpi.transports.peers import ended
 
 __all__ = ["run"]
 
@@ -64,5 +95,172 @@ def run(
     default = Path("runs", f"{short_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}")
     folder = default if out is None else as_path("out", out)
     launch = detect(os.environ)
-    start: Callable[..., Path] = processes.run if launch.kind == "alone" else this_rank.run
+    start: Callable[..., Path] = _run_in_processes if launch.kind == "alone" else _run_on_this_rank
     return open_run(start(checked, folder, ranks, on_round, resume, quiet))
+
+
+_EVERY = 0.1  # seconds between two looks at the metrics
+
+
+def _run_in_processes(
+    config: Checked, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
+) -> Path:
+    """Run a configuration in other processes; return the folder. See `pflmpi.run`."""
+    with TemporaryDirectory(prefix="pflmpi-") as scratch:
+        file, errors = Path(scratch) / "config.yaml", Path(scratch) / "errors"
+        file.write_text(yaml_file.dump(config.resolved()))
+        words = ["run", str(file), "--out", str(folder), "--error-file", str(errors), "--stop-at-eof"]
+        words += [] if ranks is None else ["--ranks", str(ranks)]
+        words += [*(["--continue"] if resume else []), *(["--quiet"] if quiet else [])]
+        done = run_folder.rounds(folder)[-1:] if resume and folder.is_dir() else []
+        with NewRounds(folder, *(done or [0])) as rounds:
+            code = _watch(words, rounds, on_round)
+        if code != 0:
+            raise recorded(errors) or _unexplained(code, folder)
+    return folder
+
+
+def _watch(words: list[str], rounds: NewRounds, on_round: OnRound | None) -> int:
+    """Exit code of `pflmpi WORDS`; where this process is interrupted, the other one stops after its round first."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "pflmpi", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},  # as here
+        start_new_session=True,  # an interrupt reaches this process alone, which decides
+    ) as process:
+        shower = threading.Thread(target=_show, args=(process,), name="pflmpi-progress", daemon=True)
+        shower.start()
+        try:
+            while _ended(process, _EVERY) is None:
+                _tell(rounds, on_round)
+            _tell(rounds, on_round)
+        except BaseException:
+            _stop(process)
+            raise
+        finally:
+            shower.join()
+    return process.returncode
+
+
+def _tell(rounds: NewRounds, on_round: OnRound | None) -> None:
+    if on_round is not None:
+        for row in rounds:
+            on_round(row)
+
+
+def _ended(process: "subprocess.Popen[str]", seconds: float) -> int | None:
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(seconds)
+    return None
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    """Let a run end after its round; at another interrupt, kill it."""
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait()
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
+def _show(process: "subprocess.Popen[str]") -> None:
+    """Show what a process says where this one shows things, which in a notebook is no file."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        print(line, end="", file=sys.stderr, flush=True)
+
+
+def _unexplained(code: int, folder: Path) -> Exception:
+    if code == Stopped.exit_code:
+        return Stopped(f"the run was asked to stop; go on with resume=True, out={str(folder)!r}")
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+    return RunError(f"the process of the run {how}; go on with resume=True, out={str(folder)!r}")
+
+
+_runs = count()  # of this process, whose ranks meet anew for each
+
+
+def _run_on_this_rank(
+    config: Checked, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
+) -> Path:
+    """Run a configuration together with the other ranks; return the folder. See `pflmpi.run`.
+
+    An error that all ranks know of is raised on all. One of this rank alone ends all ranks: they would wait for it.
+    """
+    launch = replace(detect(os.environ), runs=next(_runs))
+    size = num_ranks(ranks, config, launch)
+    if launch.rank == 0 and not quiet:
+        print(start_line(config, folder, size), file=sys.stderr, flush=True)
+    config = parse(config.resolved())
+    transport = connect(config, launch)
+    if launch.rank == 0:
+        write_exit_code(os.environ, "lost")
+    raised: list[Exception] = []  # by `on_round`
+    try:
+        resumes = resume or launch.restarts > 0
+        stop = Stop(end_of_jobs(transport), config.runtime.spare)
+        main = threading.current_thread() is threading.main_thread()  # which alone can watch for signals
+        with (
+            RunProgress(config.training.rounds, quiet, False, transport.rank) as progress,
+            noted_signals(stop, lambda: bool(ended(transport.peers))) if main else nullcontext(),
+        ):
+            early_signals.begun()
+            placed, context = context_of(config, transport, launch, stop)
+            observe = _telling(progress, on_round, stop, raised)
+            run = experiment.run(placed, folder, context, observe, resume="if_there" if resumes else "never")
+        transport.close(goes_on=True)
+    except (CollectiveError, Stopped) as reason:  # on every rank
+        if launch.rank == 0:
+            write_exit_code(os.environ, "")
+        with suppress(TransportError):
+            transport.close(goes_on=True)
+        if raised:
+            raise raised[0] from None
+        if isinstance(reason, CollectiveError):
+            raise reason.error from reason
+        raise Stopped(f"{reason}; go on with resume=True, out={str(folder)!r}") from reason
+    except BaseException as error:
+        _end_all(transport, error)
+        raise
+    if launch.rank == 0:
+        write_exit_code(os.environ, "")  # the process goes on, and says itself how it ended
+    if raised:
+        raise raised[0]
+    return run
+
+
+def _telling(show_round: Observer, on_round: OnRound | None, stop: Stop, raised: list[Exception]) -> Observer:
+    """An observer for the user's function too; what that raises stops all ranks after the round."""
+
+    def tell(round: Progress) -> None:
+        show_round(round)
+        if on_round is None or raised:
+            return
+        try:
+            on_round(row(round.columns))
+        except Exception as error:
+            raised.append(error)
+            stop.reason = stop.reason or "on_round raised an error"
+
+    return tell
+
+
+def _end_all(transport: Transport, error: BaseException) -> None:
+    """End all ranks if there are others: they wait for this one."""
+    if transport.size > 1:
+        where = None if isinstance(error, PflmpiError) or not isinstance(error, Exception) else outside.cause(error)
+        shown = RunError(where) if where else explained(error, RunError) if isinstance(error, Exception) else error
+        show(shown, rank=transport.rank)
+        code = shown.exit_code if isinstance(shown, PflmpiError) else RunError.exit_code
+        if not isinstance(shown, TransportError):
+            write_exit_code(os.environ, code)
+        transport.abort(code)

@@ -14,7 +14,7 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Own, OwnClasses
 from pflmpi.messages.traffic import Traffic
 from pflmpi.messages.uplink import up_calls
-from pflmpi.runtime.exchange.newcomers import mean_calls
+from pflmpi.runtime.newcomers import mean_calls
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen
 

@@ -16,10 +16,10 @@ from pflmpi.runtime import client_errors
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.evaluation import evaluate, evaluate_shared_model, evaluate_trained
-from pflmpi.runtime.exchange.exchange import exchange
-from pflmpi.runtime.exchange.newcomers import mean_answers
+from pflmpi.runtime.exchange import exchange
 from pflmpi.runtime.executors.transfers import device_message_limit, pipelined
 from pflmpi.runtime.measures import Counts, concatenated
+from pflmpi.runtime.newcomers import mean_answers
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.round_report import RoundHooks, Stopwatch
 from pflmpi.runtime.round_schedule import RoundSchedule, schedule

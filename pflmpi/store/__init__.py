@@ -20,7 +20,7 @@ A cohort that keeps nothing has no group, and its clients have no rows.
 
 The datasets below /clients are HDF5 virtual datasets: any HDF5 program reads them through the round file, from the
 shards beside it, so a run folder can be moved as a whole. HDF5 itself silently fills in for a missing shard, with what
-cannot be mistaken (see `joined`); the functions here go to the shards through the layout and check what they read.
+cannot be mistaken (see `virtual_rows`); the functions here go to the shards through the layout, and check all of it.
 
 Every stored dataset has the attribute `crc32` (zlib's, over its bytes in C order), every file a checksum of all its
 bytes in its first 512 bytes, the HDF5 user block (see `checked_hdf5`).

@@ -79,7 +79,7 @@ class Writing:
         self._scales: dict[str, tuple[Identifier, int]] = {}
         self._references: dict[tuple[str, ...], np.ndarray] = {}  # to the scales of axes of these names
 
-    def put(
+    def write_dataset(
         self,
         path: str,
         array: np.ndarray,
@@ -117,7 +117,7 @@ class Writing:
 
     def scale(self, name: str, path: str, values: np.ndarray, description: str = "") -> None:
         """Store the coordinates [m] of an axis as a dimension scale of HDF5, by which later arrays name theirs."""
-        dataset = self.put(path, values, description=description)
+        dataset = self.write_dataset(path, values, description=description)
         h5py.h5ds.set_scale(dataset, name.encode())
         self._scales[name] = dataset, len(values)
 
@@ -235,22 +235,22 @@ def about(file: File) -> dict[str, Any]:
     text = file.attrs["about"]
     if not isinstance(text, str):
         raise ValueError("its attribute 'about' is no text")
-    found = _parsed(text)
-    if not isinstance(found, dict) or not isinstance(found.get("arrays"), dict):
+    description = _parsed(text)
+    if not isinstance(description, dict) or not isinstance(description.get("arrays"), dict):
         raise ValueError("its attribute 'about' does not describe its arrays")
-    return found
+    return description
 
 
 def numbers(file: File, section: str) -> dict[str, np.ndarray]:
     """The numbers, and lists of numbers, that a file says in a section of `about`, by name."""
-    found = {}
+    values_by_name = {}
     for name, value in about(file).get(section, {}).items():
         values = value if isinstance(value, list) else [value]
         if not all(each is None or isinstance(each, int | float) for each in values):
             raise ValueError(f"{section}/{name} in its attribute 'about' is no number")
         read = [np.nan if each is None else each for each in values]
-        found[str(name)] = np.array(read if isinstance(value, list) else read[0])
-    return found
+        values_by_name[str(name)] = np.array(read if isinstance(value, list) else read[0])
+    return values_by_name
 
 
 @lru_cache(maxsize=4)  # several arrays of a file are read one after the other
@@ -258,7 +258,7 @@ def _parsed(text: str) -> Any:
     return json.loads(text)
 
 
-def get(group: Group, path: str) -> np.ndarray:
+def read_dataset(group: Group, path: str) -> np.ndarray:
     """Read an array and verify its checksum.
 
     Raises:
@@ -291,20 +291,20 @@ def damaged_arrays(path: Path) -> list[str]:
 def _crc32_in_pieces(dataset: Dataset) -> int:
     if not dataset.shape:
         return crc32(np.asarray(dataset[()]))
-    found, at_once = 0, max(1, _PIECE * len(dataset) // max(dataset.nbytes, 1))
+    checksum, at_once = 0, max(1, _PIECE * len(dataset) // max(dataset.nbytes, 1))
     for start in range(0, len(dataset), at_once):
-        found = crc32(dataset[start : start + at_once], found)
-    return found
+        checksum = crc32(dataset[start : start + at_once], checksum)
+    return checksum
 
 
-def _other(dataset: Dataset, found: int) -> str | None:
+def _other(dataset: Dataset, checksum: int) -> str | None:
     """Says that an array has another CRC-32 than was written; None if it has not."""
-    if found == (expected := recorded_crc32(dataset)):
+    if checksum == (expected := recorded_crc32(dataset)):
         return None
     where = f"{dataset.name} in {dataset.file.filename}"
     if expected is None:
         return f"{where} has no CRC-32, with which every array is written"
-    return f"{where} is damaged: its CRC-32 is {found:08x}, written was {expected:08x}"
+    return f"{where} is damaged: its CRC-32 is {checksum:08x}, written was {expected:08x}"
 
 
 def stored(group: Group, path: str) -> Dataset:
@@ -322,10 +322,10 @@ def stored(group: Group, path: str) -> Dataset:
 
 def names(group: Group) -> list[str]:
     """Paths of all datasets below a group, sorted; virtual ones and those behind links too."""
-    found: list[bytes] = []
+    links: list[bytes] = []
     if len(group):
-        group.id.links.visit(found.append)  # each group once, however many paths lead to it
-    paths = [path for path in found if h5py.h5o.get_info(group.id, path).type == h5py.h5o.TYPE_DATASET]
+        group.id.links.visit(links.append)  # each group once, however many paths lead to it
+    paths = [path for path in links if h5py.h5o.get_info(group.id, path).type == h5py.h5o.TYPE_DATASET]
     return sorted(path.decode() for path in paths)
 
 
@@ -381,10 +381,10 @@ def recorded_checksum(path: Path) -> Checksum:
     Raises:
         CheckpointError: it is missing, or not a file of pflmpi.
     """
-    found, problem = _head(path)
-    if found is None:
+    checksum, problem = _head(path)
+    if checksum is None:
         raise CheckpointError(problem)
-    return found
+    return checksum
 
 
 def damage(path: Path) -> str | None:
@@ -414,17 +414,18 @@ def _problem(path: Path, whole: bool) -> str | None:
         return problem
     try:
         with regular_file.opened(path) as file:
-            found = Checksum(os.fstat(file.fileno()).st_size - _HEAD_BYTES, expected.crc32)
-            if whole and found.bytes == expected.bytes:
-                found = Checksum(*crc32_of_file(file.fileno(), _HEAD_BYTES))
+            actual = Checksum(os.fstat(file.fileno()).st_size - _HEAD_BYTES, expected.crc32)
+            if whole and actual.bytes == expected.bytes:
+                actual = Checksum(*crc32_of_file(file.fileno(), _HEAD_BYTES))
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
-    if found.bytes != expected.bytes:
-        return f"{path} is damaged: {found.bytes + _HEAD_BYTES} bytes long, {expected.bytes + _HEAD_BYTES} were written"
-    if found.crc32 != expected.crc32:
-        return f"{path} is damaged: its CRC-32 is {found.crc32:08x}, {expected.crc32:08x} was written"
+    if actual.bytes != expected.bytes:
+        lengths = f"{actual.bytes + _HEAD_BYTES} bytes long, {expected.bytes + _HEAD_BYTES} were written"
+        return f"{path} is damaged: {lengths}"
+    if actual.crc32 != expected.crc32:
+        return f"{path} is damaged: its CRC-32 is {actual.crc32:08x}, {expected.crc32:08x} was written"
     return None
 
 

@@ -41,8 +41,8 @@ def crc32_combine(first: Polynomials, second: Polynomials, length: int) -> Polyn
     >>> crc32_combine(zlib.crc32(b"one"), zlib.crc32(b" row"), 4) == zlib.crc32(b"one row")
     True
     """
-    found: Polynomials = _product(_over(length), first) ^ second
-    return found
+    combined: Polynomials = _product(_over(length), first) ^ second
+    return combined
 
 
 def crc32_repeat(checksum: int, length: int, times: int) -> int:
@@ -51,13 +51,13 @@ def crc32_repeat(checksum: int, length: int, times: int) -> int:
     >>> crc32_repeat(zlib.crc32(b"row"), 3, 7) == zlib.crc32(7 * b"row")
     True
     """
-    found = 0
+    repeated = 0
     while times:
         if times & 1:
-            found = crc32_combine(found, checksum, length)
+            repeated = crc32_combine(repeated, checksum, length)
         checksum, length = crc32_combine(checksum, checksum, length), 2 * length
         times >>= 1
-    return found
+    return repeated
 
 
 def crc32_of_rows(array: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
@@ -71,10 +71,10 @@ def crc32_of_rows(array: np.ndarray, starts: np.ndarray | None = None) -> np.nda
 
 def crc32_join(rows: np.ndarray, length: int) -> int:
     """Checksum of rows of `length` bytes one after the other, of theirs [m]."""
-    found = 0
+    joined = 0
     for row in rows.tolist():
-        found = crc32_combine(found, row, length)
-    return found
+        joined = crc32_combine(joined, row, length)
+    return joined
 
 
 def crc32_of_file(descriptor: int, start: int, known: Iterable[Part] = ()) -> tuple[int, int]:
@@ -98,21 +98,21 @@ def _read(descriptor: int, position: int, end: int | None, checksum: int) -> tup
 @lru_cache(maxsize=1 << 12)
 def _over(length: int) -> int:
     """x^(8 length)."""
-    found, power = _ONE, _ONE >> 8
+    product, power = _ONE, _ONE >> 8
     while length:
         if length & 1:
-            found = _product(power, found)
+            product = _product(power, product)
         power = _product(power, power)
         length >>= 1
-    return found
+    return product
 
 
 def _product(one: int, other: Polynomials) -> Polynomials:
     """The product modulo the CRC's polynomial, from the coefficient of x^0 of `one` on."""
-    found = other & 0
+    product = other & 0
     while one:
         if one & _ONE:
-            found = found ^ other
+            product = product ^ other
         one = one << 1 & 0xFFFFFFFF
         other = other >> 1 ^ (other & 1) * _MODULUS
-    return found
+    return product

@@ -59,10 +59,10 @@ def write_scale(file: Identifier, name: str, extent: int) -> Identifier:
 
 def references(scales: Sequence[Identifier]) -> np.ndarray:
     """References to dimension scales, one for each axis of a dataset; see `name_axes`."""
-    found = np.empty(len(scales), h5py.vlen_dtype(h5py.ref_dtype))
+    by_axis = np.empty(len(scales), h5py.vlen_dtype(h5py.ref_dtype))
     for axis, scale in enumerate(scales):
-        found[axis] = np.array([h5py.h5r.create(scale, b".", h5py.h5r.OBJECT)], h5py.ref_dtype)
-    return found
+        by_axis[axis] = np.array([h5py.h5r.create(scale, b".", h5py.h5r.OBJECT)], h5py.ref_dtype)
+    return by_axis
 
 
 def name_axes(dataset: Identifier, scales: np.ndarray) -> None:

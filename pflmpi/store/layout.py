@@ -60,8 +60,8 @@ class Layout:
             file[clients] = len(files)
             files.append(name)
             for number in np.unique(cohort_of[clients]):
-                mine = np.sort(clients[cohort_of[clients] == number])
-                row[mine] = np.arange(len(mine))
+                changed = np.sort(clients[cohort_of[clients] == number])
+                row[changed] = np.arange(len(changed))
         return _tidy(_cohorts(cohort_of), file, row, files)
 
     def only(self, cohorts: Sequence[str]) -> "Layout":
@@ -95,7 +95,7 @@ def arrays(layout: Layout) -> dict[str, np.ndarray]:
     return {"file": layout.file, "row": layout.row, "cohort": cohort}
 
 
-def get(file: File) -> Layout:
+def read_layout(file: File) -> Layout:
     """Read the layout in a round file and verify its checksums.
 
     Raises:
@@ -104,7 +104,7 @@ def get(file: File) -> Layout:
     """
     about = checked_hdf5.about(file)
     files, names = names_of_shards(about["shards"]), list(about["cohorts"])
-    file_of, row, cohort = (checked_hdf5.get(file, f"layout/{name}") for name in ("file", "row", "cohort"))
+    file_of, row, cohort = (checked_hdf5.read_dataset(file, f"layout/{name}") for name in ("file", "row", "cohort"))
     alike = file_of.shape == row.shape == cohort.shape and ((cohort >= 0) & (cohort < len(names))).all()
     if not (alike and ((file_of >= NOWHERE) & (file_of < len(files)) & (row >= NOWHERE)).all()):
         raise ValueError("its layout names clients, files or rows that are not there")

@@ -30,7 +30,7 @@ def write(run: Path, modules: Mapping[int, Entries]) -> None:
         writing.about["modules"] = {number: paths for number, (paths, _) in modules.items()}
         for number, (_, constants) in modules.items():
             for name, array in constants.items():
-                writing.put(f"{number}/{name}", array)
+                writing.write_dataset(f"{number}/{name}", array)
 
     checked_hdf5.write(path(run), fill)
 
@@ -49,6 +49,8 @@ def read(run: Path, number: int) -> Entries | None:
             return None
         paths = {str(name): str(place) for name, place in entries[str(number)].items()}
         constants = {
-            name: checked_hdf5.get(file, f"{number}/{name}") for name, place in paths.items() if place == CONSTANT
+            name: checked_hdf5.read_dataset(file, f"{number}/{name}")
+            for name, place in paths.items()
+            if place == CONSTANT
         }
     return paths, constants

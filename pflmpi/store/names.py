@@ -39,15 +39,15 @@ def round_of(name: str) -> int | None:
     >>> round_of("round_00012.h5"), round_of("round_00012_rank_003.h5"), round_of("notes.h5")
     (12, 12, None)
     """
-    found = _ROUND.fullmatch(name) or _SHARD.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _ROUND.fullmatch(name) or _SHARD.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def rounds(run: Path) -> list[int]:
     """Rounds that have a file, ascending; whether it is intact is not checked."""
     if not run.is_dir():
         return []
-    return sorted(int(found[1]) for path in run.iterdir() if (found := _ROUND.fullmatch(path.name)))
+    return sorted(int(match[1]) for path in run.iterdir() if (match := _ROUND.fullmatch(path.name)))
 
 
 def cohort_name(number: int) -> str:

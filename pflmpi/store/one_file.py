@@ -19,8 +19,7 @@ from pflmpi.store.checksums import crc32
 from pflmpi.store.descriptions import PARTITION, Described, Descriptions
 from pflmpi.store.digest import CLIENTS_AT_ONCE, digest_of_blocks
 from pflmpi.store.hdf5 import Dataset, File, Group, h5py
-from pflmpi.store.layout import NOWHERE, Layout
-from pflmpi.store.layout import get as read_layout
+from pflmpi.store.layout import NOWHERE, Layout, read_layout
 from pflmpi.store.names import round_path
 from pflmpi.store.round_file import put_members
 from pflmpi.store.shard import ClientRows
@@ -71,12 +70,12 @@ def elsewhere(path: Path) -> str | None:
 def _of_index(path: Path, file: File) -> str:
     round = int(checked_hdf5.about(file)["run"]["round"])
     files = read_layout(file).files
-    there = sum((path.parent / name).exists() for name in files)
-    if there == len(files):
+    present = sum((path.parent / name).exists() for name in files)
+    if present == len(files):
         return f"{path} is the index of a checkpoint; name the folder of the run, {path.parent}, with --round {round}"
     return (
         f"{path} is only the index of a checkpoint: it has what the server keeps, but the state of the clients lies in "
-        f"{len(files)} files of the folder shards/, of which {there} are beside it; copy the folder of the run as a "
+        f"{len(files)} files of the folder shards/, of which {present} are beside it; copy the folder of the run as a "
         f"whole, or write one file where the run is: `pflmpi export RUN --round {round} --all -o one.h5`"
     )
 
@@ -89,23 +88,23 @@ def damaged_arrays(path: Path) -> None:
 
 def arrays(path: Path) -> list[Array]:
     """The arrays of the state, metrics and bytes of a checkpoint in one file, and its single numbers."""
-    found = []
+    listed = []
     with checked_hdf5.reading(path) as file:
         for section in ("server", "clients", "metrics", "bytes", "normalisation"):
             group, single = file.get(section, {}), checked_hdf5.numbers(file, section)
             for name in sorted([*checked_hdf5.names(group), *single]):
                 array = single[name] if name in single else checked_hdf5.stored(group, name)
-                value = (
-                    None if array.shape else float(single[name] if name in single else checked_hdf5.get(group, name))
-                )
-                found.append(Array(f"{section}/{name}", array.shape, array.dtype, array.nbytes, value))
-    return found
+                if not array.shape and name not in single:
+                    array = checked_hdf5.read_dataset(group, name)
+                value = None if array.shape else float(array)
+                listed.append(Array(f"{section}/{name}", array.shape, array.dtype, array.nbytes, value))
+    return listed
 
 
 def digest(path: Path) -> str:
     """Digest of the state, the same as of the run's folder; only a few clients at a time are in memory."""
     with checked_hdf5.reading(path) as file:
-        server = {name: checked_hdf5.get(file["server"], name) for name in checked_hdf5.names(file["server"])}
+        server = {name: checked_hdf5.read_dataset(file["server"], name) for name in checked_hdf5.names(file["server"])}
         return digest_of_blocks(server, _state_blocks(file["clients"]))
 
 
@@ -115,7 +114,7 @@ def _state_blocks(clients: Group) -> Iterator[ClientRows]:
     cohorts = sorted({path.partition("/")[0] for path in paths if path.endswith("/client")})
     groups = {name: clients[name] for name in cohorts} if cohorts else {"cohort0": clients} if paths else {}
     ids = {
-        name: checked_hdf5.get(group, "client") if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
+        name: checked_hdf5.read_dataset(group, "client") if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
         for name, group in groups.items()
     }
     leaves = {
@@ -135,7 +134,7 @@ def _state_blocks(clients: Group) -> Iterator[ClientRows]:
         yield block
 
 
-class _Target:
+class _GrowingDataset:
     """An array that is written in pieces, row after row, with the CRC-32 over all of it."""
 
     def __init__(
@@ -191,7 +190,7 @@ def _put_arrays(writing: Writing, index: File, descriptions: Descriptions, compr
     """Copy all but the clients' state; what is in `server` too is the same array by another name."""
     for name in ("client", "participant"):
         if name in index:
-            writing.scale(name, name, checked_hdf5.get(index, name), "ids")
+            writing.scale(name, name, checked_hdf5.read_dataset(index, name), "ids")
     for section in ("metrics", "bytes", "partition"):
         for path in checked_hdf5.names(index.get(section, {})):
             _copy(index, writing, f"{section}/{path}", compress, descriptions.figure(section, path))
@@ -213,18 +212,20 @@ def _put_arrays(writing: Writing, index: File, descriptions: Descriptions, compr
 
 def _copy(index: File, writing: Writing, path: str, compress: bool, said: Described) -> None:
     """Copy an array in pieces, and check it."""
-    found, (unit, axes, text) = checked_hdf5.stored(index, path), said
-    if not found.shape or not found.size:
-        writing.put(path, checked_hdf5.get(index, path), axes=axes[: found.ndim], unit=unit, description=text)
+    dataset, (unit, axes, text) = checked_hdf5.stored(index, path), said
+    if not dataset.shape or not dataset.size:
+        writing.write_dataset(
+            path, checked_hdf5.read_dataset(index, path), axes=axes[: dataset.ndim], unit=unit, description=text
+        )
         return
-    known = tuple(name for name in axes if name in ("client", "participant"))
-    copy = _Target(writing, path, found.shape, found.dtype, compress, (unit, known, text))
-    at_once = _rows_at_once(found.nbytes // len(found))
-    for start in range(0, len(found), at_once):
-        copy.append(found[start : start + at_once])
+    named = tuple(name for name in axes if name in ("client", "participant"))
+    copy = _GrowingDataset(writing, path, dataset.shape, dataset.dtype, compress, (unit, named, text))
+    at_once = _rows_at_once(dataset.nbytes // len(dataset))
+    for start in range(0, len(dataset), at_once):
+        copy.append(dataset[start : start + at_once])
     copy.finish()
-    if copy.crc32 != checked_hdf5.recorded_crc32(found):
-        raise CheckpointError(f"{found.name} in {found.file.filename} is damaged; its CRC-32 is another")
+    if copy.crc32 != checked_hdf5.recorded_crc32(dataset):
+        raise CheckpointError(f"{dataset.name} in {dataset.file.filename} is damaged; its CRC-32 is another")
 
 
 def _put_texts(writing: Writing, partition_csv: str | None, run: Path, round: int) -> None:
@@ -237,7 +238,7 @@ def _put_texts(writing: Writing, partition_csv: str | None, run: Path, round: in
     if (counts := partition_file.read(run)) is not None:
         for name, array in (("train_by_class", counts.train), ("test_by_class", counts.test)):
             unit, axes, text = PARTITION[name]
-            writing.put(f"partition/{name}", array, axes=axes, unit=unit, description=text)
+            writing.write_dataset(f"partition/{name}", array, axes=axes, unit=unit, description=text)
 
 
 def _put_clients(
@@ -254,7 +255,7 @@ def _put_clients(
     for cohort, leaves in kinds.items():
         place, members = (put_members(writing, cohort, layout, leaves), layout.cohorts[cohort])
         targets = {
-            path: _Target(
+            path: _GrowingDataset(
                 writing, f"{place}/{path}", (len(members), *shape), dtype, compress, descriptions.client(path)
             )
             for path, (shape, dtype) in leaves.items()

@@ -59,8 +59,8 @@ def rounds(run: Path) -> list[int]:
 
 def round_of(name: str) -> int | None:
     """Round in the name of a probe file; None for any other name."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def write(run: Path, probe: Probe) -> None:
@@ -74,8 +74,8 @@ def write(run: Path, probe: Probe) -> None:
         names = {f"layers/{number:03d}": name for number, name in enumerate(probe.layers)}
         writing.about |= {"round": probe.round, "samples": probe.samples, "run": run_id(run), "layers": names}
         for place, name in names.items():
-            writing.put(f"{place}/client", probe.layers[name].clients)
-            writing.put(f"{place}/cka", probe.layers[name].cka)
+            writing.write_dataset(f"{place}/client", probe.layers[name].clients)
+            writing.write_dataset(f"{place}/cka", probe.layers[name].cka)
 
     checked_hdf5.write(path(run, probe.round), fill)
 
@@ -107,7 +107,7 @@ def read(run: Path, round: int) -> Probe:
         about = checked_hdf5.about(file)
         layers = {
             str(name): LayerSimilarity(
-                checked_hdf5.get(file, f"{place}/client"), checked_hdf5.get(file, f"{place}/cka")
+                checked_hdf5.read_dataset(file, f"{place}/client"), checked_hdf5.read_dataset(file, f"{place}/cka")
             )
             for place, name in about["layers"].items()
         }

@@ -30,7 +30,7 @@ def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = N
     assert keep >= 0, keep
     if keep == 0:
         return
-    usable, old, known = 0, [], joined or {}
+    usable, old, shards_of = 0, [], joined or {}
     present, shards = rounds(run), _shards(run)
     needed: set[str] = set()
     certain = True  # whether the shards that the remaining round files need are all known
@@ -39,7 +39,7 @@ def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = N
             old.append(round_path(run, round))
             continue
         try:
-            files = known[round] if round in known else read_layout(run, round).files
+            files = shards_of[round] if round in shards_of else read_layout(run, round).files
         except CheckpointError:
             certain = False
             continue

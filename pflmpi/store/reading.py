@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, joined, shard
+from pflmpi.store import checked_hdf5, shard, virtual_rows
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.hdf5 import Group
@@ -30,9 +30,11 @@ def read_server(run: Path, round: int) -> Arrays:
 
 def read_metrics(run: Path, round: int) -> Arrays:
     """Metrics of the round by name."""
-    found = _section(run, round, "metrics")
+    metrics = _section(run, round, "metrics")
     with checked_hdf5.reading(round_path(run, round)) as file:
-        return found | ({"participants": checked_hdf5.get(file, "participant")} if "participant" in file else {})
+        if "participant" in file:
+            metrics["participants"] = checked_hdf5.read_dataset(file, "participant")
+    return metrics
 
 
 def read_bytes(run: Path, round: int) -> Arrays:
@@ -60,11 +62,11 @@ def read_array(run: Path, round: int, section: str, path: str) -> np.ndarray | N
     """One array of the server, the metrics or the bytes, and no other; None if there is none of that path."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         if (section, path) == ("metrics", "participants"):
-            return checked_hdf5.get(file, "participant") if "participant" in file else None
+            return checked_hdf5.read_dataset(file, "participant") if "participant" in file else None
         numbers, group = checked_hdf5.numbers(file, section), file.get(section, {})
         if path in numbers:
             return numbers[path]
-        return checked_hdf5.get(group, path) if path in group else None
+        return checked_hdf5.read_dataset(group, path) if path in group else None
 
 
 def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
@@ -72,24 +74,24 @@ def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
 
     Only these clients' rows are read, and shared arrays are not copied. Empty if clients keep their last messages.
     """
-    found: Arrays = {}
+    messages: Arrays = {}
     with checked_hdf5.reading(round_path(run, round)) as file:
         for name, message in file["received"].items() if "received" in file else ():
             for path in checked_hdf5.names(message):
-                array = checked_hdf5.get(message, path)
+                array = checked_hdf5.read_dataset(message, path)
                 rows = (
                     array[clients]
                     if checked_hdf5.about(file)["own"][name]
                     else np.broadcast_to(array, (len(clients), *array.shape))
                 )
-                found[f"{name}/{path}"] = rows
-    return found
+                messages[f"{name}/{path}"] = rows
+    return messages
 
 
 def read_layout(run: Path, round: int) -> Layout:
     """Where each client's row is stored."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        return layouts.get(file)
+        return layouts.read_layout(file)
 
 
 def read_checksums(run: Path, round: int) -> dict[str, Checksum]:
@@ -107,7 +109,7 @@ def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ..
         groups = {cohorts[0]: clients} if len(cohorts) == 1 else {name: clients[name] for name in sorted(clients)}
         return {
             cohort: {
-                path: joined.kind_of(group[path])
+                path: virtual_rows.kind_of(group[path])
                 for path in checked_hdf5.names(group)
                 if len(cohorts) == 1 or path != "client"
             }
@@ -123,24 +125,24 @@ def read_leaf(run: Path, layout: Layout, cohort: str, leaf: str, clients: np.nda
         clients: ids without repetition.
         like: an array with the shape and dtype of one row.
     """
-    found = np.empty((len(clients), *like.shape), like.dtype)
+    leaf_rows = np.empty((len(clients), *like.shape), like.dtype)
     order = np.argsort(clients, kind="stable")
     for name, part in layout.shards(cohort, clients):
         positions = order[np.searchsorted(clients, part, sorter=order)]
-        found[positions] = shard.read_leaf(run / name, cohort, leaf, layout.row[part])
-    return found
+        leaf_rows[positions] = shard.read_leaf(run / name, cohort, leaf, layout.row[part])
+    return leaf_rows
 
 
 def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
     """What the round file says about itself and the run; round and configuration are among it."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        found: dict[str, str | int | float] = checked_hdf5.about(file)["run"]
-    kinds = {**dict.fromkeys(found, str | int | float), "round": int, "config": str}
+        attributes: dict[str, str | int | float] = checked_hdf5.about(file)["run"]
+    kinds = {**dict.fromkeys(attributes, str | int | float), "round": int, "config": str}
     for name, kind in kinds.items():
-        if not isinstance(value := found.get(name), kind):
+        if not isinstance(value := attributes.get(name), kind):
             wrong = f"its attribute {name!r} is {shown(value)}, which no pflmpi writes"
             raise CheckpointError(f"{round_path(run, round)} cannot be read: {wrong}; put a good copy in its place")
-    return found
+    return attributes
 
 
 def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:
@@ -202,7 +204,7 @@ def _section(run: Path, round: int, section: str) -> Arrays:
     """The arrays of a section, with what is said of it in place of arrays without client and class."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         group: Group = file.get(section, {})
-        arrays = {path: checked_hdf5.get(group, path) for path in checked_hdf5.names(group)}
+        arrays = {path: checked_hdf5.read_dataset(group, path) for path in checked_hdf5.names(group)}
         return checked_hdf5.numbers(file, section) | arrays
 
 

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from pflmpi.store import checked_hdf5, joined, metrics_file
+from pflmpi.store import checked_hdf5, metrics_file
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum, Writing
 from pflmpi.store.descriptions import Descriptions
@@ -15,6 +15,7 @@ from pflmpi.store.hdf5 import h5py, write_group
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays
+from pflmpi.store.virtual_rows import VirtualRows, write_virtual_rows
 
 __all__ = ["Layout", "ReceivedMessage", "RoundContent", "Templates", "write_round"]
 
@@ -33,18 +34,10 @@ class ReceivedMessage:
     Attributes:
         arrays: by path; [N, ...] in client order with `own`.
         own: whether each client has its own row.
-        chosen: [N] which row of `arrays` each client has, where these hold only a few; None where they hold all.
     """
 
     arrays: Arrays
     own: bool
-    chosen: np.ndarray | None = None
-
-    def expanded(self) -> "ReceivedMessage":
-        """The same with a row for each client."""
-        if self.chosen is None:
-            return self
-        return ReceivedMessage({path: array[self.chosen] for path, array in self.arrays.items()}, self.own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,15 +90,14 @@ def write_round(
         OSError: the file could not be written; see `atomic.replacing`.
         CheckpointError: a shard is missing or damaged.
     """
-    content = replace(content, received={name: message.expanded() for name, message in content.received.items()})
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
     layout = layout.only(keeping)
     for cohort in keeping:
         lost = layout.cohorts[cohort][layout.file[layout.cohorts[cohort]] == layouts.NOWHERE]
         assert not len(lost), f"round {content.round}: client {lost[0]} of {cohort} was never written"
 
-    known = checksums or {}
-    shards = {name: known.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
+    checksums = checksums or {}
+    shards = {name: checksums.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
 
     def fill(writing: Writing) -> None:
         about = writing.about
@@ -113,20 +105,20 @@ def write_round(
         about["content_description"] = _INDEX.format(round=content.round)
         about["run"] = {"round": content.round, **attributes}
         about["metrics_csv"] = list(content.metrics_file)
-        about["shards"] = {name: list(each) for name, each in shards.items()}
+        about["shards"] = {name: list(checksum) for name, checksum in shards.items()}
         about["cohorts"] = list(layout.cohorts)
         descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))))
         writing.scale("client", "client", np.arange(len(layout.file)), "ids of the clients")
         put_sections(writing, content, descriptions)
         for name, array in layouts.arrays(layout).items():
             unit, axes, text = descriptions.figure("layout", name)
-            writing.put(f"layout/{name}", array, axes=axes, unit=unit, description=text)
+            writing.write_dataset(f"layout/{name}", array, axes=axes, unit=unit, description=text)
         write_group(writing.file.id, "clients")
         for cohort in keeping:
             place = put_members(writing, cohort, layout, templates[cohort])
-            rows = joined.Joined.of(cohort, layout)
+            rows = VirtualRows.from_layout(cohort, layout)
             for path, (shape, dtype) in sorted(templates[cohort].items()):
-                joined.join(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", shape, dtype, rows)
+                write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", shape, dtype, rows)
                 unit, axes, text = descriptions.client(path)
                 writing.describe(f"{place}/{path}", None, unit, text)
 
@@ -159,15 +151,15 @@ def put_sections(writing: Writing, content: RoundContent, descriptions: Descript
                 value = array.item()
                 writing.about[section][name] = None if value != value else value  # JSON has no NaN
             elif name != "participants":
-                writing.put(f"{section}/{name}", array, axes=axes, unit=unit, description=text)
+                writing.write_dataset(f"{section}/{name}", array, axes=axes, unit=unit, description=text)
     for name, array in content.diagnostics.items():
         unit, axes, text = descriptions.diagnostic(name)
-        writing.put(f"diagnostics/{name}", array, axes=axes[: array.ndim], unit=unit, description=text)
+        writing.write_dataset(f"diagnostics/{name}", array, axes=axes[: array.ndim], unit=unit, description=text)
     writing.about["normalisation"] = {name: array.tolist() for name, array in content.normalisation.items()}
     write_group(writing.file.id, "server")
     for path, array in sorted(content.server.items()):
         unit, axes, text = descriptions.server(path)
-        writing.put(f"server/{path}", array, axes=axes, unit=unit, description=text)
+        writing.write_dataset(f"server/{path}", array, axes=axes, unit=unit, description=text)
     _put_received(writing, content, descriptions)
 
 
@@ -183,4 +175,6 @@ def _put_received(writing: Writing, content: RoundContent, descriptions: Descrip
                 group[path] = h5py.SoftLink(f"/server/{server[id(array)]}")
                 arrays[f"received/{name}/{path}"] = arrays[f"server/{server[id(array)]}"]
             else:
-                writing.put(f"received/{name}/{path}", array, axes=axes[: array.ndim], unit=unit, description=text)
+                writing.write_dataset(
+                    f"received/{name}/{path}", array, axes=axes[: array.ndim], unit=unit, description=text
+                )

@@ -65,9 +65,9 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
         raise CheckpointError(elsewhere(run) or f"{run} is a checkpoint in one file, and no folder of a run")
     present = rounds(run)
     if not present:
-        found = ", ".join(sorted(path.name for path in run.iterdir())[:8]) or "nothing"
+        names = ", ".join(sorted(path.name for path in run.iterdir())[:8]) or "nothing"
         raise CheckpointError(
-            f"{run} has no checkpoint: it holds {found}, and no round_00000.h5 or later; name the folder that "
+            f"{run} has no checkpoint: it holds {names}, and no round_00000.h5 or later; name the folder that "
             "`pflmpi run` printed, or start again with `pflmpi run`"
         )
     skipped: list[str] = []

@@ -22,10 +22,10 @@ def new_run_id() -> str:
 def run_id(run: Path) -> str | None:
     """Id in RUN/config.yaml, or else in the newest checkpoint; None with a damaged config.yaml."""
     try:
-        found = _ID.search(
+        match = _ID.search(
             regular_file.read(config_file.path(run)).decode()
         )  # a hundred times as quick as a YAML parser
-        return found[1] if found else None
+        return match[1] if match else None
     except FileNotFoundError:
         return config_file.from_checkpoint(run).get("run")
     except (OSError, UnicodeDecodeError):
@@ -40,13 +40,12 @@ def foreign(run: Path, round: int) -> str | None:
         return str(error)
 
 
-def foreign_by(run: Path, round: int, found: Mapping[str, str | int | float]) -> str | None:
+def foreign_by(run: Path, round: int, attributes: Mapping[str, str | int | float]) -> str | None:
     """`foreign` by the attributes of the file, which have been read."""
     path, expected = round_path(run, round), run_id(run)
-    if found["round"] != round:
-        return f"{path} is the file of round {found['round']}; give it back its name"
-    if expected is not None and "run" in found and found["run"] != expected:
-        return (
-            f"{path} belongs to run {found['run']}, {run}/config.yaml to run {expected}; restore the files of one run"
-        )
+    if attributes["round"] != round:
+        return f"{path} is the file of round {attributes['round']}; give it back its name"
+    if expected is not None and "run" in attributes and attributes["run"] != expected:
+        whose = f"{path} belongs to run {attributes['run']}, {run}/config.yaml to run {expected}"
+        return f"{whose}; restore the files of one run"
     return None

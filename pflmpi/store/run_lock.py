@@ -101,12 +101,12 @@ def _read(file: Path) -> Owner | None:
         OSError: it cannot be read.
     """
     try:
-        found = Owner(**json.loads(regular_file.read(file)))
-        assert 0 < found.process < 1 << 31 and 0 <= found.since < 1 << 40
-        assert all(isinstance(restarts, int) for restarts in found.jobs.values())
+        owner = Owner(**json.loads(regular_file.read(file)))
+        assert 0 < owner.process < 1 << 31 and 0 <= owner.since < 1 << 40
+        assert all(isinstance(restarts, int) for restarts in owner.jobs.values())
     except (ValueError, TypeError, AttributeError, AssertionError):
         return None
-    return found
+    return owner
 
 
 def _system() -> str:
@@ -154,16 +154,16 @@ class RunLock:
     def check(self) -> None:
         """Raise `RunError` if the run belongs to another process by now."""
         try:
-            found = _read(path(self._run))
+            owner = _read(path(self._run))
         except FileNotFoundError:
-            found = None
+            owner = None
         except OSError:
             return  # a fault of the file system, which writing will show
-        if found is not None and found.token == self.token:
+        if owner is not None and owner.token == self.token:
             return
         if not self._run.is_dir():
             raise RunError(f"the folder {self._run} was moved or deleted while its run was writing; start again")
-        who = f"was taken over by {found}" if found else "has no lock.json any more: it was taken over, or deleted"
+        who = f"was taken over by {owner}" if owner else "has no lock.json any more: it was taken over, or deleted"
         raise RunError(f"{self._run} {who}; this process ends here and writes nothing more")
 
     def _remove(self) -> None:
@@ -194,8 +194,8 @@ def touched(file: Path) -> float:
 def owner(run: Path) -> Owner | None:
     """Who writes the run, as its lock says; None without one, and if that process is known to have ended."""
     try:
-        found = _read(path(run))
-        return None if found is None or found.gone(run) else found
+        owner = _read(path(run))
+        return None if owner is None or owner.gone(run) else owner
     except OSError:
         return None
 
@@ -203,10 +203,10 @@ def owner(run: Path) -> Owner | None:
 def token_of(lock: Path) -> str | None:
     """Token of a lock; None if it is gone or damaged."""
     try:
-        found = _read(lock)
+        owner = _read(lock)
     except FileNotFoundError:
         return None
-    return found.token if found else None
+    return owner.token if owner else None
 
 
 def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = logging.WARNING) -> RunLock:
@@ -243,11 +243,11 @@ def _take(run: Path, me: Owner, take_over: bool, level: int) -> None:
         _write(mine, me)
         while not _make(lock, mine, me):
             with contextlib.suppress(FileNotFoundError):  # it has just been released
-                found = _read(lock)
-                reason = "as --take-over asks" if take_over else _gone(run, found, me, mine)
+                owner = _read(lock)
+                reason = "as --take-over asks" if take_over else _gone(run, owner, me, mine)
                 if not reason:
-                    raise _refusal(run, found, _silence(lock, mine))
-                _log.log(level, "%s was written by %s; taken over: %s", run, found or "an unknown process", reason)
+                    raise _refusal(run, owner, _silence(lock, mine))
+                _log.log(level, "%s was written by %s; taken over: %s", run, owner or "an unknown process", reason)
                 return _put(lock, mine, me)
     finally:
         mine.unlink(missing_ok=True)
@@ -276,15 +276,15 @@ def _put(lock: Path, mine: Path, me: Owner) -> None:
         raise _refusal(lock.parent, _read(lock), 0.0)
 
 
-def _gone(run: Path, found: Owner | None, me: Owner, mine: Path) -> str:
+def _gone(run: Path, owner: Owner | None, me: Owner, mine: Path) -> str:
     """Why the owner does not write the run any more; "" if it does. On another host, its touches are waited for."""
-    if found is not None and ((reason := found.gone(run, me.jobs)) or found.near()):
+    if owner is not None and ((reason := owner.gone(run, me.jobs)) or owner.near()):
         return reason
     lock = path(run)
     heard, silence = touched(lock), _silence(lock, mine)
     end = time.monotonic() + SILENCE - silence
     if silence < SILENCE:
-        _log.warning("waiting up to %.0f s for a sign of %s, which writes %s", SILENCE - silence, found, run)
+        _log.warning("waiting up to %.0f s for a sign of %s, which writes %s", SILENCE - silence, owner, run)
     while time.monotonic() < end:
         time.sleep(_SETTLED)
         if touched(lock) != heard:
@@ -298,8 +298,8 @@ def _silence(lock: Path, mine: Path) -> float:
     return max(touched(mine) - touched(lock), 0.0)
 
 
-def _refusal(run: Path, found: Owner | None, silence: float) -> CheckpointError:
+def _refusal(run: Path, owner: Owner | None, silence: float) -> CheckpointError:
     return CheckpointError(
-        f"{run} is being written by {found or 'an unknown process'}, last heard of {silence:.0f} s ago; wait for it, "
+        f"{run} is being written by {owner or 'an unknown process'}, last heard of {silence:.0f} s ago; wait for it, "
         "or end it and resume the run, or take the run from it with --take-over"
     )

@@ -58,11 +58,11 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
         for cohort, (clients, leaves) in sorted(rows.items()):
             write_group(writing.file.id, f"{cohort}/rows")
             ids = clients.astype(np.int64)
-            known = _known_rows(leaves)
-            writing.put(f"{cohort}/client", ids)
-            writing.put(f"{cohort}/row_crc32", _row_checksums(ids, leaves, known))
+            checksums = _known_rows(leaves)
+            writing.write_dataset(f"{cohort}/client", ids)
+            writing.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, checksums))
             for leaf in sorted(leaves):
-                whole = _leaf_checksum(leaves[leaf], known[leaf]) if leaf in known else None
+                whole = _leaf_checksum(leaves[leaf], checksums[leaf]) if leaf in checksums else None
                 _put_leaf(writing, cohort, leaf, leaves[leaf], whole)
 
     checked_hdf5.write(path, fill, sum(array.nbytes for _, leaves in rows.values() for array in leaves.values()))
@@ -110,7 +110,7 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
             return same
         stored = checked_hdf5.stored(file[cohort]["rows"], leaf)
         if len(rows) == len(stored):
-            return checked_hdf5.get(file[cohort]["rows"], leaf)
+            return checked_hdf5.read_dataset(file[cohort]["rows"], leaf)
         return _take(stored, rows, consecutive(rows))
 
 
@@ -118,7 +118,7 @@ def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray)
     """Why a shard does not hold the given clients [m] in the given rows [m]; None if it does."""
     try:
         with checked_hdf5.reading(path) as file:
-            ids = checked_hdf5.get(file, f"{cohort}/client")
+            ids = checked_hdf5.read_dataset(file, f"{cohort}/client")
     except CheckpointError as error:
         return str(error)
     if len(rows) and (rows.max() >= len(ids) or not np.array_equal(ids[rows], clients)):
@@ -159,13 +159,13 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
 
 def _known_rows(leaves: Arrays) -> dict[str, np.ndarray]:
     """Checksums uint32 [m] of the rows, by path, of leaves whose rows are one in memory or long enough to join."""
-    found = {}
+    checksums = {}
     for leaf, array in leaves.items():
         if _is_repeated(array):
-            found[leaf] = np.repeat(crc32_of_rows(array[:1]), len(array))
+            checksums[leaf] = np.repeat(crc32_of_rows(array[:1]), len(array))
         elif array[:1].nbytes >= _LONG:
-            found[leaf] = crc32_of_rows(array)
-    return found
+            checksums[leaf] = crc32_of_rows(array)
+    return checksums
 
 
 def _leaf_checksum(leaf: np.ndarray, rows: np.ndarray) -> int:
@@ -176,13 +176,13 @@ def _leaf_checksum(leaf: np.ndarray, rows: np.ndarray) -> int:
 
 def _row_checksums(clients: np.ndarray, leaves: Arrays, known: Mapping[str, np.ndarray]) -> np.ndarray:
     """Checksums [m] uint32 of the clients' rows, as described above; `known` are those of some leaves' rows."""
-    found = crc32_of_rows(clients.astype("<i8"))
+    checksums = crc32_of_rows(clients.astype("<i8"))
     for leaf in sorted(leaves):
         if leaf in known:
-            found = crc32_combine(found, known[leaf], leaves[leaf][0].nbytes)
+            checksums = crc32_combine(checksums, known[leaf], leaves[leaf][0].nbytes)
         else:
-            found = crc32_of_rows(leaves[leaf], found)
-    return found
+            checksums = crc32_of_rows(leaves[leaf], checksums)
+    return checksums
 
 
 def _is_repeated(array: np.ndarray) -> bool:
@@ -193,10 +193,10 @@ def _is_repeated(array: np.ndarray) -> bool:
 def _put_leaf(writing: Writing, cohort: str, path: str, array: np.ndarray, checksum: int | None) -> None:
     """Store a leaf [m, ...] of a cohort; once if it is repeated, with a known CRC-32, and large."""
     if checksum is None or not _is_repeated(array) or array.nbytes < _ONCE:
-        writing.put(f"{cohort}/rows/{path}", array, checksum)
+        writing.write_dataset(f"{cohort}/rows/{path}", array, checksum)
         return
     rows, row = len(array), np.ascontiguousarray(array[:1])
-    writing.put(f"{cohort}/once/{path}", row)
+    writing.write_dataset(f"{cohort}/once/{path}", row)
     several = math.isqrt(rows - 1) + 1
     group = writing.file[cohort]
     _show_repeated(group, f"once/{path}", f"several/{path}", row, 1, several)
@@ -212,7 +212,7 @@ def _repeated_leaf(cohort: Group, path: str, rows: int) -> np.ndarray | None:
     """
     if f"once/{path}" not in cohort:
         return None
-    row = checked_hdf5.get(cohort, f"once/{path}")
+    row = checked_hdf5.read_dataset(cohort, f"once/{path}")
     return np.broadcast_to(row, (rows, *row.shape[1:]))
 
 

@@ -103,13 +103,13 @@ def newest_index(run: Path) -> Index | None:
     problems = []
     for number in reversed(rounds(run)):
         try:
-            found = Index(number, read_attributes(run, number), read_metrics_checksum(run, number))
+            index = Index(number, read_attributes(run, number), read_metrics_checksum(run, number))
         except CheckpointError:
             continue  # which is said where checkpoints are read
-        if problem := foreign_by(run, number, found.attributes):
+        if problem := foreign_by(run, number, index.attributes):
             problems.append(problem)
         else:
-            return found
+            return index
     if problems:
         raise CheckpointError(problems[0])
     return None
@@ -139,10 +139,10 @@ def metrics(run: Path, last: int | None) -> Metrics:
     if index is not None:
         vouched = index.round
         check_metrics(run, vouched)
-    found = Metrics(tuple(header.split(",")), tuple(texts), vouched, torn=bool(rest))
-    if problem := _problem(found, last):
+    verified = Metrics(tuple(header.split(",")), tuple(texts), vouched, torn=bool(rest))
+    if problem := _problem(verified, last):
         raise CheckpointError(f"{path} is damaged: {problem}; {_remedy(run)}")
-    return found
+    return verified
 
 
 def check_metrics(run: Path, round: int) -> None:
@@ -189,19 +189,19 @@ def _remedy(run: Path) -> str:
     return f"put it back from a copy, or delete it and `pflmpi resume {for_shell(run)}`, which begins a new one"
 
 
-def _problem(found: Metrics, last: int | None) -> str:
+def _problem(metrics: Metrics, last: int | None) -> str:
     """What is not as a run writes it in the header and in the lines that no checkpoint vouches for; "" if all is."""
-    if found.vouched == 0 and found.names != metrics_file.COLUMNS:
+    if metrics.vouched == 0 and metrics.names != metrics_file.COLUMNS:
         return "its first line does not name the columns of metrics"
-    for number, text in enumerate(found.texts[found.vouched :], found.vouched + 1):
+    for number, text in enumerate(metrics.texts[metrics.vouched :], metrics.vouched + 1):
         values = text.split(",")
-        if len(values) != len(found.names):
-            return f"line {number + 1} has {len(values)} values, and there are {len(found.names)} columns"
+        if len(values) != len(metrics.names):
+            return f"line {number + 1} has {len(values)} values, and there are {len(metrics.names)} columns"
         if values[0] != str(number):
             return f"line {number + 1} is of round {values[0]!r:.20}, and {number} is to follow"
-        for name, value in zip(found.names, values, strict=True):
+        for name, value in zip(metrics.names, values, strict=True):
             if not metrics_file.is_number(name, value):
                 return f"line {number + 1}, column {name}: {value!r:.40} is no number"
-    if last is not None and len(found.texts) > last:
-        return f"it has {len(found.texts)} rounds, and training.rounds is {last}"
+    if last is not None and len(metrics.texts) > last:
+        return f"it has {len(metrics.texts)} rounds, and training.rounds is {last}"
     return ""

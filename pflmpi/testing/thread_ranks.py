@@ -8,8 +8,7 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from pflmpi.errors import TransportError
-from pflmpi.transports.base import Transport
-from pflmpi.transports.gpu.memory import Buffer
+from pflmpi.transports.base import Buffer, Transport
 
 T = TypeVar("T")
 

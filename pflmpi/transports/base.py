@@ -6,21 +6,61 @@ All ranks make the same calls in the same order. Buffers are uint8, one-dimensio
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, TypeAlias, TypeVar, Union, get_args
 
 import numpy as np
 
-from pflmpi.transports.counter import Channel, Counter
-from pflmpi.transports.gpu.memory import Buffer, check_bytes
 from pflmpi.transports.peers import Peer
 
 if TYPE_CHECKING:
     import torch
 
+Buffer: TypeAlias = Union[np.ndarray, "torch.Tensor"]  # on the host, or a tensor anywhere
+Channel = Literal["data", "control", "checkpoint"]
 B = TypeVar("B", np.ndarray, Buffer)
 
+LEAST = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
 _EMPTY = np.empty(0, np.uint8)
+
+
+class Counter:
+    """Payload bytes per channel: `down` moved between ranks on the way to clients, `up` on the way from them.
+
+    Every rank counts what the whole group moved, as far as it knows the sizes; rank 0 knows all of them.
+
+    >>> counter = Counter()
+    >>> with counter.channel("data"):
+    ...     counter.add(down=10)
+    >>> counter.take("data"), counter.take("data"), counter.take("control")
+    ((10, 0), (0, 0), (0, 0))
+    """
+
+    def __init__(self) -> None:
+        self._down: dict[Channel, int] = dict.fromkeys(get_args(Channel), 0)
+        self._up: dict[Channel, int] = dict.fromkeys(get_args(Channel), 0)
+        self._channel: Channel = "control"
+
+    @contextmanager
+    def channel(self, name: Channel) -> Iterator[None]:
+        """Count on the named channel inside the context; outside of any, on `control`."""
+        assert name in self._down, f"channel {name!r}; known: {', '.join(self._down)}"
+        before, self._channel = self._channel, name
+        try:
+            yield
+        finally:
+            self._channel = before
+
+    def add(self, down: int = 0, up: int = 0) -> None:
+        """Count bytes on the current channel."""
+        self._down[self._channel] += down
+        self._up[self._channel] += up
+
+    def take(self, channel: Channel) -> tuple[int, int]:
+        """Bytes (down, up) of a channel since the last call; resets them to zero."""
+        taken = self._down[channel], self._up[channel]
+        self._down[channel] = self._up[channel] = 0
+        return taken
 
 
 class Transport(ABC):
@@ -165,3 +205,13 @@ def chunks(array: B, size: int) -> Iterator[B]:
     step = size // array.itemsize
     for start in range(0, len(array), step):
         yield array[start : start + step]
+
+
+def check_bytes(buffer: Buffer) -> None:
+    """Assert that a buffer is uint8 [M] and contiguous."""
+    if isinstance(buffer, np.ndarray):
+        assert buffer.dtype == np.uint8 and buffer.ndim == 1, f"uint8 [M], not {buffer.dtype} {buffer.shape}"
+        assert buffer.flags.c_contiguous, "a contiguous buffer"
+    else:
+        assert buffer.element_size() == 1 and buffer.ndim == 1, f"uint8 [M], not {buffer.dtype} {buffer.shape}"
+        assert buffer.is_contiguous(), "a contiguous buffer"

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from pflmpi.errors import TransportError
-from pflmpi.transports.base import Transport, chunks
-from pflmpi.transports.gpu.memory import LEAST, Buffer, wait_for_kernels
+from pflmpi.transports.base import LEAST, Buffer, Transport, chunks
 from pflmpi.transports.mpi_library import loaded
-from pflmpi.transports.mpi_roll_call import absent, was_called
 from pflmpi.transports.mpi_start import MPI
 from pflmpi.transports.peers import ended, names
 from pflmpi.transports.process_exit import finalize, flush_output
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 _TAG = 1
+_ROLL_CALL = 2  # a tag of its own: payload does not mix with it
+_ANSWER = 3.0  # seconds to answer a roll call; a waiting rank looks for one every few milliseconds
 _FORWARDED = 0.2  # seconds for the launcher to pass on what was shown: an abort now and then overtakes it
 
 
@@ -116,3 +116,32 @@ class MpiTransport(Transport):
     def _move(self, requests: list[MPI.Request]) -> None:
         self._under_way += requests
         wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST)
+
+
+def was_called(comm: MPI.Intracomm) -> bool:
+    """Whether another rank has called the roll."""
+    return comm.Iprobe(tag=_ROLL_CALL)
+
+
+def absent(comm: MPI.Intracomm) -> list[int]:
+    """Ranks that do not answer a roll call: called when a rank's time is up, every waiting rank joins in."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    silent = set(range(size)) - {rank}
+    requests = [comm.Isend(np.ones(1, np.uint8), other, _ROLL_CALL) for other in sorted(silent)]
+    end = time.monotonic() + _ANSWER
+    while silent and time.monotonic() < end:
+        for other in sorted(silent):
+            if comm.Iprobe(source=other, tag=_ROLL_CALL):
+                comm.Recv(np.empty(1, np.uint8), other, _ROLL_CALL)
+                silent.remove(other)
+        time.sleep(0.01)
+    del requests  # small messages need no completion; the ranks stop now
+    return sorted(silent)
+
+
+def wait_for_kernels(buffer: Buffer) -> None:
+    """Wait for the kernels that use this memory: a library that is not CUDA's own keeps no order with them."""
+    if not isinstance(buffer, np.ndarray) and buffer.is_cuda:
+        import torch
+
+        torch.cuda.current_stream(buffer.device).synchronize()

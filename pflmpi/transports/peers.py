@@ -58,16 +58,16 @@ def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:
     """
     end = time.monotonic() + patience
     while True:
-        found = [rank for rank, peer in enumerate(peers) if peer.ended()]
-        if found or time.monotonic() >= end:
-            return names(found, peers)
+        ranks = [rank for rank, peer in enumerate(peers) if peer.ended()]
+        if ranks or time.monotonic() >= end:
+            return names(ranks, peers)
         time.sleep(0.02)
 
 
 def refuse_ended(peers: Sequence[Peer]) -> None:
     """Raise `RuntimeError`, as torch does for a lost connection, if a rank on this host has ended: NCCL waits on."""
-    if found := ended(peers):
-        raise RuntimeError(f"{found} has ended")
+    if lost_ranks := ended(peers):
+        raise RuntimeError(f"{lost_ranks} has ended")
 
 
 def names(ranks: Collection[int], peers: Sequence[Peer]) -> str:
@@ -78,7 +78,7 @@ def names(ranks: Collection[int], peers: Sequence[Peer]) -> str:
     >>> names([3], [])
     'rank 3'
     """
-    known = [f"rank {r} (host {peers[r].host}, process {peers[r].process})" if peers else f"rank {r}" for r in ranks]
-    if len(known) > _SHOWN:
-        known[_SHOWN:] = [f"{len(known) - _SHOWN} more"]
-    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
+    words = [f"rank {r} (host {peers[r].host}, process {peers[r].process})" if peers else f"rank {r}" for r in ranks]
+    if len(words) > _SHOWN:
+        words[_SHOWN:] = [f"{len(words) - _SHOWN} more"]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

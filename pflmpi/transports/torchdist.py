@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from pflmpi.errors import TransportError
-from pflmpi.transports.base import Transport, chunks
+from pflmpi.transports.base import Buffer, Transport, chunks
 from pflmpi.transports.detect import Launch
-from pflmpi.transports.gpu.group import Backend, GpuGroup, as_tensor
-from pflmpi.transports.gpu.memory import Buffer
+from pflmpi.transports.gpu_group import Backend, GpuGroup, as_tensor
 from pflmpi.transports.interfaces import check_interfaces
 from pflmpi.transports.peers import ended, names, refuse_ended
 from pflmpi.transports.process_exit import flush_output
@@ -88,7 +87,7 @@ class TorchTransport(Transport):
                 for chunk in chunks(part, self.max_message)
             ]
             for work in works:
-                self._wait(work)
+                self._wait(work, timedelta(seconds=self.timeout))  # messages have the limit of the group's start
 
     def _barrier(self) -> None:
         with self._call("barrier"):  # a reduction of one number, which has the time limit of other calls
@@ -101,9 +100,9 @@ class TorchTransport(Transport):
                 self._arrivals.close()
             dist.destroy_process_group()
 
-    def _wait(self, work: dist.Work | None) -> None:
+    def _wait(self, work: dist.Work | None, limit: timedelta | None = None) -> None:
         assert work is not None, "only ranks of a group call it"
-        work.wait()
+        work.wait(limit) if limit else work.wait()
 
     def _wait_for_gpu(self, work: dist.Work | None) -> None:
         assert work is not None, "only ranks of a group call it"

@@ -178,16 +178,16 @@ def test_a_truncated_round_file_is_refused_with_both_lengths(copy, reader):
         assert run.round().number == 3  # the newest that is whole
 
 
-def test_a_truncated_shard_is_refused_when_it_is_read_and_the_round_before_is_the_newest(copy):
+def test_a_round_with_a_truncated_shard_is_refused_and_the_round_before_is_the_newest(copy):
     (shard,) = (copy / "shards").glob("round_00004_rank_*.h5")  # which all ranks share
     content = shard.read_bytes()
     shard.write_bytes(content[:-100])
     run = open_run(copy)
     with pytest.raises(CheckpointError, match=rf"{shard.name} is damaged: \d+ bytes long"):
-        np.asarray(run.round(4).clients["model/head/weight"])
+        run.round(4)
     with pytest.warns(UserWarning, match="round 3 stands for a newer one"):
         assert run.round().number == 3
-    assert "bytes long" in run.round(4).verify()[0]
+    assert "bytes long" in run_folder.verify(copy, 4)[0]
 
 
 def test_a_flipped_bit_in_what_is_read_whole_is_found(copy):
@@ -211,8 +211,8 @@ def test_a_newer_format_is_refused_when_the_run_is_opened(alike_run, monkeypatch
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("config.yaml", b"- a list", "holds no mapping"),
-        ("config.yaml", b"\xff\xfe", "it is not text"),
+        ("config.yaml", b"- a list", "is not as it was written"),
+        ("config.yaml", b"\xff\xfe", "is not as it was written"),
         ("metrics.csv", b"round,seconds\n1,fast\n", "differs from what round 4 recorded, in lines 1 to 5"),
         ("metrics.csv", b"\xff\xfe\n", "cannot be read"),
     ],

@@ -317,7 +317,7 @@ def test_a_page_is_made_without_altair_scikit_learn_and_scipy(runs, tmp_path):
 
 def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(runs, tmp_path, monkeypatch):
     looked, read = Counter[Path](), list[str]()
-    check, get = verify.checkpoint, checked_hdf5.get
+    check, get = verify.checkpoint, checked_hdf5.read_dataset
 
     def look(run, round, **options):
         looked[round_path(run, round)] += 1
@@ -329,7 +329,7 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
         return get(group, path)
 
     monkeypatch.setattr(verify, "checkpoint", look)
-    monkeypatch.setattr(checked_hdf5, "get", note)
+    monkeypatch.setattr(checked_hdf5, "read_dataset", note)
     among = [open_run(runs / name) for name in ("gmh", "local")]
     for one in among:
         assert damaged(one) == []

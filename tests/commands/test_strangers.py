@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import quick_run
+from described import about, restate
 from hostile_files import (
     CONTENT,
     DATA,
@@ -202,7 +203,9 @@ def _name_algorithm(run: Path, name: str) -> None:
         return text.replace("name: fedgmh", f"name: {name}")
 
     def change(file: Any, outside: Path) -> None:
-        file.attrs["config"] = named(file.attrs["config"])
+        said = about(file)
+        said["run"]["config"] = named(said["run"]["config"])
+        restate(file, said)
 
     crafted(ROUND, change)(run, run)
     config_file.write(run, named((run / "config.yaml").read_text()).rpartition("# CRC-32")[0])

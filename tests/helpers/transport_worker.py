@@ -21,7 +21,7 @@ from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import Peer
 
 if TYPE_CHECKING:
-    from pflmpi.transports.gpu.group import Backend
+    from pflmpi.transports.gpu_group import Backend
 
 LARGE = 100_000  # bytes
 LONG = 600.0  # seconds: a rank that notices only by this time limit has not noticed
@@ -53,7 +53,7 @@ def check_messages_between_gpus(transport: Transport, device: str = "cpu", backe
     """By default with gloo in NCCL's place: all ranks have a GPU, or all but rank 0."""
     import torch  # which mpirun's ranks can do without
 
-    from pflmpi.transports.gpu.group import GpuGroup
+    from pflmpi.transports.gpu_group import GpuGroup
     from pflmpi.transports.torchdist import TorchTransport
 
     assert isinstance(transport, TorchTransport)

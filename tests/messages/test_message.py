@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pflmpi.messages.exact import add_fixed, common_shift, finish, magnitudes
+from pflmpi.messages.exact import add_fixed, common_shift, fold_exactly, magnitudes
 from pflmpi.messages.kinds import (
     ClassMeans,
     Mean,
@@ -28,7 +28,7 @@ def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
 
 def from_fixed(fixed: np.ndarray, shift: int) -> np.ndarray:
     values = np.empty(len(fixed))
-    finish(fixed, shift, 1.0, values)
+    fold_exactly([], [fixed], shift, 1.0, values)
     return values
 
 

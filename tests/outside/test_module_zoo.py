@@ -26,7 +26,7 @@ from pflmpi.learning.client import Batch
 from pflmpi.models import MODELS
 from pflmpi.models.module_parts import KeyedDropout, forward_pass
 from pflmpi.models.noise import dropped
-from pflmpi.runtime.executors.loop import Loop
+from pflmpi.runtime.executors.base import Loop
 from pflmpi.tree import Tree
 
 HERE = f"{__file__}:"

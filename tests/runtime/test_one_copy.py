@@ -15,8 +15,8 @@ from pflmpi.experiment import build
 from pflmpi.experiment.build import Experiment, prepare
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.executors import batches
+from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.executors.batches import Pool
-from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import metrics_file
 from stub_device import DEVICE, StubDevice

@@ -21,7 +21,7 @@ from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.client_state import from_flat
-from pflmpi.runtime.exchange.newcomers import mean_calls
+from pflmpi.runtime.newcomers import mean_calls
 from pflmpi.runtime.round_schedule import schedule
 from pflmpi.store import metrics_file, run_folder
 

@@ -43,14 +43,6 @@ def test_each_client_reads_what_it_received(run: Path) -> None:
     assert found["model/head/scale"].tolist() == [2, 2]
 
 
-def test_of_rows_that_clients_share_the_round_file_has_one_for_each_client(tmp_path: Path) -> None:
-    few, chosen = np.arange(4000.0).reshape(2, 2000), np.arange(N) % 2
-    made = RoundContent(3, {}, received={"centre": ReceivedMessage({"weight": few}, True, chosen)})
-    write_round(tmp_path, made, Layout.unwritten(np.zeros(N, np.int64)), {"cohort0": {}}, {"config": "seed: 0"})
-    read = run_folder.read_received(tmp_path, 3, np.arange(N))
-    assert np.array_equal(read["centre/weight"], few[chosen])
-
-
 def test_what_the_server_keeps_is_stored_once(run: Path) -> None:
     with h5py.File(round_path(run, 3)) as file:
         link = file.get("received/model/head/weight", getlink=True)

@@ -95,7 +95,7 @@ def test_a_large_array_is_written_in_one_call_and_not_read_again(
 
     def fill(writing: checked_hdf5.Writing) -> None:
         for name, array in arrays.items():
-            writing.put(name, array)
+            writing.write_dataset(name, array)
 
     checked_hdf5.write(tmp_path / "file.h5", fill)
     assert 8 << 20 in written and 1 << 21 in written and max(written) == 8 << 20

@@ -163,6 +163,8 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
     rows = [row for number, (title, curve) in enumerate(curves) for row in _points(plot, number, title, curve)]
     many = len(curves) > _MANY and not plot.single_client
     marks, dash = _curve_encoding(plot, [curve for _, curve in curves], rows)
+    if own_panels := all(title == curve.label for title, curve in curves):  # whose titles are the legend
+        marks["color"]["legend"] = dash["legend"] = None
     fading = {**marks, "opacity": _faded()}
     layers = _band([curve for _, curve in curves], marks, plot.y_label)
     line: Spec = {"type": "line", "strokeWidth": 1 if many else 1.8}
@@ -172,23 +174,26 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
     if any(curve.mark is not None for _, curve in curves):
         ring = {"type": "point", "size": 20 if many else 90, "strokeWidth": 1.5}
         layers.append({"transform": [{"filter": "datum.best"}], "mark": ring, "encoding": fading})
-    present = {name for name, value in rows[0].items() if value != ""} if rows else set()
-    tips = _tips(
-        ["y", *([] if plot.x_names else ["x"])],
-        **{"series": "of", "panel": "in", "client": "client", "x": plot.x_label, "y": plot.y_label},
-    )
-    hover: Spec = {"type": "point", "filled": True, "size": 110, "opacity": 0}
-    encoding = {name: marks[name] for name in ("x", "y", "detail")}
-    tooltip = [tip for tip in tips if tip["field"] in present]
-    layers.append({"name": HOVER, "mark": hover, "encoding": {**encoding, "tooltip": tooltip}})
+    layers.append(_hover(plot, rows, marks, own_panels))
     spec: Spec = {"data": _values(rows), "layer": layers, "params": [_picking("series")]}
     if plot.single_client:
         spec |= {"params": [*spec["params"], _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
-    elif "client" in present:
+    elif rows and "client" in rows[0]:
         chosen = {"type": "point", "filled": True, "size": 90, "opacity": 1}
         layers.append({"transform": [{"filter": _IS_CLIENT}], "mark": chosen, "encoding": marks})
         spec["params"].append(_CLIENT)
     return _in_panels(spec, [title for title, _ in panels])
+
+
+def _hover(plot: Curves, rows: Sequence[Spec], marks: Spec, own_panels: bool) -> Spec:
+    """A layer of points that only answer a pointer."""
+    numbers = ["y", *([] if plot.x_names else ["x"])]
+    words = {"series": "" if own_panels else "of", "panel": "of" if own_panels else "in", "client": "client"}
+    tips = _tips(numbers, **words, x=plot.x_label, y=plot.y_label)
+    present = {name for name, value in rows[0].items() if value != ""} if rows else set()
+    encoding = {name: marks[name] for name in ("x", "y", "detail")}
+    encoding["tooltip"] = [tip for tip in tips if tip["field"] in present]
+    return {"name": HOVER, "mark": {"type": "point", "filled": True, "size": 110, "opacity": 0}, "encoding": encoding}
 
 
 def _curve_encoding(plot: Curves, curves: Sequence[Curve], rows: Sequence[Spec]) -> tuple[Spec, Spec]:

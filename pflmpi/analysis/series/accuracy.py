@@ -86,7 +86,7 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
 def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Multiples]:
     """The bands over clients of several runs, side by side; no figure without any."""
     tested = [named_run for named_run in runs if evaluated(named_run.run).any()]
-    curves = [replace(_mean_accuracy(named_run, True), label="") for named_run in tested]
+    curves = [replace(_mean_accuracy(named_run, True), label=named_run.label) for named_run in tested]
     if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
         return []
     title, y_label = "Accuracy of the clients over rounds", "accuracy (%)"

@@ -1,12 +1,11 @@
 """Where data comes from, one file for each kind; a line here is all that registers a source."""
 
-from pflmpi.class_checks import subclass
 from pflmpi.data.sources.base import OwnSource, Source
 from pflmpi.data.sources.cifar import CIFAR10, CIFAR100
 from pflmpi.data.sources.digits import Digits
 from pflmpi.data.sources.femnist import Femnist
 from pflmpi.data.sources.idx import EMNIST, FASHION_MNIST, MNIST
-from pflmpi.registry import Registry
+from pflmpi.registry import Registry, subclass
 
 SOURCES: Registry[Source | type[OwnSource]] = Registry(
     "dataset",

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.data.dataset import Dataset, assemble
-from pflmpi.data.sources.base import missing, unreadable
-from pflmpi.data.sources.download import downloading
+from pflmpi.data.sources.base import downloading, missing, unreadable
 
 
 @dataclass(frozen=True)

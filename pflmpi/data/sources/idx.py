@@ -11,8 +11,7 @@ import numpy as np
 
 from pflmpi.data.array_files import check_memory, read_npz
 from pflmpi.data.dataset import Dataset, assemble, whole
-from pflmpi.data.sources.base import missing, unreadable
-from pflmpi.data.sources.download import downloading
+from pflmpi.data.sources.base import downloading, missing, unreadable
 from pflmpi.errors import DataError
 from pflmpi.text import first_line
 

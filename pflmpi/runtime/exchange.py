@@ -87,9 +87,9 @@ def check_server_memory(setup: Setup, rounds: Iterable[RoundSchedule], free: int
             )
 
 
-def _check_finite(algorithm: Algorithm, round: int, found: Tree, before: Tree) -> None:
+def _check_finite(algorithm: Algorithm, round: int, new: Tree, before: Tree) -> None:
     """Raise `AlgorithmError` if the server's state has values that are not finite where it had none before."""
-    for path, leaf in tree.leaves(found):
+    for path, leaf in tree.leaves(new):
         old = tree.at(before, path)
         if leaf is old or not leaf.is_floating_point() or leaf.sum().isfinite():  # a sum takes less time than the rest
             continue
@@ -105,5 +105,5 @@ def _keep(population: Population, groups: list[ClientGroup], answers: Messages) 
     clients = clients_of(groups)
     for group in groups:
         rows = torch.from_numpy(np.searchsorted(clients, group))
-        mine = tree.map(lambda leaf, rows=rows: leaf.index_select(0, rows), dict(answers))
-        population.put(group, {ANSWERED: mine})
+        own = tree.map(lambda leaf, rows=rows: leaf.index_select(0, rows), dict(answers))
+        population.put(group, {ANSWERED: own})

@@ -19,7 +19,7 @@ from pflmpi.store.shard import consecutive
 _BOOLEANS = {"FALSE": 0, "TRUE": 1, "MISSING": -1}
 
 
-class Joined(NamedTuple):
+class VirtualRows(NamedTuple):
     """Where the rows of a cohort lie.
 
     Attributes:
@@ -32,7 +32,7 @@ class Joined(NamedTuple):
     parts: list[tuple[str, int, list[tuple[int, int]], list[tuple[int, int]]]]
 
     @classmethod
-    def of(cls, cohort: str, layout: Layout) -> "Joined":
+    def from_layout(cls, cohort: str, layout: Layout) -> "VirtualRows":
         """The rows of a cohort."""
         members, parts = layout.cohorts[cohort], []
         for name, clients in layout.shards(cohort):
@@ -46,8 +46,8 @@ def _ranges(rows: np.ndarray) -> list[tuple[int, int]]:
     return [(int(rows[run.start]), run.stop - run.start) for run in consecutive(rows)]
 
 
-def join(
-    writing: Writing, path: str, source_path: str, shape: tuple[int, ...], dtype: np.dtype, joined: Joined
+def write_virtual_rows(
+    writing: Writing, path: str, source_path: str, shape: tuple[int, ...], dtype: np.dtype, rows: VirtualRows
 ) -> None:
     """Create the virtual dataset [m, ...] of one leaf of a cohort, which is `source_path` in the shards.
 
@@ -55,16 +55,16 @@ def join(
     them correctly, however they are cut, and a thousand scattered clients do not become a thousand mappings.
     """
     if 0 in shape:  # nothing to map
-        writing.put(path, np.empty((joined.members, *shape), dtype))
+        writing.write_dataset(path, np.empty((rows.members, *shape), dtype))
         return
     rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
-    whole = h5py.h5s.create_simple((joined.members, *shape))
+    whole = h5py.h5s.create_simple((rows.members, *shape))
     creation = untimed(h5py.h5p.DATASET_CREATE)
-    for name, extent, *ranges in joined.parts:
+    for name, extent, *both_ranges in rows.parts:
         source = h5py.h5s.create_simple((extent, *shape))  # any that includes the last row: only the selection matters
-        for space, rows in zip((whole, source), ranges, strict=True):
+        for space, ranges in zip((whole, source), both_ranges, strict=True):
             space.select_none()
-            for first, number in rows:
+            for first, number in ranges:
                 space.select_hyperslab((first, *rest), ones, block=(number, *shape), op=h5py.h5s.SELECT_OR)
         creation.set_virtual(whole, name.encode(), source_path.encode(), source)
     stored, (missing, called) = _stored_dtype(dtype), _missing(dtype)
@@ -73,11 +73,11 @@ def join(
     whole.select_all()
     dataset = h5py.h5d.create(writing.file.id, path.encode(), kind, whole, creation, lcpl=with_groups())
     write_attribute(dataset, "missing", called)
-    writing.name_axes(dataset, (joined.members, *shape), ("client",))
+    writing.name_axes(dataset, (rows.members, *shape), ("client",))
 
 
 def kind_of(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of what a client keeps, of a joined dataset.
+    """Shape and type of what a client keeps, of a virtual dataset.
 
     Raises:
         ValueError: it shows rows of anything but shards.
@@ -87,13 +87,13 @@ def kind_of(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def dtype_of(dataset: Dataset) -> np.dtype:
-    """What the clients keep, of a joined dataset."""
+    """What the clients keep, of a virtual dataset."""
     return np.dtype(bool) if h5py.check_enum_dtype(dataset.dtype) == _BOOLEANS else np.dtype(dataset.dtype)
 
 
 def _stored_dtype(dtype: np.dtype) -> np.dtype:
-    found: np.dtype = h5py.enum_dtype(_BOOLEANS, "i1") if dtype.kind == "b" else dtype
-    return found
+    stored: np.dtype = h5py.enum_dtype(_BOOLEANS, "i1") if dtype.kind == "b" else dtype
+    return stored
 
 
 def _missing(dtype: np.dtype) -> tuple[int | float, str]:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pflmpi.transports.gpu.memory import LEAST, Buffer
+from pflmpi.transports.base import LEAST, Buffer
 
 Backend = Literal["nccl", "gloo"]
 Parts = dict[int, np.ndarray]  # bytes on the host, by the rank at the other end
@@ -82,8 +82,8 @@ class GpuGroup:
 
     def _split(self, parts: Parts) -> tuple[dict[int, Tensor], Parts]:
         """The parts that take this way, and the others."""
-        mine = self._members if self._is_member else frozenset()
-        large = {rank: as_tensor(part) for rank, part in parts.items() if rank in mine and self.carries(part.nbytes)}
+        members = self._members if self._is_member else frozenset()
+        large = {rank: as_tensor(part) for rank, part in parts.items() if rank in members and self.carries(part.nbytes)}
         return large, {rank: part for rank, part in parts.items() if rank not in large}
 
     def _pass(self, buffer: Tensor, source: int, target: int) -> None:

@@ -7,7 +7,7 @@ from pflmpi.text import ranks as named
 from pflmpi.transports.peers import names
 
 # Bytes of a GPU that NCCL takes for collective calls, and for each peer on its node that it sends parts to, beyond
-# those: 1.06 GB before and 4.34 GB after the first all-to-all of 8 H100 (issue 1685 of NVIDIA/nccl). Slower links have
+# unable: 1.06 GB before and 4.34 GB after the first all-to-all of 8 H100 (issue 1685 of NVIDIA/nccl). Slower links have
 # fewer channels and take less, so these are upper figures.
 _COLLECTIVE, _PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
 
@@ -56,8 +56,8 @@ def gpu_messages(placed: GpuPlacement, transport: str) -> GpuMessages:
 def _by_mpi(placed: GpuPlacement, computing: tuple[int, ...]) -> GpuMessages:
     """One library that cannot, or does not say, is enough for all to go through the host, also one of a mere server."""
     for answer, what in ((False, "cannot move"), (None, "does not say that it can move")):
-        those = [rank for rank, peer in enumerate(placed.peers) if peer.device_buffers is answer]
-        if those:
-            who = "every rank" if len(those) == len(placed.peers) else names(those, placed.peers)
+        unable = [rank for rank, peer in enumerate(placed.peers) if peer.device_buffers is answer]
+        if unable:
+            who = "every rank" if len(unable) == len(placed.peers) else names(unable, placed.peers)
             return GpuMessages((), f"MPI, through the host: the library of {who} {what} memory of a GPU")
     return GpuMessages(computing, f"MPI from GPU to GPU, on {named(computing)}")

@@ -1,1 +1,0 @@
-"""What the server and the clients exchange in a round."""
