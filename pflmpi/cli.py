@@ -101,20 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
     if "_ARGCOMPLETE" in os.environ:
         complete(whole)
-    if words[:1] and words[0] in _RENAMED:
-        whole.error(f"there is no command {words[0]!r} any more: {_RENAMED[words[0]]}")
-    end = words.index("--") if words[:1] in (["submit"], ["scale"]) and "--" in words else len(words)
-    options, others = whole.parse_known_args(words[:end])
-    options.words, options.sbatch = words, words[end + 1 :]  # what follows -- is for sbatch
-    to_slurm = options.command == "submit" or getattr(options, "submit", False)
-    if others and not to_slurm:
-        whole.error(f"unrecognized arguments: {' '.join(others)}")
+    options = _parse(whole, words)
     logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Printable("pflmpi: %(message)s"))
     try:
         _check(words)
-        refuse_unknown(others, options.command)
+        refuse_unknown(options.unknown, options.command)
         with outside.as_config_error():
             code: int = options.function(options)
         if code == 0 and (problem := terminal.output_problem()):
@@ -126,6 +119,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(error, options.debug, file=getattr(options, "error_file", None))
         return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
     return code
+
+
+def _parse(top: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The parsed words, with those themselves, and those that are for sbatch or unknown to the command."""
+    if words[:1] and words[0] in _RENAMED:
+        top.error(f"there is no command {words[0]!r} any more: {_RENAMED[words[0]]}")
+    end = words.index("--") if words[:1] in (["submit"], ["scale"]) and "--" in words else len(words)
+    options, others = top.parse_known_args(words[:end])
+    options.words, options.unknown, options.sbatch = words, others, words[end + 1 :]  # what follows -- is for sbatch
+    to_slurm = options.command == "submit" or getattr(options, "submit", False)
+    if others and not to_slurm:
+        top.error(f"unrecognized arguments: {' '.join(others)}")
+    return options
 
 
 def _check(words: Sequence[str]) -> None:
