@@ -358,6 +358,12 @@ CHECKS = (  # causes before what follows
         _OTHER_FOLDER,
     ),
     Check(
+        "locks across hosts",
+        lambda facts: facts.folder.lock_seen is False,
+        "a lock that rank 0 holds in {folder.path} is not seen here: locks hold on one host only",
+        "never start two sweeps in one folder from two hosts, or mount it with locks for all (Lustre: flock)",
+    ),
+    Check(
         "disk",
         lambda facts: not facts.folder.error and facts.folder.free < _DISK,
         _hosts(lambda group: f"{size(group[0].folder.free)} are left on the file system of {group[0].folder.path}"),

@@ -1,5 +1,6 @@
 """What the doctor knows about each rank, and how it finds out: plain values, sent to rank 0 as JSON."""
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -112,6 +113,7 @@ class Folder(_Facts):
     path: str = ""
     error: str = ""  # why it cannot be written
     seen: bool | None = None  # whether rank 0's file is there, None if rank 0 could make none
+    lock_seen: bool | None = None  # whether rank 0's lock on it holds here, None if that is unknown
     free: int = 0  # bytes
 
 
@@ -421,16 +423,19 @@ def existing(folder: Path) -> Path:
 
 @contextmanager
 def probe_file(folder: Path) -> Iterator[str]:
-    """Keep a file in the folder, for the other ranks to look for; gives its name, "" where none can be made."""
+    """Keep a locked file in the folder, for the other ranks to look for; gives its name, "" where none can be made."""
     path = existing(folder) / f"{_NAME}-{socket.gethostname()}-{os.getpid()}.shared"
     try:
-        path.touch(exist_ok=False)
+        file = path.open("xb")
     except OSError:
         yield ""
         return
     try:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path.name
     finally:
+        file.close()
         path.unlink(missing_ok=True)
 
 
@@ -453,7 +458,20 @@ def inspect_folder(folder: Path, shared: str) -> Folder:
         with suppress(OSError):  # as where nothing can be written
             probe.unlink()
     seen = (place / shared).exists() if shared else None
-    return Folder(path=str(place), seen=seen, free=shutil.disk_usage(place).free)
+    lock_seen = _is_locked(place / shared) if seen else None
+    return Folder(path=str(place), seen=seen, lock_seen=lock_seen, free=shutil.disk_usage(place).free)
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Whether another process has locked a file; None where files cannot be locked."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: ranks that try do not lock each other out
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def sound(rank=0, size=1, **changes):
         "host": f"node{1 + rank // 2}",
         "machine": {"cores": [0, 1, 2, 3], "omp": "1", **ROOM},
         "device": {"name": "CPU", "gloo": True},
-        "folder": {"path": "/scratch/runs", "seen": True, "free": 100 * GIB},
+        "folder": {"path": "/scratch/runs", "seen": True, "lock_seen": True, "free": 100 * GIB},
         "data": {"name": "mnist", "root": "/data", "files": 4, "digest": "d"},
         "versions": {"python": "3.12.1", "torch": "2.11", "mpi4py": "4.1"},
     }
@@ -125,8 +125,12 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "/dev/shm": ([{"machine": {"shared_free": 60 << 20}}], "/dev/shm has 60 MiB left for the messages of 2"),
     "another folder": (
-        [{}, {"folder": {"seen": False}}, {}],
+        [{}, {"folder": {"seen": False, "lock_seen": None}}, {}],
         "rank 1 on node1: /scratch/runs is not rank 0's run folder: a file that rank 0 made is not there; choose",
+    ),
+    "locks of one host": (
+        [{}, {}, {"folder": {"lock_seen": False}}],
+        "ranks 2-3 on node2: a lock that rank 0 holds in /scratch/runs is not seen here: locks hold on one host",
     ),
     "disk": ([{"folder": {"free": 100 << 20}}], "100 MiB are left on the file system of"),
     "data missing on one rank": (
