@@ -14,7 +14,7 @@ from pflmpi.store.shard import ID_BYTES
 _LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
 _NEVER = -1
 # Bytes of HDF5 and of text, as files of small runs have them: of a round file, and of the clients' rows of a round.
-_ROUND_FILE, _ROWS_FILE = 36 * 2**10, 16 * 2**10
+_ROUND_FILE, _ROWS_FILE = 20 * 2**10, 16 * 2**10
 _ONCE = 2**24  # bytes of rows from which on equal ones are surely stored once
 
 
