@@ -57,13 +57,14 @@ class OwnRows:
         assert np.isin(clients, self.clients).all(), "a message of its own was not sent to every client asked for"
         receivers = np.searchsorted(self.clients, clients)
         places = self.places[receivers]
-        filled, chosen = torch.from_numpy(np.flatnonzero(places != -1)), torch.from_numpy(places[places != -1])
+        filled = places != -1
+        index: Tree = {"to": torch.from_numpy(np.flatnonzero(filled)), "from": torch.from_numpy(places[filled])}
+        index = tree.to(index, next(leaf.device for _, leaf in tree.leaves(self.rows)))  # which waits for nothing
 
         def take(leaf: torch.Tensor) -> torch.Tensor:
-            rows = leaf.index_select(0, chosen.to(leaf.device))
-            if len(filled) < places.size:
-                zeros = leaf.new_zeros(places.size, *leaf.shape[1:])
-                rows = zeros.index_copy_(0, filled.to(leaf.device), rows)
+            rows = leaf.index_select(0, tree.leaf(index, "from"))
+            if not filled.all():
+                rows = leaf.new_zeros(places.size, *leaf.shape[1:]).index_copy_(0, tree.leaf(index, "to"), rows)
             return rows.view(*places.shape, *leaf.shape[1:])
 
         message = tree.map(take, self.rows)
