@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from pflmpi import tree
+from pflmpi import atomic, tree
 from pflmpi.errors import PflmpiError, RunError
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.packing import to_numpy
@@ -32,7 +32,8 @@ from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
 _PATIENCE = 600.0  # seconds to wait for another rank's shard
-_LOOK = 0.01  # seconds from one look for it to the next
+_LOOK, _SELDOM = 0.01, 0.5  # seconds from one look for it to the next, at first and later
+_SOON = 0.1  # seconds from one look to the next from which on what the host remembers is not trusted
 
 
 @dataclass(frozen=True)
@@ -186,8 +187,21 @@ class Checkpoints:
 
     def _wait_for(self, shard: Path) -> None:
         """Wait until another rank has written its shard."""
-        end = time.monotonic() + _PATIENCE
+        end, pause = time.monotonic() + _PATIENCE, _LOOK
         while not shard.exists():
             self._lock.check()
-            if self._ending.wait(_LOOK) or time.monotonic() > end:
+            if self._ending.wait(pause) or time.monotonic() > end:
                 raise RunError(f"{shard} is missing, which another rank writes; resume the run, or look at that rank")
+            if pause > _SOON:
+                _look_anew(shard)
+            pause = min(2 * pause, _SELDOM)
+
+
+def _look_anew(path: Path) -> None:
+    """Have NFS ask the server whether a file exists: up to a minute it remembers that a name was missing.
+
+    A host forgets this of a folder that it changes itself.
+    """
+    other = path.with_name(f"{path.stem}.look.h5{atomic.TEMPORARY}")  # which a continuation removes if it is left
+    other.touch()
+    other.unlink()

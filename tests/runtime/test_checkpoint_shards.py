@@ -1,5 +1,6 @@
 """Who writes the rows of a checkpoint: one rank of a node for those with few; rank 0 waits for no shard without end."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -108,3 +109,21 @@ def test_the_wait_for_a_shard_ends_after_a_time(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(checkpoints, "_PATIENCE", 0.05)
     with pytest.raises(RunError, match=r"shard.h5 is missing"):
         Checkpoints._wait_for(waiting(tmp_path), tmp_path / "shard.h5")
+
+
+def test_a_shard_is_seen_where_the_system_remembers_that_its_name_was_missing(tmp_path, monkeypatch):
+    """As NFS does, until this host changes the folder."""
+    shard, missing = tmp_path / "shard.h5", {}
+
+    def exists(path):
+        changed = tmp_path.stat().st_mtime_ns
+        if path == shard and not missing:
+            missing[changed] = True
+            os.close(os.open(shard, os.O_CREAT))
+            os.utime(tmp_path, ns=(changed, changed))  # another host's change is not seen
+            return False
+        return changed not in missing
+
+    monkeypatch.setattr(Path, "exists", exists)
+    Checkpoints._wait_for(waiting(tmp_path), shard)
+    assert os.listdir(tmp_path) == ["shard.h5"]
