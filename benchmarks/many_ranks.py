@@ -123,7 +123,7 @@ def measure_run(ranks: int, rounds: int, folder: Path) -> tuple[float, float, li
     pids: list[int] = []
     served = 0.0
     while process.poll() is None:
-        if up is None and any(run.glob("records/*.rec")):
+        if up is None and (run / "round_00000.h5").exists():
             up = time.monotonic() - start
         if "round" in moments and used is None:
             pids = ranks_of(str(run))
