@@ -151,8 +151,8 @@ def test_the_script_for_pbs_warns_before_the_end_and_continues_in_another_job(tm
     assert (done.returncode, done.stdout.splitlines()) == (
         75,
         [
-            f"--foreground --preserve-status --signal=USR1 235m launch/mpirun {run}",
-            f"-x OMP_NUM_THREADS -x PFLMPI_EXIT_FILE {run}",
+            f"--foreground --preserve-status --signal=USR1 235m launch/mpirun --restarts 3 {run}",
+            f"-x OMP_NUM_THREADS -x PFLMPI_EXIT_FILE -x PFLMPI_RESTARTED {run}",
             "submits -v CONFIG=a.yaml,OUT=runs/a,MINUTES=235 slurm/train.pbs",
         ],
     )
