@@ -141,7 +141,7 @@ COMMANDS = [
     ("inspect one.h5", "digest"),
     ("status runs/table", "stopped early"),
     ("sweep small.yaml --ranks 2 --out sweep", ""),
-    ("report small.yaml --out sweep", "Mine"),
+    ("table small.yaml --out sweep", "Mine"),
 ]
 
 
