@@ -118,3 +118,29 @@ def test_an_interrupted_run_says_once_how_it_goes_on(ranks: str, tmp_path: Path)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
     assert err.count(f"interrupted; `pflmpi resume {run}` continues from the newest checkpoint") == 1
+
+
+FAILS = """
+import errno, os, sys
+from pflmpi.transports.start import fork
+
+os.register_at_fork(after_in_child=lambda: [sum(range(1000)) for _ in range(20_000)])  # an interrupt comes meanwhile
+once = fork._fork
+
+def forked():
+    if forks:
+        raise OSError(errno.EAGAIN, "no more processes")
+    forks.append(once())
+    return forks[-1]
+
+forks, fork._fork = [], forked
+try:
+    fork.fork_ranks(2, lambda: 0)
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_where_not_all_ranks_can_be_started_the_others_end_without_a_word():
+    done = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("no more processes\n", "")

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
@@ -27,6 +27,7 @@ _PATIENCE = 60.0  # seconds for the store to open
 _GRACE = 0.1  # seconds for the other ranks to end by themselves when one has
 _AGAIN = 0.02  # seconds between two looks whether they have
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
+_SIGNALS = (*early_signals.SIGNALS, signal.SIGQUIT)
 
 
 def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
@@ -44,12 +45,19 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
         with _interruptible(), forwarding(lambda: list(alive)):
             for rank in range(ranks):
                 flush_output()  # else it would be written twice
-                if (process := _fork()) == 0:
-                    _become_rank(_environment(rank, ranks, port, name), parent, listening, run)
-                alive[process] = rank
+                before = signal.pthread_sigmask(
+                    signal.SIG_BLOCK, (signal.SIGINT, *_SIGNALS)
+                )  # until the fork has its own handlers
+                try:
+                    if (process := _fork()) == 0:
+                        _become_rank(_environment(rank, ranks, port, name), parent, listening, run, before)
+                    alive[process] = rank
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
             _store = open_store(HERE, port, listening, _PATIENCE)  # for the ranks to meet
             failed = _first_failed(alive)
     except BaseException:
+        listening.close()
         _end(alive, signal.SIGINT)
         raise
     if failed is not None:
@@ -65,17 +73,22 @@ def _fork() -> int:
 
 
 def _become_rank(
-    environment: Mapping[str, str], parent: int, listening: socket.socket, run: Callable[[], int]
+    environment: Mapping[str, str],
+    parent: int,
+    listening: socket.socket,
+    run: Callable[[], int],
+    mask: Iterable[int],
 ) -> NoReturn:
-    """Run a rank in a process that has just been forked, and end the process."""
+    """Run a rank in a process that has just been forked, and end the process; `mask`: the signals that it blocks."""
     code = RunError.exit_code
     try:
         os.setsid()  # an interrupt reaches the first process alone, which passes it on
         listening.close()
         os.environ.update(environment)
-        for number in (*early_signals.SIGNALS, signal.SIGQUIT):
+        for number in _SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         early_signals.watch(os.environ)
         _stop_with(parent)
         code = run()
