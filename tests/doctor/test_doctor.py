@@ -9,6 +9,7 @@ import processes
 import quick_run
 import raw_files
 from pflmpi.cli import main
+from pflmpi.doctor import facts
 
 ENVIRONMENT = {name: text for name, text in processes.ENVIRONMENT.items() if name != "PFLMPI_DATA"}
 SOUND = "no problems found"
@@ -218,3 +219,11 @@ def test_a_configuration_that_is_wrong_everywhere_is_wrong_use(way, tmp_path):
     done = processes.call(processes_of_way, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 2 and "rank" not in done.stdout
     assert done.stderr.count("pflmpi: cannot read nothing.yaml: No such file or directory") == 1, done.stderr
+
+
+def test_a_lock_that_rank_0_holds_is_looked_for(tmp_path, monkeypatch):
+    with facts.probe_file(tmp_path) as name:
+        assert facts.inspect_folder(tmp_path, name).lock_seen is True
+        monkeypatch.setattr(facts.fcntl, "flock", lambda *_: None)  # as where locks hold on one host only
+        assert facts.inspect_folder(tmp_path, name).lock_seen is False
+    assert list(tmp_path.iterdir()) == []
