@@ -44,6 +44,7 @@ from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
 from pflmpi.store import config_file, metrics_file, run_folder, run_identity
 from pflmpi.store.layout import Layout
+from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
 from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
@@ -215,7 +216,7 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
     try:
         if run_identity.run_id(run) != run_id and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
-        (run / "shards").mkdir(exist_ok=True)
+        (run / SHARDS).mkdir(exist_ok=True)
         run_folder.discard_after(run, None)
         stored_config.write(run, experiment, transport, run_id)
         metrics_file.restart(run, 0)

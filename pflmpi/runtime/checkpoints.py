@@ -32,8 +32,8 @@ from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
 _PATIENCE = 600.0  # seconds to wait for another rank's shard
-_LOOK, _SELDOM = 0.01, 0.5  # seconds from one look for it to the next, at first and later
-_SOON = 0.1  # seconds from one look to the next from which on what the host remembers is not trusted
+_FIRST_POLL, _LONGEST_POLL = 0.01, 0.5  # seconds between two polls for it, which grow
+_CACHED_POLL = 0.1  # seconds between two polls above which the cache of missing names is invalidated
 
 
 @dataclass(frozen=True)
@@ -187,21 +187,18 @@ class Checkpoints:
 
     def _wait_for(self, shard: Path) -> None:
         """Wait until another rank has written its shard."""
-        end, pause = time.monotonic() + _PATIENCE, _LOOK
+        end, pause = time.monotonic() + _PATIENCE, _FIRST_POLL
         while not shard.exists():
             self._lock.check()
             if self._ending.wait(pause) or time.monotonic() > end:
                 raise RunError(f"{shard} is missing, which another rank writes; resume the run, or look at that rank")
-            if pause > _SOON:
-                _look_anew(shard)
-            pause = min(2 * pause, _SELDOM)
+            if pause > _CACHED_POLL:
+                _invalidate_missing_names(shard)
+            pause = min(2 * pause, _LONGEST_POLL)
 
 
-def _look_anew(path: Path) -> None:
-    """Have NFS ask the server whether a file exists: up to a minute it remembers that a name was missing.
-
-    A host forgets this of a folder that it changes itself.
-    """
+def _invalidate_missing_names(path: Path) -> None:
+    """Invalidate NFS's cache of missing names, which lasts up to a minute, by changing the folder of the file."""
     other = path.with_name(f"{path.stem}.look.h5{atomic.TEMPORARY}")  # which a continuation removes if it is left
     other.touch()
     other.unlink()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,7 +15,6 @@ from pflmpi.sweep.table import PlannedRun
 from pflmpi.text import counted, some
 
 Mode = Literal["strong", "weak", "packing"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 FILE = "scale.yaml"
 WARM_UP = 1  # rounds of each run that are left out: the first loads and compiles
 

@@ -2,16 +2,6 @@
 
 from collections.abc import Mapping
 
-GROUPS = {
-    "server": "state of the server after the round",
-    "clients": "state of each client, [N, ...] in client order",
-    "received": "messages that personal models are assembled from; empty if clients keep their last ones",
-    "metrics": "figures of the round",
-    "bytes": "traffic of the round",
-    "diagnostics": "values measured in the round",
-    "partition": "number of samples of each client",
-    "layout": "file and row with the newest state of each client",
-}
 METRICS = {
     "participants": ("", ("participant",), "ascending ids of the clients that trained"),
     "skipped": ("", (), "ascending ids of the clients that failed in the round and count as absent"),
