@@ -15,10 +15,17 @@ _MOST_BYTES = 16 << 20
 _MOST_BITS = 63
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _MOST_VALUES = 100_000
+_FLOAT = re.compile(
+    r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.(inf|Inf|INF)$|^\.nan$"
+)
 
 
 class _Loader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number, as everybody expects, and whole numbers have at most 63 bits."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that `_Loader` would read as a number, such as the digest 24e9629048434664."""
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
@@ -30,13 +37,8 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.(inf|Inf|INF)$|^\.nan$"
-    ),
-    list("-+0123456789."),
-)
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -127,5 +129,5 @@ def _check(node: yaml.Node, where: str, sizes: dict[int, int]) -> int:
 
 def dump(values: Mapping[str, Any]) -> str:
     """Plain values as YAML."""
-    text: str = yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=None, width=120)
+    text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
     return text

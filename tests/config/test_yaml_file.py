@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pflmpi.config.yaml_file import parse, read, read_stored
+from pflmpi.config.yaml_file import dump, parse, read, read_stored
 from pflmpi.errors import ConfigError
 
 BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
@@ -82,3 +82,11 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="it is not text"):
         read(tmp_path / "bytes.yaml")
+
+
+@pytest.mark.parametrize("text", ["24e9629048434664", "1e3", "12_4e5", "+1e-3", "1E+7", ".5e2", "0x1F", "1.", "true"])
+def test_a_text_that_looks_like_a_number_is_read_as_it_was_written(text: str) -> None:
+    assert parse(dump({"recorded": text, text: [text]}), "config.yaml") == {
+        "recorded": text,
+        text: [text],
+    }
