@@ -11,9 +11,8 @@ from pflmpi.config.load import Config
 from pflmpi.experiment.run import RankContext
 from pflmpi.machine import cores, gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, place
+from pflmpi.runtime.devices import device_of, fix_kernels, gpu_messages, limit_memory, place
 from pflmpi.runtime.faults import all_or_none
-from pflmpi.runtime.gpu_messages import gpu_messages
 from pflmpi.runtime.stopping import Stop
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport

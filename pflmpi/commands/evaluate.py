@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from pflmpi.analysis.run import open_run
     from pflmpi.commands.progress import bar
-    from pflmpi.experiment import evaluation, other_data
+    from pflmpi.experiment import evaluation
     from pflmpi.experiment.restore import reopened
     from pflmpi.experiment.stored_config import stored_config
     from pflmpi.runtime.devices import fix_kernels, own_device
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     device = own_device(config.runtime)
     fix_kernels(device, config.runtime, config.training)
     experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
-    other = None if options.data is None else other_data.read(options.data, experiment.config.data)
+    other = None if options.data is None else evaluation.read_other_data(options.data, experiment.config.data)
     if options.updates is not None:
         experiment = evaluation.with_updates(experiment, options.updates)
     tested = evaluation.tested_on(experiment, options.split, other, options.unseen)

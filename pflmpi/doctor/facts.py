@@ -272,8 +272,7 @@ def try_device(
     """
     if device.error:
         return device
-    from pflmpi.runtime.devices import device_of, place
-    from pflmpi.runtime.gpu_messages import gpu_messages
+    from pflmpi.runtime.devices import device_of, gpu_messages, place
 
     runtime, training = (config.runtime, config.training) if config else (RuntimeConfig(), TrainingConfig())
     about: dict[str, Any] = {"name": "CPU"}

@@ -7,8 +7,7 @@ from typing import Literal
 from pflmpi.errors import ConfigError
 from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.devices import GpuPlacement, place_ranks
-from pflmpi.runtime.gpu_messages import GpuMessages, gpu_messages
+from pflmpi.runtime.devices import GpuMessages, GpuPlacement, gpu_messages, place_ranks
 from pflmpi.transports.peers import Peer
 
 TransportName = Literal["inprocess", "mpi", "torch"]

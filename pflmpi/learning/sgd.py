@@ -11,10 +11,9 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
-from pflmpi.learning.closures import name_of
 from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.parts import has, others, overlay, trained
-from pflmpi.learning.replay import ReadsElsewhere, Steps
+from pflmpi.learning.replay import ReadsElsewhere, Steps, name_of
 from pflmpi.learning.steps import Phase as Phase
 from pflmpi.learning.steps import PhaseStep, gradients
 from pflmpi.learning.task import Task

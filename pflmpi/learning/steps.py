@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
-from pflmpi.learning.closures import contents
 from pflmpi.learning.cuda_graphs import capture_on
 from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
 from pflmpi.learning.parts import overlay, trained
+from pflmpi.learning.replay import contents
 from pflmpi.learning.task import Task
 from pflmpi.models.padded_norm import OverRealSamples
 from pflmpi.tree import Tree

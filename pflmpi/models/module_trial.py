@@ -1,6 +1,12 @@
 """A few forward passes of a torch module before it is trained: what it does that a model may not, and what it keeps."""
 
+import inspect
+import random
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +17,7 @@ from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models.base import Shape
 from pflmpi.models.built_module import Recipe, equal, is_plain
 from pflmpi.models.installed_module import InstalledModule
-from pflmpi.models.module_parts import buffers, dropouts, forward_pass, has_unread_counter
-from pflmpi.models.python_state import changed, python_state
+from pflmpi.models.module_parts import KeyedDropout, buffers, dropouts, forward_pass, has_unread_counter
 
 _LINE = 160  # characters
 _STORED = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
@@ -192,3 +197,133 @@ def first_line(error: Exception) -> str:
     """What an error of PyTorch says, cut to a line."""
     says = str(error).splitlines()[0] if str(error) else type(error).__name__
     return says if len(says) <= _LINE else f"{says[:_LINE]} ..."
+
+
+_DEPTH = 6  # attributes of attributes
+_MOST = 10_000  # values of a container
+_LIBRARIES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pflmpi",
+    "builtins",
+    "collections",
+    "functools",
+    "typing",
+    "math",
+    "random",
+)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_TENSORS = ("_parameters", "_buffers", "_modules", "_flat_weights")
+
+
+def python_state(module: nn.Module) -> dict[str, object]:
+    """Values by name, such as "block.counter" or "global COUNT"; parameters and buffers are not among them."""
+    values: dict[str, object] = {}
+    visited: dict[int, object] = {id(layer): layer for layer in module.modules()}
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, KeyedDropout):
+            continue
+        for key, value in vars(layer).items():
+            if key not in _TENSORS:
+                values.update(_walk(f"{prefix}.{key}" if prefix else key, value, visited, 0))
+        for kind in type(layer).__mro__:
+            values.update(_of_class(kind, visited, 0))
+    return values
+
+
+def changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """The names whose values differ."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def _walk(name: str, value: Any, visited: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
+    if isinstance(value, _PLAIN):
+        yield name, repr(value)
+    elif id(value) in visited or depth > _DEPTH:
+        return
+    elif isinstance(value, Tensor):
+        yield name, _bytes(value)
+    elif isinstance(value, np.ndarray):
+        yield name, (value.shape, value.tobytes())
+    else:
+        visited[id(value)] = value
+        try:
+            values = list(_walk_object(name, value, visited, depth + 1))
+        except Exception:  # an object that does not let itself be read
+            return
+        yield from values
+
+
+def _walk_object(name: str, value: Any, visited: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        yield name, len(value)
+        for key, item in list(value.items())[:_MOST]:
+            yield from _walk(f"{name}[{key!r}]", item, visited, depth)
+    elif isinstance(value, Set):
+        yield name, sorted(map(repr, value))
+    elif isinstance(value, random.Random | np.random.RandomState | torch.Generator):
+        yield name, repr(value.get_state() if not isinstance(value, random.Random) else value.getstate())
+    elif isinstance(value, np.random.Generator):
+        yield name, repr(value.bit_generator.state)
+    elif isinstance(value, list | tuple | deque):
+        yield name, len(value)
+        for place, item in enumerate(list(value)[:_MOST]):
+            yield from _walk(f"{name}[{place}]", item, visited, depth)
+    elif isinstance(value, types.MethodType):
+        yield from _walk_object(name, value.__func__, visited, depth)
+        yield from _walk(name, value.__self__, visited, depth)
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(name, value, visited, depth)
+    elif isinstance(value, type):
+        yield from _of_class(value, visited, depth)
+    elif not isinstance(value, types.ModuleType):
+        if type(value).__module__ == "itertools":
+            yield name, repr(value)
+        names = [*getattr(value, "__dict__", {}), *_slots_of(type(value))]
+        for key in names:
+            yield from _walk(f"{name}.{key}", getattr(value, key, None), visited, depth)
+        yield from _of_class(type(value), visited, depth)
+
+
+def _slots_of(kind: type) -> list[str]:
+    return [name for base in kind.__mro__ for name in getattr(base, "__slots__", ()) if isinstance(name, str)]
+
+
+def _of_class(kind: type, visited: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
+    """Class attributes, and what the methods use, of a class that is not a library's."""
+    if kind.__module__.partition(".")[0] in _LIBRARIES or id(kind) in visited:
+        return
+    visited[id(kind)] = kind
+    for key, value in list(vars(kind).items()):
+        value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        value = inspect.unwrap(value) if callable(value) else value
+        if not (key.startswith("__") and not callable(value)):
+            yield from _walk(f"{kind.__qualname__}.{key}", value, visited, depth)
+
+
+def _of_function(
+    name: str, function: types.FunctionType, visited: dict[int, object], depth: int
+) -> Iterator[tuple[str, object]]:
+    """The variables that a function has from where it was defined, and the globals that it names."""
+    if (function.__module__ or "").partition(".")[0] in _LIBRARIES:
+        return
+    for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if cell != types.CellType():
+            yield from _walk(f"{key} of {name}", cell.cell_contents, visited, depth)
+    for place, value in enumerate(function.__defaults__ or ()):
+        yield from _walk(f"{name} (default {place})", value, visited, depth)
+    for key in _names(function.__code__):
+        if key in function.__globals__:
+            yield from _walk(f"global {key}", function.__globals__[key], visited, depth)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _bytes(value: Tensor) -> object:
+    return (value.shape, value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

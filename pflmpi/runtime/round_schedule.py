@@ -14,7 +14,6 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Own, OwnClasses
 from pflmpi.messages.traffic import Traffic
 from pflmpi.messages.uplink import up_calls
-from pflmpi.runtime.newcomers import mean_calls
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen
 
@@ -129,8 +128,7 @@ class RoundSchedule:
     @property
     def calls(self) -> list[Traffic]:
         """The calls that move messages, those to unseen clients among them."""
-        unseen = [*mean_calls(self.setup), *self.unseen.calls] if self.unseen else []
-        return [*self.uplink, *self.downlink, *unseen]
+        return [*self.uplink, *self.downlink, *(self.unseen.calls if self.unseen else ())]
 
     def _bytes(self, sent: bool) -> np.ndarray:
         declared, n = self.setup.declared, self.setup.task.num_clients

@@ -19,13 +19,12 @@ from pflmpi.runtime.evaluation import evaluate, evaluate_shared_model, evaluate_
 from pflmpi.runtime.exchange import exchange
 from pflmpi.runtime.executors.transfers import device_message_limit, pipelined
 from pflmpi.runtime.measures import Counts, concatenated
-from pflmpi.runtime.newcomers import mean_answers
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.round_report import RoundHooks, Stopwatch
 from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
-from pflmpi.runtime.unseen import evaluate_unseen
+from pflmpi.runtime.unseen import evaluate_unseen, mean_answers
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -173,7 +172,7 @@ def _evaluate(
         seen = evaluate(setup.executor, population, reply, mine, now.round)
     if not now.unseen:
         return [seen]
-    shared = {**reply.shared, **mean_answers(setup, transport, population)}
+    shared = {**reply.shared, **mean_answers(now.unseen, transport, population)}
     return [seen, evaluate_unseen(now.unseen, transport, server, shared, population.kept, now.round)]
 
 

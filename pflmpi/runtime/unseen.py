@@ -10,11 +10,14 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Newcomer, initial_client
 from pflmpi.learning.task import HOST
 from pflmpi.messages.declared import Declared
+from pflmpi.messages.deliver import deliver, delivery
 from pflmpi.messages.downlink import Homes, KeptRows, Reply, down_calls, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of_all
 from pflmpi.messages.kinds import Messages, Shared
+from pflmpi.messages.packing import pack, unpack
 from pflmpi.messages.traffic import Traffic
-from pflmpi.runtime.contract import calling
+from pflmpi.runtime.client_state import Population
+from pflmpi.runtime.contract import ANSWERED, answer_templates, calling
 from pflmpi.runtime.evaluation import evaluate_shared_model, finished, is_shared
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.measures import Counts
@@ -43,8 +46,12 @@ class Unseen:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm."""
         return self.executor.algorithm
+
+    @cached_property
+    def answers(self) -> Tree:
+        """Templates of the messages that trained clients keep."""
+        return answer_templates(self.algorithm, self.executor.tasks[0].replace(device=HOST))
 
     @cached_property
     def clients(self) -> np.ndarray:
@@ -58,8 +65,18 @@ class Unseen:
 
     @property
     def calls(self) -> list[Traffic]:
-        """The calls of `evaluate_unseen`."""
-        return down_calls(self.declared, self.groups, self.home)
+        """The calls of `mean_answers` and `evaluate_unseen`."""
+        calls = down_calls(self.declared, self.groups, self.home)
+        if not self.answers:
+            return calls
+        rows = (delivery(*self._rows_on_server, {"leaf": leaf}, down=False) for _, leaf in tree.leaves(self.answers))
+        return [*rows, Traffic.broadcast(tree.num_bytes(self.answers), len(self.groups)), *calls]
+
+    @property
+    def _rows_on_server(self) -> tuple[list[np.ndarray], np.ndarray]:
+        """What `deliver` needs to bring the rows of all trained clients to rank 0: who wants which, where they live."""
+        assert self.home is not None, "clients that keep messages have a home"
+        return [np.arange(len(self.home)), *[np.empty(0, np.int64)] * (len(self.groups) - 1)], self.home
 
 
 def unseen_setup(
@@ -87,10 +104,32 @@ def unseen_setup(
     return Unseen(executor, declared, places, updates if rule.trains else 0, placement.home)
 
 
+def mean_answers(unseen: Unseen, transport: Transport, population: Population) -> Messages:
+    """The plain mean over all trained clients of each message that they keep, which newcomers have in its place.
+
+    Rank 0 holds one leaf of all clients at a time.
+    """
+    if not unseen.answers:
+        return {}
+    means = {}
+    with transport.channel("data"):
+        for path, leaf in tree.leaves(unseen.answers):
+
+            def rows(clients: np.ndarray, path: str = path) -> Tree:
+                return {"leaf": population.leaf(f"{ANSWERED}/{path}", clients)}
+
+            received = deliver(transport, *unseen._rows_on_server, rows, {"leaf": leaf}, down=False)
+            # Without rows on other ranks, which take rank 0's mean.
+            means[path] = tree.leaf(received, "leaf").double().mean(0).to(leaf.dtype)
+        buffer = pack(tree.unflatten(means))
+        transport.broadcast(buffer)
+    return unpack(buffer, unseen.answers)  # type: ignore[return-value]
+
+
 def evaluate_unseen(
     unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int
 ) -> Counts:
-    """What the unseen clients of this rank get right, in ascending order of their ids.
+    """Test results of the unseen clients of this rank, in ascending order of their ids.
 
     Args:
         server: its state after the round; rank 0 only.

@@ -10,8 +10,8 @@ from pflmpi.algorithms.local_only import Local
 from pflmpi.errors import AlgorithmError
 from pflmpi.learning import replay
 from pflmpi.learning.client import Batch, ClientData, model_loss
-from pflmpi.learning.closures import contents
 from pflmpi.learning.program import Recording
+from pflmpi.learning.replay import contents
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages

@@ -12,10 +12,9 @@ import pytest
 
 import quick_run
 from pflmpi.errors import RunError
-from pflmpi.runtime import checkpoints, shard_writers
-from pflmpi.runtime.checkpoints import Checkpoints
-from pflmpi.runtime.shard_writers import clients_written
-from pflmpi.runtime.shard_writers import shard_writers as writers_of
+from pflmpi.runtime import checkpoints
+from pflmpi.runtime.checkpoints import Checkpoints, clients_written
+from pflmpi.runtime.checkpoints import shard_writers as writers_of
 from pflmpi.store import run_folder
 from pflmpi.store.names import shard_path
 from pflmpi.store.shard import write_shard
@@ -45,7 +44,7 @@ def test_ranks_of_a_node_with_few_rows_share_a_shard(alone: str, tmp_path: Path)
 
 
 def test_a_rank_with_many_rows_writes_its_own(alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_writers, "_OWN", 1)
+    monkeypatch.setattr(checkpoints, "_OWN", 1)
     assert quick_run.run(RAW, tmp_path / "run", ranks=3) == alone
     assert shards(tmp_path / "run")[:2] == ["round_00000_rank_001.h5", "round_00000_rank_002.h5"]
 
@@ -62,8 +61,8 @@ def test_a_rank_with_many_rows_writes_its_own(alone: str, tmp_path: Path, monkey
 def test_who_writes_follows_from_sizes_and_nodes(
     sizes: list[int], hosts: str, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_writers, "_OWN", 40)
-    monkeypatch.setattr(shard_writers, "_SHARED", 60)
+    monkeypatch.setattr(checkpoints, "_OWN", 40)
+    monkeypatch.setattr(checkpoints, "_SHARED", 60)
     assert writers_of(sizes, hosts) == expected
 
 
@@ -76,7 +75,7 @@ def test_a_shard_that_an_earlier_start_has_left_is_not_taken_for_one_of_the_run(
     alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before its first checkpoint, a run leaves shards and no round file."""
-    monkeypatch.setattr(shard_writers, "_OWN", 1)
+    monkeypatch.setattr(checkpoints, "_OWN", 1)
     (tmp_path / "run").mkdir()
     for rank in (1, 2):
         write_shard(shard_path(tmp_path / "run", 0, rank), {"cohort0": (np.array([rank]), {})})

@@ -16,8 +16,7 @@ from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import broadcast_tree
 from pflmpi.messages.packing import pack
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.devices import place_ranks
-from pflmpi.runtime.gpu_messages import GpuMessages, gpu_messages
+from pflmpi.runtime.devices import GpuMessages, gpu_messages, place_ranks
 from pflmpi.transports.base import Buffer
 from pflmpi.transports.inprocess import InProcessTransport
 from stub_device import DEVICE, StubTensor, stub_device
