@@ -37,6 +37,8 @@ from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.executors.transfers import Update
 from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Progress
+from pflmpi.runtime.round_report import RoundHooks
+from pflmpi.runtime.round_schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.store import metrics_file
@@ -213,8 +215,11 @@ def run(experiment: Experiment, ready: Setup, ranks: int, folder: Path) -> tuple
         initialise(population, ready.algorithm, experiment.tasks)
         server = ready.algorithm.init_server(ready.task) if number == 0 else {}
         layout = Layout.unwritten(experiment.cohort)
-        checkpoints = Checkpoints(folder, ready, transport, described, layout, lock)
-        rounds.run(ready, transport, checkpoints, server, population, None, progress.append, Noting(transport))
+        config, totals = experiment.config, experiment.federation.test_class_counts
+        checkpoints = Checkpoints(folder, ready, transport, described, layout, lock, config.checkpoint.keep)
+        hooks = RoundHooks(totals, transport, checkpoints, progress.append, Noting(transport))
+        scheduled = schedule(ready, config.evaluation, config.checkpoint, None)
+        rounds.run(ready, transport, scheduled, hooks, checkpoints, server, population)
 
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(ranks)]
     for thread in threads:

@@ -222,10 +222,6 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         placement=placement,
         declared=declared,
         templates=experiment.templates,
-        evaluation=config.evaluation,
-        checkpoint=config.checkpoint,
-        timeout=runtime.timeout,
-        skips=runtime.client_errors == "skip",
         unseen=_unseen(experiment, executor, declared, placement),
     )
     mine = None if rank is None or device.type == "cpu" else ready.samples(rank)  # on a CPU ranks share a mapped file

@@ -56,7 +56,7 @@ def count_trained(
     for done, group in enumerate(groups, 1):  # a group at a time: all clients may not fit the memory
         population = restore.read_population(ready, run, round, group)
         if after_training:
-            ups = train(ready, population, reply, [group], round + 1).ups
+            ups = train(ready.executor, population, reply, [group], round + 1).ups
             counts.append(evaluate_trained(ready.executor, population, reply, ups, round + 1))
         else:
             counts.append(evaluate(ready.executor, population, reply, [group], round))

@@ -38,7 +38,8 @@ from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.runtime.exchange import check_server_memory
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
-from pflmpi.runtime.round_schedule import advise_fewer_ranks, schedule
+from pflmpi.runtime.round_report import RoundHooks
+from pflmpi.runtime.round_schedule import RoundSchedule, advise_fewer_ranks, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
@@ -238,36 +239,51 @@ def _run_rounds(
     Raises:
         Stopped: on all ranks, after a complete round, when one of them was asked to stop.
     """
-    transport = context.transport
+    transport, config = context.transport, experiment.config
     transport.counter.take("data")
     setup = build.setup(experiment, transport.size, context.slots, transport.rank)
     check_same_setup(experiment, setup, transport)
-    ahead = list(islice(schedule(setup, done), _AHEAD)) if transport.rank == 0 else []
-    if ahead and (advice := advise_fewer_ranks(setup, ahead[1:])):
-        _log.warning("%s", advice)
-    here = setup.placement.hosted(transport.rank), setup.templates, folder_of(experiment.config.runtime, run)
-
-    def allocated() -> Population:
-        check_server_memory(setup, ahead, memory().free)
-        return allocate(experiment.cohort, *here)
-
-    population = all_or_none(transport, allocated)
+    population = _allocated(setup, experiment, run, transport, done)
     if done is None:
         server, layout = _initial_state(setup, population, transport)
     else:
         server, layout = restore(run, setup, population, transport, done)
     attributes = stored_config.attributes(experiment, transport, run_id)
-    checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock)
-    output = experiment.config.output if transport.rank == 0 else OutputConfig()
+    checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock, config.checkpoint.keep)
+    output = config.output if transport.rank == 0 else OutputConfig()
     try:
-        with tracked(TrackedRun(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:
-            if not _has_ended(run, experiment.config, context):
-                rounds.run(setup, transport, checkpoints, server, population, done, observer, context.stop)
+        with tracked(TrackedRun(run, run_id, by_key(config.resolved())), output, observe) as observer:
+            if not _has_ended(run, config, context):
+                scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
+                totals, timeout = experiment.federation.test_class_counts, config.runtime.timeout
+                hooks = RoundHooks(totals, transport, checkpoints, observer, context.stop, timeout)
+                skips = config.runtime.client_errors == "skip"
+                rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)
     except Stopped:
         raise
     except BaseException:
         checkpoints.close()
         raise
+
+
+def _allocated(setup: Setup, experiment: Experiment, run: Path, transport: Transport, done: int | None) -> Population:
+    """Room for the state of the clients that live here, once rank 0 has looked at the rounds that follow.
+
+    Raises:
+        CollectiveError: on all ranks, where the memory of one of them does not suffice.
+    """
+    config, ahead = experiment.config, list[RoundSchedule]()
+    if transport.rank == 0:
+        ahead = list(islice(schedule(setup, config.evaluation, config.checkpoint, done), _AHEAD))
+        if advice := advise_fewer_ranks(setup, ahead[1:]):
+            _log.warning("%s", advice)
+
+    def allocated() -> Population:
+        check_server_memory(setup, ahead, memory().free)
+        hosted = setup.placement.hosted(transport.rank)
+        return allocate(experiment.cohort, hosted, setup.templates, folder_of(config.runtime, run))
+
+    return all_or_none(transport, allocated)
 
 
 def _has_ended(run: Path, config: Config, context: RankContext) -> bool:

@@ -6,6 +6,7 @@ from itertools import islice
 
 import numpy as np
 
+from pflmpi.config.load import Config
 from pflmpi.forecast.bytes import StateSizes, leaf_bytes
 from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
@@ -37,11 +38,12 @@ class Disk:
     count: int
 
 
-def disk(setup: Setup, sizes: StateSizes) -> Disk:
+def disk(setup: Setup, config: Config, sizes: StateSizes) -> Disk:
     """What the checkpoints take, with `checkpoint.every` and `checkpoint.keep`; nothing is written."""
-    settings = setup.checkpoint
+    settings = config.checkpoint
     count = 1 + -(-setup.task.training.rounds // settings.every)
-    saves = list(islice((one for one in schedule(setup, None) if one.saves), _LOOKED_AT))
+    rounds_ahead = schedule(setup, config.evaluation, settings, None)
+    saves = list(islice((now for now in rounds_ahead if now.saves), _LOOKED_AT))
     rows, rounds = np.array([_rows(one, sizes) for one in saves]), np.array([_round(one, sizes) for one in saves])
     each = rows + rounds
     stays = _stays(saves, rows, rounds, settings.keep) if settings.keep else np.cumsum(each)

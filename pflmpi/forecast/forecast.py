@@ -132,11 +132,11 @@ def predict(config: Config, resources: Resources) -> Forecast:
     ready = setup(experiment, ranks.count, ranks.slots)
     loading = time.perf_counter() - began
     sizes = state_sizes(experiment)
-    looked_at = min(max(_LEAST, ready.evaluation.every), _MOST)
-    opening, *rounds = islice(schedule(ready, None), 1 + looked_at)
+    looked_at = min(max(_LEAST, config.evaluation.every), _MOST)
+    opening, *rounds = islice(schedule(ready, config.evaluation, config.checkpoint, None), 1 + looked_at)
     measured = measured_steps(ready, rounds, sizes, on_gpu, process.resident)
     memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, config.runtime.state == "disk")
-    plan = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, disk(ready, sizes), transport)
+    plan = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, disk(ready, config, sizes), transport)
     return Forecast(*plan, measured, loading)
 
 

@@ -249,7 +249,8 @@ def _measured(setup: Setup, server: Tree, group: ClientGroup, before: float) -> 
     """Cost of a group, from two trainings of a few steps and a test."""
     executor, device = setup.executor, setup.executor.pool.images.device
     members = executor.cohort == executor.cohort[group[0]]
-    samples, tests = int(executor.federation.num_train[members].max()), max(int(setup.num_test[members].max()), 1)
+    federation = executor.federation
+    samples, tests = int(federation.num_train[members].max()), max(int(federation.num_test[members].max()), 1)
     width = min(setup.task.training.batch_size, samples)
     few, more = (_trial(setup, server, group, steps, width, tests) for steps in (_FEW, _MORE))
     measure(few.train, device)

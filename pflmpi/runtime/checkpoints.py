@@ -64,6 +64,7 @@ class Checkpoints:
         attributes: written into every round file.
         layout: where the newest row of each client is.
         lock: of the run; without it nothing more is written.
+        keep: how many of the newest checkpoints stay on disk; 0 for all.
     """
 
     def __init__(
@@ -74,9 +75,10 @@ class Checkpoints:
         attributes: Mapping[str, str | int],
         layout: Layout,
         lock: RunLock,
+        keep: int,
     ) -> None:
         self._run, self._setup, self._transport, self._attributes = run, setup, transport, attributes
-        self._layout, self._lock = layout, lock
+        self._layout, self._lock, self._keep = layout, lock, keep
         self._templates = row_kinds(setup.templates)
         self._row_bytes = row_bytes(self._templates, setup.executor.cohort)
         self._hosts = [peer.host for peer in transport.peers] or [""] * transport.size
@@ -161,7 +163,7 @@ class Checkpoints:
             bytes={} if progress is None else progress.bytes,
             received={name: received_by_all(setup.declared.down[name], stored(published[name])) for name in names},
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
-            partition={"train_samples": setup.declared.num_train, "test_samples": setup.num_test},
+            partition={"train_samples": setup.declared.num_train, "test_samples": setup.executor.federation.num_test},
             normalisation=setup.task.normalisation,
             metrics_file=metrics,
         )
@@ -180,9 +182,9 @@ class Checkpoints:
                 self._wait_for(self._run / name)
         self._lock.check()
         self._shards = write_round(self._run, content, layout, self._templates, self._attributes, self._shards)
-        if keep := self._setup.checkpoint.keep:
+        if self._keep:
             self._joined[round] = layout.files
-            prune(self._run, keep, self._joined)
+            prune(self._run, self._keep, self._joined)
             self._joined = {kept: files for kept, files in self._joined.items() if round_path(self._run, kept).exists()}
 
     def _wait_for(self, shard: Path) -> None:

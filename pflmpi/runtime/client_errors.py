@@ -9,14 +9,15 @@ import numpy as np
 import torch
 
 from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
+from pflmpi.learning.task import Task
 from pflmpi.messages.device_sum import on_host
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.transfers import Update
 from pflmpi.runtime.faults import CollectiveError
-from pflmpi.runtime.setup import Setup
 from pflmpi.transports.base import Transport
 from pflmpi.transports.text import gather_texts
 from pflmpi.tree import Tree
@@ -114,21 +115,18 @@ def agree(transport: Transport, participants: np.ndarray, failed: Mapping[int, s
     return {client: reasons.get(client, "") for client in clients}
 
 
-def check_enough(setup: Setup, round: int, left: int, failed: Mapping[int, str]) -> None:
-    """Raise `CollectiveError` on all ranks if a round cannot be with as many participants as are left."""
-    first = next(iter(failed.values()))
+def check_enough(algorithm: Algorithm, task: Task, round: int, left: int, failed: Mapping[int, str]) -> None:
+    """Raise `CollectiveError` on all ranks if a round cannot go on with as many participants as are left."""
+    first, count = next(iter(failed.values())), len(failed)
     if left == 0:
         raise CollectiveError(
-            RunError(
-                f"all {len(failed)} participants of round {round} failed, nobody is left; the first: {first}; {_REMEDY}"
-            )
+            RunError(f"all {count} participants of round {round} failed, nobody is left; the first: {first}; {_REMEDY}")
         )
     try:
-        setup.algorithm.check(setup.task, left)
+        algorithm.check(task, left)
     except ConfigError as error:
-        raise CollectiveError(
-            RunError(f"{first}; without the {len(failed)} that failed in round {round}: {error}")
-        ) from error
+        why = f"{first}; without the {count} that failed in round {round}: {error}"
+        raise CollectiveError(RunError(why)) from error
 
 
 def _of_a_client(error: AlgorithmError) -> bool:

@@ -39,8 +39,8 @@ class Counts:
         """Counts before any test; `total` [N, K]."""
         return cls(np.zeros_like(total), np.zeros_like(total), total, np.zeros(len(total)))
 
-    def rows(self, places: np.ndarray) -> "Counts":
-        """The counts of some clients, chosen by places or a mask."""
+    def rows(self, places: np.ndarray | slice) -> "Counts":
+        """The counts of some clients, chosen by positions, a mask or a slice."""
         return Counts(self.hits[places], self.predicted[places], self.total[places], self.loss[places])
 
     def updated(self, clients: np.ndarray, new: "Counts") -> "Counts":

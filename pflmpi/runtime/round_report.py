@@ -14,7 +14,6 @@ from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
-from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Pause, Stop
 from pflmpi.transports.base import Transport
 
@@ -85,34 +84,23 @@ def gather(
         num_clients: N; those of higher ids are unseen, and from N + U on client N + U + i is client i after training.
         measured: here.
     """
-    tested = measured.tested
-    num_classes = totals.shape[1]
-    rows = np.column_stack([tested.hits, tested.predicted, tested.loss])
-    losses = [measured.train_loss[client] for client in sorted(measured.train_loss)]
-    head = [int(measured.training * 1e6), int(measured.testing * 1e6), own_memory("VmHWM"), *measured.stop]
-    part = np.concatenate([head, rows.ravel(), losses]).astype(np.float64)
-    lengths = _lengths(testing, training, num_classes)
-    parts = transport.gather(part.view(np.uint8), _sizes(lengths))
-    if parts is None:
+    lengths = _lengths(testing, training, totals.shape[1])
+    reports = transport.gather(_packed(measured).view(np.uint8), (8 * lengths.sum(1)).tolist())
+    if reports is None:
         return None
-    of_part = np.repeat(np.tile(np.arange(lengths.shape[1]), len(lengths)), lengths.ravel())
-    values = np.concatenate(parts).view(np.float64)
-    heads, scores, train_loss = (values[of_part == part] for part in range(lengths.shape[1]))
-    heads, scores = heads.reshape(-1, _HEAD), scores.reshape(-1, 2 * num_classes + 1)
-    (clients, order), (_, trained_order) = _ascending(testing), _ascending(training)
-    hits, predicted, loss = np.split(scores[order], [num_classes, 2 * num_classes], axis=1)
-    everyone = len(totals)
-    counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss[:, 0])
-    seen, trained = clients < num_clients, clients >= everyone
-    unseen = ~seen & ~trained
+    parts = range(lengths.shape[1])
+    part_of = np.repeat(np.tile(parts, len(lengths)), lengths.ravel())
+    values = np.concatenate(reports).view(np.float64)
+    heads, scores, train_loss = (values[part_of == part] for part in parts)
+    heads = heads.reshape(-1, _HEAD)
     trained_for, tested_for, memory = heads[:, :3].T
-    busy = (trained_for + tested_for) / 1e6
-    computes = lengths[:, 1:].any(1)
+    busy, computes = (trained_for + tested_for) / 1e6, lengths[:, 1:].any(1)
+    tested, unseen, trained = _scores(scores, testing, totals, num_clients)
     return RoundReport(
-        tested=counts.rows(seen),
-        unseen=counts.rows(unseen) if unseen.any() else None,
-        trained=counts.rows(trained) if trained.any() else None,
-        train_loss=train_loss[trained_order],
+        tested=tested,
+        unseen=unseen if len(unseen.loss) else None,
+        trained=trained if len(trained.loss) else None,
+        train_loss=train_loss[np.argsort(rank_by_rank(training), kind="stable")],
         busiest=float(busy.max()),
         waiting=float(busy.max() - busy[computes].mean()) if computes.any() else 0.0,
         testing=float(tested_for[computes].mean()) / 1e6 if computes.any() else 0.0,
@@ -121,23 +109,33 @@ def gather(
     )
 
 
+def _packed(measured: Measured) -> np.ndarray:
+    """The report of this rank, float64: its head, the scores of its clients, and their losses."""
+    head = [int(measured.training * 1e6), int(measured.testing * 1e6), own_memory("VmHWM"), *measured.stop]
+    scores = np.column_stack([measured.tested.hits, measured.tested.predicted, measured.tested.loss])
+    losses = [measured.train_loss[client] for client in sorted(measured.train_loss)]
+    return np.concatenate([head, scores.ravel(), losses]).astype(np.float64)
+
+
 def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> np.ndarray:
-    """[R, 3] numbers in the report of each rank: its head, the scores of its clients, and their losses."""
+    """[R, 3] numbers in the three parts of the report of each rank; see `_packed`."""
     tested, trained = clients_per_rank(testing), clients_per_rank(training)
     return np.column_stack([np.full_like(tested, _HEAD), (2 * num_classes + 1) * tested, trained])
 
 
-def _sizes(lengths: np.ndarray) -> list[int]:
-    """Bytes of the report of each rank."""
-    sizes: list[int] = (8 * lengths.sum(1)).tolist()
-    return sizes
-
-
-def _ascending(groups: list[list[ClientGroup]]) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of all clients, ascending, and their places in the order of ranks."""
-    clients = rank_by_rank(groups)
+def _scores(
+    scores: np.ndarray, testing: list[list[ClientGroup]], totals: np.ndarray, num_clients: int
+) -> tuple[Counts, Counts, Counts]:
+    """The scores of the tested clients, of the unseen ones, and of the participants after training; see `gather`."""
+    clients, (everyone, num_classes) = rank_by_rank(testing), totals.shape
     order = np.argsort(clients, kind="stable")
-    return clients[order], order
+    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1)[order]
+    hits, predicted, loss = np.split(rows, [num_classes, 2 * num_classes], axis=1)
+    counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss[:, 0])
+    first_unseen, first_trained = np.searchsorted(clients, [num_clients, everyone])
+    parts = slice(first_unseen), slice(first_unseen, first_trained), slice(first_trained, None)
+    tested, unseen, trained = map(counts.rows, parts)
+    return tested, unseen, trained
 
 
 class Stopwatch:
@@ -165,20 +163,29 @@ class Stopwatch:
 class RoundHooks:
     """What happens around a round: seconds, the report of all ranks, metrics, progress, and whether all go on.
 
+    Attributes:
+        stop: whether this rank has a reason to stop.
+
     Args:
-        setup: of the run.
-        transport: to the other ranks; how long its calls wait follows from the length of the rounds.
+        test_class_counts: [N, K] int64, test samples of each client by class.
+        transport: to the other ranks.
         checkpoints: get the metrics of each round.
         observe: called on rank 0 after every round.
-        stop: whether this rank has a reason to stop.
+        timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
     """
 
     def __init__(
-        self, setup: Setup, transport: Transport, checkpoints: Checkpoints, observe: Observer, stop: Stop
+        self,
+        test_class_counts: np.ndarray,
+        transport: Transport,
+        checkpoints: Checkpoints,
+        observe: Observer,
+        stop: Stop,
+        timeout: float | None = None,
     ) -> None:
-        self._setup, self._transport, self._checkpoints = setup, transport, checkpoints
-        self._observe, self._stop = observe, stop
-        self._scores = Counts.none(setup.executor.federation.test_class_counts)  # the newest of each client
+        self._transport, self._checkpoints = transport, checkpoints
+        self._observe, self.stop, self._timeout = observe, stop, timeout
+        self._scores = Counts.none(test_class_counts)  # the newest of each client
         self._last_report = time.perf_counter()
         self._limit_waiting(_FIRST_ROUND)
 
@@ -194,12 +201,13 @@ class RoundHooks:
         Returns:
             What rank 0 knows of the round, None elsewhere; why all ranks stop after it, None if they go on.
         """
-        self._stop.round_took(watch.seconds)
-        measured = Measured(counts, losses, watch.laps["training"], watch.laps["testing"], self._stop.said)
-        reported = gather(self._transport, *now.reported, self._setup.task.num_clients, measured)
+        self.stop.round_took(watch.seconds)
+        measured = Measured(counts, losses, watch.laps["training"], watch.laps["testing"], self.stop.said)
+        num_clients = len(self._scores.loss)
+        reported = gather(self._transport, now.reporting, now.training, now.test_class_counts, num_clients, measured)
         progress = None if reported is None else self._progress(now, reported, watch.laps["exchange"])
-        pause = self._stop.agree(self._transport, watch.seconds, None if reported is None else reported.stop)
-        self._limit_waiting(max(LEAST_TIMEOUT, _PATIENCE * self._stop.longest))
+        pause = self.stop.agree(self._transport, watch.seconds, None if reported is None else reported.stop)
+        self._limit_waiting(max(LEAST_TIMEOUT, _PATIENCE * self.stop.longest))
         return progress, pause
 
     def _progress(self, now: RoundSchedule, reported: RoundReport, exchanging: float) -> Progress:
@@ -229,10 +237,10 @@ class RoundHooks:
         )
         self._checkpoints.record(progress)
         self._observe(progress)
-        self._stop.early.add(progress.columns)
+        self.stop.early.add(progress.columns)
         return progress
 
     def _limit_waiting(self, seconds: float) -> None:
         """Set how long a call waits for other ranks, where that is not configured."""
-        if self._setup.timeout is None:
+        if self._timeout is None:
             self._transport.timeout = seconds

@@ -1,11 +1,12 @@
 """The rounds of a run before they happen: who trains and is tested where, what is saved, which calls are made.
 
-A pure function of the setup. The loop, the checkpoints and `plan` read it.
+A pure function of the setup and of the configuration. The loop, the checkpoints and `plan` read it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Own, OwnClasses
 from pflmpi.messages.traffic import Traffic
 from pflmpi.messages.uplink import up_calls
+from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen
 
@@ -30,6 +32,7 @@ class RoundSchedule:
         skipped: ascending ids of participants that failed, which a run learns in the round; not among `participants`.
         receivers: [R] ascending ids of the clients that the reply is for: who trains next, and who is tested with it.
         evaluates: whether personal models are tested.
+        tests_trained: whether the participants are tested after local training too, before the server answers.
         tested: [T] ascending ids, those whose personal model may have changed since the last evaluation.
         saves: whether a checkpoint follows.
         unsaved: [U] ascending ids of the clients that keep state which has changed since the last checkpoint.
@@ -41,6 +44,7 @@ class RoundSchedule:
     participants: np.ndarray
     receivers: np.ndarray
     evaluates: bool
+    tests_trained: bool
     tested: np.ndarray
     saves: bool
     unsaved: np.ndarray
@@ -70,32 +74,25 @@ class RoundSchedule:
         return self.setup.placement.assign(self.tested, tested=True)
 
     @property
-    def tests_trained(self) -> bool:
-        """Whether the participants are tested after local training too, before the server answers."""
-        return self.evaluates and self.setup.evaluation.when == "both"
-
-    @property
     def unseen(self) -> Unseen | None:
         """The unseen clients, if they are tested in this round."""
         return self.setup.unseen if self.evaluates else None
 
     @cached_property
     def reporting(self) -> list[list[ClientGroup]]:
-        """The groups whose scores each rank reports: those that it tests, those of unseen clients, and those that it
-        has tested after training, whose numbers go on after all clients."""
-        nobody: list[list[ClientGroup]] = [[] for _ in self.testing]
-        unseen = self.unseen.groups if self.unseen else nobody
-        after = len(self._test_class_counts)
-        trained = [[after + group for group in groups] for groups in self.training] if self.tests_trained else nobody
-        return [[*each, *new, *late] for each, new, late in zip(self.testing, unseen, trained, strict=True)]
+        """The groups whose scores each rank reports: the tested ones, then the unseen clients, then the trained ones.
+
+        The numbers of those that are tested after training begin after all clients.
+        """
+        no_groups: list[list[ClientGroup]] = [[] for _ in self.testing]
+        unseen = self.unseen.groups if self.unseen else no_groups
+        after = len(self.test_class_counts)
+        trained = [[after + group for group in groups] for groups in self.training] if self.tests_trained else no_groups
+        return [list(chain(*groups)) for groups in zip(self.testing, unseen, trained, strict=True)]
 
     @property
-    def reported(self) -> tuple[list[list[ClientGroup]], list[list[ClientGroup]], np.ndarray]:
-        """The groups of each rank whose scores, and whose training losses, are reported; test samples by class."""
-        return self.reporting, self.training, self._test_class_counts
-
-    @property
-    def _test_class_counts(self) -> np.ndarray:
+    def test_class_counts(self) -> np.ndarray:
+        """[N, K] test samples of each class; of unseen clients too, if these are tested."""
         executor = self.unseen.executor if self.unseen else self.setup.executor
         return executor.federation.test_class_counts
 
@@ -141,69 +138,82 @@ class RoundSchedule:
         return num_bytes
 
 
-def schedule(setup: Setup, done: int | None) -> Iterator[RoundSchedule]:
+def schedule(
+    setup: Setup, evaluation: EvaluationConfig, checkpoint: CheckpointConfig, done: int | None
+) -> Iterator[RoundSchedule]:
     """The opening, then every round to the last.
 
     Args:
-        setup: of the run.
         done: the round to continue after; None for a new run.
     """
-    training, everyone = setup.task.training, np.arange(setup.task.num_clients)
-    nobody = everyone[:0]
-    new, first = done is None, done or 0
-    before, upcoming = _participants(setup, first), _participants(setup, first + 1)
-    yield RoundSchedule(
-        setup,
-        round=first,
-        opening=True,
-        participants=everyone if new and setup.algorithm.introduces else nobody,
-        receivers=_receivers(setup, first, before, upcoming),
-        evaluates=False,
-        tested=nobody,
-        saves=new,
-        unsaved=everyone[setup.keeps] if new else nobody,
-    )
-    changed, unsaved = np.ones(len(everyone), bool), np.zeros(len(everyone), bool)
-    for round in range(first + 1, training.rounds + 1):
-        participants, upcoming, last = upcoming, _participants(setup, round + 1), round == training.rounds
+    rounds, first = setup.task.training.rounds, done or 0
+    upcoming = _participants(setup, first + 1)
+    yield _opening(setup, evaluation, first, upcoming, new=done is None)
+    changed, unsaved = np.ones(setup.task.num_clients, bool), np.zeros(setup.task.num_clients, bool)
+    for round in range(first + 1, rounds + 1):
+        participants, upcoming = upcoming, _participants(setup, round + 1)
         changed[participants] = unsaved[participants] = True
-        evaluates = last or round % setup.evaluation.every == 0
-        saves = last or round % setup.checkpoint.every == 0
+        evaluates = round == rounds or round % evaluation.every == 0
+        saves = round == rounds or round % checkpoint.every == 0
         yield RoundSchedule(
             setup,
             round=round,
             opening=False,
             participants=participants,
-            receivers=_receivers(setup, round, participants, upcoming),
+            receivers=_receivers(setup, evaluation, round, participants, upcoming),
             evaluates=evaluates,
-            tested=_tested(setup, changed) if evaluates else nobody,
+            tests_trained=evaluates and evaluation.when == "both",
+            tested=_tested(setup, evaluation, changed) if evaluates else _NO_CLIENTS,
             saves=saves,
-            unsaved=np.flatnonzero(unsaved & setup.keeps),
+            unsaved=np.flatnonzero(unsaved & setup.keeps_state),
         )
         changed &= not evaluates
         unsaved &= not saves
 
 
+_NO_CLIENTS = np.empty(0, np.int64)
+
+
+def _opening(setup: Setup, evaluation: EvaluationConfig, round: int, upcoming: np.ndarray, new: bool) -> RoundSchedule:
+    """What precedes the first round of a new run, or the next one of a run that is resumed after `round`."""
+    everyone, before = np.arange(setup.task.num_clients), _participants(setup, round)
+    return RoundSchedule(
+        setup,
+        round=round,
+        opening=True,
+        participants=everyone if new and setup.algorithm.introduces else _NO_CLIENTS,
+        receivers=_receivers(setup, evaluation, round, before, upcoming),
+        evaluates=False,
+        tests_trained=False,
+        tested=_NO_CLIENTS,
+        saves=new,
+        unsaved=np.flatnonzero(setup.keeps_state) if new else _NO_CLIENTS,
+    )
+
+
 def _participants(setup: Setup, round: int) -> np.ndarray:
-    """Who trains in a round; nobody before the first and after the last."""
-    if not 1 <= round <= setup.task.training.rounds:
-        return np.empty(0, np.int64)
-    return setup.task.training.participants(setup.task.seed, round, setup.task.num_clients)
+    """Ascending ids of the clients that train in a round; none before the first and after the last."""
+    training = setup.task.training
+    if not 1 <= round <= training.rounds:
+        return _NO_CLIENTS
+    return training.participants(setup.task.seed, round, setup.task.num_clients)
 
 
-def _receivers(setup: Setup, round: int, participants: np.ndarray, upcoming: np.ndarray) -> np.ndarray:
-    """Who trains next (`upcoming`), and who is tested with a message of its own."""
+def _receivers(
+    setup: Setup, evaluation: EvaluationConfig, round: int, participants: np.ndarray, upcoming: np.ndarray
+) -> np.ndarray:
+    """The clients that train next (`upcoming`), and those that are tested with a message of their own."""
     kinds = [setup.declared.down[name] for name in setup.algorithm.predicts_with]
     if not any(isinstance(kind, Own | OwnClasses) for kind in kinds):
         return upcoming
-    if round == 0 or setup.evaluation.absent == "latest":
+    if round == 0 or evaluation.absent == "latest":
         return np.arange(setup.task.num_clients)
     return np.union1d(upcoming, participants)
 
 
-def _tested(setup: Setup, changed: np.ndarray) -> np.ndarray:
+def _tested(setup: Setup, evaluation: EvaluationConfig, changed: np.ndarray) -> np.ndarray:
     """The clients whose personal model may differ from the one tested last; `changed` [N] says whose state does."""
-    by_state = not setup.algorithm.predicts_with or setup.evaluation.absent == "last_received"
+    by_state = not setup.algorithm.predicts_with or evaluation.absent == "last_received"
     return np.flatnonzero(changed) if by_state and not setup.executor.adapts else np.arange(len(changed))
 
 
@@ -213,10 +223,10 @@ _FEW = 4  # ranks of which it does not matter
 def advise_fewer_ranks(setup: Setup, rounds: Sequence[RoundSchedule]) -> str:
     """What to change if half of the ranks that compute have no client to train in any of these rounds; else ""."""
     hosts = len(setup.placement.hosts)
-    busy = [sum(map(bool, one.training)) for one in rounds]
+    busy = [sum(map(bool, scheduled.training)) for scheduled in rounds]
     if hosts < _FEW or not busy or 2 * max(busy) > hosts:
         return ""
-    participants = max(len(one.participants) for one in rounds)
+    participants = max(len(scheduled.participants) for scheduled in rounds)
     lanes = min(max(map(len, setup.placement.groups)), setup.placement.most)
     calls = f" in calls of up to {lanes}" if lanes > 1 else ""
     lower = ", or set runtime.lanes lower" if lanes > 1 else ""

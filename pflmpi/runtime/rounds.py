@@ -1,7 +1,7 @@
 """The training loop, run by every rank."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,13 +17,12 @@ from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.evaluation import evaluate, evaluate_shared_model, evaluate_trained
 from pflmpi.runtime.exchange import exchange
+from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.transfers import device_message_limit, pipelined
 from pflmpi.runtime.measures import Counts, concatenated
-from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.round_report import RoundHooks, Stopwatch
-from pflmpi.runtime.round_schedule import RoundSchedule, schedule
+from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.unseen import evaluate_unseen, mean_answers
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -47,41 +46,39 @@ class Trained:
 def run(
     setup: Setup,
     transport: Transport,
+    rounds: Iterator[RoundSchedule],
+    hooks: RoundHooks,
     checkpoints: Checkpoints,
     server: Tree,
     population: Population,
-    done: int | None,
-    observe: Observer,
-    stop: Stop,
+    skips: bool = False,
 ) -> Tree:
-    """Run the rounds after `done` to the last; return the final server state (rank 0).
+    """Run the scheduled rounds; return the final server state (rank 0).
 
     Args:
-        server: the server's state after round `done`; rank 0 only, `{}` elsewhere.
-        population: the clients that live here, after round `done`; changed in place.
-        done: None for a new run.
-        observe: called on rank 0 after every round.
-        stop: whether this rank has a reason to stop.
+        rounds: the opening, and the rounds that are left.
+        server: the server's state before them; rank 0 only, `{}` elsewhere.
+        population: the clients that live here; changed in place.
+        skips: go on without the clients that fail in a round.
 
     Raises:
         Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
     """
     replay.forget()
     rank, last = transport.rank, setup.task.training.rounds
-    hooks = RoundHooks(setup, transport, checkpoints, observe, stop)
-    rounds = schedule(setup, done)
     server, reply = _open(setup, transport, checkpoints, next(rounds), server, population)
     for now in rounds:  # who takes part in a round is known before it happens
         watch = Stopwatch()
-        trained = train(setup, population, reply, now.training[rank], now.round)
+        trained = train(setup.executor, population, reply, now.training[rank], now.round, skips)
         watch.lap("training")
-        now = without_failed(setup, transport, now, trained.failed)
+        if skips:
+            now = without_failed(setup, transport, now, trained.failed)
         after_training = _evaluate_trained(setup, population, reply, trained, now)
         watch.lap("testing")
 
         # aggregate, server_update, publish
-        seen, reply = exchange(setup, transport, server, population, trained.ups, now)
-        server = seen.server
+        server_round, reply = exchange(setup, transport, server, population, trained.ups, now)
+        server = server_round.server
         population.keep_reply(now.training[rank], reply)
         reply = reply.on(setup.executor.device)
         watch.lap("exchange")
@@ -91,12 +88,12 @@ def run(
 
         progress, pause = hooks.end_round(now, counts, trained.losses, watch)
         if now.saves or pause:
-            checkpoints.save(now, seen, population, progress)
-        if pause == "end":
+            checkpoints.save(now, server_round, population, progress)
+        if pause == "end" or now.round == last:
             break
-        if pause and now.round < last:
+        if pause:
             checkpoints.finish()
-            raise stop.interruption(now.round)
+            raise hooks.stop.interruption(now.round)
     checkpoints.finish()
     return server
 
@@ -112,41 +109,41 @@ def _open(
     """Let the clients of a new run introduce themselves; send the reply that the first round trains with."""
     introducing = opening.training[transport.rank]
     ups = [(group, client_errors.introduce(setup.executor, group, population.get(group))) for group in introducing]
-    seen, reply = exchange(setup, transport, server, population, ups, opening)
+    server_round, reply = exchange(setup, transport, server, population, ups, opening)
     if opening.saves:
         population.keep_reply(setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank], reply)
-        checkpoints.save(opening, seen, population, None)
-    return seen.server, reply.on(setup.executor.device)
+        checkpoints.save(opening, server_round, population, None)
+    return server_round.server, reply.on(setup.executor.device)
 
 
-def train(setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Trained:
-    """Train the participants of this rank."""
-    trained, room = Trained(), device_message_limit(setup.executor.device)
+def train(
+    executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int, skips: bool = False
+) -> Trained:
+    """Train the participants of this rank; `skips`: note those that fail, else the first of them raises."""
+    trained, room = Trained(), device_message_limit(executor.device)
 
     def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
         states, down = population.to_train(group), {**reply.for_clients(group), **population.answers(group)}
-        return client_errors.update(setup.executor, group, states, down, round, setup.skips)
+        return client_errors.update(executor, group, states, down, round, skips)
 
-    for done in pipelined(map(begin, groups), setup.executor.ahead):
-        trained.failed.update(done.failed)
-        if len(done.clients):
-            population.put(done.clients, done.states)
-            room -= tree.num_bytes({**done.up})
-            trained.ups.append((done.clients, done.up if room > 0 else on_host(done.up)))
-            trained.losses.update(zip(done.clients.tolist(), done.loss.tolist(), strict=True))
+    for update in pipelined(map(begin, groups), executor.ahead):
+        trained.failed.update(update.failed)
+        if len(update.clients):
+            population.put(update.clients, update.states)
+            room -= tree.num_bytes({**update.up})
+            trained.ups.append((update.clients, update.up if room > 0 else on_host(update.up)))
+            trained.losses.update(zip(update.clients.tolist(), update.loss.tolist(), strict=True))
     return trained
 
 
 def without_failed(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:
     """The round without the participants that failed on any rank."""
-    if not setup.skips:
-        return now
     failed = client_errors.agree(transport, now.participants, failed)
     if not failed:
         return now
     for why in failed.values() if transport.rank == 0 else ():
         _log.warning("skipped: %s", why)
-    client_errors.check_enough(setup, now.round, len(now.participants) - len(failed), failed)
+    client_errors.check_enough(setup.algorithm, setup.task, now.round, len(now.participants) - len(failed), failed)
     return now.without(np.array(list(failed), np.int64))
 
 
@@ -163,17 +160,17 @@ def _evaluate(
     setup: Setup, transport: Transport, population: Population, server: Tree, reply: Reply, now: RoundSchedule
 ) -> list[Counts]:
     """Test the clients of this rank whose models may have changed, and the unseen ones; no clients in other rounds."""
-    mine = now.testing[transport.rank]
+    groups = now.testing[transport.rank]
     if not now.evaluates:
         return [Counts.none(setup.executor.federation.test_class_counts[:0])]
     if setup.shares_model:
-        seen = evaluate_shared_model(setup.executor, reply, mine, now.round)
+        counts = evaluate_shared_model(setup.executor, reply, groups, now.round)
     else:
-        seen = evaluate(setup.executor, population, reply, mine, now.round)
+        counts = evaluate(setup.executor, population, reply, groups, now.round)
     if not now.unseen:
-        return [seen]
+        return [counts]
     shared = {**reply.shared, **mean_answers(now.unseen, transport, population)}
-    return [seen, evaluate_unseen(now.unseen, transport, server, shared, population.kept, now.round)]
+    return [counts, evaluate_unseen(now.unseen, transport, server, shared, population.kept, now.round)]
 
 
 _log = logging.getLogger(__name__)

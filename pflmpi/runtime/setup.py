@@ -1,4 +1,4 @@
-"""What the rounds of a run need."""
+"""The parts of a run that are the same in every round: who computes which clients, what travels, what stays."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +10,6 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import clients_of
-from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
 from pflmpi.runtime.evaluation import is_shared
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import Pool
@@ -21,16 +20,13 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that stays the same during a run.
+    """The executor, the placement and the messages of a run.
 
     Attributes:
-        executor: computes clients, on the device of this rank, which may have the samples of its own clients alone.
-        placement: who computes what.
+        executor: computes clients, on the device of this rank, which may hold the samples of its own clients alone.
+        placement: which rank computes which clients.
         declared: what travels.
         templates: one per cohort, what a client keeps between rounds.
-        evaluation, checkpoint: sections of the configuration.
-        timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
-        skips: whether a round goes on without the clients that fail in it.
         unseen: clients that were kept out of training and are tested; None if there are none.
     """
 
@@ -38,15 +34,10 @@ class Setup:
     placement: Placement
     declared: Declared
     templates: tuple[Tree, ...]
-    evaluation: EvaluationConfig
-    checkpoint: CheckpointConfig
-    timeout: float | None
-    skips: bool
     unseen: Unseen | None
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm."""
         return self.executor.algorithm
 
     @cached_property
@@ -55,41 +46,35 @@ class Setup:
         return self.executor.tasks[0].replace(device=HOST)
 
     @cached_property
-    def keeps(self) -> np.ndarray:
+    def keeps_state(self) -> np.ndarray:
         """[N] bool, whether a client keeps anything between rounds."""
         keeping = np.array([any(tree.leaves(template)) for template in self.templates])
-        return np.array(keeping[self.executor.cohort])
+        return np.asarray(keeping[self.executor.cohort])
 
     @property
     def shares_model(self) -> bool:
         """Whether all clients predict with one model."""
         return is_shared(self.executor, self.placement.home)
 
-    @cached_property
-    def num_test(self) -> np.ndarray:
-        """[N] test samples."""
-        return self.executor.federation.num_test
-
     def samples(self, rank: int) -> np.ndarray | None:
         """The samples that a rank computes with, ascending; None where clients keep nothing and may come from anywhere.
 
         The first one of the dataset is always among them: it fills the batches of lanes.
         """
-        placement, first = self.placement, np.zeros(1, np.int64)
+        placement = self.placement
         if placement.home is None and rank in placement.hosts:
             return None
-        mine = [*_of(self.executor, placement.hosted(rank))]
+        samples = [np.zeros(1, np.int64), *_samples_of(self.executor, placement.hosted(rank))]
         if self.unseen is not None:
-            mine += _of(self.unseen.executor, clients_of(self.unseen.groups[rank]))
-        return np.unique(np.concatenate([first, *mine]))
+            samples += _samples_of(self.unseen.executor, clients_of(self.unseen.groups[rank]))
+        return np.unique(np.concatenate(samples))
 
     def with_pool(self, pool: Pool) -> "Setup":
-        """This with other samples on the device."""
+        """The setup with other samples on the device."""
         unseen = self.unseen and replace(self.unseen, executor=replace(self.unseen.executor, pool=pool))
         return replace(self, executor=replace(self.executor, pool=pool), unseen=unseen)
 
 
-def _of(executor: Executor, clients: np.ndarray) -> list[np.ndarray]:
-    """The samples of some clients."""
+def _samples_of(executor: Executor, clients: np.ndarray) -> list[np.ndarray]:
     federation = executor.federation
     return [samples[client] for client in clients for samples in (federation.train, federation.test)]

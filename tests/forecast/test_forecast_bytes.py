@@ -9,7 +9,6 @@ from pflmpi import tree
 from pflmpi.forecast.bytes import state_sizes
 from pflmpi.messages.traffic import wire_bytes
 from pflmpi.runtime.client_state import allocate
-from pflmpi.runtime.round_schedule import schedule
 from pflmpi.store import metrics_file
 from planned_run import planned, planned_and_run
 
@@ -22,7 +21,7 @@ MODELS = [{"name": "mlp", "hidden": 12}, {"name": "cnn", "kernel": 3, "padding":
 
 def check_bytes(raw, ranks, folder):
     world = planned_and_run(raw, ranks, folder)
-    opening, *ahead = schedule(world.setup, None)
+    opening, *ahead = world.schedule()
     wire = np.array([wire_bytes(one.calls) for one in ahead])
     wire[0] += wire_bytes(opening.calls)
     logical = [(int(one.up_bytes.sum()), int(one.down_bytes.sum())) for one in ahead]
@@ -47,7 +46,7 @@ def test_the_bound_of_what_is_chosen_is_reached_where_everybody_is(ranks, tmp_pa
     """Each of 7 clients is sent the models of the 6 others once these have trained: after the first round."""
     algorithm = {"name": "fedfomo", "received_models": 6}
     world = planned_and_run(quick_run.settings(algorithm=algorithm, training={"participation": 1.0}), ranks, tmp_path)
-    planned = [wire_bytes(one.downlink)[1] for one in schedule(world.setup, None)]
+    planned = [wire_bytes(one.downlink)[1] for one in world.schedule()]
     moved = [int(row["wire_down_bytes"]) for row in metrics_file.read(tmp_path)]
     away = [7 - len(hosted) for rank in range(ranks) if len(hosted := world.setup.placement.hosted(rank))]
     models = sum(away) * tree.num_bytes(world.experiment.tasks[0].like())

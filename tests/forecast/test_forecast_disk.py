@@ -14,7 +14,7 @@ LARGE = {"name": "mlp", "hidden": 2000}
 
 
 def forecast_of(world):
-    return disk(world.setup, state_sizes(world.experiment))
+    return disk(world.setup, world.experiment.config, state_sizes(world.experiment))
 
 
 def on_disk(folder):

@@ -14,13 +14,12 @@ from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.executors.batches import Pool
-from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
 
 def of_one_rank(world, gpus):
     laid_out = lay_out(world.experiment.config.runtime, 1, 1, gpus, 2)
-    _, *rounds = schedule(world.setup, None)
+    _, *rounds = world.schedule()
     return rank_memory(world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0))[0]
 
 
@@ -42,7 +41,7 @@ def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm,
 def test_the_samples_of_its_clients_are_on_the_gpu_of_a_rank(algorithm):
     raw = quick_run.settings(algorithm={"name": algorithm}, runtime={"device": "auto"})
     world = planned(raw, 2)
-    laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), schedule(world.setup, None)
+    laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), world.schedule()
     args = world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
     with_samples = [one.device for one in rank_memory(*args)]
     with mock.patch.object(memory, "pool_bytes", lambda *_: 0):

@@ -10,7 +10,6 @@ from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.forecast.seconds import compute_seconds
 from pflmpi.messages.traffic import wire_bytes
-from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
 SAME = Cost(1.0, 1.0, 0.0)
@@ -30,8 +29,8 @@ def calls_of_functions(ranks):
 
     sys.setprofile(note)
     try:
-        _, *rounds = schedule(world.setup, None)
-        disk(world.setup, sizes)
+        _, *rounds = world.schedule()
+        disk(world.setup, world.experiment.config, sizes)
         compute_seconds(laid_out, 2, rounds, costs)
         assert all(sum(wire_bytes(one.calls)) for one in rounds)
         rank_memory(world.setup, laid_out, rounds, sizes, costs, ProcessMemory(0, 0, 0, 0))

@@ -11,7 +11,6 @@ from every_algorithm import every_algorithm
 from pflmpi.forecast import measuring
 from pflmpi.forecast.bytes import state_sizes
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs, measure, measured_steps, resident, resident_files
-from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
 MEGABYTE = 2**20
@@ -31,7 +30,7 @@ def test_the_memory_of_a_call_is_what_it_needs_besides():
 @pytest.mark.parametrize("training", [{"steps": 400}, {"epochs": 200}])
 @pytest.mark.parametrize("name", ["fedavg", "fedamp", "fedfomo", "fedgmh-full"])
 def test_a_few_steps_are_measured_however_long_a_training_is(name, training):
-    setup = planned(quick_run.settings(every_algorithm()[name], training=training), 1).setup
+    run = planned(quick_run.settings(every_algorithm()[name], training=training), 1)
     steps = []
 
     def timed(call, device):
@@ -44,8 +43,8 @@ def test_a_few_steps_are_measured_however_long_a_training_is(name, training):
 
     sizes = planned(quick_run.settings(every_algorithm()[name]), 1)
     with mock.patch.object(measuring, "measure", timed):
-        rounds = list(schedule(setup, None))[1:3]
-        found = measured_steps(setup, rounds, state_sizes(sizes.experiment), False, 0.0)
+        rounds = list(run.schedule())[1:3]
+        found = measured_steps(run.setup, rounds, state_sizes(sizes.experiment), False, 0.0)
     assert set(steps) == {2, 6} and found.costs is not None
     (cost,) = found.costs.cohorts.values()
     assert (cost.step, cost.train.seconds, cost.train.memory) == (0.125, 0.75, 7.0)

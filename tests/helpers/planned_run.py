@@ -7,6 +7,7 @@ import torch
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import Experiment, prepare, setup
+from pflmpi.runtime.round_schedule import schedule
 from pflmpi.runtime.setup import Setup
 
 SLOTS = 2  # as in `quick_run`
@@ -18,6 +19,11 @@ class Planned:
 
     experiment: Experiment
     setup: Setup
+
+    def schedule(self, done=None):
+        """The opening, and the rounds after `done`."""
+        config = self.experiment.config
+        return schedule(self.setup, config.evaluation, config.checkpoint, done)
 
 
 def planned(raw, ranks):

@@ -25,6 +25,8 @@ from pflmpi.models import conv_net, resnet18
 from pflmpi.runtime import evaluation, rounds
 from pflmpi.runtime.client_state import allocate, initialise
 from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.round_report import RoundHooks
+from pflmpi.runtime.round_schedule import schedule
 from pflmpi.runtime.stopping import Stop
 from pflmpi.transports.inprocess import InProcessTransport
 
@@ -101,7 +103,10 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
         seen: list[Any] = []
         checkpoints = mock.MagicMock(take_seconds=lambda: 0.0)
         before = Counts() if stub is None else replace(stub.counts)
-        server = rounds.run(setup, InProcessTransport(), checkpoints, server, population, None, seen.append, Stop())
+        transport, totals = InProcessTransport(), setup.executor.federation.test_class_counts
+        hooks = RoundHooks(totals, transport, checkpoints, seen.append, Stop())
+        scheduled = schedule(setup, config.evaluation, config.checkpoint, None)
+        server = rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population)
         if stub is not None:
             watched.counts[""] = stub.counts - before
             for name in _METHODS:

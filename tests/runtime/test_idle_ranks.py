@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import quick_run
-from pflmpi.runtime.round_schedule import advise_fewer_ranks, schedule
+from pflmpi.runtime.round_schedule import advise_fewer_ranks
 from planned_run import planned
 
 MANY = {"partition": {"name": "iid", "clients": 20}, "training": {"rounds": 3, "participation": 0.2}}
@@ -25,9 +25,9 @@ MANY = {"partition": {"name": "iid", "clients": 20}, "training": {"rounds": 3, "
     ],
 )
 def test_ranks_without_clients_to_train_are_counted(ranks: int, runtime: dict[str, object], said: str) -> None:
-    setup = planned(quick_run.settings(**MANY, runtime=runtime), ranks).setup
-    found = advise_fewer_ranks(setup, list(schedule(setup, None))[1:])
-    assert said in found and bool(said) == bool(found)
+    run = planned(quick_run.settings(**MANY, runtime=runtime), ranks)
+    advice = advise_fewer_ranks(run.setup, list(run.schedule())[1:])
+    assert said in advice and bool(said) == bool(advice)
 
 
 def test_a_run_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,15 +8,14 @@ import pytest
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.learning.training import TrainingConfig
-from pflmpi.runtime.round_schedule import RoundSchedule, schedule
-from pflmpi.runtime.setup import Setup
-from planned_run import planned
+from pflmpi.runtime.round_schedule import RoundSchedule
+from planned_run import Planned, planned
 
 
-def ready(name: str = "fedgmh-full", ranks: int = 3, **sections: Any) -> Setup:
+def ready(name: str = "fedgmh-full", ranks: int = 3, **sections: Any) -> Planned:
     case = every_algorithm()[name]
     given = {"training": {**case["training"], "rounds": 7}, "checkpoint": {"every": 3}, "evaluation": {"every": 2}}
-    return planned(quick_run.settings(case, **{**given, **sections}), ranks).setup
+    return planned(quick_run.settings(case, **{**given, **sections}), ranks)
 
 
 def took_part(rounds: list[RoundSchedule]) -> list[int]:
@@ -24,7 +23,7 @@ def took_part(rounds: list[RoundSchedule]) -> list[int]:
 
 
 def test_a_new_run_opens_with_a_checkpoint_of_everyone_and_saves_when_due() -> None:
-    opening, *rounds = schedule(ready(), None)
+    opening, *rounds = ready().schedule()
     assert (opening.round, opening.opening, opening.saves, opening.evaluates) == (0, True, True, False)
     assert opening.unsaved.tolist() == list(range(7)) and not len(opening.participants)
     assert [one.round for one in rounds] == list(range(1, 8))
@@ -35,14 +34,14 @@ def test_a_new_run_opens_with_a_checkpoint_of_everyone_and_saves_when_due() -> N
 
 
 def test_clients_that_keep_nothing_are_in_no_checkpoint() -> None:
-    for one in schedule(ready("fedavg"), None):
+    for one in ready("fedavg").schedule():
         assert not len(one.unsaved) and all(not len(clients) for clients in one.rows)
 
 
 def test_a_resumed_run_has_the_rounds_of_the_whole_one_and_saves_nothing_before_them() -> None:
-    whole = {one.round: one for one in schedule(ready(), None)}
+    whole = {one.round: one for one in ready().schedule()}
     for done in (0, 3, 6):
-        opening, *rounds = schedule(ready(), done)
+        opening, *rounds = ready().schedule(done)
         assert (opening.round, opening.saves, len(opening.unsaved), len(opening.participants)) == (done, False, 0, 0)
         assert opening.receivers.tolist() == whole[done].receivers.tolist()
         for one in rounds:
@@ -61,31 +60,32 @@ def test_a_resumed_run_has_the_rounds_of_the_whole_one_and_saves_nothing_before_
     ],
 )
 def test_those_are_tested_whose_personal_model_may_have_changed(name: str, absent: str, everyone: bool) -> None:
-    _, *rounds = schedule(ready(name, evaluation={"every": 2, "absent": absent}), None)
+    _, *rounds = ready(name, evaluation={"every": 2, "absent": absent}).schedule()
     assert all(len(one.tested) == 0 for one in rounds if not one.evaluates)
     assert len(rounds[1].tested) == 7, "all before the first evaluation"
     assert rounds[3].tested.tolist() == (list(range(7)) if everyone else took_part(rounds[2:4]))
 
 
 def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round() -> None:
-    setup = ready("fedfcd-full")
-    opening, first, second, *_ = schedule(setup, None)
+    run = ready("fedfcd-full")
+    up_bytes = run.setup.declared.up_bytes(np.arange(7))
+    opening, first, second, *_ = run.schedule()
     assert opening.participants.tolist() == list(range(7)) and opening.uplink
     assert not opening.up_bytes.any()
-    sent = [setup.declared.up_bytes(np.arange(7)) * np.isin(np.arange(7), one.participants) for one in (first, second)]
-    assert first.up_bytes.tolist() == (sent[0] + setup.declared.up_bytes(np.arange(7))).tolist()
+    sent = [up_bytes * np.isin(np.arange(7), one.participants) for one in (first, second)]
+    assert first.up_bytes.tolist() == (sent[0] + up_bytes).tolist()
     assert second.up_bytes.tolist() == sent[1].tolist()
 
 
 def test_participants_are_drawn_once_for_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup, drawn, draw = ready("fedamp", evaluation={"absent": "last_received"}), [], TrainingConfig.participants
+    run, drawn, draw = ready("fedamp", evaluation={"absent": "last_received"}), [], TrainingConfig.participants
 
     def noted(training: TrainingConfig, seed: int, round: int, num_clients: int) -> np.ndarray:
         drawn.append(round)
         return draw(training, seed, round, num_clients)
 
     monkeypatch.setattr(TrainingConfig, "participants", noted)
-    assert len(list(schedule(setup, None))) == 8
+    assert len(list(run.schedule())) == 8
     assert drawn == list(range(1, 8))
 
 
@@ -93,6 +93,6 @@ def test_small_messages_move_once_each_way_in_a_round() -> None:
     """Two more calls are the report, and whether all go on."""
     for ranks in (2, 3):
         settings = {"training": {"participation": 1.0, "rounds": 3}, "evaluation": {"every": 2}}
-        _, *ahead = schedule(ready("fedavg", ranks, **settings), None)
+        _, *ahead = ready("fedavg", ranks, **settings).schedule()
         moved = [[traffic.down for traffic in one.calls if traffic.moved] for one in ahead]
         assert moved == [[False, True]] * 3

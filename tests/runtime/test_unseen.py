@@ -21,8 +21,8 @@ from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.client_state import from_flat
-from pflmpi.runtime.round_schedule import schedule
 from pflmpi.store import metrics_file, run_folder
+from planned_run import planned
 
 UNSEEN = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}
 CASES = every_algorithm()
@@ -130,10 +130,10 @@ def test_somebody_is_left_to_train() -> None:
 
 @pytest.mark.parametrize("case", ["fedavg", "fedamp", "fedgmh-full", "fedfcd-full"])
 def test_the_schedule_knows_the_calls_of_newcomers(case: str) -> None:
-    ready = setup(prepared(quick_run.settings(CASES[case], **UNSEEN)), 3, 3)
-    assert ready.unseen is not None
-    assert bool(ready.unseen.calls) == (case != "fedavg"), "what is the same for all comes with the reply"
-    tested = [now for now in schedule(ready, None) if now.evaluates]
+    run = planned(quick_run.settings(CASES[case], **UNSEEN), 3)
+    assert (unseen := run.setup.unseen) is not None
+    assert bool(unseen.calls) == (case != "fedavg"), "what is the same for all comes with the reply"
+    tested = [now for now in run.schedule() if now.evaluates]
     assert all(len(clients_of([*chain(*now.reporting)])) == len(now.tested) + 2 for now in tested)
 
 
