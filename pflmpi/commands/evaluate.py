@@ -12,6 +12,7 @@ from pflmpi.errors import ConfigError
 
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
+    from pflmpi.experiment.build import Experiment
     from pflmpi.runtime.measures import Counts
 
 _MOST_SHOWN = 20  # clients in the table
@@ -61,12 +62,32 @@ def run(options: argparse.Namespace) -> int:
         UserError: no such run, round or data; other data than the run had; a file that cannot be written.
     """
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.progress import bar
-    from pflmpi.experiment import evaluation
     from pflmpi.experiment.restore import reopened
     from pflmpi.experiment.stored_config import stored_config
     from pflmpi.runtime.devices import fix_kernels, own_device
 
+    _check_options(options)
+    opened = open_run(options.run)
+    round = arguments.checkpoint(opened, options)
+    config = stored_config(opened.path, options.overrides)
+    device = own_device(config.runtime)
+    fix_kernels(device, config.runtime, config.training)
+    experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
+    counts = _counts(experiment, opened.path, round.number, options)
+    what = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
+    what += ", after local training" * options.after_training
+    names = json.loads(str(round.attributes.get("class_names", "[]")))
+    _show(counts, f"{options.run}, round {round.number}, {what}", names)
+    own_test_samples = options.data is None and options.split == "test"
+    if own_test_samples and options.updates is None and not options.after_training:
+        print(_against(round, counts, "unseen_" if options.unseen else ""), end="")
+    if options.out is not None:
+        _write(options.out, counts)
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Raise `ConfigError` for options that do not go together, or an output file that exists."""
     if options.data is not None and options.split == "train" and not options.unseen:
         raise ConfigError("--split train with --data: other data is only tested on; leave one of them out")
     if options.updates is not None and not options.unseen:
@@ -77,30 +98,21 @@ def run(options: argparse.Namespace) -> int:
     if options.after_training and options.unseen:
         raise ConfigError("--after-training with --unseen, who train before their test by --updates; leave one out")
     arguments.check_free(options.out, "-o", options.force)
-    opened = open_run(options.run)
-    round = arguments.checkpoint(opened, options)
-    config = stored_config(opened.path, options.overrides)
-    device = own_device(config.runtime)
-    fix_kernels(device, config.runtime, config.training)
-    experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
+
+
+def _counts(experiment: "Experiment", run: Path, round: int, options: argparse.Namespace) -> "Counts":
+    """Test the clients, or the unseen ones, with the state after a round."""
+    from pflmpi.commands.progress import bar
+    from pflmpi.experiment import evaluation
+
     other = None if options.data is None else evaluation.read_other_data(options.data, experiment.config.data)
     if options.updates is not None:
         experiment = evaluation.with_updates(experiment, options.updates)
-    tested = evaluation.tested_on(experiment, options.split, other, options.unseen)
+    experiment = evaluation.tested_on(experiment, options.split, other, options.unseen)
     if options.unseen:
-        counts = evaluation.count_unseen(tested, opened.path, round.number)
-    else:
-        with bar("groups of clients") as update:
-            counts = evaluation.count_trained(tested, opened.path, round.number, update, options.after_training)
-    what = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
-    what += ", after local training" * options.after_training
-    names = json.loads(str(round.attributes.get("class_names", "[]")))
-    _show(counts, f"{options.run}, round {round.number}, {what}", names)
-    if other is None and options.split == "test" and options.updates is None and not options.after_training:
-        print(_against(round, counts, "unseen_" if options.unseen else ""), end="")
-    if options.out is not None:
-        _write(options.out, counts)
-    return 0
+        return evaluation.count_unseen(experiment, run, round)
+    with bar("groups of clients") as update:
+        return evaluation.count_trained(experiment, run, round, update, options.after_training)
 
 
 def _show(counts: "Counts", title: str, class_names: list[str]) -> None:

@@ -66,75 +66,116 @@ class Prepared:
     start: Start
 
 
+@dataclass
+class _Rank:
+    """What the end of a rank depends on, as far as the rank has come.
+
+    Attributes:
+        launch: how it was started.
+        folder: of the run.
+        resumable: the run that this process tells the user of after Ctrl-C; None where another process does.
+        transport: to the other ranks.
+    """
+
+    launch: Launch = ALONE
+    folder: Path | None = None
+    resumable: Path | None = None
+    transport: Transport | None = None
+
+
 def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared]) -> int:
     """Run an experiment on this rank, or start all ranks if no launcher has; return the exit code.
 
     Between ranks the process ends here: in order if all ranks know why, otherwise by aborting all of them.
     """
-    launch, transport, resumable = ALONE, None, None  # `resumable`: the run that this process tells the user of
+    rank = _Rank()
     try:
-        launch = detect(os.environ)
-        if options.stop_at_eof and launch.kind == "alone":
-            threading.Thread(target=_stop_at_eof, name="stop-at-eof", daemon=True).start()
-        if launch.rank > 0:
-            logging.getLogger().setLevel(logging.ERROR)
-        check_ranks(options.ranks)
-        check_restarts(options.restarts, launch, options.announced is not None)
-        prepared = prepare(launch)
-        config = prepared.config
-        resumable = None if launch.rank or options.announced else prepared.folder
-        ranks = num_ranks(options.ranks, config, launch)
-        if low := limits.too_few_files(ranks):
-            raise ConfigError(low)
-        if launch.rank == 0 and not (options.quiet or options.announced):
-            print(start_line(config, prepared.folder, ranks), file=sys.stderr, flush=True)
-        if (ranks > 1 or options.restarts) and launch.kind == "alone":
-            options.announced = prepared.folder
-            rank_main = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
-            words = [*options.words[:1], "--announced", str(prepared.folder), *options.words[1:]]
-            return start_ranks(ranks, words, rank_main, options.restarts)
-        if launch.restarts and (before := exit_code_before(os.environ)) is not None:
-            return before  # torchrun starts ranks again whatever they ended with
-        if launch.rank == 0:
-            write_exit_code(os.environ, "lost")
-        transport = connected = connect(config, launch)
-        stop = Stop(end_of_jobs(transport), config.runtime.spare)
-        with (
-            RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
-            noted_signals(stop, lambda: bool(ended(connected.peers))),
-        ):
-            early_signals.begun()
-            placed, context = context_of(config, transport, launch, stop, options.take_over)
-            run = prepared.start(placed, prepared.folder, context, progress)
-        if transport.rank == 0:
-            show_summary(run, config)
-        _leave(transport, launch, 0)
+        return _start(rank, options, prepare)
     except (CollectiveError, Stopped) as reason:  # on every rank
-        assert transport is not None
-        error: PflmpiError = Stopped(f"{reason}; `pflmpi resume {for_shell(prepared.folder)}` continues")
-        if isinstance(reason, CollectiveError):
-            error = reason.error
-        if transport.rank == 0:
-            if options.debug:
-                traceback.print_exception(reason)
-            show(error, file=options.error_file)
-        with suppress(TransportError):
-            transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
-        _leave(transport, launch, error.exit_code)
+        _end_together(rank, reason, options)
     except KeyboardInterrupt:
-        if resumable is not None and rounds(resumable):
-            how = f"`pflmpi resume {for_shell(resumable)}` continues from the newest checkpoint"
+        if rank.resumable is not None and rounds(rank.resumable):
+            how = f"`pflmpi resume {for_shell(rank.resumable)}` continues from the newest checkpoint"
             print(f"pflmpi: interrupted; {how}", file=sys.stderr)
-        return _abort(transport, 130)
-    except Exception as caught:
-        where = None if isinstance(caught, PflmpiError) else outside.cause(caught)
-        fault = RunError(where) if where else explained(caught, UserError if transport is None else RunError)
-        if isinstance(fault, TransportError) or (transport is None and launch.rank > 0):
-            time.sleep(_HEAD_START)
-        code = fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code
-        if code or launch.rank == 0:
-            show(fault, options.debug, launch.rank, options.error_file)
-        return _abort(transport, code, lost=isinstance(fault, TransportError))
+        return _abort(rank.transport, 130)
+    except Exception as error:
+        return _end_after(rank, error, options)
+
+
+def _start(rank: _Rank, options: argparse.Namespace, prepare: Callable[[Launch], Prepared]) -> int:
+    """Run this rank, or start all of them and wait for their exit code."""
+    rank.launch = launch = detect(os.environ)
+    if options.stop_at_eof and launch.kind == "alone":
+        threading.Thread(target=_stop_at_eof, name="stop-at-eof", daemon=True).start()
+    if launch.rank > 0:
+        logging.getLogger().setLevel(logging.ERROR)
+    check_ranks(options.ranks)
+    check_restarts(options.restarts, launch, options.announced is not None)
+    prepared = prepare(launch)
+    config, rank.folder = prepared.config, prepared.folder
+    rank.resumable = None if launch.rank or options.announced else prepared.folder
+    ranks = num_ranks(options.ranks, config, launch)
+    if problem := limits.too_few_files(ranks):
+        raise ConfigError(problem)
+    if launch.rank == 0 and not (options.quiet or options.announced):
+        print(start_line(config, prepared.folder, ranks), file=sys.stderr, flush=True)
+    if (ranks > 1 or options.restarts) and launch.kind == "alone":
+        options.announced = prepared.folder
+        rank_main = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
+        words = [*options.words[:1], "--announced", str(prepared.folder), *options.words[1:]]
+        return start_ranks(ranks, words, rank_main, options.restarts)
+    if launch.restarts and (before := exit_code_before(os.environ)) is not None:
+        return before  # torchrun starts ranks again whatever they ended with
+    _run_rounds(rank, prepared, options)
+
+
+def _run_rounds(rank: _Rank, prepared: Prepared, options: argparse.Namespace) -> NoReturn:
+    """Connect to the other ranks, run all rounds, and end with them."""
+    launch, config = rank.launch, prepared.config
+    if launch.rank == 0:
+        write_exit_code(os.environ, "lost")
+    rank.transport = transport = connect(config, launch)
+    stop = Stop(end_of_jobs(transport), config.runtime.spare)
+    with (
+        RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
+        noted_signals(stop, lambda: bool(ended(transport.peers))),
+    ):
+        early_signals.begun()
+        placed, context = context_of(config, transport, launch, stop, options.take_over)
+        run = prepared.start(placed, prepared.folder, context, progress)
+    if transport.rank == 0:
+        show_summary(run, config)
+    _leave(transport, 0)
+
+
+def _end_together(rank: _Rank, reason: CollectiveError | Stopped, options: argparse.Namespace) -> NoReturn:
+    """End with the other ranks, which all know the reason; rank 0 shows it."""
+    transport = rank.transport
+    assert transport is not None and rank.folder is not None
+    if isinstance(reason, CollectiveError):
+        error = reason.error
+    else:
+        error = Stopped(f"{reason}; `pflmpi resume {for_shell(rank.folder)}` continues")
+    if transport.rank == 0:
+        if options.debug:
+            traceback.print_exception(reason)
+        show(error, file=options.error_file)
+    with suppress(TransportError):
+        transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
+    _leave(transport, error.exit_code)
+
+
+def _end_after(rank: _Rank, error: Exception, options: argparse.Namespace) -> int:
+    """Show the error of this rank alone and end all ranks; alone, return its exit code."""
+    connected = rank.transport is not None
+    where = None if isinstance(error, PflmpiError) else outside.cause(error)
+    fault = RunError(where) if where else explained(error, RunError if connected else UserError)
+    if isinstance(fault, TransportError) or (not connected and rank.launch.rank > 0):
+        time.sleep(_HEAD_START)
+    code = fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code
+    if code or rank.launch.rank == 0:
+        show(fault, options.debug, rank.launch.rank, options.error_file)
+    return _abort(rank.transport, code, lost=isinstance(fault, TransportError))
 
 
 def start_line(config: Config, folder: Path, ranks: int) -> str:
@@ -159,7 +200,7 @@ def _stop_at_eof() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _leave(transport: Transport, launch: Launch, code: int) -> NoReturn:
+def _leave(transport: Transport, code: int) -> NoReturn:
     """End in order with the other ranks."""
     if transport.rank == 0:
         write_exit_code(os.environ, code)

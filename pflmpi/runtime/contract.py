@@ -15,7 +15,7 @@ from pflmpi.algorithms.base import Algorithm, initial_client, initial_received
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.parts import has
-from pflmpi.learning.personal import Add, NotAModel, kept, messages
+from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
 from pflmpi.models.base import Architecture
@@ -52,7 +52,7 @@ class ChangedInPlace(Exception):
     """A tensor that an algorithm was given to read has changed; the text names it."""
 
 
-def given(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
+def method_inputs(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
     """What a method for one client reads, by name; the optimizer's state is not the algorithm's own."""
     own = {name: value for name, value in state.items() if name != OPTIMIZER}
     return {"client": own, "down": {**down}, "data.class_counts": class_counts}
@@ -60,6 +60,21 @@ def given(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
 
 def check_declarations(algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for a name that an algorithm declares and does not have."""
+    kind, personal = type(algorithm).__name__, algorithm.personal(task)
+    _check_messages(algorithm, task)
+    _check_kept(algorithm, task)
+    _check_names(algorithm, task, personal)
+    if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
+        raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
+    with calling(algorithm, "init_client", 0):
+        state = initial_client(algorithm, task.replace(device=HOST), 0)
+    if problem := not_a_tree(state):
+        raise ConfigError(f"{kind}.init_client returned {problem}")
+    _check_initial_client(algorithm, task, personal, state)
+
+
+def _check_messages(algorithm: Algorithm, task: Task) -> None:
+    """Raise `ConfigError` for a declared message of no kind, or without content."""
     kind = type(algorithm).__name__
     for way, kinds in (("uplink", Uplink), ("downlink", Downlink)):
         for name, message in getattr(algorithm, way)(task).items():
@@ -73,39 +88,41 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                     f"{kind}.{way}: {name!r} is empty with model {task.architecture.name}; choose another model or "
                     "algorithm"
                 )
-    check_kept(algorithm, task)
-    personal = algorithm.personal(task)
-    known = {
-        "predicts_with": ("message of `downlink`", algorithm.predicts_with, algorithm.downlink(task)),
-        "adapts_with": ("pass of `passes`", algorithm.adapts_with, algorithm.passes(task, 1)),
-        "personal": ("message in `predicts_with`", sorted(messages(personal)), algorithm.predicts_with),
-    }
-    for where, (what, names, allowed) in known.items():
+
+
+def _check_names(algorithm: Algorithm, task: Task, personal: Personal) -> None:
+    """Raise `ConfigError` for the name of a message or a pass that is not declared, and for one of no diagnostic."""
+    kind = type(algorithm).__name__
+    for where, what, names, declared in (
+        ("predicts_with", "message of `downlink`", algorithm.predicts_with, algorithm.downlink(task)),
+        ("adapts_with", "pass of `passes`", algorithm.adapts_with, algorithm.passes(task, 1)),
+        ("personal", "message in `predicts_with`", sorted(messages(personal)), algorithm.predicts_with),
+    ):
         for name in names:
-            if name not in allowed:
-                raise ConfigError(
-                    f"{kind}.{where} names {name!r}, which is no {what}; known: {', '.join(allowed) or 'none'}"
-                )
-    if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
-        raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
-    with calling(algorithm, "init_client", 0):
-        state = initial_client(algorithm, task.replace(device=HOST), 0)
-    if wrong := not_a_tree(state):
-        raise ConfigError(f"{kind}.init_client returned {wrong}")
+            if name not in declared:
+                known = ", ".join(declared) or "none"
+                raise ConfigError(f"{kind}.{where} names {name!r}, which is no {what}; known: {known}")
+    for name in algorithm.diagnostics(task):
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
+
+
+def _check_initial_client(algorithm: Algorithm, task: Task, personal: Personal, state: Tree) -> None:
+    """Raise `ConfigError` for a path that a client's state does not have, and for a part that is kept beside it."""
+    kind = type(algorithm).__name__
     for path in sorted(kept(personal)):
         if path and not has(state, path):
             paths = ", ".join(path for path, _ in tree.leaves(state)) or "none"
             raise ConfigError(f"{kind}.personal names {path!r}, which `init_client` does not return; known: {paths}")
-    if OPTIMIZER in state:
-        raise ConfigError(
-            f"{kind}.init_client has a part {OPTIMIZER!r}, under which the optimizer's state is kept in checkpoints; "
-            "give it another name"
-        )
-    for name, what in ((RECEIVED, "reply"), (ANSWERED, "answer")):
+    for name, what in (
+        (OPTIMIZER, "the optimizer's state"),
+        (RECEIVED, "a client's last reply"),
+        (ANSWERED, "a client's last answer"),
+    ):
         if name in state:
             raise ConfigError(
-                f"{kind}.init_client has a part {name!r}, under which a client's last {what} is kept in checkpoints; "
-                "give it another name"
+                f"{kind}.init_client has a part {name!r}, under which {what} is kept in checkpoints; give it another "
+                "name"
             )
     integers = [path for path, leaf in tree.leaves(state) if leaf.dtype == torch.int64 and not leaf.ndim]
     for name, length in algorithm.passes(task, 1).items():
@@ -114,15 +131,11 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                 f"{kind}.passes: {name!r} has times = {length.times!r}, which is no int64 scalar of `init_client`; "
                 f"known: {', '.join(integers) or 'none'}"
             )
-    for name in algorithm.diagnostics(task):
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
 
 
-def check_kept(algorithm: Algorithm, task: Task) -> None:
+def _check_kept(algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for kept `Rows`, kept `Own` messages or such of kept rows that do not fit each other."""
-    kind, down = type(algorithm).__name__, algorithm.downlink(task)
-    host = task.replace(device=HOST)
+    kind, host = type(algorithm).__name__, task.replace(device=HOST)
     rows = {name: up for name, up in algorithm.uplink(task).items() if isinstance(up, Rows) and up.kept}
     state = dict(tree.leaves(initial_client(algorithm, host, 0))) if rows else {}
     for name, sent in rows.items():
@@ -132,7 +145,7 @@ def check_kept(algorithm: Algorithm, task: Task) -> None:
                     f"{kind}.uplink: {name!r} is kept, so that it is part of the client's state, and `init_client` has "
                     f"no {path} of shape {list(leaf.shape)} and type {str(leaf.dtype)[6:]}"
                 )
-    for name, own in down.items():
+    for name, own in algorithm.downlink(task).items():
         if not isinstance(own, Own) or not (own.kept or own.of):
             continue
         if own.of:
@@ -143,9 +156,9 @@ def check_kept(algorithm: Algorithm, task: Task) -> None:
                 "client predicts with in its state"
             )
     first = initial_received(algorithm, host, 0)
-    if wrong := tree.differences(dict(first), answer_templates(algorithm, task)):
+    if problems := tree.differences(dict(first), answer_templates(algorithm, task)):
         raise ConfigError(
-            f"{kind}.init_received gives other messages than the kept ones of `downlink`: {'; '.join(wrong)}"
+            f"{kind}.init_received gives other messages than the kept ones of `downlink`: {'; '.join(problems)}"
         )
 
 
@@ -166,8 +179,8 @@ def _check_rows_of(where: str, own: Own, rows: Mapping[str, Rows]) -> None:
     clients = own.like.get("clients")
     count = clients.numel() if isinstance(clients, Tensor) else 0
     needed: Tree = {"clients": tensor(count, dtype=torch.int64), own.of: with_rows(rows[own.of].like, count)}
-    if wrong := tree.differences(own.like, needed):
-        raise ConfigError(f"{where} is not the ids of M clients and the rows that these keep: {'; '.join(wrong)}")
+    if problems := tree.differences(own.like, needed):
+        raise ConfigError(f"{where} is not the ids of M clients and the rows that these keep: {'; '.join(problems)}")
 
 
 def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
@@ -179,18 +192,19 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
     if len(tasks) > 1 and not algorithm.unlike_models:
         raise ConfigError(
             f"{type(algorithm).__name__} sends whole models or bodies and needs one architecture; "
-            f"the configuration has {len(tasks)}: {some(_told_apart([task.architecture for task in tasks]))}"
+            f"the configuration has {len(tasks)}: {some(_distinct_names([task.architecture for task in tasks]))}"
         )
     first = tasks[0]
     for task in tasks[1:]:
         for way in ("uplink", "downlink"):
-            mine, theirs = getattr(algorithm, way)(first), getattr(algorithm, way)(task)
-            for name in mine:
-                if _shape(mine[name]) != _shape(theirs[name]):
-                    one, other = _told_apart([first.architecture, task.architecture])
+            others = getattr(algorithm, way)(task)
+            for name, message in getattr(algorithm, way)(first).items():
+                shape, other_shape = _shape(message), _shape(others[name])
+                if shape != other_shape:
+                    model, other_model = _distinct_names([first.architecture, task.architecture])
                     raise ConfigError(
-                        f"the {way} message {name!r} has shape {_shape(mine[name])} with {one} and "
-                        f"{_shape(theirs[name])} with {other}; choose models with the same number of features"
+                        f"the {way} message {name!r} has shape {shape} with {model} and {other_shape} with "
+                        f"{other_model}; choose models with the same number of features"
                     )
 
 
@@ -217,7 +231,9 @@ def _adds(personal: object) -> bool:
         return any(map(_adds, personal))
     if isinstance(personal, type) or not dataclasses.is_dataclass(personal):
         return False
-    return isinstance(personal, Add) or any(_adds(getattr(personal, one.name)) for one in dataclasses.fields(personal))
+    return isinstance(personal, Add) or any(
+        _adds(getattr(personal, field.name)) for field in dataclasses.fields(personal)
+    )
 
 
 @contextmanager
@@ -276,8 +292,8 @@ def not_a_tree(value: object) -> str:
 
 def check_returned(algorithm: Algorithm, method: str, returned: object) -> None:
     """Raise `AlgorithmError` for a returned state, or messages by name, that is no tree of tensors."""
-    if wrong := not_a_tree(returned):
-        raise AlgorithmError(f"{type(algorithm).__name__}.{method} returned {wrong}")
+    if problem := not_a_tree(returned):
+        raise AlgorithmError(f"{type(algorithm).__name__}.{method} returned {problem}")
 
 
 def state_and_messages(algorithm: Algorithm, method: str, returned: object) -> tuple[Tree, Messages]:
@@ -297,10 +313,10 @@ def check_state(algorithm: Algorithm, method: str, state: object, expected: Tree
     if not isinstance(state, dict):
         raise AlgorithmError(f"{where} returned a {type(state).__name__} as state; allowed is a dict of tensors")
     check_returned(algorithm, method, state)
-    if wrong := tree.differences(state, expected):
+    if problems := tree.differences(state, expected):
         initial = "init_server" if method == "server_update" else "init_client"
         raise AlgorithmError(
-            f"{where} returned another state than `{initial}` (returned against initial): {'; '.join(wrong)}; "
+            f"{where} returned another state than `{initial}` (returned against initial): {'; '.join(problems)}; "
             "return every leaf, also one that did not change"
         )
 
@@ -314,11 +330,11 @@ def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, num_classes
         )
 
 
-def _told_apart(architectures: Sequence[Architecture]) -> list[str]:
+def _distinct_names(architectures: Sequence[Architecture]) -> list[str]:
     """The name of each, with the values that are not the same in all."""
-    every = [dataclasses.asdict(architecture) for architecture in architectures]
-    keys = [key for key in every[0] if key != "name" and any(one.get(key) != every[0][key] for one in every)]
-    return [f"{one['name']} ({', '.join(f'{key} = {shown(one.get(key))}' for key in keys)})" for one in every]
+    values = [dataclasses.asdict(architecture) for architecture in architectures]
+    keys = [key for key in values[0] if key != "name" and any(other.get(key) != values[0][key] for other in values)]
+    return [f"{own['name']} ({', '.join(f'{key} = {shown(own.get(key))}' for key in keys)})" for own in values]
 
 
 def _shape(kind: Uplink | Downlink) -> object:

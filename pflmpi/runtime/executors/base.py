@@ -1,4 +1,4 @@
-"""What a rank needs to compute its clients, and the plainest way, one by one; `lanes.py` computes many in one call."""
+"""What a rank needs to compute its clients, and the loop over them; `lanes.py` computes many in one call."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from pflmpi.learning.transforms import Transform
 from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.rng import stream
-from pflmpi.runtime.contract import calling, check_state, given, state_and_messages
+from pflmpi.runtime.contract import calling, check_state, method_inputs, state_and_messages
 from pflmpi.runtime.executors.batches import ClientBatches, Pool, in_order
 from pflmpi.runtime.executors.transfers import Update, download_all, download_update, streams_of, upload
 from pflmpi.runtime.measures import Counts, counts, predictions
@@ -37,7 +37,7 @@ class Executor(ABC):
     """What a rank needs to compute clients; the subclasses say how it computes them.
 
     Attributes:
-        algorithm: the algorithm.
+        algorithm: its methods are called.
         tasks: one task per cohort, on the device of the rank.
         cohort: [N] the cohort of each client.
         federation: who holds which samples.
@@ -55,7 +55,7 @@ class Executor(ABC):
     transform: Transform | None = None
 
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Update]:
-        """Begin what the participants in one group come to; see `local_update`."""
+        """Begin the local update of the participants in one group; see `local_update`."""
         return self.local_update(self.algorithm.client_update, clients, states, down, round)
 
     def join(self, clients: np.ndarray, states: Tree, down: Messages, round: int, updates: int) -> Tree:
@@ -77,7 +77,7 @@ class Executor(ABC):
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
     ) -> Callable[[], Update]:
-        """Begin what the clients of one group come to; the result waits for it, where a device computes it meanwhile.
+        """Begin a local update of the clients of one group; the result waits for the device that computes it.
 
         Args:
             method: of the algorithm, for ONE client.
@@ -89,7 +89,7 @@ class Executor(ABC):
 
     @abstractmethod
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
-        """Begin what the personal models of the clients of one group get right on their test samples, [m, ...]."""
+        """Begin to test the personal models of the clients of one group on their test samples, [m, ...]."""
 
     def task(self, clients: np.ndarray) -> Task:
         """The task of a group."""
@@ -126,7 +126,8 @@ class Executor(ABC):
 
     def passes_to_adapt(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
         """The passes that the clients of a group adapt with."""
-        return {name: one for name, one in self.passes(clients, round).items() if name in self.algorithm.adapts_with}
+        passes = self.passes(clients, round)
+        return {name: length for name, length in passes.items() if name in self.algorithm.adapts_with}
 
     def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
         """The samples, in the pool, of every batch of one pass of a client in a round; `state` is what it keeps."""
@@ -211,12 +212,16 @@ class Loop(Executor):
         batches = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
         drawn = batches if self.draws_noise else {}
         keys: Tree = {name: self.keys(client, round, name, len(order)) for name, order in drawn.items()}
-        changed = {name: order for name, order in batches.items() if self.transforms(passes[name])}
-        draws: Tree = {n: self.keys(client, round, n, len(order), "transform") for n, order in changed.items()}
+        draws: Tree = {
+            name: self.keys(client, round, name, len(order), "transform")
+            for name, order in batches.items()
+            if self.transforms(passes[name])
+        }
         batches[TRAIN] = in_order(self.train_samples(client), self.eval_batch)
         counts = self.class_counts(np.array([client]))[0]
-        there = upload({"orders": _joined(batches), "keys": keys, "draws": draws, "counts": counts}, self.device)
-        orders, keys, draws = (tree.part(there, part) for part in ("orders", "keys", "draws"))
+        sent: Tree = {"orders": _joined(batches), "keys": keys, "draws": draws, "counts": counts}
+        uploaded = upload(sent, self.device)
+        orders, keys, draws = (tree.part(uploaded, part) for part in ("orders", "keys", "draws"))
         ready = {
             name: ClientBatches(
                 task,
@@ -233,7 +238,7 @@ class Loop(Executor):
         return ClientData(
             train=ready.pop(TRAIN),
             passes=Passes(ready),
-            class_counts=tree.leaf(there, "counts"),
+            class_counts=tree.leaf(uploaded, "counts"),
             learning_rate=task.training.lr * decay,
             round=round,
             decay=decay,
@@ -242,25 +247,24 @@ class Loop(Executor):
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
     ) -> Callable[[], Update]:
-        task, passes, one = self.task(clients), self.passes(clients, round), self.of_one_client(method)
+        task, passes, update = self.task(clients), self.passes(clients, round), self.of_one_client(method)
         results: list[Tree] = []
-        there = upload({"state": states, "down": {**down}}, self.device)
+        uploaded = upload({"state": states, "down": {**down}}, self.device)
         for i, client in enumerate(clients):
-            state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
+            state, received = _row(tree.part(uploaded, "state"), i), as_messages(_row(tree.part(uploaded, "down"), i))
             data = self._data(int(client), round, passes, _row(states, i))
-            with calling(
-                self.algorithm, method.__name__, round, [client], reads=given(state, received, data.class_counts)
-            ):
-                results.append(one(task, state, received, data))
+            reads = method_inputs(state, received, data.class_counts)
+            with calling(self.algorithm, method.__name__, round, [client], reads=reads):
+                results.append(update(task, state, received, data))
         return download_update(_stacked(results), self.kept_on_device(task), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         task = self.task(clients)
         ups: list[Tree] = []
-        there = upload(states, self.device)
+        uploaded = upload(states, self.device)
         for i, client in enumerate(clients):
-            state, data = _row(there, i), self._data(int(client), 0, {}, {})
-            with calling(self.algorithm, "introduce", 0, [client], reads=given(state, {}, data.class_counts)):
+            state, data = _row(uploaded, i), self._data(int(client), 0, {}, {})
+            with calling(self.algorithm, "introduce", 0, [client], reads=method_inputs(state, {}, data.class_counts)):
                 ups.append({**self.algorithm.introduce(task, state, data)})
         return as_messages(tree.to_host(_stacked(ups)))
 
@@ -270,25 +274,26 @@ class Loop(Executor):
             return state
         group = np.array([client])
         data = self._data(client, round, self.passes_to_adapt(group, round), state)
-        there = upload({"state": state, "down": {**down}}, self.device)
-        received = as_messages(tree.part(there, "down"))
-        return self._adapted(self.task(group), client, tree.part(there, "state"), received, data)
+        uploaded = upload({"state": state, "down": {**down}}, self.device)
+        received = as_messages(tree.part(uploaded, "down"))
+        return self._adapted(self.task(group), client, tree.part(uploaded, "state"), received, data)
 
     def _adapted(self, task: Task, client: int, state: Tree, received: Messages, data: ClientData) -> Tree:
-        with calling(self.algorithm, "adapt", data.round, [client], reads=given(state, received, data.class_counts)):
+        reads = method_inputs(state, received, data.class_counts)
+        with calling(self.algorithm, "adapt", data.round, [client], reads=reads):
             return self.algorithm.adapt(task, state, received, data)
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task, passes, scores = self.task(clients), self.passes_to_adapt(clients, round), []
         tests = {str(client): in_order(self.test_samples(client), self.eval_batch) for client in clients}
-        there = upload({"state": states, "down": {**down}, "tests": _joined(tests)}, self.device)
+        uploaded = upload({"state": states, "down": {**down}, "tests": _joined(tests)}, self.device)
         for i, client in enumerate(clients):
-            state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
+            state, received = _row(tree.part(uploaded, "state"), i), as_messages(_row(tree.part(uploaded, "down"), i))
             if self.adapts:
                 data = self._data(int(client), round, passes, _row(states, i))
                 state = self._adapted(task, int(client), state, received, data)
             sizes = list(map(len, tests[str(client)]))
-            batches = ClientBatches(task, self.pool, tree.leaf(tree.part(there, "tests"), str(client)), sizes)
+            batches = ClientBatches(task, self.pool, tree.leaf(tree.part(uploaded, "tests"), str(client)), sizes)
             with calling(self.algorithm, "predict", round, [client], reads={"client": state, "down": {**received}}):
                 scores += predictions(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.client import ClientData, Passes
+from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.models.base import Architecture
-from pflmpi.runtime.contract import calling, check_scores, given
+from pflmpi.runtime.contract import calling, check_scores, method_inputs
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import (
     LaneBatches,
@@ -37,9 +38,9 @@ class Lanes(Executor):
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
     ) -> Callable[[], Update]:
-        passes, one = self.passes(clients, round), self.of_one_client(method)
-        found = self._with_data(one, clients, states, (down,), round, passes)
-        return download_update(found, self.kept_on_device(self.task(clients)), self.device)
+        passes, update = self.passes(clients, round), self.of_one_client(method)
+        results = self._with_data(update, clients, states, (down,), round, passes)
+        return download_update(results, self.kept_on_device(self.task(clients)), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         return as_messages(tree.to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {})))
@@ -48,12 +49,12 @@ class Lanes(Executor):
         task = self.task(clients).replace(batched=True)
         whole = lane_pass([in_order(self.test_samples(client), self.eval_batch) for client in clients])
         sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
-        there = upload(sent, self.device)
-        state, received = tree.part(there, "state"), as_messages(tree.part(there, "down"))
+        uploaded = upload(sent, self.device)
+        state, received = tree.part(uploaded, "state"), as_messages(tree.part(uploaded, "down"))
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
             state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
-        tests = gather_images(self.pool, tree.leaf(tree.part(there, "tests"), "index"))
+        tests = gather_images(self.pool, tree.leaf(tree.part(uploaded, "tests"), "index"))
 
         def predict(lane: Tree) -> Tree:
             images = tree.leaf(lane, "images")
@@ -63,8 +64,7 @@ class Lanes(Executor):
             return {"scores": scores}
 
         scores = []
-        called = calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True)
-        with torch.no_grad(), called:
+        with torch.no_grad(), calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True):
             for step in range(tests.shape[1]):
                 lanes: Tree = {"state": state, "down": {**received}, "images": tests[:, step]}
                 scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
@@ -86,62 +86,72 @@ class Lanes(Executor):
     ) -> Tree:
         """Call a method of the algorithm (task, client, *received, data) for all clients at once."""
         task = self.task(clients).replace(batched=True)
-        lanes = {name: self._lanes(clients, states, round, name, length) for name, length in passes.items()}
+        padded = {name: self._padded(clients, states, round, name, length) for name, length in passes.items()}
         if task.architecture.has_batch_norm:
-            self._refuse_single(method.__name__, clients, round, lanes.values())
-        lanes[TRAIN] = lane_pass([in_order(self.train_samples(client), self.eval_batch) for client in clients])
+            self._refuse_single(method.__name__, clients, round, padded.values())
+        padded[TRAIN] = lane_pass([in_order(self.train_samples(client), self.eval_batch) for client in clients])
         by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
         sent: Tree = {
             "state": states,
             "received": {str(place): {**down} for place, down in enumerate(received)},
-            "passes": {name: one.places for name, one in lanes.items()},
+            "passes": {name: of_lanes.places for name, of_lanes in padded.items()},
             "counts": self.class_counts(clients),
             "decay": torch.from_numpy(decay.astype(np.float32)) if by_client else torch.zeros(len(clients)),
         }
-        there = upload(sent, self.device)
-        smoothing = {name: self.smoothing(passes[name]) if name in passes else 0.0 for name in lanes}
-        change = self.transform
+        lanes = upload(sent, self.device)
 
-        def batches(name: str, of: Tree) -> LaneBatches:
-            index, weight = tree.leaf(of, "index"), tree.leaf(of, "weight")
-            keys, draws = (tree.leaf(of, each) if each in of else None for each in ("keys", "draws"))
-            gather, whole = functools.partial(gather_in_lane, self.pool, index), lanes[name]
-            at_once = steps_at_once(self.pool, tree.leaf(whole.places, "index"))
-            given = task, gather, weight, whole.full_steps, at_once, keys
-            return LaneBatches(*given, smoothing[name], change, draws, whole.full)
-
-        def one(lane: Tree) -> Tree:
-            mine = {name: batches(name, tree.part(tree.part(lane, "passes"), name)) for name in lanes}
-            own, factor = mine.pop(TRAIN), tree.leaf(lane, "decay") if by_client else float(decay[0])
+        def call(lane: Tree) -> Tree:
+            ready = {
+                name: self._batches(task, of_lanes, tree.part(tree.part(lane, "passes"), name), passes.get(name))
+                for name, of_lanes in padded.items()
+            }
+            train, factor = ready.pop(TRAIN), tree.leaf(lane, "decay") if by_client else float(decay[0])
             counts, down = tree.leaf(lane, "counts"), as_messages(tree.part(lane, "received")).values()
-            data = ClientData(Passes(mine), own, counts, task.training.lr * factor, round, factor)
-            found: Tree = method(task, tree.part(lane, "state"), *map(as_messages, down), data)
-            return found
+            data = ClientData(Passes(ready), train, counts, task.training.lr * factor, round, factor)
+            result: Tree = method(task, tree.part(lane, "state"), *map(as_messages, down), data)
+            return result
 
-        down = as_messages(tree.part(tree.part(there, "received"), "0")) if received else {}
-        reads = given(tree.part(there, "state"), down, tree.leaf(there, "counts"))
-        called = calling(self.algorithm, method.__name__, round, clients.tolist(), in_lanes=True, reads=reads)
-        with called:
-            return _in_lanes(one, there)
+        down = as_messages(tree.part(tree.part(lanes, "received"), "0")) if received else {}
+        reads = method_inputs(tree.part(lanes, "state"), down, tree.leaf(lanes, "counts"))
+        with calling(self.algorithm, method.__name__, round, clients.tolist(), in_lanes=True, reads=reads):
+            return _in_lanes(call, lanes)
 
-    def _lanes(self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
-        rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]
-        one = lane_pass(
-            [self.order(int(each), round, name, length, row) for each, row in zip(clients, rows, strict=True)]
+    def _batches(self, task: Task, of_lanes: LanePass, places: Tree, length: Pass | None) -> LaneBatches:
+        """The batches of one lane of a pass, inside a vmapped call; `length` is None for the whole training split."""
+        index = tree.leaf(places, "index")
+        keys, draws = (tree.leaf(places, name) if name in places else None for name in ("keys", "draws"))
+        return LaneBatches(
+            task,
+            functools.partial(gather_in_lane, self.pool, index),
+            tree.leaf(places, "weight"),
+            of_lanes.full_steps,
+            steps_at_once(self.pool, tree.leaf(of_lanes.places, "index")),
+            keys,
+            0.0 if length is None else self.smoothing(length),
+            self.transform,
+            draws,
+            of_lanes.full,
         )
-        steps, drawn = tree.leaf(one.places, "index").shape[1], {}
+
+    def _padded(self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
+        """A pass of all clients, padded, with the keys of its batches."""
+        rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]
+        of_lanes = lane_pass(
+            [self.order(int(client), round, name, length, row) for client, row in zip(clients, rows, strict=True)]
+        )
+        steps, drawn = tree.leaf(of_lanes.places, "index").shape[1], {}
         if self.draws_noise:
             drawn["keys"] = torch.stack([self.keys(int(client), round, name, steps) for client in clients])
         if self.transforms(length):
-            each = [self.keys(int(client), round, name, steps, "transform") for client in clients]
-            drawn["draws"] = torch.stack(each)
-        return LanePass({**one.places, **drawn}, one.full_steps, one.full)
+            keys = [self.keys(int(client), round, name, steps, "transform") for client in clients]
+            drawn["draws"] = torch.stack(keys)
+        return LanePass({**of_lanes.places, **drawn}, of_lanes.full_steps, of_lanes.full)
 
     def _refuse_single(self, method: str, clients: np.ndarray, round: int, passes: Iterable[LanePass]) -> None:
         """Let a model refuse batches of one sample, as it does in a loop; in a lane it does not see them."""
         task = self.task(clients)
-        for one in passes:
-            alone = (tree.leaf(one.places, "weight").sum(-1) == 1).any(-1).numpy()
+        for of_lanes in passes:
+            alone = (tree.leaf(of_lanes.places, "weight").sum(-1) == 1).any(-1).numpy()
             if alone.any():
                 with calling(self.algorithm, method, round, [int(clients[alone][0])]):
                     _train_on_one(task.architecture)
