@@ -167,20 +167,21 @@ def images(config: Any, count: int) -> Any:
 
 
 def profiled_writer() -> None:
-    """Print at the end of each thread that writes where it spent its time."""
+    """Print after each job of the thread that writes where it spent its time."""
     import cProfile
     import pstats
+    from collections.abc import Callable
 
     from pflmpi.store.writer import Writer
 
-    work = Writer._work
+    attempt = Writer._attempt
 
-    def profiled(self: Writer) -> None:
+    def profiled(self: Writer, job: Callable[[], None]) -> None:
         profile = cProfile.Profile(time.thread_time)
-        profile.runcall(work, self)
+        profile.runcall(attempt, self, job)
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
 
-    Writer._work = profiled
+    Writer._attempt = profiled
 
 
 def main() -> None:

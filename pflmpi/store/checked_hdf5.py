@@ -38,7 +38,7 @@ from pflmpi.store.hdf5 import (
 )
 from pflmpi.store.names import SHARD_NAME
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
@@ -83,13 +83,12 @@ class Writing:
         self,
         path: str,
         array: np.ndarray,
-        checksum: int | None = None,
         *,
         axes: Sequence[str] = (),
         unit: str = "",
         description: str = "",
     ) -> Identifier:
-        """Store an array, with its CRC-32, which is `checksum` if that is known; its identifier.
+        """Store an array, with its CRC-32; its identifier.
 
         Args:
             axes: names of the first axes; a dimension scale that is not there yet counts from 0.
@@ -99,7 +98,7 @@ class Writing:
         for name, extent in zip(axes, array.shape, strict=False):
             if name not in self._scales:
                 self.scale(name, name, np.arange(extent), f"{name}, from 0 on")
-        checksum = crc32(array) if checksum is None else checksum
+        checksum = crc32(array)
         large = not self._in_memory and array.nbytes > _SMALL
         dataset = (reserve_array if large else write_array)(self.file.id, path, array)
         if large:

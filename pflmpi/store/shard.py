@@ -1,15 +1,13 @@
 """A shard: a file with the rows of clients that changed, of one rank or of several of a node.
 
     /<cohort>/client            [m] ascending ids
-    /<cohort>/row_crc32         [m] see below
+    /<cohort>/row_crc32         [m] CRC-32 of each client's id (int64) and its row of every leaf, in sorted path order
     /<cohort>/rows/<path>       [m, ...]
 
-`row_crc32` is the CRC-32 over a client's id (int64) followed by its row of every leaf, in sorted path order, so a few
-rows can be read and checked without the rest.
+So a few rows can be read and checked without the rest. A large leaf whose rows are all the same is stored once, with a
+checksum of its own, and shown for every client:
 
-A large leaf of which all rows are the same is stored once, and shown for every client:
-
-    /<cohort>/once/<path>       [1, ...] the row
+    /<cohort>/once/<path>       [1, ...] the row, which `row_crc32` leaves out
     /<cohort>/several/<path>    [b, ...] virtual: b times that row
     /<cohort>/rows/<path>       [m, ...] virtual, in pieces of b rows: what every reader finds
 
@@ -17,7 +15,7 @@ HDF5 has no mapping of many rows to one, and needs one for each piece; with b th
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +23,13 @@ import numpy as np
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
 from pflmpi.store.checked_hdf5 import Writing
-from pflmpi.store.checksums import crc32_combine, crc32_join, crc32_of_rows, crc32_repeat
+from pflmpi.store.checksums import crc32_of_rows
 from pflmpi.store.hdf5 import Dataset, Group, h5py, untimed, with_groups, write_group
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
 
 ID_BYTES = 12  # of a client's id and its row's checksum, besides the row
-_LONG = 1 << 16  # bytes of a row from which on its checksum is joined sooner than its bytes are gone over again
 _ONCE = 1 << 20  # bytes of a leaf from which on equal rows are stored once
 _WASTE = 4  # at most this many rows are read for each one requested
 
@@ -58,12 +55,14 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
         for cohort, (clients, leaves) in sorted(rows.items()):
             write_group(writing.file.id, f"{cohort}/rows")
             ids = clients.astype(np.int64)
-            checksums = _known_rows(leaves)
+            once = [leaf for leaf, array in leaves.items() if array.nbytes >= _ONCE and _is_repeated(array)]
             writing.write_dataset(f"{cohort}/client", ids)
-            writing.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, checksums))
-            for leaf in sorted(leaves):
-                whole = _leaf_checksum(leaves[leaf], checksums[leaf]) if leaf in checksums else None
-                _put_leaf(writing, cohort, leaf, leaves[leaf], whole)
+            writing.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, once))
+            for leaf, array in sorted(leaves.items()):
+                if leaf in once:
+                    _write_once(writing, cohort, leaf, array)
+                else:
+                    writing.write_dataset(f"{cohort}/rows/{leaf}", array)
 
     checked_hdf5.write(path, fill, sum(array.nbytes for _, leaves in rows.values() for array in leaves.values()))
 
@@ -84,7 +83,8 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         runs = consecutive(rows)
         leaves = {leaf: _leaf(group, leaf, rows, runs) for leaf in checked_hdf5.names(group["rows"])}
-    wrong = clients[_row_checksums(clients, leaves, _known_rows(leaves)) != expected[rows]]
+        once = checked_hdf5.names(group["once"]) if "once" in group else []
+    wrong = clients[_row_checksums(clients, leaves, once) != expected[rows]]
     if len(wrong):
         raise CheckpointError(f"{path} is damaged: the rows of {len(wrong)} clients, the first is client {wrong[0]}")
     return leaves
@@ -157,31 +157,11 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     return taken
 
 
-def _known_rows(leaves: Arrays) -> dict[str, np.ndarray]:
-    """Checksums uint32 [m] of the rows, by path, of leaves whose rows are one in memory or long enough to join."""
-    checksums = {}
-    for leaf, array in leaves.items():
-        if _is_repeated(array):
-            checksums[leaf] = np.repeat(crc32_of_rows(array[:1]), len(array))
-        elif array[:1].nbytes >= _LONG:
-            checksums[leaf] = crc32_of_rows(array)
-    return checksums
-
-
-def _leaf_checksum(leaf: np.ndarray, rows: np.ndarray) -> int:
-    """Checksum of a leaf [m, ...] whose rows have the given ones [m]."""
-    length = leaf[0].nbytes
-    return crc32_repeat(int(rows[0]), length, len(leaf)) if _is_repeated(leaf) else crc32_join(rows, length)
-
-
-def _row_checksums(clients: np.ndarray, leaves: Arrays, known: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Checksums [m] uint32 of the clients' rows, as described above; `known` are those of some leaves' rows."""
+def _row_checksums(clients: np.ndarray, leaves: Arrays, once: Collection[str]) -> np.ndarray:
+    """Checksums [m] uint32 of the clients' rows, as described above, without the leaves that are stored once."""
     checksums = crc32_of_rows(clients.astype("<i8"))
-    for leaf in sorted(leaves):
-        if leaf in known:
-            checksums = crc32_combine(checksums, known[leaf], leaves[leaf][0].nbytes)
-        else:
-            checksums = crc32_of_rows(leaves[leaf], checksums)
+    for leaf in sorted(leaves.keys() - once):
+        checksums = crc32_of_rows(leaves[leaf], checksums)
     return checksums
 
 
@@ -190,18 +170,14 @@ def _is_repeated(array: np.ndarray) -> bool:
     return len(array) > 1 and array.strides[0] == 0 and array.size > 0
 
 
-def _put_leaf(writing: Writing, cohort: str, path: str, array: np.ndarray, checksum: int | None) -> None:
-    """Store a leaf [m, ...] of a cohort; once if it is repeated, with a known CRC-32, and large."""
-    if checksum is None or not _is_repeated(array) or array.nbytes < _ONCE:
-        writing.write_dataset(f"{cohort}/rows/{path}", array, checksum)
-        return
+def _write_once(writing: Writing, cohort: str, path: str, array: np.ndarray) -> None:
+    """Store a repeated leaf [m, ...] of a cohort as one row, shown m times."""
     rows, row = len(array), np.ascontiguousarray(array[:1])
     writing.write_dataset(f"{cohort}/once/{path}", row)
     several = math.isqrt(rows - 1) + 1
     group = writing.file[cohort]
     _show_repeated(group, f"once/{path}", f"several/{path}", row, 1, several)
     _show_repeated(group, f"several/{path}", f"rows/{path}", row, several, rows)
-    writing.describe(f"{cohort}/rows/{path}", checksum)
 
 
 def _repeated_leaf(cohort: Group, path: str, rows: int) -> np.ndarray | None:

@@ -9,40 +9,15 @@ import numpy as np
 import pytest
 
 from pflmpi.store import checked_hdf5, checksums
-from pflmpi.store.checksums import Part, crc32_combine, crc32_join, crc32_of_file, crc32_of_rows, crc32_repeat
+from pflmpi.store.checksums import Part, crc32_of_file, crc32_of_rows
 from pflmpi.store.shard import write_shard
 
 
-@pytest.mark.parametrize("times", [0, 1, 2, 3, 10, 1023])
-@pytest.mark.parametrize("length", [0, 1, 5, 4096])
-def test_repeated_bytes(times: int, length: int) -> None:
-    content = np.random.default_rng(length).bytes(length)
-    assert crc32_repeat(zlib.crc32(content), length, times) == zlib.crc32(content * times)
-
-
-@pytest.mark.parametrize("length", [0, 1, 5, 4096])
-def test_bytes_that_follow_others(length: int) -> None:
-    contents = [np.random.default_rng(seed).bytes(length) for seed in range(4)]
-    starts, seconds = [0, 1, 2**32 - 1, 12345], [zlib.crc32(content) for content in contents]
-    expected = [zlib.crc32(content, start) for content, start in zip(contents, starts, strict=True)]
-    assert [crc32_combine(start, second, length) for start, second in zip(starts, seconds, strict=True)] == expected
-    together = crc32_combine(np.array(starts, np.uint32), np.array(seconds, np.uint32), length)
-    assert together.dtype == np.uint32 and together.tolist() == expected
-
-
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), (7, 5), (3, 1 << 14), (2, 3, 1 << 15)])
-def test_rows_and_the_whole(shape: tuple[int, ...]) -> None:
+def test_each_row_has_the_checksum_of_its_bytes(shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     rows = crc32_of_rows(array)
     assert rows.dtype == np.uint32 and rows.tolist() == [zlib.crc32(row.tobytes()) for row in array]
-    assert crc32_join(rows, array[:1].nbytes) == zlib.crc32(array.tobytes())
-
-
-def test_long_rows_are_gone_over_once(tmp_path: Path) -> None:
-    array = np.random.default_rng(2).normal(size=(25, 1 << 14)).astype(np.float32)
-    with mock.patch.object(checksums.zlib, "crc32", wraps=zlib.crc32) as counted:
-        write_shard(tmp_path / "shard.h5", {"cohort0": (np.arange(25), {"weight": array})})
-    assert array.nbytes <= sum(len(call.args[0]) for call in counted.call_args_list) < 1.1 * array.nbytes
 
 
 @pytest.mark.parametrize("known", [[], [(512, 10)], [(900, 100), (512, 1)], [(600, 400)], [(512, 488)], [(550, 0)]])

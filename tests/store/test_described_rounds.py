@@ -68,8 +68,8 @@ def test_axes_have_names_also_for_xarray(run: Path) -> None:
 
 
 def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 4)
+    monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 5)
     checked_hdf5.write(round_path(tmp_path, 3), lambda writing: None)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"round_00003.h5 was written by a pflmpi before .* version is 4, .* 5"):
+    with pytest.raises(CheckpointError, match=r"round_00003.h5 was written by a pflmpi before .* version is 5, .* 6"):
         run_folder.read_server(tmp_path, 3)

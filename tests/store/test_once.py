@@ -87,16 +87,17 @@ def test_h5py_finds_a_row_for_every_client_also_in_a_moved_folder(run: Path, mon
             for path, array in expected.items():
                 same(file["clients"][path][()].astype(array.dtype), array)
                 same(file["clients"][path][95:1207:3].astype(array.dtype), array[95:1207:3])
-    with h5py.File(shard_path(moved, 0, 0)) as file:
-        for path, array in in_full(state()).items():
-            assert about(file)["arrays"][f"cohort0/rows/{path}"]["crc32"] == zlib.crc32(array.tobytes())
 
 
-def test_checksums_are_those_of_rows_that_are_all_stored(run: Path, tmp_path: Path) -> None:
-    full = tmp_path / "full.h5"
-    write_shard(full, {"cohort0": (WHO, in_full(state()))})
-    with h5py.File(full) as one, h5py.File(shard_path(run, 0, 0)) as other:
-        same(other["cohort0/row_crc32"][()], one["cohort0/row_crc32"][()])
+def test_what_is_stored_once_has_a_checksum_of_its_own_and_rows_have_theirs(run: Path) -> None:
+    with h5py.File(shard_path(run, 0, 0)) as file:
+        once = sorted(file["cohort0/once"]["model"]) + [name for name in file["cohort0/once"] if name != "model"]
+        row = state()["model/weight"][:1]
+        assert once == ["bias", "weight", "flag"]
+        assert about(file)["arrays"]["cohort0/once/model/weight"]["crc32"] == zlib.crc32(row.tobytes())
+        rows = in_full({name: array for name, array in state().items() if name in ("model/steps", "own")})
+        content = b"".join(np.int64(7).tobytes() if name == "" else rows[name][7].tobytes() for name in ("", *rows))
+        assert file["cohort0/row_crc32"][7] == zlib.crc32(content)
 
 
 def test_rows_are_read_in_any_pattern_and_leaves_alone(run: Path) -> None:

@@ -111,7 +111,7 @@ def test_plain_h5py_reads_everything_also_after_the_folder_has_moved(
     monkeypatch.chdir(moved.parent)
     with h5py.File("renamed/round_00002.h5") as file:
         said = about(file)["run"]
-        assert said["round"] == 2 and file.attrs["format_version"] == 5
+        assert said["round"] == 2 and file.attrs["format_version"] == 6
         assert said["share"] == 0.5 and len(said["config"]) == 160000
         alike(
             {"head/bias": file["server/head/bias"][()], "head/count": np.asarray(file["server/head/count"][()])},

@@ -145,7 +145,7 @@ def test_a_newer_format_is_refused_with_both_versions(world: World, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(checked_hdf5, "FORMAT_VERSION", 99)
         world.save(2, ranks=1)
-    assert "its format version is 99, this one reads up to 5; update pflmpi" in run_folder.verify(world.run, 2)[0]
+    assert "its format version is 99, this one reads up to 6; update pflmpi" in run_folder.verify(world.run, 2)[0]
     with pytest.raises(CheckpointError, match="its format version is 99"):
         run_folder.read_server(world.run, 2)
 
