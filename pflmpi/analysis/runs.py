@@ -72,11 +72,9 @@ class Runs(Sequence[Run]):
             UserError: pandas is not installed.
         """
         from pflmpi.analysis.selection import named
-        from pflmpi.analysis.series.clients import final
         from pflmpi.analysis.summary import summaries
 
-        lines = summaries(named(self), [final(run) for run in self], targets)
-        return _pandas("summary").DataFrame(lines).replace("", None)
+        return _pandas("summary").DataFrame(summaries(named(self), targets)).replace("", None)
 
     @property
     def figures(self) -> "Figures":
