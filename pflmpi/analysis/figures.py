@@ -47,9 +47,7 @@ def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
     problems: list[str] = []
     makers: dict[str, Callable[[], Plots]] = {
         "Diagnostics": lambda: diagnostics.figures(checkpoints),
-        "Similarity of the clients' layers": lambda: similarity.cosine_figures(
-            spread_over(checkpoints, _MOST_MODELS)
-        ),
+        "Similarity of the clients' layers": lambda: similarity.cosine_figures(spread_over(checkpoints, _MOST_MODELS)),
         "CKA of the clients' layers": lambda: similarity.cka_figures(run),
     }
     for title, make in makers.items():

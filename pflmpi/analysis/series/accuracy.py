@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.comparable import NOT_COMPARED
+from pflmpi.analysis.comparable import decisive_options
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, spread_over
@@ -179,8 +179,7 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
 
 
 def _without_seed(run: Run) -> str:
-    kept = {section: values for section, values in run.config.items() if section not in ("seed", *NOT_COMPARED)}
-    return json.dumps(kept, sort_keys=True, default=str)
+    return json.dumps(decisive_options(run) | {"seed": None}, sort_keys=True, default=str)
 
 
 def _common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
