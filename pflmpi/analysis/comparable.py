@@ -11,8 +11,8 @@ from pflmpi.errors import CheckpointError
 from pflmpi.store.checked_hdf5 import cut_short
 from pflmpi.store.names import round_path
 
-NOT_COMPARED = ("recorded", "runtime", "output", "checkpoint")  # sections that results do not depend on
-WHERE_ONLY = ("data.root", "data.download")  # these do not change what a run learns from
+_NOT_COMPARED = ("recorded", "runtime", "output", "checkpoint")  # sections that results do not depend on
+_WHERE_ONLY = ("data.root", "data.download")  # these do not change what a run learns from
 
 
 def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run], list[str]]:
@@ -77,11 +77,10 @@ def damaged(run: Run) -> list[str]:
 
 
 def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
-    a, b = (
-        by_key({section: run.config[section] for section in sections if section in run.config})
-        for run in (first, other)
-    )
-    keys = [key for key in sorted(a.keys() | b.keys()) if key not in WHERE_ONLY and a.get(key) != b.get(key)]
+    a, b = decisive_options(first), decisive_options(other)
+    keys = [
+        key for key in sorted(a.keys() | b.keys()) if key.partition(".")[0] in sections and a.get(key) != b.get(key)
+    ]
     return ", ".join(f"{key} is {b.get(key)!r} and not {a.get(key)!r}" for key in keys) or None
 
 
@@ -97,7 +96,7 @@ TextsByName = dict[str, list[str]]  # name -> a text for each run
 
 def differing(runs: Sequence[Run]) -> TextsByName:
     """The options in which the configurations of runs differ, with the value of each."""
-    options = [_options(run) for run in runs]
+    options = [decisive_options(run) for run in runs]
     keys = dict.fromkeys(key for of_run in options for key in of_run)
     return {
         key: [_text(of_run[key]) if key in of_run else _UNKNOWN for of_run in options]
@@ -115,9 +114,10 @@ def compared_options(runs: Sequence[Run]) -> TextsByName:
     }
 
 
-def _options(run: Run) -> dict[str, Any]:
-    options = by_key({key: value for key, value in run.config.items() if key not in NOT_COMPARED})
-    return {key: value for key, value in options.items() if key not in WHERE_ONLY}
+def decisive_options(run: Run) -> dict[str, Any]:
+    """The options of a run that results depend on, by `section.key`."""
+    options = by_key({key: value for key, value in run.config.items() if key not in _NOT_COMPARED})
+    return {key: value for key, value in options.items() if key not in _WHERE_ONLY}
 
 
 def _text(value: object) -> str:

@@ -9,18 +9,17 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.drawing.charts import chart
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack, thinned
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import NamedRun, named, some_of, spread_over
+from pflmpi.analysis.selection import NamedRun, named, spread_over
 from pflmpi.analysis.series import accuracy, clients, cost, diagnostics, partition, similarity
-from pflmpi.analysis.series.clients import Final
 from pflmpi.errors import CheckpointError
 
 Plots = Sequence[Plot | Missing]
 
 MOST_DETAILED = 8  # runs whose checkpoints are looked into
-_MOST_OF_MODELS = 8  # checkpoints from which the models of all clients are read
+_MOST_MODELS = 8  # checkpoints from which the models of all clients are read
 
 
-def compared(runs: Sequence[NamedRun], ends: Sequence[Final | None]) -> Plots:
+def compared(runs: Sequence[NamedRun]) -> Plots:
     """The figures that show all runs."""
     return [
         accuracy.merged(accuracy.accuracy_over_rounds(runs), runs),
@@ -28,8 +27,8 @@ def compared(runs: Sequence[NamedRun], ends: Sequence[Final | None]) -> Plots:
         *(accuracy.merged(plot, runs) for plot in accuracy.measures_over_rounds(runs)),
         accuracy.merged(cost.accuracy_against_bytes(runs), runs),
         accuracy.merged(cost.accuracy_against_seconds(runs), runs),
-        accuracy.merged(clients.distribution(runs, ends), runs),
-        *clients.against_local(runs, ends),
+        accuracy.merged(clients.distribution(runs), runs),
+        *clients.against_local(runs),
         *partition.partitions(runs, MOST_DETAILED),
     ]
 
@@ -48,7 +47,7 @@ def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
     problems: list[str] = []
     makers: dict[str, Callable[[], Plots]] = {
         "Diagnostics": lambda: diagnostics.figures(checkpoints),
-        "Similarity of the clients' layers": lambda: similarity.cosine_figures(some_of(checkpoints, _MOST_OF_MODELS)),
+        "Similarity of the clients' layers": lambda: similarity.cosine_figures(spread_over(checkpoints, _MOST_MODELS)),
         "CKA of the clients' layers": lambda: similarity.cka_figures(run),
     }
     for title, make in makers.items():
@@ -163,11 +162,11 @@ class Figures:
 
     def clients(self) -> Any:
         """The accuracies of the clients at the end, in ascending order."""
-        return _chart(clients.distribution(self._runs, self._ends()))
+        return _chart(clients.distribution(self._runs))
 
     def against_local(self) -> dict[str, Any]:
         """Gains of each client over training alone, by name: a chart for each run of local training."""
-        return _charts(clients.against_local(self._runs, self._ends()))
+        return _charts(clients.against_local(self._runs))
 
     def partition(self) -> dict[str, Any]:
         """Samples of each client and class, by name: a chart for each partition."""
@@ -176,9 +175,6 @@ class Figures:
     def details(self) -> dict[str, Any]:
         """What a report shows of the first run alone, by name: bytes, time, diagnostics, similarity of layers."""
         return _charts(detailed(self._runs[0])[0])
-
-    def _ends(self) -> list[Final | None]:
-        return [clients.final(named_run.run) for named_run in self._runs]
 
 
 def _chart(plot: Plot | Missing) -> Any:

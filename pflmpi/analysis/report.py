@@ -13,7 +13,7 @@ from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_fi
 from pflmpi.analysis.figures import Plots
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.selection import NamedRun, named
-from pflmpi.analysis.series.clients import Final, final, single_clients
+from pflmpi.analysis.series.clients import single_clients
 from pflmpi.analysis.summary import EXPLAINED, Line, for_readers, summaries, targets_of, texts
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.text import comma_separated
@@ -56,8 +56,7 @@ def write_report(
     try:
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
-        ends = [final(named_run.run) for named_run in runs]
-        lines = summaries(runs, ends, targets or targets_of(readable_runs))
+        lines = summaries(runs, targets or targets_of(readable_runs))
         table = [list(lines[0]), *(list(texts(line).values()) for line in lines)]
         (out / "runs.csv").write_text(comma_separated(table), encoding="utf-8")
         details = []
@@ -66,7 +65,7 @@ def write_report(
             details.append(plots)
             problems += unread
             step()
-        sections = _sections(runs, ends, lines, details, partial(draw_figures, out, pictures))
+        sections = _sections(runs, lines, details, partial(draw_figures, out, pictures))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
         text = html.page(title, _about(runs), problems, sections)
         (out / PAGE).write_text(text, encoding="utf-8")
@@ -78,7 +77,6 @@ def write_report(
 
 def _sections(
     runs: Sequence[NamedRun],
-    ends: Sequence[Final | None],
     lines: Sequence[Line],
     details: Sequence[Plots],
     draw: Callable[[Plots, str], list[PageFigure | Missing]],
@@ -86,7 +84,6 @@ def _sections(
     """The sections of the page.
 
     Args:
-        ends: the clients at the end of each run.
         lines: of the table of runs.
         details: the figures of the first runs.
         draw: draws figures into a folder.
@@ -95,7 +92,7 @@ def _sections(
     notes = [f"{named_run.label}: {note}." for named_run in runs for note in named_run.run.notes]
     first = Section("Runs", " ".join([*_stopped(runs), *notes]), EXPLAINED, [runs_table(lines)])
     multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(runs, details, strict=False)])
-    together = draw([*figures.compared(runs, ends), *multiples], _FIGURES)
+    together = draw([*figures.compared(runs), *multiples], _FIGURES)
     sections = [first, Section("All runs" if several else "The run", figures=together)]
     if of_clients := draw(single_clients(runs, details), _FIGURES):
         sections.append(Section("Single clients", figures=of_clients, kind="client"))

@@ -92,10 +92,25 @@ class Run:
         """
         return verify.partition(self.path, self.config.get("recorded", {}))
 
+    def client_accuracy(self, number: int) -> np.ndarray | None:
+        """Accuracy [N] of the clients after a round, as shares; None where no intact checkpoint has any. Read once."""
+        if number not in self._accuracies:
+            try:
+                accuracy = self.round(number).metric("accuracy")
+            except CheckpointError:
+                accuracy = None  # `analysis.comparable` reports damaged files
+            self._accuracies[number] = None if accuracy is None or np.isnan(accuracy).all() else accuracy
+        return self._accuracies[number]
+
     @cached_property
-    def accuracies(self) -> dict[int, np.ndarray | None]:
-        """Accuracy [N] of the clients by round, of the rounds that a report has read; None where one has none."""
+    def _accuracies(self) -> dict[int, np.ndarray | None]:
         return {}
+
+    @cached_property
+    def final_accuracy(self) -> np.ndarray | None:
+        """`client_accuracy` of the newest checkpoint that has any, NaN for clients without test samples."""
+        accuracies = (self.client_accuracy(number) for number in reversed(self.rounds))
+        return next((accuracy for accuracy in accuracies if accuracy is not None), None)
 
     @property
     def figures(self) -> Any:

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from pflmpi.analysis.comparable import NOT_COMPARED
+from pflmpi.analysis.comparable import decisive_options
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError, UserError
@@ -49,16 +49,14 @@ class Runs(Sequence[Run]):
             CheckpointError: a metrics file is damaged.
         """
         pandas = _pandas("frame")
-        configs = [{key: values for key, values in run.config.items() if key not in NOT_COMPARED} for run in self]
-        flat = [dict(_flat(config)) for config in configs]
-        first = flat[0] if flat else {}
-        everywhere = sorted(set().union(*flat))
-        keys = [key for key in everywhere if any(options.get(key) != first.get(key) for options in flat)]
+        options = [dict(_flat(decisive_options(run))) for run in self]
+        first = options[0] if options else {}
+        keys = [key for key in sorted(set().union(*options)) if any(run.get(key) != first.get(key) for run in options)]
         keys = [*_ALWAYS, *(key for key in keys if key not in _ALWAYS)]
         table = _metrics(pandas, self)
         places = table.pop("")
         columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
-        columns |= {key: [options.get(key) for options in flat] for key in keys}
+        columns |= {key: [run.get(key) for run in options] for key in keys}
         about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
         return pandas.concat([about, table], axis=1)
 
@@ -72,11 +70,9 @@ class Runs(Sequence[Run]):
             UserError: pandas is not installed.
         """
         from pflmpi.analysis.selection import named
-        from pflmpi.analysis.series.clients import final
         from pflmpi.analysis.summary import summaries
 
-        lines = summaries(named(self), [final(run) for run in self], targets)
-        return _pandas("summary").DataFrame(lines).replace("", None)
+        return _pandas("summary").DataFrame(summaries(named(self), targets)).replace("", None)
 
     @property
     def figures(self) -> "Figures":

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from pflmpi.analysis.run import Run
 
 MOST_STYLES = 12  # runs with a legend entry of their own; more share that of their algorithm
 MOST_ROUNDS = 20  # checkpoints that a figure over rounds reads
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,25 +45,20 @@ def named(runs: Sequence[Run]) -> list[NamedRun]:
     return [NamedRun(run, label, run.name, groups.index(run.name)) for run, label in zip(runs, labels, strict=True)]
 
 
-def spread_over(rounds: Sequence[int], most: int = MOST_ROUNDS) -> list[int]:
-    """At most so many of the ascending rounds, evenly spaced, with the first and the last.
+def spread_over(items: Sequence[T], most: int = MOST_ROUNDS) -> list[T]:
+    """At most so many of the items, evenly spaced, with the first and the last.
 
     >>> spread_over([1, 2, 3, 4, 5], 3)
     [1, 3, 5]
     """
-    if len(rounds) <= most:
-        return list(rounds)
-    return [rounds[i] for i in np.linspace(0, len(rounds) - 1, most).round().astype(int)]
-
-
-def some_of(checkpoints: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
-    """At most so many of the ascending checkpoints, evenly spaced, with the first and the last."""
-    return [checkpoints[place] for place in spread_over(range(len(checkpoints)), most)]
+    if len(items) <= most:
+        return list(items)
+    return [items[place] for place in np.linspace(0, len(items) - 1, most).round().astype(int)]
 
 
 def ends(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """The first, the middle and the last of the checkpoints; not the one before the first round."""
-    return some_of([checkpoint for checkpoint in checkpoints if checkpoint.number > 0] or checkpoints, 3)
+    return spread_over([checkpoint for checkpoint in checkpoints if checkpoint.number > 0] or checkpoints, 3)
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

@@ -9,7 +9,7 @@ from pflmpi.analysis.comparable import compared_options
 from pflmpi.analysis.metrics import best, cost_to, last
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
-from pflmpi.analysis.series.clients import Final, against
+from pflmpi.analysis.series.clients import against
 from pflmpi.text import scaled_bytes
 
 Value = str | int | float
@@ -33,22 +33,17 @@ _OPTIONAL = (  # left out where empty
 _FOUR_DIGITS = ("training loss", "test loss", "time per round (s)")
 
 
-def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: Sequence[float] = ()) -> list[Line]:
-    """The line of each run; an optional column that says nothing of any run is left out.
-
-    Args:
-        ends: the clients at the end of each.
-        targets: accuracies, as shares.
-    """
-    gains = {named_run: gain for named_run, _, gain in against(runs, ends)[1]}
+def summaries(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[Line]:
+    """The line of each run, with the cost to targets (accuracies, as shares); empty optional columns are left out."""
+    gains = {named_run: gain for named_run, _, gain in against(runs)[1]}
     options = compared_options([named_run.run for named_run in runs])
     lines: list[Line] = []
-    for place, (named_run, end) in enumerate(zip(runs, ends, strict=True)):
+    for place, named_run in enumerate(runs):
         run, gain = named_run.run, gains.get(named_run, np.array(np.nan))
         compared = not np.isnan(gain).all()
         line: Line = {"run": named_run.label, "folder": str(run.path)}
         line |= {key: texts[place] for key, texts in options.items()}
-        line |= results(run, end)
+        line |= results(run)
         line["gain over local"] = float(np.nanmean(gain)) if compared else math.nan
         line["clients below local"] = int((gain < 0).sum()) if compared else ""
         for target in targets:
@@ -61,13 +56,13 @@ def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: S
     return [{name: value for name, value in line.items() if name not in empty} for line in lines]
 
 
-def results(run: Run, end: Final | None) -> Line:
+def results(run: Run) -> Line:
     """Results of a run by column, from its metrics and the clients' accuracies at its end.
 
     Raises:
         CheckpointError: its metrics are damaged.
     """
-    columns = run.columns
+    columns, final = run.columns, run.final_accuracy
     mean, seconds = 100 * columns["accuracy_mean"], columns["seconds"]
     highest = best(mean)
     newest = {name: last(values) for name, values in columns.items()}
@@ -82,7 +77,7 @@ def results(run: Run, end: Final | None) -> Line:
         "in round": "" if highest is None else int(columns["round"][highest]),
         "last (%)": percent("accuracy_mean"),
         "std over clients (%)": percent("accuracy_std"),
-        "worst client (%)": math.nan if end is None or np.isnan(end.accuracy).all() else float(np.nanmin(end.accuracy)),
+        "worst client (%)": math.nan if final is None else float(np.nanmin(100 * final)),
         "lowest 10 % (%)": percent("accuracy_bottom"),
         "macro F1 (%)": percent("f1_macro"),
         "unseen (%)": percent("unseen_accuracy_mean"),

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.metrics import CostTo, cost_to
-from pflmpi.config import stored, yaml_file
+from pflmpi.analysis.run import Run, open_run
+from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, section
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.store import verify
 from pflmpi.sweep.table import Cell, SweepTable
 from pflmpi.text import comma_separated as as_csv
 from pflmpi.text import counted
@@ -110,16 +110,23 @@ class Entry:
 
 @dataclass(frozen=True)
 class _SeedRun:
-    rounds: int
-    lines: Sequence[Mapping[str, str]]
-    early: bool  # stopped before the last round
-    other: bool  # made with another configuration
-    problem: str = ""
-    notes: Sequence[str] = ()
+    """The run of one seed.
 
-    @property
-    def finished(self) -> bool:
-        return not self.other and len(self.lines) > 0 and (self.early or len(self.lines) == self.rounds)
+    Attributes:
+        rounds: how many it is to have.
+        run: None where there is none, or it cannot be read.
+        done: rounds that it has.
+        finished: whether it has all rounds, or has stopped early.
+        other: whether it was made with another configuration.
+        problem: why it cannot be read.
+    """
+
+    rounds: int
+    run: Run | None = None
+    done: int = 0
+    finished: bool = False
+    other: bool = False
+    problem: str = ""
 
 
 def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
@@ -130,41 +137,42 @@ def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
         out: the folder of the sweep.
     """
     groups = groupby(cells, lambda cell: (cell.row, cell.column))
-    return [_entry(table, row, column, [_run(cell, out) for cell in group]) for (row, column), group in groups]
+    return [_entry(table, row, column, [_seed_run(cell, out) for cell in group]) for (row, column), group in groups]
 
 
-def pick(lines: Sequence[Mapping[str, str]], metric: str, figure: str) -> float:
-    """A figure of one run, of accuracies in percent, from the lines of its metrics.
+def pick(columns: Mapping[str, np.ndarray], metric: str, figure: str) -> float:
+    """A figure of one run, of accuracies in percent.
 
     Args:
+        columns: of its metrics, each [rounds].
         metric, figure: as in the table file.
     """
     shown = METRICS[metric]
-    tested = [line for line in lines if line.get(shown.column)]
-    if not tested:  # no unseen clients, or none that can join; a run from before losses were recorded
+    values = shown.scale * columns.get(shown.column, np.empty(0))
+    measured = ~np.isnan(values)
+    if not measured.any():  # no unseen clients, or none that can join; a run from before losses were recorded
         return math.nan
-    values = [shown.scale * float(line[shown.column]) for line in tested]
     if figure == "best":
         judge = shown.judge or shown.column
-        judged, best = [float(line[judge]) for line in tested], min if shown.lowest or lower_is_better(judge) else max
-        return values[judged.index(best(judged))]
-    return values[-1] if figure == "last" else statistics.fmean(values[-LAST:])
+        best = np.argmin if shown.lowest or lower_is_better(judge) else np.argmax
+        return float(values[measured][best(columns[judge][measured])])
+    return statistics.fmean(values[measured][-1 if figure == "last" else -LAST :])
 
 
-def _run(cell: Cell, out: Path) -> _SeedRun:
-    training, run = section("training", TrainingConfig, cell.raw.get("training")), cell.run(out)
-    if not run.exists():
-        return _SeedRun(training.rounds, [], early=False, other=False)
+def _seed_run(cell: Cell, out: Path) -> _SeedRun:
+    training, folder = section("training", TrainingConfig, cell.raw.get("training")), cell.run(out)
+    if not folder.exists():
+        return _SeedRun(training.rounds)
     try:
-        config, notes = stored.verified(run)
-        metrics = verify.metrics(run, stored.last_round(config))
+        run = open_run(folder)
+        lines = run.verified_metrics.lines
     except CheckpointError as error:
-        return _SeedRun(training.rounds, [], early=False, other=False, problem=str(error))
-    lines, path = metrics.lines, cell.config(out)
+        return _SeedRun(training.rounds, problem=str(error))
+    done, path = len(lines), cell.config(out)
     same = path.exists() and _decisive(yaml_file.read(path)) == _decisive(cell.raw)
-    other = bool(lines) and not (same and len(lines) <= training.rounds)
-    notes = [f"{run}: {note}" for note in (*notes, *metrics.notes)] if lines else []
-    return _SeedRun(training.rounds, lines, EarlyStop(training.stop, lines).met, other, notes=notes)
+    other = done > 0 and not (same and done <= training.rounds)
+    finished = not other and done > 0 and (done == training.rounds or EarlyStop(training.stop, lines).met)
+    return _SeedRun(training.rounds, run, done, finished, other)
 
 
 def _decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,29 +181,24 @@ def _decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
-    finished = [run.lines for run in runs if run.finished]
+    finished = [seed.run.columns for seed in runs if seed.run and seed.finished]
     printed = table.published.get(row, {}).get(column)
     return Entry(
         row,
         column,
-        ours=over_seeds([pick(lines, table.metric, table.figure) for lines in finished]),
-        last_ten=over_seeds([pick(lines, table.metric, "last10") for lines in finished]),
-        over_clients=statistics.fmean(pick(lines, "spread", "last") for lines in finished) if finished else None,
+        ours=over_seeds([pick(columns, table.metric, table.figure) for columns in finished]),
+        last_ten=over_seeds([pick(columns, table.metric, "last10") for columns in finished]),
+        over_clients=statistics.fmean(pick(columns, "spread", "last") for columns in finished) if finished else None,
         published=Value(*printed) if printed else None,
         finished=len(finished),
         seeds=len(runs),
-        done=sum(len(run.lines) for run in runs if not run.other),
-        rounds=sum(run.rounds for run in runs),
+        done=sum(seed.done for seed in runs if not seed.other),
+        rounds=sum(seed.rounds for seed in runs),
         state=_state(runs),
-        costs=[cost for lines in finished if table.target and (cost := _cost_to(lines, table.target))],
-        problems=[run.problem for run in runs if run.problem],
-        notes=[note for run in runs for note in run.notes],
+        costs=[cost for columns in finished if table.target and (cost := cost_to(columns, table.target))],
+        problems=[seed.problem for seed in runs if seed.problem],
+        notes=[f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.notes],
     )
-
-
-def _cost_to(lines: Sequence[Mapping[str, str]], target: float) -> CostTo | None:
-    names = ("round", "accuracy_mean", "seconds", "up_bytes", "down_bytes")
-    return cost_to({name: np.array([float(line[name] or "nan") for line in lines]) for name in names}, target)
 
 
 def over_seeds(figures: Sequence[float]) -> Value | None:
@@ -216,7 +219,7 @@ def _state(runs: Sequence[_SeedRun]) -> str:
     if any(run.other for run in runs):
         parts.append("other configuration")
     elif not finished and not damaged:
-        done = sum(len(run.lines) for run in runs)
+        done = sum(run.done for run in runs)
         parts.append(f"{done}/{sum(run.rounds for run in runs)} rounds" if done else "missing")
     return ", ".join(parts)
 

@@ -22,7 +22,6 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.analysis.comparable import differing, unlike
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.selection import named
-    from pflmpi.analysis.series.clients import final
     from pflmpi.analysis.summary import for_readers, results
     from pflmpi.terminal import console
 
@@ -31,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"there is only one run, {folders[0]}; name two or more")
     runs = [open_run(path) for path in folders]
     names, settings = [named_run.label for named_run in named(runs)], differing(runs)
-    columns = for_readers([results(run, final(run)) for run in runs])
+    columns = for_readers([results(run) for run in runs])
     figures = {name: [column[name] or "-" for column in columns] for name in columns[0]}
     figures = {name: row for name, row in figures.items() if any(text != "-" for text in row)}
     terminal = console(highlight=False)

@@ -33,6 +33,9 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.value:.3g} (95 %: {self.low:.3g} to {self.high:.3g})"
+
 
 @dataclass(frozen=True)
 class AmdahlFit:
@@ -74,18 +77,20 @@ def fit(results: Results, to: int) -> AmdahlFit:
     ranks = np.array([point.ranks for point in points for _ in point.runs], np.float64)
     seconds = np.array([np.median(run.seconds) for point in points for run in point.runs])
     optimize: Any = import_module("scipy.optimize")  # here: few commands need it
+    special: Any = import_module("scipy.special")
     start, bounds = (seconds[0], 0.5), ((1e-12, 0.0), (np.inf, 1.0))
     values, covariance = optimize.curve_fit(
         lambda r, first, serial: _law(r, first, serial, base), ranks, seconds, start, bounds=bounds
     )
-    serial, half = float(values[1]), _quantile(max(len(ranks) - 2, 1)) * sqrt(covariance[1, 1])
+    quantile = float(special.stdtrit(max(len(ranks) - 2, 1), 0.975))  # of Student's t
+    serial, half = float(values[1]), quantile * sqrt(covariance[1, 1])
     return AmdahlFit(float(values[0]), Estimate(serial, max(serial - half, 0.0), min(serial + half, 1.0)), base)
 
 
 def summary(law: AmdahlFit, to: int, largest: int) -> str:
     """What the fit says, in one sentence."""
     far = f", {to // largest} times the largest number that was measured" if to > _FAR * largest else ""
-    return f"serial fraction {_interval(law.serial)}; {to} ranks: {_interval(law.seconds(to))} s a round{far}"
+    return f"serial fraction {law.serial}; {to} ranks: {law.seconds(to)} s a round{far}"
 
 
 def extrapolations(among: dict[str, Results], to: int) -> list[Curves]:
@@ -126,22 +131,5 @@ def _figure(results: Results, to: int, ending: str, name: str) -> Curves:
 
 
 def _law(ranks: Any, first: float, serial: float, base: int | None) -> Any:
-    return _work(ranks, base) * first * (serial + (1 - serial) / ranks)
-
-
-def _work(ranks: Any, base: int | None) -> Any:
-    return 1.0 if base is None else ranks / base
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.3g} (95 %: {estimate.low:.3g} to {estimate.high:.3g})"
-
-
-def _quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution.
-
-    >>> [round(_quantile(freedom), 2) for freedom in (1, 4, 10, 1000)]
-    [12.71, 2.78, 2.23, 1.96]
-    """
-    special: Any = import_module("scipy.special")
-    return float(special.stdtrit(freedom, 0.975))
+    work = 1.0 if base is None else ranks / base
+    return work * first * (serial + (1 - serial) / ranks)

@@ -1,6 +1,7 @@
 """The page over scaling experiments: tables, figures, and where it was measured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,51 +21,41 @@ from pflmpi.text import counted, scaled_bytes
 _WIDE = 8  # times the first number of ranks: from here on the axis is logarithmic
 
 
-def figures(among: dict[str, Results]) -> list[Plot | Missing]:
+def figures(named: Mapping[str, Results]) -> list[Plot | Missing]:
     """All figures, each over all experiments by name, but for the parts of a round: a figure for each."""
-    splits = [
-        _split(name, results, "" if len(among) == 1 else f"_{number}")
-        for number, (name, results) in enumerate(among.items(), 1)
+    several = len(named) > 1
+    parts = [
+        _parts(results, f"_{number}" if several else "", name)
+        for number, (name, results) in enumerate(named.items(), 1)
     ]
-    return [_seconds(among), _speed_up(among), *splits, _memory(among), _bytes(among)]
+    return [_seconds(named), _speed_up(named), *parts, _memory(named), _bytes(named)]
 
 
-def _seconds(among: dict[str, Results]) -> Curves:
+def _seconds(named: Mapping[str, Results]) -> Curves:
     curves = []
-    for style, (name, results) in enumerate(among.items()):
-        points = results.measured
-        low, high = np.array([point.spread for point in points]).T
-        seconds = np.array([point.seconds for point in points])
-        curves.append(
-            Curve(_named(among, name, "measured"), _ranks(points), seconds, low, high, style=style, source=name)
-        )
-    return _over_ranks(
-        among,
-        curves,
-        "seconds_per_round",
-        "Seconds per round",
-        "Median over repeats of the median round; the band is between the quartiles of all rounds.",
-        "seconds per round",
-    )
+    for curve, results in zip(_curves(named, {"measured": lambda point: point.seconds}), named.values(), strict=True):
+        low, high = np.array([point.spread for point in results.measured]).T
+        curves.append(replace(curve, low=low, high=high))
+    caption = "Median over repeats of the median round; the band is between the quartiles of all rounds."
+    return _over_ranks(named, curves, "seconds_per_round", "Seconds per round", caption, "seconds per round")
 
 
-def _speed_up(among: dict[str, Results]) -> Curves:
+def _speed_up(named: Mapping[str, Results]) -> Curves:
     curves: list[Curve] = []
-    for style, (label, results) in enumerate(among.items()):
-        points = results.measured
-        middle = np.array([results.speed_up(point) for point in points])
+    for style, (name, results) in enumerate(named.items()):
+        points, ranks = results.measured, _ranks(results)
+        speed_up, ideal = (np.array([of(point) for point in points]) for of in (results.speed_up, results.ideal))
         low, high = np.array([(point.seconds / point.spread[1], point.seconds / point.spread[0]) for point in points]).T
-        curves.append(Curve(label, _ranks(points), middle, middle * low, middle * high, style=style, source=label))
-        best = np.array([results.ideal(point) for point in points])
-        curves.append(Curve("ideal", _ranks(points), best, style=7, thin=True, source=label))
+        curves.append(Curve(name, ranks, speed_up, speed_up * low, speed_up * high, style=style, source=name))
+        curves.append(Curve("ideal", ranks, ideal, style=7, thin=True, source=name))
     caption = (
         "Over the smallest number of ranks, in work per second; the band is what the quartiles of the rounds give. "
         "Dotted: the ideal."
     )
-    return _over_ranks(among, curves, "speed_up", "Speed-up", caption, "speed-up")
+    return _over_ranks(named, curves, "speed_up", "Speed-up", caption, "speed-up")
 
 
-def _split(name: str, results: Results, ending: str) -> Stack:
+def _parts(results: Results, ending: str, name: str) -> Stack:
     points = results.measured
     return Stack(
         name=f"split{ending}",
@@ -80,46 +71,46 @@ def _split(name: str, results: Results, ending: str) -> Stack:
     )
 
 
-def _memory(among: dict[str, Results]) -> Curves | Missing:
-    kinds = {"memory_rank_bytes": "largest rank", "memory_bytes": "all ranks"}
-    most = [point.most("memory_bytes") for results in among.values() for point in results.measured]
+def _memory(named: Mapping[str, Results]) -> Curves | Missing:
+    values: dict[str, Callable[[Point], float]] = {
+        "largest rank": lambda point: point.most("memory_rank_bytes"),
+        "all ranks": lambda point: point.most("memory_bytes"),
+    }
+    most = [point.most("memory_bytes") for results in named.values() for point in results.measured]
     if np.isnan(most).any():
         return Missing("Memory", "the system does not say")
     divisor, unit = scaled_bytes(max(most))
-    curves: list[Curve] = []
-    for number, (name, results) in enumerate(among.items()):
-        points = results.measured
-        for place, (column, kind) in enumerate(kinds.items()):
-            style, values = 2 * number + place, np.array([point.most(column) for point in points])
-            curves.append(Curve(_named(among, name, kind), _ranks(points), values / divisor, style=style, source=name))
     caption = "The most that processes had resident at any time."
-    return _over_ranks(among, curves, "memory", "Memory", caption, f"memory ({unit})")
+    return _over_ranks(named, _curves(named, values, divisor), "memory", "Memory", caption, f"memory ({unit})")
 
 
-def _bytes(among: dict[str, Results]) -> Curves | Missing:
-    most = max(point.wire_bytes for results in among.values() for point in results.measured)
+def _bytes(named: Mapping[str, Results]) -> Curves | Missing:
+    title, caption = "Bytes between ranks", "What all ranks together sent each other in a round."
+    most = max(point.wire_bytes for results in named.values() for point in results.measured)
     if not most:
-        return Missing("Bytes between ranks", "one rank sends nothing")
+        return Missing(title, "one rank sends nothing")
     divisor, unit = scaled_bytes(most)
+    curves = _curves(named, {"measured": lambda point: point.wire_bytes}, divisor)
+    return _over_ranks(named, curves, "bytes", title, caption, f"sent in a round ({unit})")
+
+
+def _curves(
+    named: Mapping[str, Results], values: Mapping[str, Callable[[Point], float]], divisor: float = 1.0
+) -> list[Curve]:
+    """Values of the measured points of each experiment, by the label of their curves."""
     curves: list[Curve] = []
-    for style, (name, results) in enumerate(among.items()):
-        values = np.array([point.wire_bytes for point in results.measured]) / divisor
-        curves.append(
-            Curve(_named(among, name, "measured"), _ranks(results.measured), values, style=style, source=name)
-        )
-    caption = "What all ranks together sent each other in a round."
-    return _over_ranks(among, curves, "bytes", "Bytes between ranks", caption, f"sent in a round ({unit})")
+    for name, results in named.items():
+        for label, value in values.items():
+            y = np.array([value(point) for point in results.measured]) / divisor
+            legend = label if len(named) == 1 else f"{name}, {label}"
+            curves.append(Curve(legend, _ranks(results), y, style=len(curves), source=name))
+    return curves
 
 
 def _over_ranks(
-    among: dict[str, Results],
-    curves: Sequence[Curve],
-    name: str,
-    title: str,
-    caption: str,
-    y_label: str,
+    named: Mapping[str, Results], curves: Sequence[Curve], name: str, title: str, caption: str, y_label: str
 ) -> Curves:
-    ticks = sorted({point.ranks for results in among.values() for point in results.points})
+    ticks = sorted({point.ranks for results in named.values() for point in results.points})
     return Curves(
         name=name,
         title=title,
@@ -133,13 +124,8 @@ def _over_ranks(
     )
 
 
-def _ranks(points: Sequence[Point]) -> np.ndarray:
-    return np.array([point.ranks for point in points], np.float64)
-
-
-def _named(among: dict[str, Results], name: str, what: str) -> str:
-    """What is shown, with its experiment where there are several."""
-    return what if len(among) == 1 else f"{name}, {what}"
+def _ranks(results: Results) -> np.ndarray:
+    return np.array([point.ranks for point in results.measured], np.float64)
 
 
 PAGE, _TABLE, _FIGURES = "scale.html", "scale.tex", "figures"

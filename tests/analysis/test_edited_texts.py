@@ -136,7 +136,7 @@ def shown(run):
     """What commands show of a run; None where they refuse it."""
     try:
         opened = open_run(run)
-        results(opened, None)
+        results(opened)
         return opened, {"config": by_key(opened.config), "columns": opened.columns, "notes": opened.notes}
     except CheckpointError:
         state = run_status(run)

@@ -22,7 +22,7 @@ from pflmpi.analysis.figures import detailed
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
-from pflmpi.analysis.series.accuracy import client_accuracy
+from pflmpi.analysis.series.accuracy import accuracy_by_round
 from pflmpi.cli import main
 from pflmpi.store import checked_hdf5, config_file, metrics_file, verify
 from pflmpi.store.names import round_path
@@ -333,6 +333,6 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
     among = [open_run(runs / name) for name in ("gmh", "local")]
     for one in among:
         assert damaged(one) == []
-        assert client_accuracy(one, one.rounds) and detailed(named([one])[0])
+        assert accuracy_by_round(one) and detailed(named([one])[0])
     assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read

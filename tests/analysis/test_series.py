@@ -183,9 +183,7 @@ def test_a_run_records_how_long_it_stood_still_for_checkpoints(trained):
 
 def test_the_distribution_has_every_client_in_ascending_order(trained):
     run = trained["fedavg"]
-    end = clients.final(run)
-    assert end is not None and end.round == 3
-    (curve,) = curves(clients.distribution(named([run]), [end])).curves
+    (curve,) = curves(clients.distribution(named([run]))).curves
     accuracy = 100 * run.round(3).metrics["accuracy"]
     assert curve.points is not None and sorted(curve.points.tolist()) == list(range(7))
     assert curve.y.tolist() == sorted(accuracy.tolist()) == accuracy[curve.points].tolist()
@@ -193,8 +191,8 @@ def test_the_distribution_has_every_client_in_ascending_order(trained):
 
 def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained):
     runs = [trained["other"], trained["local"], trained["fedavg"]]
-    among, ends = named(runs), [clients.final(run) for run in runs]
-    (plot,) = clients.against_local(among[1:], ends[1:])
+    named_runs = named(runs)
+    (plot,) = clients.against_local(named_runs[1:])
     gain = 100 * (trained["fedavg"].round(3).metrics["accuracy"] - trained["local"].round(3).metrics["accuracy"])
     assert isinstance(plot, Dots) and list(plot.series) == ["fedavg"]
     assert plot.series["fedavg"].tolist() == pytest.approx(sorted(gain.tolist())), "the worst is at the top"
@@ -202,7 +200,7 @@ def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained)
     assert plot.rows[0] == f"{gain.argmin()} ({samples[gain.argmin()]})" and len(plot.rows) == 7
     losing = int((gain < 0).sum())
     assert losing and f"fedavg: {losing} of 7 lose, client {gain.argmin()} ({gain.min():.1f})" in plot.caption
-    (alone,) = clients.against_local([among[0], among[2]], [ends[0], ends[2]])
+    (alone,) = clients.against_local([named_runs[0], named_runs[2]])
     assert isinstance(alone, Missing) and "same data and partition" in alone.why
 
 
@@ -211,21 +209,22 @@ def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_pat
         sent = "0" if algorithm == "local" else "9"
         run = written(tmp_path / f"{algorithm}{seed}{partition}", [{"up_bytes": sent}] * 2, algorithm)
         run.config.update(seed=seed, recorded={"data": "d", "partition": partition})
-        return run, clients.Final(2, np.array(accuracy))
+        vars(run)["final_accuracy"] = np.array(accuracy) / 100
+        return run
 
     alone = [ended("local", 0, "p", [50, 60]), ended("local", 1, "q", [10, 20, 30]), ended("local", 2, "p", [0, 0])]
     others = [ended("fedavg", 0, "p", [51, 62]), ended("fedavg", 1, "q", [13, 24, 35]), ended("fedavg", 2, "p", [7, 8])]
-    runs, ends = zip(*alone, *others, strict=True)
-    gains = [line["gain over local"] for line in summary.summaries(named(runs), ends)]
-    assert gains[3:] == [1.5, 4.0, 7.5] and np.isnan(np.array(gains[:3], float)).all()
-    plots = clients.against_local(named(runs), ends)
+    runs = named([*alone, *others])
+    gains = [line["gain over local"] for line in summary.summaries(runs)]
+    assert gains[3:] == pytest.approx([1.5, 4.0, 7.5]) and np.isnan(np.array(gains[:3], float)).all()
+    plots = clients.against_local(runs)
     assert [len(gain) for plot in plots if isinstance(plot, Dots) for gain in plot.series.values()] == [2, 3, 2], (
         "a figure for each local run"
     )
 
 
 def test_without_a_local_run_there_is_no_comparison(trained):
-    (plot,) = clients.against_local(named([trained["fedavg"]]), [clients.final(trained["fedavg"])])
+    (plot,) = clients.against_local(named([trained["fedavg"]]))
     assert isinstance(plot, Missing) and "no run among these sends nothing" in plot.why
 
 
@@ -250,10 +249,10 @@ def test_a_run_without_its_partition_says_so(tmp_path):
 
 def test_the_table_of_runs_has_the_best_round_and_the_worst_client(trained, tmp_path):
     run = trained["local"]
-    found = summary.results(run, clients.final(run))
+    found = summary.results(run)
     mean = 100 * run.columns["accuracy_mean"]
     assert (found["best (%)"], found["in round"], found["last (%)"]) == (mean.max(), mean.argmax() + 1, mean[-1])
     assert found["worst client (%)"] == 100 * run.round(3).metrics["accuracy"].min()
     assert (found["rounds"], found["of"]) == (3, 3)
-    empty = summary.texts(summary.results(written(tmp_path / "new", []), None))
+    empty = summary.texts(summary.results(written(tmp_path / "new", [])))
     assert [*empty.values()][:7] == ["0", "20", "", "", "", "", ""]

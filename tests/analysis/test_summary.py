@@ -11,7 +11,6 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series import accuracy
-from pflmpi.analysis.series.clients import Final
 from pflmpi.analysis.summary import common_target, summaries, targets_of, texts
 from pflmpi.analysis.table import comma_separated, entries, markdown
 from pflmpi.errors import ConfigError
@@ -63,14 +62,14 @@ def test_the_table_has_the_options_that_have_unlike_values(tmp_path):
     runs = [written(tmp_path / name, ACCURACY) for name in "abc"]
     for run, algorithm in zip(runs, ({"mu": 0.1, "k": 1}, {"mu": 0.5, "k": 1}, {"beta": 2}), strict=True):
         run.config.update(algorithm={"name": "x", **algorithm}, seed=0, training={"rounds": 5, "lr": 0.1})
-    lines = summaries(named(runs), [None] * 3)
+    lines = summaries(named(runs))
     assert [line["mu"] for line in lines] == ["0.1", "0.5", ""]
     assert not {"k", "beta", "training.lr", "seed"} & set(lines[0]), "the same, or of one run alone"
 
 
 def test_the_table_of_the_page_has_one_unit_for_all_runs_and_the_folder_last(tmp_path):
     runs = [written(tmp_path / "a", ACCURACY, sent=1 << 20), written(tmp_path / "b", ("0.1",), sent=1 << 10)]
-    shown = runs_table(summaries(named(runs), [None, None], [0.8]))
+    shown = runs_table(summaries(named(runs), [0.8]))
     rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
     assert [row["up (MiB)"] for row in rows] == ["5.00", "0.00"] and shown.columns[-1] == "folder"
     assert [row["sent to 80 % (MiB)"] for row in rows] == ["12.00", ""], "three rounds, up and down"
@@ -87,19 +86,20 @@ def test_the_table_of_the_page_has_one_unit_for_all_runs_and_the_folder_last(tmp
 )
 def test_the_folders_of_several_runs_are_told_apart(folders, shown, tmp_path):
     runs = [written(tmp_path / "sweeps" / name, ACCURACY) for name in folders]
-    rows = runs_table(summaries(named(runs), [None] * len(runs))).rows
+    rows = runs_table(summaries(named(runs))).rows
     assert [row[-1] for row in rows] == shown
-    assert runs_table(summaries(named(runs[:1]), [None])).rows[0][-1] == str(runs[0].path)
+    assert runs_table(summaries(named(runs[:1]))).rows[0][-1] == str(runs[0].path)
 
 
 def test_the_gain_is_over_the_same_clients_of_a_run_of_local_training(tmp_path):
     runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
-    ends = [Final(5, np.array([90.0, 50.0, np.nan])), Final(1, np.array([60.0, 70.0, np.nan]))]
-    ours, local = summaries(runs, ends, [0.8])
-    assert (ours["gain over local"], ours["clients below local"]) == (5.0, 1)
+    for named_run, accuracies in zip(runs, ([0.9, 0.5, np.nan], [0.6, 0.7, np.nan]), strict=True):
+        vars(named_run.run)["final_accuracy"] = np.array(accuracies)
+    ours, local = summaries(runs, [0.8])
+    assert (ours["gain over local"], ours["clients below local"]) == (pytest.approx(5.0), 1)
     assert (ours["rounds to 80 %"], ours["time to 80 % (s)"], ours["bytes to 80 %"]) == (3, 6.0, 120)
     assert [texts(local)[name] for name in ("gain over local", "rounds to 80 %", "time to 80 % (s)")] == ["", "", ""]
-    (alone,) = summaries(runs[:1], ends[:1])
+    (alone,) = summaries(runs[:1])
     assert "gain over local" not in alone and "unseen (%)" not in alone
 
 
@@ -109,7 +109,7 @@ def test_further_measures_are_drawn_where_they_are(tmp_path):
     names = [figure.name for figure in accuracy.measures_over_rounds(named([run]))]
     columns = ("accuracy_bottom", "f1_macro", "trained_accuracy_mean", "train_loss", "test_loss")
     assert names == [f"{column}_over_rounds" for column in columns]
-    (line,) = summaries(named([run]), [None])
+    (line,) = summaries(named([run]))
     assert line["macro F1 (%)"] == 100 * run.columns["f1_macro"][-1]
     assert line["lowest 10 % (%)"] == 100 * run.columns["accuracy_bottom"][-1]
     assert line["after training (%)"] == 100 * run.columns["trained_accuracy_mean"][-1]

@@ -2,14 +2,16 @@
 
 import csv
 
+import numpy as np
 import pytest
 import yaml
 
 import table_file
+from pflmpi.analysis.metrics import columns
 from pflmpi.analysis.table import Entry, Value, comma_separated, entries, latex, markdown, pick, printed
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import config_file, metrics_file
+from pflmpi.store import config_file, metrics_file, verify
 from pflmpi.sweep.table import cells, load
 
 Scores = tuple[float, float, float]  # mean over clients, over all samples, standard deviation over clients
@@ -28,7 +30,7 @@ def metrics(run, scores):
         texts = ["", "", ""] if of_round is None else [f"{score:.6f}" for score in of_round]
         line = [round, 3, *texts]
         metrics_file.append(run, [*line, *[0] * (len(metrics_file.COLUMNS) - len(line))])
-    return metrics_file.read(run)
+    return columns(verify.metrics(run, len(scores)))
 
 
 def made(cell, out, means):
@@ -70,9 +72,10 @@ def test_a_figure_is_taken_from_the_evaluated_rounds(metric, figure, expected, t
 
 
 def test_the_best_loss_is_the_lowest_and_values_sent_are_thousands_of_4_bytes():
-    lines = [{"train_loss": "0.5", "test_loss": "", "up_bytes": "8000"}, {"train_loss": "0.75", "test_loss": "1.25"}]
-    assert pick(lines, "train_loss", "best") == 0.5 and pick(lines, "train_loss", "last") == 0.75
-    assert pick(lines, "test_loss", "best") == 1.25 and pick(lines, "parameters", "last") == 2.0
+    rounds = {"train_loss": [0.5, 0.75], "test_loss": [np.nan, 1.25], "up_bytes": [9000, 8000]}
+    of_run = {name: np.array(values) for name, values in rounds.items()}
+    assert pick(of_run, "train_loss", "best") == 0.5 and pick(of_run, "train_loss", "last") == 0.75
+    assert pick(of_run, "test_loss", "best") == 1.25 and pick(of_run, "parameters", "best") == 2.0
 
 
 def test_the_last_ten_are_evaluated_rounds(tmp_path):

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.comparable import NOT_COMPARED
+from pflmpi.analysis.comparable import decisive_options
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, spread_over
-from pflmpi.errors import CheckpointError
 
 _QUANTILES = (0.1, 0.9)
 _TITLE = "Accuracy over rounds"
@@ -126,20 +125,10 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
     return figures
 
 
-def client_accuracy(run: Run, rounds: Sequence[int]) -> dict[int, np.ndarray]:
-    """Accuracy [N] of each client, for those of the rounds that have a good checkpoint with scores."""
-    for number in rounds:
-        if number not in run.accuracies:  # each file is read once for all figures
-            run.accuracies[number] = _accuracy(run, number)
-    return {number: accuracy for number in rounds if (accuracy := run.accuracies[number]) is not None}
-
-
-def _accuracy(run: Run, number: int) -> np.ndarray | None:
-    try:
-        accuracy = run.round(number).metric("accuracy")
-    except CheckpointError:
-        return None  # `analysis.comparable` reports damaged files
-    return None if accuracy is None or np.isnan(accuracy).all() else accuracy
+def accuracy_by_round(run: Run) -> dict[int, np.ndarray]:
+    """Accuracy [N] of each client in some of the rounds that have an intact checkpoint with it."""
+    accuracies = {number: run.client_accuracy(number) for number in spread_over(run.rounds)}
+    return {number: accuracy for number, accuracy in accuracies.items() if accuracy is not None}
 
 
 def evaluated(run: Run) -> np.ndarray:
@@ -154,7 +143,7 @@ def _mean_accuracy(named_run: NamedRun, banded: bool) -> Curve:
     low = high = None
     if banded:
         low, high = np.full(len(rounds), np.nan), np.full(len(rounds), np.nan)
-        for number, accuracy in client_accuracy(run, spread_over(run.rounds)).items():
+        for number, accuracy in accuracy_by_round(run).items():
             place = np.flatnonzero(rounds == number)
             low[place], high[place] = (100 * np.nanquantile(accuracy, quantile) for quantile in _QUANTILES)
     best = int(np.nanargmax(mean))
@@ -190,8 +179,7 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
 
 
 def _without_seed(run: Run) -> str:
-    kept = {section: values for section, values in run.config.items() if section not in ("seed", *NOT_COMPARED)}
-    return json.dumps(kept, sort_keys=True, default=str)
+    return json.dumps(decisive_options(run) | {"seed": None}, sort_keys=True, default=str)
 
 
 def _common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:

@@ -1,14 +1,14 @@
 """The clients at the end, who would be better off alone, and single clients over rounds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pflmpi.analysis.plots import Bars, Curve, Curves, Dots, Matrices, Missing, Plot
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, spread_over
-from pflmpi.analysis.series.accuracy import client_accuracy
+from pflmpi.analysis.series.accuracy import accuracy_by_round
 from pflmpi.analysis.series.partition import class_names, counts_of, same_partition
 from pflmpi.text import some
 
@@ -20,37 +20,17 @@ _MOST_CHOICES = 100  # clients of a run that a reader can choose
 _LAYERS = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # what figures of every two clients compare
 
 
-@dataclass(frozen=True, eq=False)
-class Final:
-    """The accuracy of each client in the newest checkpoint with scores.
-
-    Attributes:
-        round: of the checkpoint.
-        accuracy: [N] in percent; NaN for clients without test samples.
-    """
-
-    round: int
-    accuracy: np.ndarray
-
-
-def final(run: Run) -> Final | None:
-    """The accuracies of the clients at the end; None where no checkpoint has any."""
-    for number in reversed(run.rounds):
-        for accuracy in client_accuracy(run, [number]).values():
-            return Final(number, 100 * accuracy)
-    return None
-
-
-def distribution(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Curves | Missing:
+def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
     """The accuracies of the clients in ascending order, for each run."""
     curves, without = [], []
-    for named_run, end in zip(runs, finals, strict=True):
-        if end is None:
+    for named_run in runs:
+        accuracy = named_run.run.final_accuracy
+        if accuracy is None:
             without.append(named_run.label)
             continue
-        clients = _ascending(end.accuracy)
+        clients = _ascending(accuracy)
         share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
-        curve = Curve(named_run.legend, share, end.accuracy[clients], points=clients, style=named_run.style)
+        curve = Curve(named_run.legend, share, 100 * accuracy[clients], points=clients, style=named_run.style)
         curves.append(replace(curve, source=named_run.label))
     if not curves:
         return Missing(_TITLE, "no checkpoint has the accuracies of the clients")
@@ -77,9 +57,9 @@ def _ascending(values: np.ndarray) -> np.ndarray:
 # --- against local training
 
 
-def against_local(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> list[Dots | Missing]:
+def against_local(runs: Sequence[NamedRun]) -> list[Dots | Missing]:
     """By how much each client is better than when it trains alone: a figure for each run of local training."""
-    local_runs, gains = against(runs, finals)
+    local_runs, gains = against(runs)
     if not local_runs:
         return [Missing(_AGAINST, "no run among these sends nothing; add one of local training, on the same partition")]
     if not gains:
@@ -125,25 +105,25 @@ def _losers(named_run: NamedRun, gain: np.ndarray) -> str:
     return f"{named_run.label}: {len(losing)} of {len(gain)} lose, client {clients}"
 
 
-def against(
-    runs: Sequence[NamedRun], finals: Sequence[Final | None]
-) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
+def against(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
     """The runs of local training, and the gains over these.
 
     A gain is a run, the run of local training with the same clients, of several that of the same seed, and by how many
     percentage points [N] each client is better in the first. Runs without such a run of local training have none.
     """
-    known = [(named_run, end.accuracy) for named_run, end in zip(runs, finals, strict=True) if end is not None]
-    alone = [(local, base) for local, base in known if _is_local(local.run) and "partition" in _recorded(local.run)]
+    tested = [
+        (named_run, 100 * accuracy) for named_run in runs if (accuracy := named_run.run.final_accuracy) is not None
+    ]
+    local_runs = [pair for pair in tested if _is_local(pair[0].run) and "partition" in _recorded(pair[0].run)]
     gains = []
-    for named_run, accuracy in known:
+    for named_run, accuracy in tested:
         run = named_run.run
-        same = [pair for pair in alone if not _is_local(run) and _division(run) == _division(pair[0].run)]
+        same = [pair for pair in local_runs if not _is_local(run) and _division(run) == _division(pair[0].run)]
         if same:
             of_seed = (pair for pair in same if pair[0].run.config.get("seed") == run.config.get("seed"))
             local, base = next(of_seed, same[0])
             gains.append((named_run, local, accuracy - base))
-    return [local for local, _ in alone], gains
+    return [local for local, _ in local_runs], gains
 
 
 def _recorded(run: Run) -> dict[str, object]:
@@ -176,7 +156,7 @@ def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | M
     numbers: dict[tuple[str, str, str], list[Rows]] = {}
     layers: dict[str, list[tuple[NamedRun, Matrices]]] = {}
     for named_run, plots in zip(runs, figures, strict=False):
-        if accuracy := client_accuracy(named_run.run, spread_over(named_run.run.rounds)):
+        if accuracy := accuracy_by_round(named_run.run):
             values = 100 * np.stack(list(accuracy.values()), axis=1)
             accuracies.append((named_run, np.array(list(accuracy)), values))
         for plot in plots:

@@ -9,7 +9,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import assembled, client_states, comparable_model
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import some_of, spread_over
+from pflmpi.analysis.selection import spread_over
 from pflmpi.store import probe_file
 
 _COSINE_TITLE = "Similarity of the clients' layers"
@@ -92,7 +92,7 @@ def _cosines_over_rounds(checkpoints: Sequence[Checkpoint], last: Mapping[str, L
     """The mean cosine over all pairs of clients, for each layer of the last checkpoint by round."""
     most = _affordable(size, len(checkpoints))
     if len(checkpoints) > 3 and most < _FEW:  # of large models rather fewer rounds
-        checkpoints = some_of(checkpoints, 3)
+        checkpoints = spread_over(checkpoints, 3)
         most = _affordable(size, len(checkpoints))
     means: dict[str, list[float]] = {name: [] for name in last}
     for checkpoint in checkpoints:
@@ -186,7 +186,7 @@ def _layer_matrices(
         by_layer: the ids [m] of clients and the matrix [m, m].
     """
     names = list(by_layer)
-    chosen = [names[place] for place in spread_over(range(len(names)), _MOST_LAYERS)]
+    chosen = spread_over(names, _MOST_LAYERS)
     some = f" {len(chosen)} of {len(names)} layers." if len(chosen) < len(names) else ""
     panels = []
     for layer in chosen:
