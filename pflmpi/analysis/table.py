@@ -144,6 +144,8 @@ def pick(lines: Sequence[Mapping[str, str]], metric: str, figure: str) -> float:
     if not tested:  # no unseen clients, or none that can join; a run from before losses were recorded
         return math.nan
     values = [shown.scale * float(line[shown.column]) for line in tested]
+    if figure == "best20":
+        return pick(tested[-20:], metric, "best")
     if figure == "best":
         judge = shown.judge or shown.column
         judged, best = [float(line[judge]) for line in tested], min if shown.lowest or lower_is_better(judge) else max
@@ -221,7 +223,12 @@ def _state(runs: Sequence[_SeedRun]) -> str:
     return ", ".join(parts)
 
 
-_FIGURES = {"best": "best round", "last": "last round", "last10": f"mean of the last {LAST} evaluated rounds"}
+_FIGURES = {
+    "best": "best round",
+    "best20": "best of the last 20 evaluated rounds",
+    "last": "last round",
+    "last10": f"mean of the last {LAST} evaluated rounds",
+}
 _COSTS = ("rounds", "megabytes up and down")
 _LATEX = {
     "\\": r"\textbackslash{}",

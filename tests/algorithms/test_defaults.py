@@ -39,8 +39,11 @@ DEFAULTS = {
         "critical_share": 0.5,
         "head_lr": 1.0,
         "server_epochs": 1,
+        "server_batch_size": None,
         "variant": "full",
         "critical_from": "global",
+        "importance": "change",
+        "ranked": "head",
         "evaluated": "trained",
     },
     "fedper": {"weighting": "samples", "personal_layers": 1},  # eq. 4: n_j / n; K_P of the paper is 1 to 4

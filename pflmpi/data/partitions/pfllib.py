@@ -47,7 +47,7 @@ def cut_by_dirichlet(
             samples = np.flatnonzero(labels == label)
             rng.shuffle(samples)
             shares = rng.dirichlet(np.full(clients, beta))
-            open_to = owned < len(labels) / clients if cap else np.ones(clients, bool)
+            open_to = (owned < len(labels) / clients).astype(np.float64) if cap else np.ones(clients)
             shares = shares * open_to if (shares * open_to).any() else open_to  # where PFLlib divides by zero
             ends = (np.cumsum(shares / shares.sum()) * len(samples)).astype(np.int64)[:-1]
             for own, piece in zip(pieces, np.split(samples, ends), strict=True):
