@@ -40,10 +40,14 @@ class FedGMH(Algorithm):
     `avghead` averages own and mixed head, eq. 10 (GMH-a); `oneavg` averages own and the one global head,
     eq. 11 (GMH-oa).
 
-    Readings. Before a client's first training psi is all false. One server epoch a round in minibatches of the
-    client batch size (`server_epochs`), in client order. Heads without uploads stay. What is tested is not said.
-    A public repository with the paper's settings (youcaihua1/FedGMH) reverses eq. 9: critical entries stay the client's
-    own and the others become the global heads' (`critical_from: own`).
+    Readings. Before a client's first training psi is all false. One server epoch a round (`server_epochs`), in client
+    order, in minibatches of the client batch size; `server_batch_size: 1` has a step for every uploaded mean, as eq. 6
+    writes it. Heads without uploads stay. What is tested is not said.
+    A public repository with the paper's settings (youcaihua1/FedGMH) steps for every mean; reverses eq. 9, so that
+    critical entries stay the client's own and the others become the global heads' (`critical_from: own`); has
+    |(theta^E - theta^0)^2 theta^E| in eq. 8 (`importance: squared_change`) and takes the floor(beta L) of the weight
+    and of the bias each (`ranked: tensor`); and tests in the last 20 rounds alone, after mixing (`evaluated: mixed`,
+    and `figure: best20` in a table).
 
     Newcomers: ours. They train as in a first round, from the initial weights, with psi all false in the first update;
     heads act from the second on (`evaluation.unseen_updates`); with `avghead`, `oneavg`, `critical_from: own` at once.
@@ -61,6 +65,9 @@ class FedGMH(Algorithm):
         float, Field(ge=0, allow_inf_nan=False, description="learning rate of the heads on the server (eta_h)")
     ] = 1.0
     server_epochs: Annotated[int, Field(ge=1, description="passes of the server over the class means in a round")] = 1
+    server_batch_size: Annotated[
+        int | None, Field(ge=1, description="class means in a step of a head; null: as many as the clients' batch size")
+    ] = None
     variant: Annotated[
         Literal["full", "onehead", "avghead", "oneavg"],
         Field(description="full, or an ablation: onehead (GMH-o), avghead (GMH-a), oneavg (GMH-oa)"),
@@ -69,6 +76,13 @@ class FedGMH(Algorithm):
         Literal["global", "own"],
         Field(description="global heads' entries where critical and own ones elsewhere (eq. 9), or the reverse"),
     ] = "global"
+    importance: Annotated[
+        Literal["change", "squared_change"],
+        Field(description="an entry's importance: its change, or that squared, times it"),
+    ] = "change"
+    ranked: Annotated[
+        Literal["head", "tensor"], Field(description="the share is of the whole head, or of weight and bias each")
+    ] = "head"
     evaluated: Annotated[
         Literal["trained", "mixed"],
         Field(description="the model after local training, or that with the new global heads mixed in"),
@@ -120,10 +134,24 @@ class FedGMH(Algorithm):
         model = train(task, {**model, "head": start}, data.passes["train"], model_loss(task), data.learning_rate)
         state: Tree = {"model": model}
         if not self.averages:
-            state["critical"] = critical_entries(start, part(model, "head"), self.critical_share)
+            state["critical"] = self.critical_entries(start, part(model, "head"))
         if mixed and shares is not None:
             state["shares"] = shares
         return state, {"means": class_means(task, model, data)}
+
+    def critical_entries(self, before: Tree, after: Tree) -> Tree:
+        """Which entries of a head are critical (bool, shaped as the head): the floor(beta L) most important.
+
+        Importance is |(after - before) after| (eqs. 7, 8); ties go to the lower index, weight before bias.
+        """
+        power = 2 if self.importance == "squared_change" else 1
+        importance = [((leaf(after, n) - leaf(before, n)) ** power * leaf(after, n)).abs() for n in ("weight", "bias")]
+        if self.ranked == "tensor":
+            weight, bias = (_largest(values.flatten(), self.critical_share) for values in importance)
+        else:
+            flat = _largest(torch.cat([values.flatten() for values in importance]), self.critical_share)
+            weight, bias = torch.split(flat, [values.numel() for values in importance])
+        return {"weight": weight.view_as(importance[0]), "bias": bias}
 
     def combined(self, heads: Tree, shares: Tensor | None) -> Tree:
         """The one head made of those received: sum_s n_ms / n_m h_s."""
@@ -142,7 +170,7 @@ class FedGMH(Algorithm):
         labels, means = leaf(up["means"], "labels").long(), leaf(up["means"], "means")
         weight, bias = leaf(part(server, "heads"), "weight"), leaf(part(server, "heads"), "bias")
         for _ in range(self.server_epochs):
-            for member in _minibatches(labels, len(weight), task.training.batch_size):
+            for member in _minibatches(labels, len(weight), self.server_batch_size or task.training.batch_size):
                 used = member.any(0)  # of many uploads a step has few
                 weight, bias = self._step(weight, bias, means[used], labels[used], member[:, used])
         return {"heads": {"weight": weight, "bias": bias}}
@@ -200,15 +228,8 @@ def _minibatches(labels: Tensor, heads: int, batch_size: int) -> Iterator[Tensor
     return (member & (number == step) for step in range(steps))
 
 
-def critical_entries(before: Tree, after: Tree, share: float) -> Tree:
-    """Which entries of a head are critical (bool, shaped as the head): the floor(share L) most important.
-
-    Importance is |(after - before) after| (eqs. 7, 8); ties go to the lower index, weight before bias.
-    """
-    names = ("weight", "bias")
-    importance = torch.cat([((leaf(after, n) - leaf(before, n)) * leaf(after, n)).abs().flatten() for n in names])
-    count = int(share * len(importance) + 1e-9)
-    order = importance.argsort(descending=True, stable=True)
+def _largest(values: Tensor, share: float) -> Tensor:
+    """Which of the values [L] are the floor(share L) largest, bool [L]; ties go to the lower index."""
+    order = values.argsort(descending=True, stable=True)
     rank = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-    weight, bias = torch.split(rank < count, [leaf(after, n).numel() for n in names])
-    return {"weight": weight.view_as(leaf(after, "weight")), "bias": bias.view_as(leaf(after, "bias"))}
+    return rank < int(share * len(values) + 1e-9)

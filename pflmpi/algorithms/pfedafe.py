@@ -10,9 +10,11 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import only
-from pflmpi.algorithms.shared_parts import SharedParts
+from pflmpi.algorithms.fedper import FedPer
+from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
 from pflmpi.learning.diagnostics import Diagnostic, PerClient
+from pflmpi.learning.parts import overlay, take
 from pflmpi.learning.personal import Kept, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate, train
 from pflmpi.learning.task import Task
@@ -22,7 +24,7 @@ from pflmpi.tree import Tree, leaf, part
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedAFE(SharedParts):
+class PFedAFE(FedPer):
     """Lai et al., Personalized Federated Learning with Adaptive Feature Extraction and Category Prediction, 2024.
 
     Client, with the server's body W_f, its own body W_f,i and head W_g,i of its last round (algorithm 1, eqs. 5, 7):
@@ -43,7 +45,9 @@ class PFedAFE(SharedParts):
     beta update (`beta_steps`, `beta_lr`); it is plain SGD here, and `training.lr_decay` leaves its rate alone, as beta
     starts anew in every round. Batch-norm statistics are mixed with the body, unless `training.bn: local`; beta learns
     in evaluation mode, on the model as it would predict, by the parameters alone. With `adaptive: false` beta stays at
-    its initial value: at 0 this is FedPer with plain means.
+    its initial value: at 0 this is FedPer with plain means. The category prediction, W_g, is the last layer; with
+    `personal_layers`, as in FedPer, more of the last ones, such as both fully connected layers that table 2 has for
+    CIFAR-100: they are neither sent nor mixed.
 
     Newcomers: a first round from the shared body and a new head, then beta and the mix as for everybody; ours, the
     paper has a fixed set of clients.
@@ -53,10 +57,8 @@ class PFedAFE(SharedParts):
     paper: ClassVar[str] = "Lai et al., Future Internet 2024"
     predicts_with: ClassVar[tuple[str, ...]] = ("body",)
     adapts_with: ClassVar[tuple[str, ...]] = ("beta",)
-    shared: ClassVar[tuple[str, ...]] = ("body",)
-    message: ClassVar[str] = "body"
-    state: ClassVar[str] = "shared"
 
+    weighting: ClientWeighting = "clients"
     beta_init: Annotated[
         float, Field(ge=0, le=1, description="share of the own body in the mixture, at the start (beta)")
     ] = 0.5
@@ -97,6 +99,9 @@ class PFedAFE(SharedParts):
             )
         return torch.where(leaf(client, "trained"), beta, 0.0)
 
+    def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+        return self.client_update(task, client, down, data)[0]  # not FedPer's: it has a body of its own
+
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         return mixed(client, down["body"], self.mixing_ratio(task, client, down["body"], data))
 
@@ -127,4 +132,5 @@ class PFedAFE(SharedParts):
 def mixed(client: Tree, shared: Tree, beta: Tensor) -> Tree:
     """The client's model with (1 - beta) shared + beta own wherever the server has a value (eq. 5)."""
     own = only(client, ("body", "head", "stats"))
-    return {**own, **tree.mix(lambda mine, theirs: (1 - beta) * theirs + beta * mine, only(own, tuple(shared)), shared)}
+    met = take(own, dict(tree.leaves(shared)))
+    return overlay(own, tree.mix(lambda mine, theirs: (1 - beta) * theirs + beta * mine, met, shared))

@@ -152,6 +152,9 @@ def pick(columns: Mapping[str, np.ndarray], metric: str, figure: str) -> float:
     measured = ~np.isnan(values)
     if not measured.any():  # no unseen clients, or none that can join; a run from before losses were recorded
         return math.nan
+    if figure == "best20":
+        latest = np.flatnonzero(measured)[-20:]
+        return pick({name: column[latest] for name, column in columns.items()}, metric, "best")
     if figure == "best":
         judge = shown.judge or shown.column
         best = np.argmin if shown.lowest or lower_is_better(judge) else np.argmax
@@ -224,7 +227,12 @@ def _state(runs: Sequence[_SeedRun]) -> str:
     return ", ".join(parts)
 
 
-_FIGURES = {"best": "best round", "last": "last round", "last10": f"mean of the last {LAST} evaluated rounds"}
+_FIGURES = {
+    "best": "best round",
+    "best20": "best of the last 20 evaluated rounds",
+    "last": "last round",
+    "last10": f"mean of the last {LAST} evaluated rounds",
+}
 _COSTS = ("rounds", "megabytes up and down")
 _LATEX = {
     "\\": r"\textbackslash{}",

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -81,7 +81,9 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     pool = np.arange(len(key)) if split == "pooled" else np.flatnonzero(~dataset.official_test)
     _check_pool(dataset, pool, by_writer)
     with _seeded(seed) if PARTITIONS.reference(partition.name) else nullcontext():
-        shares = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
+        shares: Any = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
+    if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
+        return _split_by_partition(dataset, shares, partition, data, split)
     parts = [pool[samples] for samples in _checked(shares, partition, len(pool))]
     if split == "pooled":
         splits = [
@@ -196,6 +198,28 @@ def _seeded(seed: int) -> AbstractContextManager[None]:
     from pflmpi import global_generators  # here, as it imports torch
 
     return global_generators.seeded(seed)
+
+
+def _split_by_partition(
+    dataset: Dataset,
+    shares: list[tuple[np.ndarray, np.ndarray]],
+    partition: PartitionConfig,
+    data: DataConfig,
+    split: str,
+) -> Federation:
+    """The federation of a partition that returns each client's training and test samples."""
+    default = DataConfig.model_fields["test_share"].default
+    for key, value, allowed in (("split", split, "pooled"), ("test_share", data.test_share, default)):
+        if value != allowed:
+            raise DataError(
+                f"data.{key} = {value}, but partition {partition.name!r} splits the samples of each client itself; "
+                f"set data.{key}: {allowed}, or choose a partition that does not"
+            )
+    if not all(isinstance(share, tuple) and len(share) == 2 for share in shares):
+        raise DataError(f"partition {partition.name!r} returned a split for some clients alone; give one for each")
+    train, test = ([share[side] for share in shares] for side in (0, 1))
+    checked = [_checked(side, partition, len(dataset.labels)) for side in (train, test)]
+    return _federation(dataset, *([np.asarray(samples, np.int64) for samples in side] for side in checked))
 
 
 def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -> list[np.ndarray]:

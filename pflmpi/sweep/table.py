@@ -64,7 +64,7 @@ class SweepTable(BaseModel):
             metrics.csv; `parameters`, thousands of 4-byte values that all participants together send in a round.
         target: an accuracy, as a share; how many rounds and bytes it took to reach its mean is then printed too.
         figure: which value the paper prints: the best round's (for `spread` the round of the best mean, for losses
-            the lowest), the last round's, or the mean of the last ten rounds.
+            the lowest), among the last twenty rounds alone, the last round's, or the mean of the last ten rounds.
         published: by row and column, a figure (of accuracies in percent) and, where given, its spread.
         runs_of: the file, in the same folder, whose runs these are; "" for its own.
     """
@@ -77,7 +77,7 @@ class SweepTable(BaseModel):
         "mean"
     )
     target: Annotated[float, Field(gt=0, le=1)] | None = None
-    figure: Literal["best", "last", "last10"] = "best"
+    figure: Literal["best", "best20", "last", "last10"] = "best"
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     base: Sections = {}
     columns: Annotated[dict[Name, Sections], Field(min_length=1)]

@@ -1,6 +1,7 @@
 """Every server rule and every loss, from its equation, in NumPy; and the cases in which two algorithms are one."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedfcd import FedFCD
-from pflmpi.algorithms.fedgmh import FedGMH, critical_entries
+from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.fedproto import FedProto
 from pflmpi.algorithms.fedprox import FedProx
@@ -258,10 +259,12 @@ def gmh_upload() -> dict:
     }
 
 
+@pytest.mark.parametrize("option", [None, 1, 2])
 @pytest.mark.parametrize("variant, batch_size", [("full", 100), ("full", 2), ("onehead", 100), ("onehead", 2)])
-def test_fedgmh_server_trains_each_head_on_its_own_label(variant: str, batch_size: int) -> None:
+def test_fedgmh_server_trains_each_head_on_its_own_label(variant: str, batch_size: int, option: int | None) -> None:
     task = small_task.task(batch_size=batch_size)
-    algorithm = FedGMH(variant=variant, head_lr=0.8)  # type: ignore[arg-type]
+    algorithm = FedGMH(variant=variant, head_lr=0.8, server_batch_size=option)  # type: ignore[arg-type]
+    batch_size = option or batch_size
     server = {"heads": other(2, algorithm.init_server(task)["heads"])}
     up = gmh_upload()
     new = algorithm.server_update(task, server, up, Round(1, np.array([0, 1, 3]), 0))
@@ -317,8 +320,12 @@ def test_fedgmh_mixes_received_heads_at_critical_entries() -> None:
 
 
 def test_critical_entries_break_ties_by_lower_index_weight_first() -> None:
+    def critical_entries(before: tree.Tree, after: tree.Tree, share: float) -> tree.Tree:
+        return FedGMH(critical_share=share).critical_entries(before, after)
+
     before = {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}
     after = {"weight": torch.tensor([[1.0, 2.0], [1.0, 1.0]]), "bias": torch.tensor([1.0, 2.0])}
+
     found = critical_entries(before, after, 0.5)
     assert found["weight"].tolist() == [[True, True], [False, False]] and found["bias"].tolist() == [False, True]
     everything, nothing = critical_entries(before, after, 1.0), critical_entries(before, after, 0.0)
@@ -328,6 +335,20 @@ def test_critical_entries_break_ties_by_lower_index_weight_first() -> None:
     large = {"weight": torch.ones(10, 512), "bias": torch.ones(10)}
     found = critical_entries(tree.map(torch.zeros_like, large), large, 0.5)
     assert found["weight"].flatten().tolist() == [True] * 2565 + [False] * 2555 and not found["bias"].any()
+
+
+def test_critical_entries_by_the_final_value_the_squared_change_or_of_each_tensor_alone() -> None:
+    """Of six entries three: |4 * 5|, |3 * 6|, |2 * 7| by eq. 8; by theta^0 the fifth is first, |9 * 9.5|."""
+    before = {"weight": torch.tensor([[1.0, 3.0], [5.0, 7.0]]), "bias": torch.tensor([9.5, 0.0])}
+    after = {"weight": torch.tensor([[5.0, 6.0], [7.0, 8.0]]), "bias": torch.tensor([0.5, 1.0])}
+
+    def critical(**options: Any) -> list[bool]:
+        found = FedGMH(critical_share=0.5, **options).critical_entries(before, after)
+        return [*found["weight"].flatten().tolist(), *found["bias"].tolist()]
+
+    assert critical() == [True, True, True, False, False, False]  # 20, 18, 14, 8, 4.5, 1
+    assert critical(importance="squared_change") == [True, True, False, False, True, False]  # 80, 54, 28, 8, 40.5, 1
+    assert critical(ranked="tensor") == [True, True, False, False, True, False]  # two of four, one of two
 
 
 def test_fedgmh_can_keep_its_own_critical_entries_and_take_the_others() -> None:

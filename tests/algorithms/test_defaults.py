@@ -39,8 +39,11 @@ DEFAULTS = {
         "critical_share": 0.5,
         "head_lr": 1.0,
         "server_epochs": 1,
+        "server_batch_size": None,
         "variant": "full",
         "critical_from": "global",
+        "importance": "change",
+        "ranked": "head",
         "evaluated": "trained",
     },
     "fedper": {"weighting": "samples", "personal_layers": 1},  # eq. 4: n_j / n; K_P of the paper is 1 to 4
@@ -60,7 +63,14 @@ DEFAULTS = {
     "lgfedavg": {"weighting": "clients"},
     "local": {},
     "perfedavg": {"weighting": "clients", "order": "first", "inner_lr": 0.01, "adapt_steps": 1, "difference": 1e-3},
-    "pfedafe": {"beta_init": 0.5, "beta_steps": 10, "beta_lr": 0.1, "adaptive": True},
+    "pfedafe": {
+        "weighting": "clients",
+        "personal_layers": 1,
+        "beta_init": 0.5,
+        "beta_steps": 10,
+        "beta_lr": 0.1,
+        "adaptive": True,
+    },
     "pfedcfr": {
         "num_personal_layers": None,
         "layer_unit": "module",

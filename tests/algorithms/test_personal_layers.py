@@ -10,6 +10,7 @@ import small_task
 from pflmpi import tree
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.fedrep import FedRep
+from pflmpi.algorithms.pfedafe import PFedAFE
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData
 from pflmpi.learning.task import Task
@@ -25,6 +26,12 @@ CONNECTED = {"body/fc1/bias", "body/fc1/weight", "head/bias", "head/weight"}
 class TestFedRepOfTwoLayers(AlgorithmTests):
     algorithm: ClassVar[str] = "fedrep"
     options: ClassVar[dict[str, Any]] = {"personal_layers": 2, "head_epochs": 2}
+    sections: ClassVar[dict[str, Any]] = {"model": CNN}
+
+
+class TestPFedAFEOfTwoLayers(AlgorithmTests):
+    algorithm: ClassVar[str] = "pfedafe"
+    options: ClassVar[dict[str, Any]] = {"personal_layers": 2, "beta_steps": 2}
     sections: ClassVar[dict[str, Any]] = {"model": CNN}
 
 
@@ -62,6 +69,21 @@ def test_fedrep_trains_the_personal_layers_first_and_then_those_that_travel(head
     data = ClientData(passes, [batch(0)], torch.full((small_task.CLASSES,), 2.0), 0.5, 1)
     state, up = algorithm.client_update(task(), kept, {"body": received}, data)
     assert moved(kept, state) | moved(received, up["body"]) == expected
+
+
+def test_pfedafe_mixes_the_convolutions_alone_and_sends_nothing_of_the_two_layers_that_predict():
+    algorithm = PFedAFE(personal_layers=2, adaptive=False, beta_init=0.25)
+    shared = algorithm.init_server(task())["shared"]
+    assert set(dict(tree.leaves(shared))) == CONVOLUTIONS
+    own = {**tree.map(lambda leaf: leaf + 4.0, task().init()), "beta": torch.zeros(()), "trained": torch.tensor(True)}
+    batches = [batch(0)]
+    data = ClientData({"train": batches, "beta": []}, batches, torch.full((small_task.CLASSES,), 2.0), 0.5, 1)
+    tested = algorithm.adapt(task(), own, {"body": shared}, data)
+    for path, leaf in tree.leaves({name: tested[name] for name in ("body", "head")}):
+        expected = tree.at(shared, path) + 1.0 if path in CONVOLUTIONS else tree.at(own, path)
+        assert torch.allclose(leaf, expected, atol=1e-6), path
+    _, up = algorithm.client_update(task(), own, {"body": shared}, data)
+    assert set(dict(tree.leaves(up["body"]))) == CONVOLUTIONS
 
 
 def test_a_newcomer_of_fedper_trains_the_personal_layers_alone():

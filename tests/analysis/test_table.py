@@ -85,6 +85,12 @@ def test_the_last_ten_are_evaluated_rounds(tmp_path):
     assert pick(metrics(tmp_path / "run", scores), "mean", "last10") == pytest.approx(7.5)  # 3 to 12
 
 
+def test_the_best_of_the_last_twenty_evaluated_rounds_leaves_out_those_before(tmp_path):
+    scores = [(0.9, 0.9, 0), (0.4, 0.2, 0), None, *[(0.3, 0.1, 0)] * 18, (0.1, 0.1, 0)]
+    lines = metrics(tmp_path / "run", scores)
+    assert pick(lines, "mean", "best20") == pytest.approx(40) and pick(lines, "mean", "best") == pytest.approx(90)
+
+
 def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figure(tmp_path):
     table, among = small(tmp_path, published={"FedAvg": {"few": [86, 0.5]}, "Local": {"few": 70}})
     made(among[0], tmp_path / "out", [0.8, 0.7])

@@ -309,3 +309,33 @@ def test_data_without_official_test_samples_is_refused():
 def test_a_config_of_a_saved_partition_is_not_mistaken_for_a_named_one(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         build(toy(), PartitionConfig(path=str(tmp_path / "none.npz")), DataConfig(name="toy"), 0)
+
+
+PFLLIB = {"name": "pathological", "clients": 8, "classes_per_client": 2, "pairing": "contiguous", "draw": "pfllib"}
+
+
+def test_a_partition_may_split_the_samples_of_each_client_itself_whatever_the_seed_of_the_run():
+    dataset = toy()
+    first, other = (build(dataset, partition(PFLLIB), DataConfig(name="toy", split="pooled"), seed) for seed in (0, 5))
+    assert same(first, other)
+    shares = PARTITIONS["pathological"](dataset.labels, 8, rng(), **partition(PFLLIB).parameters)
+    for train, test, share in zip(first.train, first.test, shares, strict=True):
+        assert np.array_equal(train, share[0]) and np.array_equal(test, share[1])
+    assert first.num_shared == 0 and first.num_train.sum() + first.num_test.sum() == 400
+
+
+@pytest.mark.parametrize(
+    "key, value, advice",
+    [("split", "official", "set data.split: pooled"), ("test_share", 0.5, "data.test_share: 0.25")],
+)
+def test_a_split_of_the_configuration_beside_that_of_the_partition_is_refused(key, value, advice):
+    data = DataConfig(name="toy", **{"split": "pooled", key: value})
+    with pytest.raises(DataError, match=f"data.{key} = {value}, but partition 'pathological' splits .*{advice}"):
+        build(toy(), partition(PFLLIB), data, 0)
+
+
+def test_a_partition_that_splits_for_some_clients_alone_is_refused(monkeypatch):
+    samples = np.arange(200)
+    monkeypatch.setitem(PARTITIONS._objects, "iid", lambda *_, **__: [(samples, samples + 200), samples])
+    with pytest.raises(DataError, match="a split for some clients alone; give one for each"):
+        build(toy(), PartitionConfig("iid", 2), DataConfig(name="toy", split="pooled"), 0)

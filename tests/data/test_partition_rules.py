@@ -294,3 +294,47 @@ def test_writers_are_the_clients():
     assert choices == {(3, 7), (3, 9), (7, 9)}, "a seeded choice, in the order of the writers"
     with pytest.raises(DataError, match=r"2 writers with at least 2 samples \(of 3\), 3 are needed"):
         PARTITIONS["writers"](who, 3, rng(), min_samples=2)
+
+
+# --- PFLlib's draws -----------------------------------------------------------------------------------------
+
+
+def test_pfllib_cuts_contiguous_groups_and_splits_them_as_its_generator_does():
+    """RandomState(1): randint(5, 20) gives 10, then 16, of the even share of 20."""
+    parts = PARTITIONS["pathological"](
+        np.repeat([0, 1], 40), 4, rng(), classes_per_client=1, pairing="contiguous", draw="pfllib"
+    )
+    assert [(train.tolist(), test.tolist()) for train, test in parts] == [
+        ([0, 1, 5, 6, 7, 8, 9], [2, 3, 4]),
+        (
+            [10, 11, 14, 15, 16, 17, 19, 20, 21, 22, 23, 24, 25, 27, 28, 30, 33, 34, 35, 36, 37, 39],
+            [12, 13, 18, 26, 29, 31, 32, 38],
+        ),
+        ([41, 43, 44, 45, 46, 47, 48, 49, 50, 51, 54, 55], [40, 42, 52, 53]),
+        ([56, 57, 58, 60, 62, 63, 64, 65, 66, 68, 69, 70, 71, 72, 74, 75, 76, 79], [59, 61, 67, 73, 77, 78]),
+    ]
+
+
+def test_pfllib_shuffles_a_class_before_it_draws_the_shares_and_caps_who_has_enough():
+    """What PFLlib's own code gives for these labels: its floor for 24 samples of 2 clients is 6."""
+    parts = PARTITIONS["dirichlet"](
+        np.repeat([0, 1], 12), 2, rng(), beta=0.1, balanced_cap=True, min_samples=6, draw="pfllib"
+    )
+    assert [(train.tolist(), test.tolist()) for train, test in parts] == [
+        ([3, 10, 12, 13, 14, 15, 16, 17, 18, 19, 22], [2, 4, 20, 21]),
+        ([0, 1, 6, 7, 8, 11], [5, 9, 23]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, parameters, message",
+    [
+        ("pathological", {"classes_per_client": 2}, "partition.pairing = random .* groups are contiguous"),
+        ("pathological", {"classes_per_client": 3, "pairing": "contiguous"}, "class 9 .* 0 clients"),
+        ("dirichlet", {"beta": 0.1, "proportions": "of_clients"}, "partition.proportions = of_clients"),
+        ("dirichlet", {"beta": 0.1, "min_samples": 140, "max_tries": 2}, "2 draws of PFLlib's .* raise partition.beta"),
+    ],
+)
+def test_what_pfllib_does_not_draw_is_refused(name, parameters, message):
+    with pytest.raises(DataError, match=message):
+        PARTITIONS[name](np.repeat(np.arange(10), 100), 7, rng(), draw="pfllib", **parameters)

@@ -1,6 +1,7 @@
 """Who holds which samples: pure functions; a line here is all that registers one.
 
-    f(labels int64 [n], clients N, rng, *, parameters) -> the ascending sample indices of each client
+    f(labels int64 [n], clients N, rng, *, parameters) -> the ascending sample indices of each client, or, where it
+                                                          splits them too, (training, test samples) of each
 
 `rng` is the only source of randomness. The signature is the declaration: keyword-only parameters, with their ranges
 and descriptions, are the keys of the `partition` section; they need types, the first three need none. A function whose
@@ -20,11 +21,12 @@ from pflmpi.data.partitions.iid import iid
 from pflmpi.data.partitions.lognormal import lognormal
 from pflmpi.data.partitions.nway_kshot import nway_kshot
 from pflmpi.data.partitions.pathological import pathological
+from pflmpi.data.partitions.pfllib import Split
 from pflmpi.data.partitions.writers import writers
 from pflmpi.errors import ConfigError
 from pflmpi.registry import Registry
 
-Partition = Callable[..., list[np.ndarray]]
+Partition = Callable[..., list[np.ndarray] | list[Split]]
 
 
 def _accept(function: object) -> Partition:

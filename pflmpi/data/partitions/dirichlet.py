@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from pflmpi.data.partitions.by_label import class_sizes, hand_out, require_classes, require_samples
+from pflmpi.data.partitions.pfllib import Draw, Split, cut_by_dirichlet
 from pflmpi.data.splits import apportion
 from pflmpi.errors import DataError
 
@@ -25,7 +26,8 @@ def dirichlet(
         Literal["of_classes", "of_clients"],
         Field(description="drawn for each class over the clients, or for each client over the classes"),
     ] = "of_classes",
-) -> list[np.ndarray]:
+    draw: Draw = "run",
+) -> list[np.ndarray] | list[Split]:
     """All labels for all clients, in proportions from Dir(beta).
 
     Proportions are drawn for each class over the clients. Complete and disjoint. Redrawn until every client has
@@ -40,7 +42,13 @@ def dirichlet(
         min_samples: floor for each client.
         max_tries: bound on the redraws.
         proportions: what a draw is over.
+        draw: `pfllib` with `balanced_cap` and `min_samples: 40` is that of FedFCD's experiments; see
+            `pfllib.cut_by_dirichlet`.
     """
+    if draw == "pfllib":
+        if proportions != "of_classes":
+            raise DataError(f"partition.proportions = {proportions} with partition.draw = pfllib, which has of_classes")
+        return cut_by_dirichlet(labels, clients, beta, balanced_cap, min_samples, max_tries)
     classes, sizes = class_sizes(labels, clients)
     holds = np.ones((clients, len(classes)), dtype=bool)
     by_client = proportions == "of_clients"

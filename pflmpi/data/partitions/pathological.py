@@ -6,6 +6,8 @@ import numpy as np
 from pydantic import Field
 
 from pflmpi.data.partitions.by_label import Pairing, class_sizes, deal_labels, hand_out, share_out, uneven
+from pflmpi.data.partitions.pfllib import Draw, Split, cut_contiguously
+from pflmpi.errors import DataError
 
 
 def pathological(
@@ -16,7 +18,8 @@ def pathological(
     classes_per_client: Annotated[int, Field(ge=1, description="labels that every client holds, exactly")],
     balanced: Annotated[bool, Field(description="cut a label evenly among its holders, instead of unevenly")] = False,
     pairing: Pairing = "random",
-) -> list[np.ndarray]:
+    draw: Draw = "run",
+) -> list[np.ndarray] | list[Split]:
     """The same number of labels for each client.
 
     A label is cut evenly or unevenly among its holders. Complete and disjoint. Labels are dealt so that their numbers
@@ -28,7 +31,12 @@ def pathological(
         balanced: pieces of equal size.
         pairing: see `deal_labels`. Papers do not say which labels meet in a client, and it decides results: FedFCD's
             published figures fit contiguous groups.
+        draw: `pfllib` is that of FedFCD's experiments, see `pfllib.cut_contiguously`.
     """
+    if draw == "pfllib":
+        if pairing != "contiguous":
+            raise DataError(f"partition.pairing = {pairing} with partition.draw = pfllib, whose groups are contiguous")
+        return cut_contiguously(labels, clients, classes_per_client, balanced)
     classes, sizes = class_sizes(labels, clients)
     holds = deal_labels(clients, classes_per_client, len(classes), rng, pairing)
     weights = np.ones(holds.shape) if balanced else uneven(holds.shape, rng)

@@ -1,0 +1,101 @@
+"""The draws of PFLlib's generator, from its fixed seed: what papers that use it have as their partition and split.
+
+Its rule, drawn by NumPy's legacy generator in the order given here: the labels are gone through in ascending order and
+cut among clients; then, client after client, a permutation splits the samples into test and training ones.
+"""
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from pflmpi.data.partitions.by_label import class_sizes, require_classes, require_samples
+from pflmpi.errors import DataError
+
+SEED = 1  # of every script of its
+TRAIN_SHARE = 0.75
+
+Split = tuple[np.ndarray, np.ndarray]  # a client's training and test samples, ascending
+
+Draw = Annotated[
+    Literal["run", "pfllib"],
+    Field(
+        description="run: from the run's seed; pfllib: as PFLlib's generator draws, from its seed whatever the run's, "
+        "with its split of each client's samples, 75/25"
+    ),
+]
+
+
+def cut_by_dirichlet(
+    labels: np.ndarray, clients: int, beta: float, cap: bool, min_samples: int, max_tries: int
+) -> list[Split]:
+    """Each label's samples in a random order, cut at the cumulated proportions of a Dirichlet draw, rounded down.
+
+    With `cap` (PFLlib has it) a client that has its even share of all samples takes no part in a draw. All is drawn
+    again until every client has `min_samples` (PFLlib: 40).
+
+    Raises:
+        DataError: no such draw among `max_tries`, or too few samples.
+    """
+    require_samples(len(labels), clients, min_samples)
+    classes, _ = class_sizes(labels, clients)
+    rng = np.random.RandomState(SEED)
+    for _ in range(max_tries):
+        pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        owned = np.zeros(clients, np.int64)
+        for label in classes:
+            samples = np.flatnonzero(labels == label)
+            rng.shuffle(samples)
+            shares = rng.dirichlet(np.full(clients, beta))
+            open_to = (owned < len(labels) / clients).astype(np.float64) if cap else np.ones(clients)
+            shares = shares * open_to if (shares * open_to).any() else open_to  # where PFLlib divides by zero
+            ends = (np.cumsum(shares / shares.sum()) * len(samples)).astype(np.int64)[:-1]
+            for own, piece in zip(pieces, np.split(samples, ends), strict=True):
+                own.append(piece)
+            owned = np.array([sum(map(len, own)) for own in pieces])
+        if owned.min() >= min_samples:
+            return _split([np.concatenate(own) for own in pieces], rng)
+    raise DataError(
+        f"{max_tries} draws of PFLlib's with beta = {beta} gave no partition in which each of {clients} clients has "
+        f"{min_samples} samples; raise partition.beta or partition.max_tries, or lower partition.min_samples"
+    )
+
+
+def cut_contiguously(labels: np.ndarray, clients: int, classes_per_client: int, balanced: bool) -> list[Split]:
+    """Each label goes to the first clients that lack labels, ceil(clients classes_per_client / K) of them.
+
+    They get consecutive samples: equal numbers, or uniform ones from a tenth of the even share (and at least a tenth of
+    the smallest client that PFLlib allows) up to it; the last one gets what is left.
+    """
+    classes, sizes = class_sizes(labels, clients)
+    require_classes(clients, classes_per_client, len(classes))
+    rng = np.random.RandomState(SEED)
+    wanted = np.full(clients, classes_per_client)
+    holders_each = int(np.ceil(clients / len(classes) * classes_per_client))
+    smallest = int(min(10 / (1 - TRAIN_SHARE), len(labels) / clients / 2)) / len(classes)
+    pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for label, size in zip(classes, sizes, strict=True):
+        holders = np.flatnonzero(wanted)[:holders_each]
+        share = size / len(holders) if len(holders) else 0
+        low = int(max(share / 10, smallest))
+        if share < 1 or (not balanced and low >= int(share)):
+            raise DataError(
+                f"class {label} has {size} samples for {len(holders)} clients, too few for PFLlib's draw; lower "
+                "partition.clients or partition.classes_per_client, use more data, or set partition.draw: run"
+            )
+        others = len(holders) - 1
+        counts = np.full(others, int(share)) if balanced else rng.randint(low, int(share), others)
+        for client, piece in zip(holders, np.split(np.flatnonzero(labels == label), np.cumsum(counts)), strict=True):
+            pieces[client].append(piece)
+        wanted[holders] -= 1
+    return _split([np.concatenate(own) for own in pieces], rng)
+
+
+def _split(parts: list[np.ndarray], rng: np.random.RandomState) -> list[Split]:
+    """Each client's training and test samples, as scikit-learn's `train_test_split` draws them."""
+    splits = []
+    for samples in parts:
+        num_test = len(samples) - int(TRAIN_SHARE * len(samples))
+        order = rng.permutation(len(samples))
+        splits.append((np.sort(samples[order[num_test:]]), np.sort(samples[order[:num_test]])))
+    return splits
