@@ -99,8 +99,6 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
     if options.restarts < 0:
         raise ConfigError(f"--restarts {options.restarts}: must be at least 0")
-    if options.restarts and options.array is not None:
-        raise ConfigError("--restarts is for one run; tasks of an array that lose a rank continue when submitted again")
     check_setup(options.setup)
 
 

@@ -13,6 +13,7 @@ import fake_slurm
 import quick_run
 import table_file
 from pflmpi.cli import main
+from pflmpi.cluster.batch_script import LAUNCH
 from pflmpi.sweep.table import cells, load
 
 
@@ -48,9 +49,9 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
     assert "--output=runs/small.%j.log" in words and not any(word.startswith("--comment") for word in words)
     rank = ["run", "small.yaml", "-s", "seed=4", "--out", "runs/small", "--continue"]
     assert last_line(shown.out) == [
-        "srun",
+        "bash",
+        str(LAUNCH / "srun"),
         "--mpi=pmix",
-        "--kill-on-bad-exit=1",
         sys.executable,
         "-P",
         "-m",
@@ -90,10 +91,10 @@ def test_a_requeueing_job_is_warned_and_requeues_itself(folder):
     assert main(["submit", "small.yaml", "--requeue"]) == 0
     text = (folder / "script").read_text()
     assert {"--requeue", "--signal=USR1@120", "--open-mode=append"} <= set(directives(text))
-    assert "-eq 75 ]" in text and 'scontrol requeue "$SLURM_JOB_ID"' in text
+    assert 'requeue_after "$code" runs/small "$before"' in text
     assert main(["submit", "small.yaml"]) == 0
     text = (folder / "script").read_text()
-    assert "--requeue" not in directives(text) and "scontrol" not in text
+    assert "--requeue" not in directives(text) and "requeue_after" not in text
 
 
 def test_a_warning_that_fits_the_time_limit_is_taken(folder):
@@ -104,7 +105,7 @@ def test_a_warning_that_fits_the_time_limit_is_taken(folder):
 def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     (folder / "modules.sh").write_text("python=/other/python; echo loaded")
     assert main(["submit", "small.yaml", "--setup", "modules.sh"]) == 0
-    fake_slurm.program("srun", 'echo "$@"')
+    fake_slurm.program("srun", 'echo "$@"; echo 0 > "$PFLMPI_EXIT_FILE"')
     text = (folder / "script").read_text()
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
     assert shown[0] == "loaded" and " /other/python -P -m pflmpi run small.yaml " in shown[1]
@@ -135,7 +136,6 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--only", "A/*"], "--only is for --array TABLE"),
         (["--array", "small.yaml", "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["small.yaml", "--restarts", "-1"], "--restarts -1: must be at least 0"),
-        (["--array", "small.yaml", "--restarts", "2"], "--restarts is for one run"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
@@ -199,12 +199,12 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     for number in (0, 5):
         cell = cells(load(path), [], None)[number]
         quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
-    command = ["submit", "--array", "small.yaml", "--time", "10", "--jobs", "2"]
+    command = ["submit", "--array", "small.yaml", "--time", "10", "--jobs", "2", "--restarts", "2"]
     assert main([*command, "--mpi", "pmi2"]) == 0
     text = (folder / "script").read_text()
     assert {"--array=1-4,6-7%2", "--output=sweeps/small.%A_%a.log"} <= set(directives(text))
     (line,) = [line for line in text.splitlines() if "SLURM_ARRAY_TASK_ID" in line]
-    launcher = "srun --mpi=pmi2 --kill-on-bad-exit=1"
+    launcher = f"bash {LAUNCH}/srun --restarts=2 --mpi=pmi2"
     rest = ["sweep", "small.yaml", "--out", "sweeps/small", "--cell", "$SLURM_ARRAY_TASK_ID", "--launcher", launcher]
     assert shlex.split(line) == [sys.executable, "-P", "-m", "pflmpi", *rest]
     shown = capfd.readouterr().out

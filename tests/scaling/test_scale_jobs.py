@@ -7,6 +7,7 @@ import pytest
 import fake_slurm
 import scale_folder
 from pflmpi.cli import main
+from pflmpi.cluster.batch_script import LAUNCH
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import runs
@@ -81,7 +82,7 @@ def test_options_of_sbatch_need_submit(folder, capfd):
 def test_a_step_takes_as_few_nodes_as_it_can_and_shares_the_cores_where_asked():
     job = allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "8"}, "pmix")
     assert job == Allocation(tasks=8, nodes=2, mpi="pmix") and allocation({}, "none") is None
-    start = ["srun", "--mpi=pmix", "--kill-on-bad-exit=1"]
+    start = ["bash", str(LAUNCH / "srun"), "--mpi=pmix"]
     assert job.launcher(0, 2) == [*start, "--ntasks=2", "--nodes=1", "--ntasks-per-node=2"]
     assert job.launcher(0, 6) == [*start, "--ntasks=6", "--nodes=2", "--ntasks-per-node=4"]
     assert job.launcher(8, 2) == [*start, "--ntasks=2", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4"]
