@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import fake_slurm
 import quick_run
 import table_file
 from pflmpi.cli import main
+from pflmpi.store import job_file
+from pflmpi.store.job_file import Submission
 from pflmpi.sweep.table import cells, load
 
 
@@ -57,7 +60,7 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
         "pflmpi",
         *rank,
     ]
-    assert (folder / "runs" / "small" / "jobs.txt").read_text() == f"42 - {socket.gethostname()}\n"
+    assert (folder / "runs" / "small" / "jobs.txt").read_text().startswith(f"42 - {socket.gethostname()} ")
 
 
 def test_submit_says_what_was_submitted_and_how_to_watch_it(folder, capfd):
@@ -77,6 +80,15 @@ def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(folder, capf
     assert lines[-1] == "#SBATCH -J mine '--comment=night shift' --gres gpu:2 --signal=USR2@300"
     assert (folder / "words").read_text().splitlines()[-len(others) :] == others
     assert "log: logs/42.txt" in capfd.readouterr().out and (folder / "logs").is_dir()
+
+
+def test_the_folder_of_a_job_names_its_log_and_whether_it_requeues(folder):
+    table_file.write(folder)
+    assert main(["submit", "--array", "small.yaml", "--out", "50%"]) == 0
+    assert job_file.submissions(Path("50%"))["42"].log == f"{folder}/50%%.42_%a.log"
+    (folder / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j"]) == 0
+    assert job_file.submissions(Path("runs/small")) == {"42": Submission(f"{folder}/logs/small-42", requeues=True)}
 
 
 @pytest.mark.usefixtures("folder")
