@@ -1,5 +1,6 @@
 """`pflmpi submit` with programs that stand in for Slurm's: what is refused, what sbatch gets, what is printed."""
 
+import re
 import shlex
 import shutil
 import socket
@@ -91,6 +92,22 @@ def test_the_folder_of_a_job_names_its_log_and_whether_it_requeues(folder):
     assert job_file.submissions(Path("runs/small")) == {"42": Submission(f"{folder}/logs/small-42", requeues=True)}
 
 
+def test_the_memory_of_a_job_is_what_plan_counts(folder, capfd):
+    assert main(["submit", "small.yaml", "--ntasks=2", "--mem=auto"]) == 0
+    (option,) = [word for word in directives((folder / "script").read_text()) if word.startswith("--mem=")]
+    needed = int(re.fullmatch(r"--mem=(\d+)M", option)[1])
+    counted = job_file.submissions(Path("runs/small"))["42"].memory
+    assert needed > 100 and (needed - 1) << 20 < counted <= needed << 20
+    (folder / "script").unlink()
+    less = f"--mem={needed // 2}M"
+    assert main(["submit", "small.yaml", "--out=less", "--ntasks=2", less]) == 2
+    error = capfd.readouterr().err
+    assert f"{less}: plan counts " in error and "with 2 ranks on 1 node; give --mem=" in error
+    assert not (folder / "script").exists()
+    for enough in ("--mem=40G", "--mem=0", f"-- {less}"):
+        assert main(["submit", "small.yaml", "--out=less", "--ntasks=2", "--dry-run", *enough.split()]) == 0
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_percent_sign_in_a_name_is_no_pattern(capfd):
     assert main(["submit", "small.yaml", "--out", "50%j"]) == 0
@@ -150,6 +167,8 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["--array", "small.yaml", "--restarts", "2"], "--restarts is for one run"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
+        (["--array", "small.yaml", "--mem", "auto"], "--mem auto is for one run"),
+        (["small.yaml", "--mem", "1G", "--nodes", "2-4"], "--nodes=2-4: --mem is compared with plan for a number"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
         (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
