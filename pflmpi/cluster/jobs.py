@@ -1,16 +1,19 @@
 """Slurm jobs: one `squeue` for all of this user's, `sacct` for what it has forgotten, and the folders they work in."""
 
+import glob
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pflmpi.cluster.batch_script import seconds
+from pflmpi.cluster.job_log import file_name, last_error
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.store import job_file
+from pflmpi.store.job_file import Submission
 
 TIME_LIMIT = 20.0  # seconds for an answer; a busy controller needs some, one that is down never answers
 
@@ -30,10 +33,12 @@ _QUEUE = {
     "TimeUsed": 32,
     "TimeLimit": 32,
     "StartTime": 32,
+    "tres-alloc": 512,
+    "Name": 256,
     "WorkDir": 1024,
     "STDOUT": 1024,
 }
-_ACCOUNTED = "JobID,JobIDRaw,State,NNodes,NodeList,ExitCode,Elapsed,Timelimit,Start,WorkDir"
+_ACCOUNTED = "JobID,JobIDRaw,State,NNodes,NodeList,ExitCode,Elapsed,Timelimit,Start,AllocTRES,TotalCPU,WorkDir"
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,12 @@ class Job:
         seconds: since the start; 0 while it waits, even if it has run before.
         limit: time limit in seconds; None without one.
         start: when it started, or is expected to, as Slurm writes it; "" if unknown.
+        allocated: what it was given on all nodes together, such as {"cpu": "4", "mem": "8000M", "gres/gpu": "2"}.
+        cpu_seconds: that its processes have computed; None where there is no accounting.
         directory: where it was submitted; "" if unknown.
         log: file with the output; None if unknown, or for tasks that wait together.
+        requeues: whether it is requeued before its time limit, as `submit` has noted.
+        planned_memory: bytes of a node that `plan` counted when it was submitted; 0 where nobody asked.
         folder: of its run or, of an array whose run is unknown, of its sweep; None if unknown.
     """
 
@@ -68,8 +77,12 @@ class Job:
     seconds: float = 0.0
     limit: float | None = None
     start: str = ""
+    allocated: Mapping[str, str] = field(default_factory=dict)
+    cpu_seconds: float | None = None
     directory: str = ""
     log: Path | None = None
+    requeues: bool = False
+    planned_memory: int = 0
     folder: Path | None = None
 
     @property
@@ -149,11 +162,32 @@ def parse_queue(text: bytes) -> list[Job]:
                 seconds=seconds(values["TimeUsed"]) or 0,
                 limit=seconds(values["TimeLimit"]),
                 start=values["StartTime"],
+                allocated=_allocated(values["tres-alloc"]),
                 directory=values["WorkDir"],
-                log=Path(values["STDOUT"]) if values["STDOUT"] and "[" not in values["JobArrayID"] else None,
+                log=_log(values),
             )
         )
     return sorted(jobs, key=_order)
+
+
+def _log(values: Mapping[str, str]) -> Path | None:
+    """The log of a job, which squeue may show as the pattern that it was given."""
+    if not values["STDOUT"] or "[" in values["JobArrayID"]:
+        return None
+    return Path(
+        file_name(values["STDOUT"], {**_pattern_values(values["JobArrayID"], values["JobID"]), "x": values["Name"]})
+    )
+
+
+def _pattern_values(id: str, number: str) -> dict[str, str]:
+    """What the letters in the name of a job's log stand for."""
+    array, _, task = id.partition("_")
+    return {"j": number, "A": array, "a": task}
+
+
+def _allocated(text: str) -> dict[str, str]:
+    """What Slurm's list `cpu=2,mem=150M` has of each kind."""
+    return {name: value for name, _, value in (item.rpartition("=") for item in text.split(",")) if name}
 
 
 def parse_accounted(text: bytes) -> list[Job]:
@@ -162,12 +196,23 @@ def parse_accounted(text: bytes) -> list[Job]:
     for line in text.decode(errors="replace").splitlines():
         fields = ["" if field in _UNKNOWN else field for field in line.split("|", _ACCOUNTED.count(","))]
         if len(fields) == _ACCOUNTED.count(",") + 1:
-            job, number, state, nodes, node_list, code, elapsed, limit, start, directory = fields
-            ended = state.split()[0]  # CANCELLED by 1000
-            exit_code, used = int(code.partition(":")[0] or 0), seconds(elapsed) or 0
-            node_list = "" if node_list == "None assigned" else node_list
-            last = (exit_code, used, seconds(limit), start, directory)
-            jobs.append(Job(job, number, ended, "", nodes, node_list, 0, *last))
+            job, number, state, nodes, node_list, code, elapsed, limit, start, allocated, cpu, directory = fields
+            jobs.append(
+                Job(
+                    id=job,
+                    number=number,
+                    state=state.split()[0],  # CANCELLED by 1000
+                    nodes=nodes,
+                    node_list="" if node_list == "None assigned" else node_list,
+                    exit_code=int(code.partition(":")[0] or 0),
+                    seconds=seconds(elapsed) or 0,
+                    limit=seconds(limit),
+                    start=start,
+                    allocated=_allocated(allocated),
+                    cpu_seconds=seconds(cpu.partition(".")[0]),
+                    directory=directory,
+                )
+            )
     return sorted(jobs, key=_order)
 
 
@@ -229,6 +274,21 @@ def runs_below(sweep: Path, file: str = "config.yaml") -> list[Path]:
     return sorted(path.parent for path in cells)
 
 
+def cells_below(sweep: Path) -> list[Path]:
+    """Folders of the runs of a sweep, sorted by name, also of those that ended before they had one."""
+    configs = () if os.path.lexists(sweep / "config.yaml") else sweep.glob(f"{_CELL}.yaml")
+    return sorted({*runs_below(sweep), *(path.with_suffix("") for path in configs)})
+
+
+def last_errors(folder: Path) -> list[tuple[str, Path]]:
+    """Errors of the newest job that was submitted for a run or a sweep, each with its log; "" for a log without one."""
+    submitted = [*job_file.submissions(folder).values()]
+    if not submitted:
+        return []
+    logs = glob.glob(file_name(glob.escape(submitted[-1].log), {"a": "*", "j": "*"}))
+    return [(last_error(log), log) for log in map(Path, sorted(logs))]
+
+
 def by_working_directory(jobs: Iterable[Job]) -> Iterator[Path]:
     """Folders where jobs may work: the usual ones below where they were submitted, and that of their log's name."""
     for directory in dict.fromkeys(job.directory for job in jobs if job.directory):
@@ -246,11 +306,23 @@ def located(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
     """
     runs: dict[str, Path] = {}
     others: dict[str, Path] = {}
+    submissions: dict[str, Submission] = {}
     for folder in folders:
+        submissions |= job_file.submissions(folder)
         for number in job_file.read(folder):
             (runs if os.path.lexists(folder / "config.yaml") else others).setdefault(number, folder)
     pairs = ((job, runs.get(job.number) or others.get(job.array or job.number)) for job in jobs)
-    return [replace(job, folder=folder) for job, folder in pairs if folder]
+    here = [replace(job, folder=folder) for job, folder in pairs if folder]
+    return [_as_submitted(job, submissions.get(job.array or job.number)) for job in here]
+
+
+def _as_submitted(job: Job, submission: Submission | None) -> Job:
+    """The job with what `submit` has noted of it."""
+    if submission is None:
+        return job
+    together = len(job.tasks) > bool(job.array)  # tasks that wait together have no log
+    log = None if together else Path(file_name(submission.log, _pattern_values(job.id, job.number)))
+    return replace(job, log=job.log or log, requeues=submission.requeues, planned_memory=submission.memory)
 
 
 def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:

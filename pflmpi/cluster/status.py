@@ -8,12 +8,13 @@ from pathlib import Path
 from statistics import mean, median
 
 from pflmpi.cluster import jobs as slurm
-from pflmpi.cluster.jobs import Job, by_working_directory, jobs_in, located, runs_below
+from pflmpi.cluster.job_log import last_error, out_of_memory
+from pflmpi.cluster.jobs import Job, by_working_directory, cells_below, jobs_in, last_errors, located
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError, ConfigError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
-from pflmpi.text import counted, short_name
+from pflmpi.text import counted, short_name, size
 
 _UNSEEN = "unseen_accuracy_mean"
 _WINDOW = 10  # rounds over which the speed is measured
@@ -175,10 +176,13 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
     elif (missing := _missing(run, job)) > 0:
         assert run.per_round is not None
         fitting = int((_left(job) or 0.0) / run.per_round)
+        in_time = f"about {fitting} of the {run.rounds - run.round} rounds left end in time"
+        if _continues(job):
+            yield f"{in_time}; then the job is requeued and continues"
+            return
         yield (
-            f"IT WILL NOT FIT: {clock(missing)} too little, about {fitting} of the {run.rounds - run.round} rounds "
-            "left end in time; what is complete is kept: a job submitted with --requeue continues by itself, otherwise "
-            "submit the same again when it has ended, with more --time"
+            f"IT WILL NOT FIT: {clock(missing)} too little, {in_time}; what is complete is kept: submit the same again "
+            "when it has ended, with more --time, or with --requeue, by which a job continues by itself"
         )
 
 
@@ -192,9 +196,8 @@ def progress_summary(run: RunStatus | None, job: Job | None) -> str:
     words += [f"accuracy {100 * run.accuracy:.2f} %"] if run.accuracy is not None else []
     words += run.notes
     if not run.done and run.per_round is not None:
-        words.append(
-            f"{_speed(run, job)}{': IT WILL NOT FIT' * (job is not None and job.active and _missing(run, job) > 0)}"
-        )
+        late = job is not None and job.active and not _continues(job) and _missing(run, job) > 0
+        words.append(f"{_speed(run, job)}{': IT WILL NOT FIT' * late}")
     return ", ".join(words)
 
 
@@ -239,6 +242,11 @@ def _missing(run: RunStatus, job: Job) -> float:
     """Seconds that the run needs beyond the job's time limit."""
     left = _left(job)
     return 0.0 if left is None or run.to_end is None else run.to_end - left
+
+
+def _continues(job: Job) -> bool:
+    """Whether a job continues by itself after its time limit: as it was submitted, or because it has before."""
+    return job.requeues or job.restarts > 0
 
 
 def _nodes(job: Job) -> str:
@@ -308,27 +316,41 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         note = error.why  # what else to do is done: a run has been named
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
-    state, runs = run_status(folder), runs_below(folder.resolve())
+    state, cells = run_status(folder), cells_below(folder.resolve())
+    ends = [] if jobs or writer else last_errors(folder)
     if jobs:
         yield from _blocks(_current(jobs))
-    elif state is not None:
-        if state.problem:
+    elif state is not None or (ends and not cells):
+        if state is not None and state.problem:
             raise CheckpointError(state.problem)
-        yield f"{folder}: {state.title}"
-        yield from (f"  {line}" for line in progress_lines(state, None))
-    elif not runs:
+        yield f"{folder}: {state.title if state else 'not begun'}"
+        yield from (f"  {line}" for line in (progress_lines(state, None) if state else ()))
+        yield from (f"  {line}" for error, log in ends if state is None or not state.done for line in _end(error, log))
+    elif not cells:
         raise ConfigError(
             f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
             "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
         )
     worked_on = {job.folder for job in jobs}
-    if others := [run for run in runs if run not in worked_on]:
+    if others := [cell for cell in cells if cell not in worked_on]:
         yield f"runs in {folder}:"
-        yield from (
-            f"  {run.relative_to(folder.resolve())}  {progress_summary(run_status(run), None)}" for run in others
-        )
+        yield from _cells(others, folder.resolve(), ends)
     if note:
         yield f"  {note}"
+
+
+def _cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]]) -> Iterator[str]:
+    """A line for each cell, with the error of one that has ended, and for each error of a job that no cell has."""
+    shown = set()
+    for cell in cells:
+        state = run_status(cell)
+        line = f"  {cell.relative_to(sweep)}  {progress_summary(state, None)}"
+        log = Path(f"{cell}.log")
+        if (state is None or not state.done) and run_lock.owner(cell) is None and (error := last_error(log)):
+            shown.add(error)
+            line += f"; ended with: {error}  log: {log}"
+        yield line
+    yield from (f"  a task ended with: {error}  log: {log}" for error, log in ends if error and error not in shown)
 
 
 def _current(jobs: Sequence[Job]) -> list[Job]:
@@ -357,8 +379,33 @@ def _block(job: Job) -> Iterator[str]:
         yield f"  a task of the sweep in {job.folder}"
     else:
         yield f"  {job.folder}: {'not begun' if job.active or job.waiting else 'there is no run'}"
+    error = _error(job)
+    yield from (f"  {line}" for line in _memory(job, error))
     if job.log is not None:
-        yield f"  log: {job.log}"
+        yield from (f"  {line}" for line in _end(error, job.log))
+
+
+def _error(job: Job) -> str:
+    """The error that ended a job, by its log; "" if there is none."""
+    ended = not (job.active or job.waiting or job.state == "COMPLETED")
+    return last_error(job.log) if ended and job.log is not None else ""
+
+
+def _end(error: str, log: Path) -> list[str]:
+    return [*([f"ended with: {error}"] if error else []), f"log: {log}"]
+
+
+def _memory(job: Job, error: str) -> Iterator[str]:
+    """What to do about a job that memory ran out for."""
+    if job.state != "OUT_OF_MEMORY" and not out_of_memory(error):
+        return
+    limit = f"the job had {job.allocated['mem']} on {_nodes(job)}" if "mem" in job.allocated else "see its --mem"
+    planned = (
+        f"plan counted {size(job.planned_memory)} for a node"
+        if job.planned_memory
+        else ("`pflmpi plan CONFIG --ranks R --nodes N` counts what a node needs")
+    )
+    yield f"OUT_OF_MEMORY: {limit}; {planned}: submit the same again with more --mem, or on more nodes"
 
 
 def _array(jobs: Sequence[Job]) -> Iterator[str]:
@@ -371,5 +418,7 @@ def _array(jobs: Sequence[Job]) -> Iterator[str]:
         what = f"{job.state} ({job.reason})" if job.reason else job.state
         state = run_status(job.folder) if job.folder else None
         run = f"  {job.folder}  {progress_summary(state, job)}" if state else ""
+        error = _error(job)
+        why = "".join(f"; {line}" for line in [*([f"ended with: {error}"] if error else []), *_memory(job, error)])
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
-        yield f"  {job.id}  {what}{run}{log}"
+        yield f"  {job.id}  {what}{run}{why}{log}"

@@ -1,6 +1,5 @@
 """Submitting a batch script to Slurm, unless another job works in the same folder."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -8,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pflmpi.cluster.batch_script import BatchScript, Options, script, words_of
+from pflmpi.cluster.job_log import file_name
 from pflmpi.cluster.jobs import Job, jobs_in, queue
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.store import job_file
+from pflmpi.store.job_file import Submission
 
 
 def working_in(folder: Path, queued: Sequence[Job]) -> Job | None:
@@ -47,8 +48,12 @@ def refuse_transport(config: Config, mpi: str) -> None:
         )
 
 
-def submit(batch: BatchScript, folder: Path) -> str:
-    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; the job's id."""
+def submit(batch: BatchScript, folder: Path, planned_memory: int = 0) -> str:
+    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; the job's id.
+
+    Args:
+        planned_memory: bytes of a node that `plan` has counted; 0 where nobody asked.
+    """
     # Its options are repeated, because the user's SBATCH_ variables override those in a script.
     words = ["sbatch", "--parsable", *words_of(batch.options, batch.others)]
     done = subprocess.run(words, input=script(batch), capture_output=True, text=True)
@@ -57,7 +62,9 @@ def submit(batch: BatchScript, folder: Path) -> str:
         why = " ".join(done.stderr.split()) or f"it printed {done.stdout.strip()[:200]!r} instead of the id of a job"
         raise ConfigError(f"sbatch refused the job: {why}; change the options")
     print(done.stderr, end="", file=sys.stderr)  # its warnings
-    job_file.append(folder, number)
+    log = str(Path(batch.options["output"] or "").absolute())
+    known = {"%": "%%", "A": number, "x": batch.options["job-name"] or "", **({} if batch.array else {"j": number})}
+    job_file.append(folder, number, submission=Submission(file_name(log, known), batch.requeue, planned_memory))
     return number
 
 
@@ -72,4 +79,5 @@ def make_folders(*folders: Path) -> None:
 
 def log_of(options: Options, number: str) -> str:
     """The file with the output of a job; `*` stands for the task of an array."""
-    return re.sub("%[%jAa]", lambda pattern: {"%%": "%", "%a": "*"}.get(pattern[0], number), options["output"] or "")
+    values = {"j": number, "A": number, "a": "*", "x": options["job-name"] or ""}
+    return file_name(options["output"] or "", values)

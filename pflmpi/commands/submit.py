@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ from pflmpi.terminal import print_surely
 
 if TYPE_CHECKING:
     from pflmpi.cluster.batch_script import BatchScript
+    from pflmpi.config.load import Config
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
 
@@ -24,12 +26,14 @@ class Pending(NamedTuple):
     Attributes:
         out: the folder of the run or sweep.
         words: the command line of `pflmpi`.
+        config: of the run; None for a sweep.
         cells: how many a sweep has; 0 for a run.
         todo: the numbers of the cells that are not done.
     """
 
     out: Path
     words: list[str]
+    config: "Config | None" = None
     cells: int = 0
     todo: tuple[int, ...] = ()
 
@@ -68,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     pending = _pending_run(options) if options.array is None else _pending_sweep(options)
     if pending is None:
         return 0
-    job = _job(options, pending)
+    job, memory = _with_memory(_job(options, pending), pending.config)
     log = Path(job.options["output"] or "")
     if options.dry_run:
         print(script(job), end="")
@@ -77,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     refuse_second(pending.out, options.sbatch, os.environ)
     make_folders(log.parent, pending.out)
-    number = submit(job, pending.out)
+    number = submit(job, pending.out, memory)
     what = f", {len(pending.todo)} of {pending.cells} cells" if pending.cells else ""
     shown = log_of(job.options, number)
     print_surely(f"job {number}: {pending.out}{what}")
@@ -99,7 +103,19 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
     if options.restarts < 0:
         raise ConfigError(f"--restarts {options.restarts}: must be at least 0")
+    if options.mem == "auto" and options.array is not None:
+        raise ConfigError("--mem auto is for one run; give the memory of a node that the largest cell needs")
     check_setup(options.setup)
+
+
+def _with_memory(job: "BatchScript", config: "Config | None") -> "tuple[BatchScript, int]":
+    """The job of a run with the memory that it needs, and the bytes that were counted; see `forecast.job`."""
+    if config is None or "mem" not in job.options:
+        return job, 0
+    from pflmpi.forecast.job import with_memory
+
+    options, counted = with_memory(config, job.options)
+    return replace(job, options=options), counted
 
 
 def _pending_run(options: argparse.Namespace) -> Pending | None:
@@ -123,7 +139,7 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
         print(f"{rounds}; nothing to submit")
         return None
     words = [*arguments.words_of_overrides(options), *arguments.words_of_changed_code(options)]
-    return Pending(out, ["run", str(options.config), *words, "--out", str(out), "--continue"])
+    return Pending(out, ["run", str(options.config), *words, "--out", str(out), "--continue"], config)
 
 
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
@@ -144,7 +160,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
         print(f"all {len(works)} cells in {out} are done; nothing to submit")
         return None
     words = ["sweep", *arguments.words_of_cells(options.array, out, options), *arguments.words_of_changed_code(options)]
-    return Pending(out, words, len(works), todo)
+    return Pending(out, words, None, len(works), todo)
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":

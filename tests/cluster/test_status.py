@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import job_file, metrics_file
+from pflmpi.store.job_file import Submission
 from pflmpi.store.run_lock import take
 
 PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
@@ -76,6 +78,7 @@ def test_a_job_is_read_as_squeue_prints_it():
         exit_code=75,
         seconds=600.0,
         limit=3600.0,
+        allocated={"cpu": "4", "mem": "300M", "node": "2", "gres/gpu": "2"},
         directory="/home/me",
         log=Path("/home/me/my logs/12.log"),
     )
@@ -91,8 +94,10 @@ def test_an_array_is_read_task_by_task_and_what_waits_comes_last():
 
 
 def test_a_job_is_read_as_sacct_prints_it():
-    text = "12|12|CANCELLED by 1000|2|node[1-2]|75:0|00:10:00|UNLIMITED|2030-01-02T14:53:04|/home/me\n"
+    times = "00:10:00|UNLIMITED|2030-01-02T14:53:04"
+    text = f"12|12|CANCELLED by 1000|2|node[1-2]|75:0|{times}|cpu=4,mem=1G|01:02.345|/home/me\n"
     (found,) = jobs.parse_accounted(text.encode())
+    assert (found.allocated, found.cpu_seconds) == ({"cpu": "4", "mem": "1G"}, 62)
     assert (found.state, found.nodes, found.exit_code, found.seconds) == ("CANCELLED", "2", 75, 600.0)
     assert (found.limit, found.directory, found.restarts) == (None, "/home/me", 0)
 
@@ -250,6 +255,14 @@ def test_a_run_that_fits_is_not_warned_of(fitting):
     assert "FIT" not in "\n".join([*progress_lines(far(), fitting), progress_summary(far(), fitting)])
 
 
+@pytest.mark.parametrize("by", [{"requeues": True}, {"restarts": 1}], ids=str)
+def test_a_job_that_requeues_itself_is_not_shouted_at(by):
+    short = replace(job(TimeUsed="10:00", TimeLimit="12:00"), **by)
+    text = "\n".join(progress_lines(far(), short))
+    assert "about 12 of the 18 rounds left end in time; then the job is requeued and continues" in text
+    assert "IT WILL NOT FIT" not in text + progress_summary(far(), short)
+
+
 def test_a_finished_run_has_no_advice():
     lines = list(progress_lines(far(round=30, checkpoint=30), job(State="COMPLETED")))
     assert lines[0].startswith("round 30 of 30") and len(lines) == 2 and "to the end" not in lines[1]
@@ -306,7 +319,7 @@ def test_an_ended_job_is_known_by_the_accounting_and_its_restarts_by_the_run(tmp
     write(tmp_path / "runs" / "a", rounds=9, done=3)
     record(tmp_path / "runs" / "a", "12", "2")
     fake_slurm.queue(fake)
-    text = "12|12|TIMEOUT|2|node[1-2]|0:0|00:10:00|00:10:00|2030-01-02T14:53:04|/home/me"
+    text = "12|12|TIMEOUT|2|node[1-2]|0:0|00:10:00|00:10:00|2030-01-02T14:53:04|||/home/me"
     fake_slurm.program("sacct", f'case "$*" in *--jobs=12*) echo "{text}" ;; esac', fake)
     assert main(["status", "runs/a"]) == 0
     out = capsys.readouterr().out
@@ -346,6 +359,70 @@ def test_an_array_has_a_line_for_each_task_and_the_other_runs_of_its_sweep(tmp_p
     assert capsys.readouterr().out.startswith("job 3_0 COMPLETED")
     assert main(["status", "3_1"]) == 0
     assert capsys.readouterr().out.startswith("job 3_1 FAILED")
+
+
+OOM = "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes may have been\n"
+CONSEQUENCES = "srun: error: node1: task 1: Out Of Memory\nslurmstepd: error: *** STEP 12.0 ON node1 CANCELLED ***\n"
+
+
+@pytest.mark.parametrize("state", ["FAILED", "OUT_OF_MEMORY"])
+def test_a_job_that_memory_ran_out_for_says_the_limit_and_what_plan_counts(state, tmp_path, fake, capsys):
+    run, log = tmp_path / "runs" / "a", tmp_path / "runs" / "a.12.log"
+    run.mkdir(parents=True)
+    log.write_text("round 1\n" + (OOM + CONSEQUENCES) * (state == "FAILED"))
+    pattern = f"{tmp_path}/runs/a.%j.log"  # as squeue shows it
+    fake_slurm.queue(fake, fake_slurm.line("12", State=state, exit_code=256, STDOUT=pattern, WorkDir=tmp_path))
+    for memory, planned in ((0, "`pflmpi plan CONFIG --ranks R --nodes N` counts"), (3 << 30, "plan counted 3 GiB")):
+        job_file.append(run, "12", submission=Submission(str(log), memory=memory))
+        assert main(["status"]) == 0
+        out = capsys.readouterr().out
+        assert f"  OUT_OF_MEMORY: the job had 300M on 2 nodes; {planned}" in out and f"  log: {log}\n" in out
+        assert ("ended with: Detected 1 oom-kill event" in out) == (state == "FAILED")
+
+
+def test_a_failed_task_says_why_as_long_as_slurm_knows_it(tmp_path, fake, capsys):
+    sweep = record(tmp_path / "sweep", "3")
+    (tmp_path / "log").write_text("cell 1: B/x/seed0: 0 of 9 rounds done\nfailed: no data here\n  B/x/seed0\n")
+    lines = [fake_slurm.line(f"3_{task}", State="FAILED", STDOUT=tmp_path / "log") for task in (1, 2)]
+    fake_slurm.queue(fake, *lines)
+    assert main(["status", str(sweep)]) == 0
+    assert capsys.readouterr().out.count("FAILED; ended with: no data here  log: ") == 2
+
+
+def test_members_of_a_forgotten_array_say_how_they_ended(tmp_path, fake, capsys):
+    """One has run, one could not begin, one has not begun; the job of another failed before `pflmpi` did anything."""
+    sweep, write_log = tmp_path / "sweep", lambda name, text: (tmp_path / name).write_text(text)
+    write(sweep / "A/x/seed0", rounds=3, done=3)
+    (sweep / "A/x/seed0/round_00003.h5").touch()
+    for row in ("B", "C"):
+        (sweep / row / "x").mkdir(parents=True)
+        (sweep / row / "x" / "seed0.yaml").touch()
+    write_log("sweep/A/x/seed0.log", "pflmpi: a warning\n")
+    write_log("sweep/B/x/seed0.log", "pflmpi: no data here\n")
+    write_log("sweep.3_1.log", "failed: no data here\n")
+    write_log("sweep.3_2.log", "pflmpi: modules.sh ended with 1\n")
+    write_log("sweep.3_0.log", "well\n")
+    job_file.append(sweep, "3", submission=Submission(f"{tmp_path}/sweep.3_%a.log"))
+    fake_slurm.queue(fake)
+    assert main(["status", str(sweep)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  A/x/seed0  round 3 of 3, accuracy 30.00 %") and "ended" not in lines[1]
+    assert lines[2:4] == [
+        f"  B/x/seed0  not begun; ended with: no data here  log: {sweep}/B/x/seed0.log",
+        "  C/x/seed0  not begun",
+    ]
+    assert lines[4] == f"  a task ended with: modules.sh ended with 1  log: {tmp_path}/sweep.3_2.log"
+    assert len(lines) == 6 and "Slurm forgets" in lines[5]
+
+
+def test_a_run_whose_forgotten_job_wrote_nothing_says_how_it_ended(tmp_path, fake, capsys):
+    (tmp_path / "run").mkdir()
+    job_file.append(tmp_path / "run", "12", submission=Submission(f"{tmp_path}/log"))
+    (tmp_path / "log").write_text("pflmpi: no data here\n")
+    fake_slurm.queue(fake)
+    assert main(["status", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [f"{tmp_path}/run: not begun", "  ended with: no data here", f"  log: {tmp_path}/log"]
 
 
 def test_files_of_a_stranger_lead_nowhere(tmp_path):

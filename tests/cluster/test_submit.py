@@ -1,5 +1,6 @@
 """`pflmpi submit` with programs that stand in for Slurm's: what is refused, what sbatch gets, what is printed."""
 
+import re
 import shlex
 import shutil
 import socket
@@ -8,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import fake_slurm
 import quick_run
 import table_file
 from pflmpi.cli import main
 from pflmpi.cluster.batch_script import LAUNCH
+from pflmpi.store import job_file
+from pflmpi.store.job_file import Submission
 from pflmpi.sweep.table import cells, load
 
 
@@ -58,7 +62,7 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
         "pflmpi",
         *rank,
     ]
-    assert (folder / "runs" / "small" / "jobs.txt").read_text() == f"42 - {socket.gethostname()}\n"
+    assert (folder / "runs" / "small" / "jobs.txt").read_text().startswith(f"42 - {socket.gethostname()} ")
 
 
 def test_submit_says_what_was_submitted_and_how_to_watch_it(folder, capfd):
@@ -78,6 +82,31 @@ def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(folder, capf
     assert lines[-1] == "#SBATCH -J mine '--comment=night shift' --gres gpu:2 --signal=USR2@300"
     assert (folder / "words").read_text().splitlines()[-len(others) :] == others
     assert "log: logs/42.txt" in capfd.readouterr().out and (folder / "logs").is_dir()
+
+
+def test_the_folder_of_a_job_names_its_log_and_whether_it_requeues(folder):
+    table_file.write(folder)
+    assert main(["submit", "--array", "small.yaml", "--out", "50%"]) == 0
+    assert job_file.submissions(Path("50%"))["42"].log == f"{folder}/50%%.42_%a.log"
+    (folder / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j"]) == 0
+    assert job_file.submissions(Path("runs/small")) == {"42": Submission(f"{folder}/logs/small-42", requeues=True)}
+
+
+def test_the_memory_of_a_job_is_what_plan_counts(folder, capfd):
+    assert main(["submit", "small.yaml", "--ntasks=2", "--mem=auto"]) == 0
+    (option,) = [word for word in directives((folder / "script").read_text()) if word.startswith("--mem=")]
+    needed = int(re.fullmatch(r"--mem=(\d+)M", option)[1])
+    counted = job_file.submissions(Path("runs/small"))["42"].memory
+    assert needed > 100 and (needed - 1) << 20 < counted <= needed << 20
+    (folder / "script").unlink()
+    less = f"--mem={needed // 2}M"
+    assert main(["submit", "small.yaml", "--out=less", "--ntasks=2", less]) == 2
+    error = capfd.readouterr().err
+    assert f"{less}: plan counts " in error and "with 2 ranks on 1 node; give --mem=" in error
+    assert not (folder / "script").exists()
+    for enough in ("--mem=40G", "--mem=0", f"-- {less}"):
+        assert main(["submit", "small.yaml", "--out=less", "--ntasks=2", "--dry-run", *enough.split()]) == 0
 
 
 @pytest.mark.usefixtures("folder")
@@ -138,6 +167,8 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--restarts", "-1"], "--restarts -1: must be at least 0"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
+        (["--array", "small.yaml", "--mem", "auto"], "--mem auto is for one run"),
+        (["small.yaml", "--mem", "1G", "--nodes", "2-4"], "--nodes=2-4: --mem is compared with plan for a number"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
         (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),

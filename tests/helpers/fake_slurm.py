@@ -40,6 +40,8 @@ def line(id="12", **changes):
         "TimeUsed": "10:00",
         "TimeLimit": "1:00:00",
         "StartTime": "N/A",
+        "tres-alloc": "cpu=4,mem=300M,node=2,gres/gpu=2",
+        "Name": "small",
         "WorkDir": "/home/me",
         "STDOUT": "/home/me/my logs/12.log",
     }

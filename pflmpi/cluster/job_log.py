@@ -1,0 +1,43 @@
+"""The log of a job: its name, and the error that it ends with."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pflmpi import regular_file
+
+_TAIL = 1 << 16  # bytes
+_OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory", re.IGNORECASE)
+# Of pflmpi, of `pflmpi sweep` for a cell, and of Slurm, but that it has ended a step, which follows from another error.
+_ERROR = re.compile(r"(?:pflmpi|failed|(?:slurmstepd|srun)\S* error): (?!\*\*\* STEP )(.+)")
+
+
+def file_name(pattern: str, values: Mapping[str, str]) -> str:
+    """The name that a pattern of `sbatch --output` stands for; a letter without a value stays as it is.
+
+    >>> file_name("50%%-%j.%4a.log", {"j": "12", "a": "3"})
+    '50%-12.0003.log'
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        value = {"%": "%", **values}.get(match[2])
+        return match[0] if value is None else value.zfill(int(match[1] or 0)) if value.isdecimal() else value
+
+    return re.sub(r"%(\d*)([%A-Za-z])", replaced, pattern)
+
+
+def last_error(log: Path) -> str:
+    """The last error in a log, or that memory ran out, on which others follow; "" if there is none."""
+    try:
+        with regular_file.opened(log) as file:
+            file.seek(max(regular_file.check(log) - _TAIL, 0))
+            lines = file.read(_TAIL).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    errors = [match[1] for line in lines if (match := _ERROR.match(line))]
+    return next(filter(out_of_memory, errors), errors[-1] if errors else "")
+
+
+def out_of_memory(error: str) -> bool:
+    """Whether an error of a log is that memory ran out."""
+    return bool(_OUT_OF_MEMORY.search(error))
