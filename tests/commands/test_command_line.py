@@ -4,7 +4,6 @@ import argparse
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -309,48 +308,34 @@ def test_inspecting_what_is_no_run_ends_with_2(tmp_path, capfd):
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_without_out_goes_to_a_folder_with_its_name_and_the_time(config, tmp_path):
-    done = processes.call([*processes.PFLMPI, "run", str(config), "--ranks", "1"], cwd=tmp_path)
+def test_a_run_without_out_has_a_folder_of_its_name_and_time_and_goes_on_with_other_ranks(config, tmp_path):
+    whole = quick_run.run(quick_run.settings(training={"rounds": 4}), tmp_path / "whole")
+    words = ["run", str(config), "--ranks", "2", "-s", "training.rounds=2"]
+    done = processes.call([*processes.PFLMPI, *words], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"small-\d{8}-\d{6}", folder.name)
     assert done.stdout.splitlines()[-1] == f"run: runs/{folder.name}"
     first, *rounds = done.stderr.splitlines()
-    assert first == f"fedgmh with mlp on digits, 7 clients, 3 rounds; 1 rank, on CPU; writes runs/{folder.name}"
-    assert [line.split()[:2] for line in rounds] == [["round", f"{round}/3"] for round in (1, 2, 3)]
-    assert all(re.search(r"  left 0:00:\d\d$", line) for line in rounds[:2]) and "left" not in rounds[2]
-    assert quick_run.digest(folder) == quick_run.run(quick_run.settings(), tmp_path / "expected")
-
-
-def test_a_run_and_its_continuation_with_other_ranks(config, tmp_path):
-    expected = quick_run.run(quick_run.settings(training={"rounds": 4}), tmp_path / "expected")
-    run = str(tmp_path / "run")
-    start = ["run", str(config), "--out", run, "-s", "training.rounds=2", "--ranks", "2", "--quiet"]
-    done = processes.call([*processes.PFLMPI, *start])
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert run_folder.read_attributes(Path(run), 2)["ranks"] == 2
-    done = processes.call([*processes.PFLMPI, "resume", run, "-s", "training.rounds=4", "--ranks", "1", "--quiet"])
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert run_folder.read_attributes(Path(run), 4)["ranks"] == 1
-    shown = processes.call([*processes.PFLMPI, "inspect", run, "--digest"])
-    assert shown.stdout.strip() == expected
-
-
-def test_a_run_says_once_what_it_starts_and_a_resumed_one_where_it_goes_on(config, tmp_path):
-    words = [*processes.PFLMPI, "run", str(config), "--ranks", "2", "-s", "training.rounds=1"]
-    done = processes.call(words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "runs").iterdir()
     about = "fedgmh with mlp on digits, 7 clients"
-    again = processes.call([*words, "--out", str(folder)], cwd=tmp_path)
-    assert again.returncode == 2 and again.stderr.count("\n") == 1 and "holds a run already" in again.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("fedgmh")]
-    assert said == [f"{about}, 1 round; 2 ranks, on CPU; writes runs/{folder.name}"], "the ranks write where it said"
-    words = [*processes.PFLMPI, "resume", str(folder), "--ranks", "1", "-s", "training.rounds=2"]
+    assert first == f"{about}, 2 rounds; 2 ranks, on CPU; writes runs/{folder.name}", "the ranks write where it said"
+    assert [line.split()[:2] for line in rounds] == [["round", f"{round}/2"] for round in (1, 2)]
+    assert re.search(r"  left 0:00:\d\d$", rounds[0]) and "left" not in rounds[1]
+    words = [*processes.PFLMPI, "resume", str(folder), "--ranks", "1", "-s", "training.rounds=4"]
     done = processes.call(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first = done.stderr.splitlines()[0]
-    assert first == f"{about}, 2 rounds, goes on after round 1; 1 rank, on CPU; writes {folder}"
+    assert first == f"{about}, 4 rounds, goes on after round 2; 1 rank, on CPU; writes {folder}"
+    assert [run_folder.read_attributes(folder, round)["ranks"] for round in (2, 4)] == [2, 1]
+    assert quick_run.digest(folder) == whole
+
+
+def test_a_quiet_run_says_nothing_and_one_that_is_there_is_one_error(config, tmp_path, capfd):
+    words = ["run", str(config), "--ranks", "1", "--quiet", "--out", str(tmp_path / "run")]
+    assert quick_run.command(words) == 0 and capfd.readouterr().err == ""
+    assert quick_run.command(words) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and "holds a run already" in said
 
 
 def test_the_time_left_is_that_of_the_last_rounds_without_the_first():

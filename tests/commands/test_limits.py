@@ -12,6 +12,10 @@ from pflmpi.limits import problem
 AS_ANOTHER_USER = "setpriv --reuid 12345 --clear-groups --inh-caps=+dac_override --ambient-caps=+dac_override"
 
 
+def rare(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def limited(limits, folder, ranks=1, prefix=""):
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 1})))
@@ -23,11 +27,11 @@ def limited(limits, folder, ranks=1, prefix=""):
     ("limits", "ranks", "told"),
     [
         ("-v 1000000", 1, "`ulimit -v` allows 1000000 kB, of which PyTorch alone takes about 4 GB; raise it"),
-        ("-v 3000000", 2, "`ulimit -v` allows 3000000 kB, of which PyTorch alone takes about 4 GB; raise it"),
-        ("-d 500000", 1, "`ulimit -d` allows 500000 kB"),
-        ("-n 8", 2, "`ulimit -n` allows 8 open files, and 1 rank must be able to open 66; raise it"),
+        rare("-v 3000000", 2, "`ulimit -v` allows 3000000 kB, of which PyTorch alone takes about 4 GB; raise it"),
+        rare("-d 500000", 1, "`ulimit -d` allows 500000 kB"),
+        rare("-n 8", 2, "`ulimit -n` allows 8 open files, and 1 rank must be able to open 66; raise it"),
         ("-n 67", 2, "`ulimit -n` allows 67 open files, and 2 ranks must be able to open 68; raise it"),
-        ("-f 1", 1, "File too large"),
+        rare("-f 1", 1, "File too large"),
         ("-f 4", 1, "raise the limit of a file's size (`ulimit -f`)"),
     ],
 )
@@ -39,7 +43,9 @@ def test_a_limit_of_the_system_is_named(limits, ranks, told, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("processes_allowed", "ranks"), [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("processes_allowed", "ranks"), [(1, 1), rare(2, 1), rare(1, 2), (2, 2), rare(3, 2), rare(4, 2)]
+)
 def test_too_few_processes_are_one_error(processes_allowed, ranks, tmp_path):
     if subprocess.run([*AS_ANOTHER_USER.split(), "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs root, whose processes no limit counts")

@@ -6,6 +6,7 @@ What is crafted has the checksums of a good run: whoever can write a file can co
 import os
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,7 @@ def declared(group: str, size: int) -> Callable[[Any, Path], None]:
     return change
 
 
+@cache
 def _zeros(size: int) -> int:
     if size > _3_GB:
         return 0
@@ -339,18 +341,18 @@ def _virtual(file: Any, outside: Path) -> None:
 
 
 def _bomb(folder: Path, outside: Path) -> Path:
-    """2.4 MB that unpack to 2.4 GB."""
-    with zipfile.ZipFile(folder / "own.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        _zeros_member(archive, "x.npy", (600_000, 1000))
+    """8 MB that unpack to 1.8 GB, which is more than a command may take."""
+    with zipfile.ZipFile(folder / "own.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        _zeros_member(archive, "x.npy", (450_000, 1000))
         with archive.open("y.npy", "w") as member:
-            np.lib.format.write_array(member, np.arange(600_000) % 2)
+            np.lib.format.write_array(member, np.arange(450_000) % 2)
     return folder / "own.npz"
 
 
 def _pfllib_bomb(folder: Path, outside: Path) -> Path:
     (folder / "own/train").mkdir(parents=True)
-    with zipfile.ZipFile(folder / "own/train/0.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        _zeros_member(archive, "data.npy", (600_000, 1000))
+    with zipfile.ZipFile(folder / "own/train/0.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        _zeros_member(archive, "data.npy", (450_000, 1000))
     return folder / "own"
 
 
@@ -391,8 +393,8 @@ DATA: dict[str, Callable[[Path, Path], Path]] = {
     "virtual": _h5_data(_virtual),
     "3 GB declared": _h5_data(lambda file, outside: file.create_dataset("x", (12, 1 << 26), "f4") and None),
     "36 TiB declared": _h5_data(lambda file, outside: file.create_dataset("x", (12, 3 << 38), "f4") and None),
-    "an .npz that unpacks to 2.4 GB": _bomb,
-    "a client of PFLlib that unpacks to 2.4 GB": _pfllib_bomb,
+    "an .npz that unpacks to 1.8 GB": _bomb,
+    "a client of PFLlib that unpacks to 1.8 GB": _pfllib_bomb,
     "an .h5 that waits": _waits("own.h5"),
     "an .npz that waits": _waits("own.npz"),
     "a client of PFLlib that waits": _waits("own/train/0.npz"),

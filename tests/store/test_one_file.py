@@ -216,13 +216,6 @@ def test_an_array_that_a_tool_has_changed_is_found_though_the_file_has_its_check
         assert f"/metrics/correct in {path} is damaged: its CRC-32 is" in shown
 
 
-def test_a_moved_run_is_read_where_it_is(run: Path, tmp_path: Path) -> None:
-    expected = booleans(run)
-    moved = run.rename(tmp_path / "elsewhere")
-    with h5py.File(moved / "round_00003.h5") as file:
-        assert np.array_equal(file["clients/critical/weight"][()] == 1, expected)
-
-
 def test_a_lone_round_file_says_what_it_is_and_what_to_do(run: Path, tmp_path: Path, capfd: Any) -> None:
     lone = Path(shutil.copy(run / "round_00003.h5", tmp_path))
     with h5py.File(lone) as file:

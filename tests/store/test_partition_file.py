@@ -35,10 +35,6 @@ def test_a_run_has_the_counts_of_its_federation_also_after_resuming(tmp_path: Pa
         quick_run.resume(tmp_path / "run", ("training.rounds=2",))
 
 
-def test_a_run_without_the_file_has_none(tmp_path: Path) -> None:
-    assert partition_file.read(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     "text", ["", "client,class,train,test\n", "client,class\n0,0\n", "client,class,train,test\n0,x"]
 )

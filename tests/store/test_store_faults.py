@@ -32,19 +32,13 @@ def files(world: World) -> list[str]:
     return ["round_00001.h5", *run_folder.read_layout(world.run, 1).files]
 
 
-@pytest.fixture
-def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files are written as large ones are: in pieces."""
-    monkeypatch.setattr(checked_hdf5, "_SMALL", 0)
-
-
 @pytest.mark.parametrize("small", [True, False])
 def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_continues(
-    tmp_path: Path, small: bool, request: pytest.FixtureRequest
+    tmp_path: Path, small: bool, monkeypatch
 ) -> None:
     outcomes = []
-    if not small:
-        request.getfixturevalue("on_disk")
+    if not small:  # files are written as large ones are: in pieces
+        monkeypatch.setattr(checked_hdf5, "_SMALL", 0)
     for step in range(200):
         world = World(tmp_path / f"run{step}", COHORTS, 0)
         world.save(0, ranks=2)
@@ -164,18 +158,14 @@ def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world: 
         run_folder.newest_good(world.run)
 
 
-@pytest.mark.parametrize("call", range(3))
-def test_a_full_disk_at_a_small_file_damages_nothing(world: World, call: int) -> None:
-    check_full_disk(world, call)
-
-
-@pytest.mark.parametrize("call", range(6))
-@pytest.mark.usefixtures("on_disk")
-def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(world: World, call: int) -> None:
-    check_full_disk(world, call)
-
-
-def check_full_disk(world: World, call: int) -> None:
+@pytest.mark.parametrize(
+    ("small", "call"), [*((True, call) for call in range(3)), *((False, call) for call in range(6))]
+)
+def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(
+    world: World, small: bool, call: int, monkeypatch
+) -> None:
+    if not small:
+        monkeypatch.setattr(checked_hdf5, "_SMALL", 0)
     before = {path: path.read_bytes() for path in world.run.rglob("*.h5")}
     world.train(np.arange(world.n))
     calls = iter(range(100))
