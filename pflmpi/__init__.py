@@ -1,20 +1,22 @@
 """Personalised federated learning on clusters. `import pflmpi` alone imports no torch.
 
-`pflmpi.run(CONFIG, out=FOLDER)` runs a configuration, `pflmpi.Config(...)` makes one; `pflmpi.open_run(FOLDER)` opens a
-run to read: its configuration, metrics and checkpoints; `pflmpi.open_runs("runs/*")` several. Reading needs no torch.
+`pflmpi.run(CONFIG, out=FOLDER)` runs a configuration, `pflmpi.submit(CONFIG, ntasks=4)` does so in a Slurm job,
+`pflmpi.Config(...)` makes one; `pflmpi.open_run(FOLDER)` opens a run to read: its configuration, metrics, checkpoints;
+`pflmpi.open_runs("runs/*")` several. Reading needs no torch.
 """
 
 import atexit as _atexit
 import os as _os
 
 __version__ = "0.1.0"
-__all__ = ["Config", "__version__", "open_run", "open_runs", "run"]
+__all__ = ["Config", "__version__", "open_run", "open_runs", "run", "submit"]
 
 _HOMES = {
     "Config": "pflmpi.config.keywords",
     "open_run": "pflmpi.analysis.run",
     "open_runs": "pflmpi.analysis.runs",
     "run": "pflmpi.python.run",
+    "submit": "pflmpi.python.submit",
 }
 
 if "PFLMPI_EXIT_FILE" in _os.environ:  # of a wrapper in launch/, which believes a 0 once rank 0 has come to its end

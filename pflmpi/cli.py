@@ -22,7 +22,7 @@ from pflmpi.text import first_line, printable
 _GROUPS = {
     "run": ("examples", "list", "data", "run", "resume", "sweep"),
     "look": ("inspect", "compare", "report", "table", "export", "evaluate", "probe"),
-    "cluster": ("plan", "doctor", "submit", "status", "scale"),
+    "cluster": ("plan", "doctor", "submit", "status", "cancel", "scale"),
 }
 _RENAMED = {
     "schema": "`pflmpi list NAME` has the keys of a name, `pflmpi list SECTION` those of a section",

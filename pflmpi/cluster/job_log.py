@@ -8,8 +8,8 @@ from pflmpi import regular_file
 
 _TAIL = 1 << 16  # bytes
 _OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory", re.IGNORECASE)
-# Of pflmpi, of `pflmpi sweep` for a cell, and of Slurm, but that it has ended a step, which follows from another error.
-_ERROR = re.compile(r"(?:pflmpi|failed|(?:slurmstepd|srun)\S* error): (?!\*\*\* STEP )(.+)")
+# Of pflmpi, of `pflmpi sweep` for a cell, and of Slurm; not that a rank or a step ended, which follows from another.
+_ERROR = re.compile(r"(?:pflmpi|failed|(?:slurmstepd|srun)\S* error): (?!\*\*\* STEP |.* Exited with exit code)(.+)")
 
 
 def file_name(pattern: str, values: Mapping[str, str]) -> str:

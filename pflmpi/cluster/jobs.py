@@ -5,8 +5,11 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from pathlib import Path
 
 from pflmpi.cluster.batch_script import seconds
@@ -15,6 +18,7 @@ from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
 
+_PAUSE = 15.0  # seconds between two questions about a job that takes long
 TIME_LIMIT = 20.0  # seconds for an answer; a busy controller needs some, one that is down never answers
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -137,6 +141,37 @@ def accounted(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
         return parse_accounted(_ask(words, environ)) if ids else []
     except (ConfigError, NoAnswer):
         return []
+
+
+def find(name: str, environ: Mapping[str, str]) -> list[Job]:
+    """The jobs with an id, a task's, or an array's, as the queue or else the accounting has them; raises as `queue`."""
+
+    def named(jobs: Iterable[Job]) -> list[Job]:
+        array, _, task = name.partition("_")
+        return [
+            job
+            for job in jobs
+            if name in (job.id, job.array, job.number)
+            or (task.isdecimal() and job.array == array and int(task) in job.tasks)
+        ]
+
+    return named(queue(environ)) or named(accounted([name], environ))
+
+
+def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
+    """The jobs with an id once none of them waits or runs; none where Slurm has forgotten them."""
+    for pause in chain((0.5, 1, 2, 5), repeat(_PAUSE)):
+        with suppress(NoAnswer):  # of a controller that is busy
+            jobs = find(name, environ)
+            if not any(job.active or job.waiting for job in jobs):
+                return jobs
+        time.sleep(pause)
+    raise AssertionError
+
+
+def cancel(ids: Sequence[str], environ: Mapping[str, str]) -> None:
+    """End jobs, also those that wait; raises as `queue`."""
+    _ask(["scancel", *ids], environ)
 
 
 def parse_queue(text: bytes) -> list[Job]:

@@ -279,14 +279,9 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
 def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a job, a task of an array, or an array."""
 
-    def named(jobs: Sequence[Job]) -> list[Job]:
-        return [job for job in jobs if name in (job.id, job.array, job.number)]
-
-    jobs = named(slurm.queue(environ))
+    jobs = slurm.find(name, environ)
     here = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
     folders = [*by_working_directory([*jobs, here])]
-    if not jobs:
-        jobs = named(slurm.accounted([name], environ))
     if jobs:
         places = {job.id: job for job in located(jobs, folders)}
         yield from _blocks([places.get(job.id, job) for job in jobs])

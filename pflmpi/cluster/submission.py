@@ -54,18 +54,32 @@ def submit(batch: BatchScript, folder: Path, planned_memory: int = 0) -> str:
     Args:
         planned_memory: bytes of a node that `plan` has counted; 0 where nobody asked.
     """
-    # Its options are repeated, because the user's SBATCH_ variables override those in a script.
-    words = ["sbatch", "--parsable", *words_of(batch.options, batch.others)]
-    done = subprocess.run(words, input=script(batch), capture_output=True, text=True)
+    done = _sbatch(batch)
     number = done.stdout.strip().partition(";")[0]
-    if done.returncode or not number.isdecimal():
-        why = " ".join(done.stderr.split()) or f"it printed {done.stdout.strip()[:200]!r} instead of the id of a job"
+    if not number.isdecimal():
+        why = f"it printed {done.stdout.strip()[:200]!r} instead of the id of a job"
         raise ConfigError(f"sbatch refused the job: {why}; change the options")
     print(done.stderr, end="", file=sys.stderr)  # its warnings
     log = str(Path(batch.options["output"] or "").absolute())
     known = {"%": "%%", "A": number, "x": batch.options["job-name"] or "", **({} if batch.array else {"j": number})}
     job_file.append(folder, number, submission=Submission(file_name(log, known), batch.requeue, planned_memory))
     return number
+
+
+def would_start(batch: BatchScript) -> str:
+    """When and where a job would start, in Slurm's words; nothing is submitted."""
+    refuse_without_slurm()
+    return _sbatch(batch, "--test-only").stderr.strip().removeprefix("sbatch: ")
+
+
+def _sbatch(batch: BatchScript, *more: str) -> "subprocess.CompletedProcess[str]":
+    """Give a batch script to sbatch; raise `ConfigError` if that refuses it."""
+    # Its options are repeated, because the user's SBATCH_ variables override those in a script.
+    words = ["sbatch", "--parsable", *more, *words_of(batch.options, batch.others)]
+    done = subprocess.run(words, input=script(batch), capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"sbatch refused the job: {' '.join(done.stderr.split())}; change the options")
+    return done
 
 
 def make_folders(*folders: Path) -> None:

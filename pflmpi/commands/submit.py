@@ -4,19 +4,23 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pflmpi import arguments
 from pflmpi.cluster.batch_script import add_arguments as add_sbatch_arguments
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.errors import CheckpointError, ConfigError, RunError
 from pflmpi.terminal import print_surely
+from pflmpi.text import printable
 
 if TYPE_CHECKING:
     from pflmpi.cluster.batch_script import BatchScript
     from pflmpi.config.load import Config
 
+_FAILED = 1  # some cells of a sweep
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
 
 
@@ -28,14 +32,14 @@ class Pending(NamedTuple):
         words: the command line of `pflmpi`.
         config: of the run; None for a sweep.
         cells: how many a sweep has; 0 for a run.
-        todo: the numbers of the cells that are not done.
+        todo: the numbers of the cells that are not done, with the folders of their runs.
     """
 
     out: Path
     words: list[str]
     config: "Config | None" = None
     cells: int = 0
-    todo: tuple[int, ...] = ()
+    todo: Mapping[int, Path] = MappingProxyType({})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,35 +63,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help=restarts)
     setup = "shell commands that the job runs first, such as `module load`; may set `python`, the interpreter"
     parser.add_argument("--setup", type=Path, metavar="FILE", help=setup)
+    parser.add_argument("--wait", action="store_true", help="wait for the end, with the exit code of the run")
+    parser.add_argument("--test-only", action="store_true", help="say when the job would start, and submit nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
     add_sbatch_arguments(parser)
 
 
+class Submitted(NamedTuple):
+    """A job that was submitted.
+
+    Attributes:
+        number: its id; that of the array for a sweep.
+        pending: what it does.
+        log: its file, with `*` for the task of an array.
+    """
+
+    number: str
+    pending: Pending
+    log: str
+
+
 def run(options: argparse.Namespace) -> int:
     """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
-    from pflmpi.cluster.batch_script import script
-    from pflmpi.cluster.submission import log_of, make_folders, refuse_second, submit
-
-    _check(options)
-    pending = _pending_run(options) if options.array is None else _pending_sweep(options)
+    pending = pending_work(options)
     if pending is None:
         return 0
-    job, memory = _with_memory(_job(options, pending), pending.config)
-    log = Path(job.options["output"] or "")
-    if options.dry_run:
-        print(script(job), end="")
-        if not log.parent.is_dir():
-            print(f"pflmpi: make {log.parent}/ before you submit this; Slurm would not", file=sys.stderr)
+    if options.dry_run or options.test_only:
+        _try(options, pending)
         return 0
-    refuse_second(pending.out, options.sbatch, os.environ)
-    make_folders(log.parent, pending.out)
-    number = submit(job, pending.out, memory)
+    number, _, log = submit(options, pending)
     what = f", {len(pending.todo)} of {pending.cells} cells" if pending.cells else ""
-    shown = log_of(job.options, number)
     print_surely(f"job {number}: {pending.out}{what}")
-    print(f"log: {shown}")
-    print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, shown.split('*')))}")
-    return 0
+    print(f"log: {log}")
+    print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, log.split('*')))}", flush=True)
+    return _ended(number, pending) if options.wait else 0
+
+
+def _try(options: argparse.Namespace, pending: Pending) -> None:
+    """Print the batch script of a job, or when it would start."""
+    from pflmpi.cluster.batch_script import script
+    from pflmpi.cluster.submission import would_start
+
+    job, _ = _with_memory(_job(options, pending), pending.config)
+    if options.test_only:
+        print(would_start(job))
+        return
+    print(script(job), end="")
+    log = Path(job.options["output"] or "")
+    if not log.parent.is_dir():
+        print(f"pflmpi: make {log.parent}/ before you submit this; Slurm would not", file=sys.stderr)
+
+
+def _ended(number: str, pending: Pending) -> int:
+    """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done."""
+    from pflmpi.cluster.jobs import wait
+    from pflmpi.cluster.status import one_folder, run_status
+
+    jobs = wait(number, os.environ)
+    print("\n".join(map(printable, one_folder(pending.out, os.environ))))
+    states = map(run_status, pending.todo.values() or [pending.out])
+    if all(state is not None and state.done for state in states):
+        return 0
+    codes = {job.exit_code or RunError.exit_code for job in jobs if job.state != "COMPLETED"}
+    return codes.pop() if len(codes) == 1 else RunError.exit_code if not pending.todo else _FAILED
+
+
+def pending_work(options: argparse.Namespace) -> Pending | None:
+    """What a run or a sweep has still to do; None, and a line on the terminal, if it is done."""
+    _check(options)
+    return _pending_run(options) if options.array is None else _pending_sweep(options)
+
+
+def submit(options: argparse.Namespace, pending: Pending) -> Submitted:
+    """Submit a job for what is to do."""
+    from pflmpi.cluster import submission
+
+    job, memory = _with_memory(_job(options, pending), pending.config)
+    submission.refuse_second(pending.out, options.sbatch, os.environ)
+    submission.make_folders(Path(job.options["output"] or "").parent, pending.out)
+    number = submission.submit(job, pending.out, memory)
+    return Submitted(number, pending, submission.log_of(job.options, number))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -155,7 +210,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
         works.append(cell_task(cell, config, out, None, options.changed_code))
         if works[-1].state == "other":
             raise CheckpointError(f"{cell.name}: {works[-1].problem}; or leave it out with --only")
-    todo = tuple(number for number, work in enumerate(works) if work.state != "done")
+    todo = {number: work.cell.run(out) for number, work in enumerate(works) if work.state != "done"}
     if not todo:
         print(f"all {len(works)} cells in {out} are done; nothing to submit")
         return None
@@ -174,7 +229,7 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         "open-mode": "append",
     }
     if pending.todo:
-        ours["array"] = tasks(pending.todo, options.jobs)
+        ours["array"] = tasks([*pending.todo], options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
         if not any(word.startswith("--signal") for word in options.sbatch):

@@ -142,6 +142,55 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     assert subprocess.run(["bash", "-c", text], capture_output=True).returncode == 2, "nothing starts without it"
 
 
+@pytest.mark.parametrize(
+    "state, exit_code, done, expected",
+    [
+        ("COMPLETED", 0, 3, 0),
+        ("COMPLETED", 0, 0, 3),
+        ("FAILED", 75, 0, 75),
+        ("TIMEOUT", 0, 0, 3),
+    ],
+)
+def test_waiting_for_a_job_ends_with_the_exit_code_of_its_run(state, exit_code, done, expected, folder, capfd):
+    """Also where Slurm takes the job for complete and the run is not."""
+    lines = [fake_slurm.line("42", State="RUNNING"), fake_slurm.line("42", State=state, exit_code=exit_code << 8)]
+    for number, line in enumerate(lines):
+        (folder / f"queue{number}").write_text(line)
+    fake_slurm.program("squeue", "[ ! -e script ] || { [ -e asked ] && cat queue1; } || { touch asked; cat queue0; }")
+    fake_slurm.program("sbatch", f"touch script; {'mv done/* runs/small/' if done else ':'}; echo 42")
+    if done:
+        quick_run.run(quick_run.settings(), folder / "done")
+    assert main(["submit", "small.yaml", "--wait"]) == expected
+    assert f"job 42 {state}" in capfd.readouterr().out
+
+
+def test_a_test_says_when_a_job_would_start(folder, capfd):
+    fake_slurm.program("sbatch", 'printf "%s\n" "$@" > words; echo "sbatch: Job 3 to start at noon" >&2')
+    assert main(["submit", "small.yaml", "--test-only"]) == 0
+    assert capfd.readouterr().out == "Job 3 to start at noon\n"
+    assert "--test-only" in (folder / "words").read_text() and not (folder / "runs").exists()
+
+
+def test_all_jobs_of_a_folder_or_a_table_are_cancelled(folder, capfd):
+    fake_slurm.program("scancel", 'echo "$@" > cancelled')
+    table = table_file.write(folder)
+    job_file.append(make(folder / "sweeps/small"), "7")
+    job_file.append(make(folder / "runs/a"), "9")
+    lines = [fake_slurm.line("7_1", JobID=8), fake_slurm.line("7_[2-3%1]", State="PENDING"), fake_slurm.line("9")]
+    fake_slurm.queue(folder / "bin", *lines, fake_slurm.line("7_0", State="COMPLETED"))
+    for what, ids in ((str(table), "7_1 7"), ("sweeps/small", "7_1 7"), ("runs/a", "9")):
+        assert main(["cancel", what]) == 0
+        assert Path("cancelled").read_text() == f"{ids}\n"
+        assert f"job {ids.split()[0]} cancelled (RUNNING)" in capfd.readouterr().out
+    assert main(["cancel", "runs"]) == 2
+    assert "no job of yours works in runs or waits to" in capfd.readouterr().err
+
+
+def make(folder):
+    folder.mkdir(parents=True)
+    return folder
+
+
 def test_a_finished_run_is_not_submitted(folder, capfd):
     quick_run.run(quick_run.settings(), folder / "run")
     assert main(["submit", "small.yaml", "--out", "run"]) == 0

@@ -44,8 +44,10 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "probe": "--allow-older --changed-code --clients --round --samples --set",
     "plan": "--delay --gpu-memory --gpus --memory --ranks --rate --set",
     "doctor": "--config --out",
-    "submit": "--array --changed-code --dry-run --jobs --mpi --only --out --requeue --restarts --seeds --set --setup",
+    "submit": "--array --changed-code --dry-run --jobs --mpi --only --out --requeue --restarts --seeds --set --setup "
+    "--test-only --wait",
     "status": "",
+    "cancel": "",
     "scale": "--dry-run --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",
 }
 SBATCH = {f"--{name}" for name in batch_script.KNOWN}

@@ -46,11 +46,12 @@ RUNS = [line for line in COMMANDS if re.match(r"(pflmpi|launch/mpirun -n|torchru
 WRAPPED = [line for line in COMMANDS if re.match(r"launch/.* run ", line) and line not in RUNS]
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|table) configs/papers/", line)]
-JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
+JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line) and "--test-only" not in line]
+CANCELLED = [line for line in COMMANDS if re.match(r"pflmpi cancel\b", line)]  # in test_slurm_jobs.py
 READ = r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/)|(launch/mpirun -n \d )?python examples/)"
 READING = [line for line in COMMANDS if re.match(READ, line)]
 SCALED = [line for line in COMMANDS if re.match(r"pflmpi (scale|report scaling/)", line)]  # jobs: test_slurm_jobs.py
-ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b", line)]
+ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b|--test-only", line)]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
     folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
     assert len(set(folders)) == len(folders), "each run has a folder of its own"
     assert [line.split()[1] for line in TABLES] == ["sweep", "table"]
-    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE, *READING, *SCALED]
+    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE, *CANCELLED, *READING, *SCALED]
     assert sorted(COMMANDS) == sorted(tested), "a command that no test runs"
 
 
@@ -130,7 +131,8 @@ def test_srun_gives_the_digest_of_the_quickstart(request: pytest.FixtureRequest,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [pytest.param(words, marks=[pytest.mark.slurm] * words.startswith("pflmpi status")) for words in ADVICE]
+    "command",
+    [pytest.param(line, marks=[pytest.mark.slurm] * bool(re.match("pflmpi (status|submit)", line))) for line in ADVICE],
 )
 def test_advice_is_given(
     command: str, request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path

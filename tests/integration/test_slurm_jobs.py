@@ -15,13 +15,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+import pflmpi
 import processes
 import quick_run
 import table_file
 import testbed
+from pflmpi.config.keywords import Config
+from pflmpi.errors import RunError
 from pflmpi.store import job_file, run_folder
 from pflmpi.sweep.table import cells, load
-from project import ROOT
+from project import ROOT, documented
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]
 
@@ -162,6 +165,8 @@ def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
     assert "failed: dataset 'mnist' was not found" in (folder / "log.3").read_text()
     assert (folder / "log.4").read_text() == "cell 4: fedper/few/seed0: 2 of 2 rounds done\n"
     assert quick_run.digest(first.run(folder / "cells")) == quick_run.run(first.raw, folder / "plain")
+    shown = processes.call([*processes.PFLMPI, "status", "cells"], PATIENCE, cwd=folder).stdout
+    assert "  local/many/seed0  not begun; ended with: dataset 'mnist' was not found" in shown
     # What is submitted now is the one cell that is left.
     last, shown = submit(folder, "--array", "small.yaml", "--out", "cells", "--ntasks=1", "--mpi=pmix")
     assert "1 of 6 cells" in shown
@@ -182,6 +187,24 @@ def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(f
     assert testbed.fields(job)["Comment"] == "mine"
     assert "run: runs/small" in log.read_text()
     assert quick_run.digest(folder / "runs" / "small") == plain(folder)
+
+
+def test_a_job_from_python_gives_the_digest_of_a_plain_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    config = Config.load(write(folder))
+    job = pflmpi.submit(config, out="run", nodes=2, ntasks=2, time="20", mem="auto")
+    assert job.result().round().digest() == plain(folder)
+    assert job.state == "COMPLETED" and "run: run" in job.stdout()
+    memory = job_file.submissions(folder / "run")[job.id].memory
+    assert testbed.fields(job.id)["MinMemoryNode"] == f"{-(-memory >> 20)}M"
+    long = pflmpi.submit(config.replace(training={"rounds": MANY}), out="runs/quickstart", ntasks=1)
+    reach(long.folder, 1)
+    command = documented("docs/clusters.md", "pflmpi cancel")
+    assert processes.call([*processes.PFLMPI, *command[1:]], PATIENCE, cwd=folder).returncode == 0
+    long.wait()
+    assert long.state == "CANCELLED"
+    with pytest.raises(RunError, match=rf"job {long.id} ended as CANCELLED before its run was complete"):
+        long.result()
 
 
 def requeue(job: str) -> None:

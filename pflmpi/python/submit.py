@@ -1,0 +1,227 @@
+"""`pflmpi.submit`: jobs on Slurm, or in processes of this machine, from a notebook or a script."""
+
+import os
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from io import StringIO
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from pflmpi.analysis.run import Run, open_run
+from pflmpi.cli import parser
+from pflmpi.cluster import jobs as slurm
+from pflmpi.cluster.batch_script import KNOWN
+from pflmpi.cluster.job_log import last_error
+from pflmpi.cluster.status import run_status
+from pflmpi.cluster.submission import make_folders
+from pflmpi.commands.submit import Pending, pending_work
+from pflmpi.commands.submit import submit as submit_to_slurm
+from pflmpi.config import yaml_file
+from pflmpi.config.argument_checks import as_path
+from pflmpi.config.load import Config as Checked
+from pflmpi.errors import ConfigError, RunError
+from pflmpi.registry import unknown
+
+_MORE = ("only", "seeds", "jobs", "mpi", "requeue", "restarts", "setup", "changed_code")
+_OPTIONS = {*_MORE, *(name.replace("-", "_") for name in KNOWN)}  # of `pflmpi submit`
+
+
+class Job:
+    """A job that `pflmpi.submit` has made; as such, one that had nothing left to do.
+
+    Attributes:
+        id: Slurm's, such as 12 or 12_3; "" where there was nothing left to do.
+        folder: of its run.
+        log: file with its output; None where there was nothing left to do.
+    """
+
+    def __init__(self, id: str, folder: Path, log: Path | None) -> None:
+        self.id, self.folder, self.log = id, folder, log
+
+    def __repr__(self) -> str:
+        return f"<job {self.id or 'of before'}: {self.state}, {self.folder}>"
+
+    @property
+    def state(self) -> str:
+        """Slurm's word, such as PENDING, RUNNING, COMPLETED, FAILED; UNKNOWN where Slurm has forgotten the job."""
+        return "COMPLETED"
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return True
+
+    def wait(self) -> None:
+        """Wait until it has ended, well or not."""
+
+    def result(self) -> Run:
+        """Wait for the run, and open it.
+
+        Raises:
+            RunError: the job ended before the run did; says why, by its log.
+        """
+        self.wait()
+        status = run_status(self.folder)
+        if status is not None and status.done:
+            return open_run(self.folder)
+        why = last_error(self.log) if self.log is not None else ""
+        raise RunError(
+            f"job {self.id} ended as {self.state} before its run was complete{': ' * bool(why)}{why}; its log is "
+            f"{self.log}; what is complete is kept: submit the same again, and it continues"
+        )
+
+    def cancel(self) -> None:
+        """End it; a run keeps its newest checkpoint, and continues when the same is submitted again."""
+
+    def stdout(self) -> str:
+        """The text of its log so far, which has the standard output and the standard error."""
+        return self.log.read_text(errors="replace") if self.log is not None and self.log.exists() else ""
+
+    stderr = stdout
+
+
+class SlurmJob(Job):
+    """A job of Slurm."""
+
+    @property
+    def state(self) -> str:
+        jobs = slurm.find(self.id, os.environ)
+        return jobs[0].state if jobs else "UNKNOWN"
+
+    def done(self) -> bool:
+        return not any(job.active or job.waiting for job in slurm.find(self.id, os.environ))
+
+    def wait(self) -> None:
+        slurm.wait(self.id, os.environ)
+
+    def cancel(self) -> None:
+        slurm.cancel([self.id], os.environ)
+
+
+class LocalJob(Job):
+    """A process of this machine that stands in for a job."""
+
+    def __init__(self, id: str, folder: Path, log: Path, command: Sequence[str], pool: ThreadPoolExecutor) -> None:
+        super().__init__(id, folder, log)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cancelled = False
+        self._code = pool.submit(self._run, command, log)
+
+    def _run(self, command: Sequence[str], log: Path) -> int:
+        with open(log, "ab") as file:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        return self._process.wait()
+
+    @property
+    def state(self) -> str:
+        if not self._code.done():
+            return "RUNNING" if self._process is not None else "PENDING"
+        if self._cancelled:
+            return "CANCELLED"
+        return "FAILED" if self._code.result() else "COMPLETED"
+
+    def done(self) -> bool:
+        return self._code.done()
+
+    def wait(self) -> None:
+        if not self._code.cancelled():
+            self._code.result()
+
+    def cancel(self) -> None:
+        self._cancelled = not self.done()
+        if not self._code.cancel() and self._process is not None:
+            self._process.terminate()
+
+
+def submit(
+    config: "Checked | str | PathLike[str]",
+    *,
+    out: "str | PathLike[str] | None" = None,
+    cluster: Literal["slurm", "local"] = "slurm",
+    sbatch: Sequence[str] = (),
+    **options: object,
+) -> Job | list[Job]:
+    """Submit a configuration as a job, or the cells of a table that are not done as a job array.
+
+    Args:
+        config: a `pflmpi.Config`, or the path of a YAML file: a configuration, or a table with rows and columns.
+        out: folder of the run (default: runs/NAME, of a `Config` runs/NAME-TIME) or of the sweep (sweeps/NAME).
+        cluster: "local" starts processes of this machine in place of Slurm's jobs: `ntasks` ranks each, those of an
+            array one after another, or `jobs` at a time. They end with this process.
+        sbatch: words for sbatch, as they are, such as `["--exclusive"]`.
+        options: of `pflmpi submit`, such as nodes=2, ntasks=8, time="1:00:00", mem="auto", requeue=True, jobs=4.
+
+    Returns:
+        a job, or for a table a list of jobs.
+
+    Raises:
+        ConfigError: what cannot be submitted; nothing was.
+    """
+    if cluster not in ("slurm", "local"):
+        raise ConfigError(f"cluster = {cluster!r}: must be 'slurm' or 'local'")
+    path, folder = _file(config, None if out is None else as_path("out", out))
+    table = isinstance(config, str | PathLike) and not yaml_file.read(path).keys().isdisjoint(("rows", "runs_of"))
+    words = [*(["--array"] if table else []), str(path), *([] if folder is None else ["--out", str(folder)])]
+    chosen = _options(words, options)
+    chosen.sbatch = list(sbatch)
+    pending = pending_work(chosen)
+    if pending is None:
+        return [] if table else Job("", folder or Path("runs", path.stem), None)
+    if cluster == "local":
+        return _local(pending, chosen.ntasks, chosen.jobs or 1)
+    number, _, log = submit_to_slurm(chosen, pending)
+    if not table:
+        return SlurmJob(number, pending.out, Path(log))
+    return [SlurmJob(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in pending.todo.items()]
+
+
+def _options(words: list[str], options: Mapping[str, object]) -> Namespace:
+    """The options of `pflmpi submit`, as its command line checks them."""
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            raise ConfigError(unknown("option", name, sorted(_OPTIONS)))
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if item is not None and item is not False:
+                words.append(f"--{name.replace('_', '-')}{'' if item is True else f'={item}'}")
+    refusal = StringIO()
+    try:
+        with redirect_stderr(refusal):
+            return parser("submit").parse_args(["submit", *words])
+    except SystemExit:
+        raise ConfigError(refusal.getvalue().strip().splitlines()[-1].rpartition("error: ")[2]) from None
+
+
+_numbers = count(1)  # of local jobs
+
+
+def _local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Job]:
+    """Start processes that do what is pending."""
+    make_folders(pending.out)
+    id, pool = f"local-{os.getpid()}-{next(_numbers)}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
+    command = [sys.executable, "-P", "-m", "pflmpi", *pending.words, *([] if ranks is None else ["--ranks", ranks])]
+    if not pending.todo:
+        return LocalJob(id, pending.out, Path(f"{pending.out}.{id}.log"), command, pool)
+    return [
+        LocalJob(f"{id}_{task}", run, Path(f"{pending.out}.{id}_{task}.log"), [*command, f"--cell={task}"], pool)
+        for task, run in pending.todo.items()
+    ]
+
+
+def _file(config: "Checked | str | PathLike[str]", out: Path | None) -> tuple[Path, Path | None]:
+    """The file of a configuration, for a `Config` one beside the folder of its run, and that folder."""
+    if not isinstance(config, Checked):
+        return as_path("config", config, "a pflmpi.Config, or the path of a YAML file"), out
+    resolved = config.resolved()
+    out = out or Path("runs", f"{resolved['algorithm']['name']}-{time.strftime('%Y%m%d-%H%M%S')}")
+    make_folders(out.parent)
+    path = Path(f"{out}.yaml")
+    path.write_text(yaml_file.dump(resolved))
+    return path, out
