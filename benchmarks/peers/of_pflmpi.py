@@ -19,7 +19,7 @@ def main() -> None:
     config = {
         "data": {"path": str(Path(sys.argv[2]).resolve()), "split": "official"},
         "partition": {"name": "writers"},
-        "model": {"name": of.model},
+        "model": {"name": of.model} | ({"head": "fc"} if ":" in of.model else {}),
         "algorithm": {"name": of.algorithm},
         "training": {
             "rounds": of.rounds,

@@ -89,10 +89,10 @@ def alternate(
 
 def _steps(task: Task, step: Callable[[Batch], None], movers: Sequence[PhaseStep], params: Tree, fixed: Tree) -> Steps:
     """The steps of a pass, replayed where that is possible and worth it."""
-    kinds = [mover.kind for mover in movers]
     # On a CPU a step of one client is arithmetic: nothing is gained by replaying it.
     worth = task.architecture.replays_steps and (task.batched or task.device.type != "cpu")
-    if None in kinds or not worth:
+    kinds = [mover.kind for mover in movers] if worth else [None]
+    if None in kinds:
         return Steps(step, None, (), 0, ())
     changed = [leaf for _, leaf in tree.leaves(params)] + [one for mover in movers for one in mover.tensors]
     rates = tuple(rate for mover in movers for rate in mover.rates)

@@ -13,12 +13,10 @@ from pflmpi.messages.declared import Declared
 from pflmpi.messages.deliver import deliver, delivery
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import NOBODY, Messages, Own, OwnClasses, tensor
-from pflmpi.messages.packing import pack, to_numpy, unpack, unpack_there
+from pflmpi.messages.packing import ALIGNED, pack, to_numpy, unpack, unpack_there
 from pflmpi.messages.traffic import Traffic
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
-
-_ALIGNED = 16  # bytes, as memory of NumPy is at least
 
 KeptRows = Callable[[str, Tree, np.ndarray], Tree]
 
@@ -185,7 +183,7 @@ def broadcast_tree(transport: Transport, value: Tree | None, like: Tree, device:
 def _aligned(leaf: torch.Tensor) -> torch.Tensor:
     """The leaf as `unpack` has it, copied only where it lies otherwise: kernels choose by strides and alignment."""
     leaf = leaf.detach().contiguous()
-    return leaf if leaf.data_ptr() % _ALIGNED == 0 else leaf.clone()
+    return leaf if leaf.data_ptr() % ALIGNED == 0 else leaf.clone()
 
 
 def send_answers(

@@ -10,6 +10,7 @@ from pflmpi import tree
 from pflmpi.tree import Tree
 
 NOTHING = np.empty(0, np.uint8)  # for whom there is no message
+ALIGNED = 16  # bytes, as memory of NumPy is at least
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype("f4"),
@@ -38,13 +39,14 @@ def pack(value: Tree) -> np.ndarray:
 
 
 def unpack(buffer: np.ndarray, like: Tree) -> Tree:
-    """The tree shaped `like` whose leaves were packed into `buffer`; the leaves own their memory."""
+    """The tree shaped `like` whose leaves were packed into `buffer`, only to be read: most share its memory."""
     flat, offset = {}, 0
     for path, leaf in tree.leaves(like):
         size = leaf.nbytes
-        # A copy: memory that starts at an odd address would change the bits of some kernels.
-        values = buffer[offset : offset + size].copy().view(numpy_type(leaf))
-        flat[path] = torch.from_numpy(values).reshape(leaf.shape)
+        values = buffer[offset : offset + size]
+        # Memory that starts at an odd address would change the bits of some kernels.
+        values = values if values.ctypes.data % ALIGNED == 0 else values.copy()
+        flat[path] = torch.from_numpy(values.view(numpy_type(leaf))).reshape(leaf.shape)
         offset += size
     assert offset == len(buffer), f"buffer of {len(buffer)} bytes, template of {offset}"
     return tree.unflatten(flat)

@@ -8,7 +8,7 @@ import small_task
 from every_algorithm import LOSSES, every_algorithm
 from pflmpi.algorithms.local_only import Local
 from pflmpi.errors import AlgorithmError
-from pflmpi.learning import replay
+from pflmpi.learning import replay, steps
 from pflmpi.learning.client import Batch, ClientData, model_loss
 from pflmpi.learning.program import Recording
 from pflmpi.learning.replay import contents
@@ -212,3 +212,8 @@ def test_views_that_change_nothing_and_views_of_the_state_are_no_operations_of_a
     assert _recorded(lambda x: weight.add_(x.view(2, 3).expand(2, 3).t()), weight) == calls
     assert _recorded(lambda x: weight.t().unsqueeze(0)[0].add_(x), weight) == ["aten.add_.Tensor"]
     assert _recorded(lambda x: weight.add_(x.t().t().t()), weight) == ["aten.t.default", *calls]
+
+
+def test_a_loss_is_not_looked_into_where_no_step_is_replayed(monkeypatch, tmp_path):
+    monkeypatch.setattr(steps, "contents", None)
+    quick_run.run(quick_run.settings({"algorithm": {"name": "fedavg"}}, runtime={"executor": "loop"}), tmp_path, 1)

@@ -5,9 +5,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pflmpi import tree
 from pflmpi.messages.exact import add_fixed, common_shift, fold_exactly, magnitudes
 from pflmpi.messages.kinds import (
     ClassMeans,
@@ -18,6 +20,7 @@ from pflmpi.messages.kinds import (
     Shared,
     tensor,
 )
+from pflmpi.messages.packing import ALIGNED, pack, unpack
 
 
 def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
@@ -101,3 +104,13 @@ def test_the_largest_magnitude_of_each_row_tells_what_is_not_finite() -> None:
     assert magnitudes(np.array([[0.5], [-2.0]])).tolist() == [0.5, 2.0]
     assert magnitudes(np.empty((2, 0))).tolist() == [0.0, 0.0]
     assert magnitudes(np.array([[-(2**31)], [7]], np.int32)).tolist() == [2.0**31, 7.0]
+
+
+def test_unpacked_leaves_share_the_memory_of_the_message_but_where_it_is_not_aligned() -> None:
+    value: tree.Tree = {"a": torch.rand(8), "b": torch.rand(3), "c": torch.rand(5), "d": torch.rand(2, 3)}
+    buffer = pack(value)
+    leaves = dict(tree.leaves(unpack(buffer, tree.like(value))))
+    assert all(torch.equal(leaf, tree.leaf(value, path)) for path, leaf in leaves.items())
+    assert all(leaf.data_ptr() % ALIGNED == 0 for leaf in leaves.values())
+    shared = [path for path, leaf in leaves.items() if np.shares_memory(leaf.numpy(), buffer)]
+    assert shared == ["a", "b", "d"]
