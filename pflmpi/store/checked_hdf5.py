@@ -119,6 +119,7 @@ class Writing:
         dataset = self.write_dataset(path, values, description=description)
         h5py.h5ds.set_scale(dataset, name.encode())
         self._scales[name] = dataset, len(values)
+        self._references.clear()  # a cohort has another scale `client` than the one before
 
     def name_axes(self, dataset: Identifier, shape: Sequence[int], axes: Sequence[str]) -> None:
         """Name the axes of a dataset by scales, where those named have its extents; the others by their extents."""

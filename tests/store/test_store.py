@@ -139,6 +139,8 @@ def test_several_cohorts_are_stored_apart_beside_their_ids(run: Path) -> None:
         for cohort in ("cohort0", "cohort1"):
             for path, array in world.state[cohort].items():
                 assert np.array_equal(file["clients"][cohort][path][()], array), path
+                if array.size:
+                    assert file["clients"][cohort][path].dims[0][0] == file["clients"][cohort]["client"], path
     assert run_folder.read_layout(run, 0).file[2] == -1
 
 
