@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead only this part of what the client or the server keeps, such as model or model/head; "
         "a dot for all of it (`pflmpi inspect RUN` lists the paths)",
     )
-    parser.add_argument("--compress", action="store_true", help="with --all: smaller, with gzip")
+    parser.add_argument("--compress", action="store_true", help="with --all: the clients' arrays with gzip")
     arguments.add_force(parser)
 
 
