@@ -21,7 +21,7 @@ from pflmpi.messages.downlink import KeptRows
 from pflmpi.runtime.client_state import Population, allocate, from_flat, row_kinds
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import config_file, metrics_file, partition_file, run_folder, verify
+from pflmpi.store import config_file, metrics_file, partition_file, pruning, run_folder, verify
 from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -35,7 +35,7 @@ def newest(run: Path) -> int:
     Raises:
         CheckpointError: there is none.
     """
-    done, problems = run_folder.newest_good(run)
+    done, problems = verify.newest_good(run)
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
     return done
@@ -112,7 +112,7 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
                     _log.warning(
                         "%s is missing; it begins anew without figures of rounds 1 to %d", metrics_file.path(run), done
                     )
-                run_folder.discard_after(run, done)
+                pruning.discard_after(run, done)
                 metrics_file.restart(run, done)
 
     state = all_or_none(transport, fill)

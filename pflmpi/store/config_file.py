@@ -11,7 +11,7 @@ from zlib_ng import zlib_ng as zlib
 from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store.names import rounds
-from pflmpi.store.reading import read_attributes
+from pflmpi.store.run_folder import read_attributes
 from pflmpi.text import for_shell
 
 # The keys of "recorded", which round files have as attributes too.

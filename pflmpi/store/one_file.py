@@ -12,17 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, metrics_file, reading, verify
+from pflmpi.store import checked_hdf5, metrics_file, run_folder, verify
 from pflmpi.store.checked_hdf5 import Writing
 from pflmpi.store.checksums import crc32
 from pflmpi.store.descriptions import PARTITION
 from pflmpi.store.digest import CLIENTS_AT_ONCE, digest_of_blocks
-from pflmpi.store.hdf5 import Dataset, File, Group, name_axes
-from pflmpi.store.layout import NOWHERE, Layout, read_layout
+from pflmpi.store.hdf5 import Dataset, Group, name_axes
+from pflmpi.store.layout import NOWHERE, Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import ClientRows
 
-COMPLETE = "complete"  # the attribute `content` of a file that needs no other
 _AT_ONCE = 1 << 25  # bytes of clients' rows in memory
 _CHUNK = 1 << 20  # bytes of a compressed piece; HDF5 keeps as much of each array in memory
 _DESCRIPTION = "a whole checkpoint, which needs no other file; made by `pflmpi export --all` from a run of pflmpi"
@@ -43,39 +42,8 @@ def check(path: Path) -> None:
 
     The message says what else the path is, and what to do with that.
     """
-    if problem := elsewhere(path):
+    if problem := verify.elsewhere(path):
         raise CheckpointError(problem)
-
-
-def elsewhere(path: Path) -> str | None:
-    """What a path is and where the state is, if it is no folder of a run; None for a checkpoint in one file."""
-    try:
-        checked_hdf5.recorded_checksum(path)
-    except CheckpointError:
-        return f"{path} is no folder; name the folder that `pflmpi run` printed"
-    if problem := checked_hdf5.damage(path):
-        return problem
-    with checked_hdf5.reading(path) as file:
-        about = checked_hdf5.about(file)
-        if about.get("content") == COMPLETE:
-            return None
-        if "layout" not in file:
-            rank = f" of rank {about['rank']}" if "rank" in about else ""
-            return f"{path} is a part of a run{rank}, and not a checkpoint; name the folder of the run"
-        return _of_index(path, file)
-
-
-def _of_index(path: Path, file: File) -> str:
-    round = int(checked_hdf5.about(file)["run"]["round"])
-    files = read_layout(file).files
-    present = sum((path.parent / name).exists() for name in files)
-    if present == len(files):
-        return f"{path} is the index of a checkpoint; name the folder of the run, {path.parent}, with --round {round}"
-    return (
-        f"{path} is only the index of a checkpoint: it has what the server keeps, but the state of the clients lies in "
-        f"{len(files)} files of the folder shards/, of which {present} are beside it; copy the folder of the run as a "
-        f"whole, or write one file where the run is: `pflmpi export RUN --round {round} --all -o one.h5`"
-    )
 
 
 def damaged_arrays(path: Path) -> None:
@@ -143,13 +111,13 @@ def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[i
         OSError: the file could not be written; see `atomic.replacing`.
         CheckpointError: something of the round is missing or damaged.
     """
-    layout, kinds = reading.read_layout(run, round), reading.read_kinds(run, round)
+    layout, kinds = run_folder.read_layout(run, round), run_folder.read_kinds(run, round)
 
     def fill(writing: Writing) -> None:
         about, arrays = writing.about, writing.about["arrays"]
         for name in ("shards", "cohorts"):
             del about[name]
-        about |= {"content": COMPLETE, "content_description": _DESCRIPTION}
+        about |= {"content": verify.COMPLETE, "content_description": _DESCRIPTION}
         about["arrays"] = {place: said for place, said in arrays.items() if not place.startswith("layout/")}
         del writing.file["layout"]
         _put_texts(writing, run, round)
@@ -187,7 +155,7 @@ def _put_clients(
         }
         checksums, start = dict.fromkeys(leaves, 0), 0
         for block in _blocks(members, sum(math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values())):
-            for path, rows in reading.rows_of(run, layout, block)[cohort][1].items():
+            for path, rows in run_folder.rows_of(run, layout, block)[cohort][1].items():
                 if rows.size:
                     arrays[path][start : start + len(rows)] = rows
                 checksums[path] = crc32(rows, checksums[path])

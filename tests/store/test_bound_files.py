@@ -14,7 +14,7 @@ from pflmpi.analysis.integrity import check
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.store import checked_hdf5, config_file, probe_file, run_folder
+from pflmpi.store import checked_hdf5, config_file, probe_file, run_folder, verify
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def test_a_file_of_another_round_or_run_is_found(
     exchange: Callable[[Path, Path], None], runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     run = shutil.copytree(runs[0], tmp_path / "run")
-    assert run_folder.verify(run, 3) == []
+    assert verify.problems(run, 3) == []
     exchange(run, runs[1])
-    (problem,) = run_folder.verify(run, 3)
+    (problem,) = verify.problems(run, 3)
     assert EXCHANGES[exchange] in problem
 
 
@@ -188,15 +188,15 @@ def test_a_round_file_that_does_not_say_what_it_is_is_found(
     """Its checksum is right: it was changed with a tool."""
     run = shutil.copytree(runs[0], tmp_path / "run")
     path = with_attribute(run, name, value)
-    problems = run_folder.verify(run, 3)
+    problems = verify.problems(run, 3)
     assert len(problems) == 1 and f"{path} cannot be read: its attribute '{name}' is" in problems[0], problems
-    assert run_folder.newest_good(run)[0] == 2
+    assert verify.newest_good(run)[0] == 2
 
 
 def test_a_run_continues_from_the_round_before_an_exchanged_file(runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = shutil.copytree(runs[0], tmp_path / "run")
     renamed_round(run, runs[1])
-    assert run_folder.newest_good(run)[0] == 2
+    assert verify.newest_good(run)[0] == 2
     assert quick_run.resume(run, ("training.rounds=3",), 3) == quick_run.digest(runs[0])
 
 
@@ -220,13 +220,13 @@ def test_a_changed_value_in_the_configuration_is_refused_by_name(runs: tuple[Pat
 def test_a_moved_and_copied_run_is_the_same_run(runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = shutil.copytree(runs[0], tmp_path / "elsewhere")
     quick_run.resume(run, ("training.rounds=4",))
-    assert run_folder.newest_good(run) == (4, [])
+    assert verify.newest_good(run) == (4, [])
 
 
 def test_a_checkpoint_of_round_0_survives_its_continuation(tmp_path: Path) -> None:
     whole = quick_run.run(quick_run.settings(), tmp_path / "whole")
     quick_run.run(quick_run.settings(training={"rounds": 0}), tmp_path / "parts", 1)
-    assert run_folder.verify(tmp_path / "parts", 0) == []
+    assert verify.problems(tmp_path / "parts", 0) == []
     assert quick_run.resume(tmp_path / "parts", ("training.rounds=3",), 2) == whole
 
 
@@ -333,7 +333,7 @@ def test_a_damaged_shard_is_named_beside_an_exchanged_one(tmp_path: Path) -> Non
     first, second = run_folder.read_layout(run, 1).files  # of rounds 0 and 1
     shutil.copy(run / first, run / second)
     (run / first).write_bytes((run / first).read_bytes()[:-1])
-    problems = run_folder.verify(run, 1)
+    problems = verify.problems(run, 1)
     assert len(problems) == 2 and "damaged" in problems[0] and "is not the file" in problems[1]
 
 

@@ -73,13 +73,13 @@ def test_few_clients_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     world.save(0, ranks=1)
     row = sum(array.nbytes // 40 for array in world.state["cohort0"].values())
     monkeypatch.setattr(one_file, "_AT_ONCE", 9 * row)
-    sizes, rows_of = [], one_file.reading.rows_of
+    sizes, rows_of = [], one_file.run_folder.rows_of
 
     def counting(run: Path, layout: Any, clients: np.ndarray) -> Any:
         sizes.append(len(clients))
         return rows_of(run, layout, clients)
 
-    monkeypatch.setattr(one_file.reading, "rows_of", counting)
+    monkeypatch.setattr(one_file.run_folder, "rows_of", counting)
     one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     assert sizes == [8] * 5
 
