@@ -253,8 +253,7 @@ def _begins(content: bytes, run: Path, round: int) -> bool:
     except CheckpointError:
         return False
     head = content[: recorded.bytes]
-    alike = metrics_file.checksum(head) == recorded and head.count(b"\n") == 1 + round
-    return alike or recorded == metrics_file.EMPTY
+    return metrics_file.checksum(head) == recorded and head.count(b"\n") == 1 + round
 
 
 def _remedy(run: Path) -> str:

@@ -211,8 +211,8 @@ def test_a_newer_format_is_refused_when_the_run_is_opened(alike_run, monkeypatch
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("config.yaml", b"- a list", "holds no mapping"),
-        ("config.yaml", b"\xff\xfe", "it is not text"),
+        ("config.yaml", b"- a list", "is not as it was written"),
+        ("config.yaml", b"\xff\xfe", "is not as it was written"),
         ("metrics.csv", b"round,seconds\n1,fast\n", "differs from what round 4 recorded, in lines 1 to 5"),
         ("metrics.csv", b"\xff\xfe\n", "cannot be read"),
     ],

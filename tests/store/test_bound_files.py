@@ -344,10 +344,10 @@ def test_a_directory_with_the_name_of_a_checkpoint_is_refused(runs: tuple[Path, 
         quick_run.resume(run, ("training.rounds=7",))
 
 
-def test_the_first_runs_of_format_2_have_no_checksum_and_one_cut_off_is_told_from_them(tmp_path: Path) -> None:
+def test_a_configuration_that_was_cut_off_is_damaged(tmp_path: Path) -> None:
     quick_run.run(quick_run.settings(), tmp_path)
-    lines = config_file.path(tmp_path).read_text().splitlines(keepends=True)[:-1]
-    before = [line for line in lines if not line.startswith("  partition_csv: ")]
-    for text, good in ((before, True), (lines, False), (before[:-1], False)):
+    lines = config_file.path(tmp_path).read_text().splitlines(keepends=True)
+    cut = [line for line in lines[:-1] if not line.startswith(("  run: ", "  partition_csv: "))]
+    for text, good in ((lines, True), (lines[:-1], False), (cut, False), ([], False)):
         config_file.path(tmp_path).write_text("".join(text))
-        assert (config_file.damage(tmp_path) is None) == good, text[-1]
+        assert (config_file.damage(tmp_path) is None) == good, len(text)

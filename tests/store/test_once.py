@@ -16,6 +16,7 @@ from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout, RoundContent, write_round
 from pflmpi.store.shard import Arrays, read_leaf, read_rows, rows_problem, write_shard
+from store_world import write_metrics
 
 N = 3000
 KINDS = {
@@ -52,11 +53,15 @@ def run(tmp_path: Path) -> Path:
     folder.mkdir()
     layout = Layout.unwritten(np.zeros(N, np.int64)).updated(0, [WHO], np.zeros(N, np.int64))
     write_shard(shard_path(folder, 0, 0), {"cohort0": (WHO, state())})
-    write_round(folder, RoundContent(0, {}), layout, KINDS, {"config": "seed: 0"})
+    write_round(
+        folder, RoundContent(0, {}, metrics_file=write_metrics(folder, 0)), layout, KINDS, {"config": "seed: 0"}
+    )
     who = WHO[5::100]
     write_shard(shard_path(folder, 1, 0), {"cohort0": (who, in_full({k: v[who] for k, v in after().items()}))})
     layout = layout.updated(1, [who], np.zeros(N, np.int64))
-    write_round(folder, RoundContent(1, {}), layout, KINDS, {"config": "seed: 0"})
+    write_round(
+        folder, RoundContent(1, {}, metrics_file=write_metrics(folder, 1)), layout, KINDS, {"config": "seed: 0"}
+    )
     return folder
 
 

@@ -19,7 +19,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, checksums, one_file, run_folder
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
-from store_world import Dying, Killed, World
+from store_world import Dying, Killed, World, write_metrics
 
 COHORTS = {"one": [0] * 12, "two": [0, 1, 1, 0, 0, 1, 0], "with nothing": [0, 2, 0, 2, 0], "nothing": [2] * 4}
 
@@ -87,7 +87,7 @@ def test_few_clients_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
 def test_messages_that_the_server_keeps_too_are_stored_once(tmp_path: Path) -> None:
     shared, own = np.arange(6.0), np.arange(8.0).reshape(4, 2)
     messages = {"model": ReceivedMessage({"w": shared}, own=False), "mean": ReceivedMessage({"w": own}, own=True)}
-    content = RoundContent(3, {"w": shared}, received=messages)
+    content = RoundContent(3, {"w": shared}, received=messages, metrics_file=write_metrics(tmp_path, 3))
     layout = Layout.unwritten(np.zeros(4, np.int64))
     write_round(tmp_path, content, layout, {"cohort0": {}}, {"config": ""})
     one_file.write(tmp_path / "one.h5", tmp_path, 3, False, ignore)
