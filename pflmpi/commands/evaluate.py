@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pflmpi import arguments
+from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,8 +64,6 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.commands.progress import bar
     from pflmpi.experiment import evaluation, other_data
     from pflmpi.experiment.restore import reopened
-    from pflmpi.experiment.stored_config import stored_config
-    from pflmpi.runtime.devices import fix_kernels, own_device
 
     if options.data is not None and options.split == "train" and not options.unseen:
         raise ConfigError("--split train with --data: other data is only tested on; leave one of them out")
@@ -79,10 +77,7 @@ def run(options: argparse.Namespace) -> int:
     arguments.check_free(options.out, "-o", options.force)
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
-    config = stored_config(opened.path, options.overrides)
-    device = own_device(config.runtime)
-    fix_kernels(device, config.runtime, config.training)
-    experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
+    experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
     other = None if options.data is None else other_data.read(options.data, experiment.config.data)
     if options.updates is not None:
         experiment = evaluation.with_updates(experiment, options.updates)
@@ -144,7 +139,6 @@ def _against(round: "Checkpoint", counts: "Counts", before: str) -> str:
 
 def _write(path: Path, counts: "Counts") -> None:
     """Write a line for each client: its figures, and its accuracy in each class."""
-    from pflmpi import atomic
     from pflmpi.runtime.measures import share
 
     by_class = share(counts.hits, counts.total)  # [N, K]
@@ -155,10 +149,8 @@ def _write(path: Path, counts: "Counts") -> None:
     for client, (samples, correct) in enumerate(zip(counts.samples.tolist(), counts.correct.tolist(), strict=True)):
         values = (counts.accuracy[client], counts.macro_f1[client], counts.mean_loss[client], *by_class[client])
         writer.writerow([client, samples, correct, *("" if value != value else f"{value:.6f}" for value in values)])
-    try:
+    with atomic.refusing(path, "choose another -o"):
         atomic.write(path, text.getvalue().encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another -o") from error
 
 
 def _percent(share: float) -> str:
