@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pflmpi.errors import ConfigError
+
 TEMPORARY = ".tmp"  # suffix of a file that is being written
 
 # Some network file systems cannot flush directories; there the rename has to suffice.
@@ -77,6 +79,15 @@ def flush_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def refusing(what: object, otherwise: str) -> Iterator[None]:
+    """Turn an `OSError` of writing something into a `ConfigError` that says what to do, `otherwise` among it."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write {what}: {error.strerror}; {remedy(error)}, or {otherwise}") from error
 
 
 def remedy(error: OSError) -> str:

@@ -14,7 +14,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.learning import diagnostics, personal
 from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.personal import Personal
-from pflmpi.store import run_folder
+from pflmpi.store import run_folder, verify
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 
@@ -128,7 +128,7 @@ class Checkpoint:
 
     def verify(self) -> list[str]:
         """What is wrong with the files of the round, one line each; every byte of them is read."""
-        return run_folder.verify(self.run, self.number)
+        return verify.problems(self.run, self.number)
 
     def written_since(self, before: "Checkpoint") -> np.ndarray:
         """Whose rows were written after an earlier round, [N] bool; the others are the same bytes on disk."""

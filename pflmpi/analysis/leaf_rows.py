@@ -10,7 +10,7 @@ import numpy as np
 
 from pflmpi.registry import unknown
 from pflmpi.store.layout import Layout
-from pflmpi.store.reading import read_leaf
+from pflmpi.store.run_folder import read_leaf
 
 
 @dataclass(frozen=True, eq=False)

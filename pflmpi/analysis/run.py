@@ -19,9 +19,8 @@ from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, verify
 from pflmpi.store.checked_hdf5 import NewerFormatError
-from pflmpi.store.one_file import elsewhere
 from pflmpi.store.partition_file import SampleCounts
-from pflmpi.store.verify import Metrics
+from pflmpi.store.verify import Metrics, elsewhere
 from pflmpi.text import short_name, spans
 
 if TYPE_CHECKING:  # which need torch

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pflmpi import arguments
+from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,10 +75,8 @@ def _show_data(options: argparse.Namespace) -> int:
     if options.picture is not None:
         from pflmpi.analysis.drawing.samples import draw_samples
 
-        try:
+        with atomic.refusing(options.picture, "choose another --picture"):
             draw_samples(dataset, options.picture)
-        except OSError as error:
-            raise ConfigError(f"cannot write {options.picture}: {error.strerror}; choose another --picture") from error
         print(f"picture  {options.picture}")
     return 0
 

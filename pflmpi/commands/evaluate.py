@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pflmpi import arguments
+from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,16 +63,11 @@ def run(options: argparse.Namespace) -> int:
     """
     from pflmpi.analysis.run import open_run
     from pflmpi.experiment.restore import reopened
-    from pflmpi.experiment.stored_config import stored_config
-    from pflmpi.runtime.devices import fix_kernels, own_device
 
     _check_options(options)
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
-    config = stored_config(opened.path, options.overrides)
-    device = own_device(config.runtime)
-    fix_kernels(device, config.runtime, config.training)
-    experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
+    experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
     counts = _counts(experiment, opened.path, round.number, options)
     what = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
     what += ", after local training" * options.after_training
@@ -156,7 +151,6 @@ def _against(round: "Checkpoint", counts: "Counts", before: str) -> str:
 
 def _write(path: Path, counts: "Counts") -> None:
     """Write a line for each client: its figures, and its accuracy in each class."""
-    from pflmpi import atomic
     from pflmpi.runtime.measures import share
 
     by_class = share(counts.hits, counts.total)  # [N, K]
@@ -167,10 +161,8 @@ def _write(path: Path, counts: "Counts") -> None:
     for client, (samples, correct) in enumerate(zip(counts.samples.tolist(), counts.correct.tolist(), strict=True)):
         values = (counts.accuracy[client], counts.macro_f1[client], counts.mean_loss[client], *by_class[client])
         writer.writerow([client, samples, correct, *("" if value != value else f"{value:.6f}" for value in values)])
-    try:
+    with atomic.refusing(path, "choose another -o"):
         atomic.write(path, text.getvalue().encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another -o") from error
 
 
 def _percent(share: float) -> str:

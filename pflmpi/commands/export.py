@@ -6,8 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pflmpi import arguments
-from pflmpi.atomic import remedy
+from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
 from pflmpi.text import counted, printable, size
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead only this part of what the client or the server keeps, such as model or model/head; "
         "a dot for all of it (`pflmpi inspect RUN` lists the paths)",
     )
-    parser.add_argument("--compress", action="store_true", help="with --all: smaller, with gzip")
+    parser.add_argument("--compress", action="store_true", help="with --all: the clients' arrays with gzip")
     arguments.add_force(parser)
 
 
@@ -93,11 +92,8 @@ def _run_all(options: argparse.Namespace) -> int:
     arguments.check_free(options.out, "-o", options.force)
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
-    try:
-        with bar("clients") as update:
-            one_file.write(path, opened.path, round.number, options.compress, update)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; {remedy(error)}, or choose another -o") from error
+    with atomic.refusing(path, "choose another -o"), bar("clients") as update:
+        one_file.write(path, opened.path, round.number, options.compress, update)
     which = f"round {round.number} of {opened.name}, {counted(round.num_clients, 'client')}"
     print(printable(f"{path}: {which}, {size(path.stat().st_size)}; it needs no other file"))
     return 0
@@ -126,13 +122,12 @@ def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
 
 
 def _save(path: Path, state: State, write: Callable[[BinaryIO, State], None]) -> None:
-    from pflmpi import atomic
-
-    try:
-        with atomic.replacing(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
-            write(file, state)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another -o") from error
+    with (
+        atomic.refusing(path, "choose another -o"),
+        atomic.replacing(path) as descriptor,
+        open(descriptor, "wb", closefd=False) as file,
+    ):
+        write(file, state)
 
 
 def _pt(torch: Any, file: BinaryIO, state: State) -> None:

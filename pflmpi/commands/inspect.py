@@ -56,15 +56,15 @@ def run(options: argparse.Namespace) -> int:
 def _show_round(run: Path, options: argparse.Namespace) -> None:
     """Show a checkpoint, the newest one by default, or only its digest."""
     from pflmpi.analysis.run import open_run
-    from pflmpi.store import run_folder, run_lock
+    from pflmpi.store import run_folder, run_lock, verify
 
-    newest, passed_over = run_folder.newest_good(run)
+    newest, passed_over = verify.newest_good(run)
     if options.round is None:
         arguments.check_newest(run, newest, passed_over, options.allow_older)
     chosen = newest if options.round is None else options.round
     if chosen not in (rounds := run_folder.rounds(run)):
         raise CheckpointError(f"{run} has no checkpoint of round {chosen}; it has {', '.join(map(str, rounds))}")
-    problems = run_folder.verify(run, chosen) if chosen != newest else []
+    problems = verify.problems(run, chosen) if chosen != newest else []
     if problems:
         raise CheckpointError(f"round {chosen} is damaged: {'; '.join(problems)}; round {newest} is good")
     digest = run_folder.digest(run, chosen)
@@ -165,7 +165,7 @@ def _verify(run: Path) -> None:
     from pflmpi.analysis import integrity
     from pflmpi.analysis.run import open_run
     from pflmpi.commands.progress import bar
-    from pflmpi.store import run_folder
+    from pflmpi.store import run_folder, verify
 
     opened = open_run(run)  # raises if it is none
     terminal = console()
@@ -182,7 +182,7 @@ def _verify(run: Path) -> None:
         raise CheckpointError(f"{run} has no checkpoint to check")
     text = f"{found} files, {size(bytes)}, checkpoints {spans(rounds)}"
     if bad:
-        newest, _ = run_folder.newest_good(run)
+        newest, _ = verify.newest_good(run)
         raise CheckpointError(
             f"{bad} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
         )

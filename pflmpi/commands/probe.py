@@ -2,8 +2,7 @@
 
 import argparse
 
-from pflmpi import arguments
-from pflmpi.atomic import remedy
+from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
 from pflmpi.machine import cores
 from pflmpi.text import printable
@@ -35,8 +34,6 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.analysis.selection import spread_over
     from pflmpi.commands.progress import bar
     from pflmpi.experiment.restore import reopened
-    from pflmpi.experiment.stored_config import stored_config
-    from pflmpi.runtime.devices import fix_kernels, own_device
     from pflmpi.store import probe_file
 
     if options.samples < LEAST_SAMPLES or options.clients < 2:
@@ -46,20 +43,14 @@ def run(options: argparse.Namespace) -> int:
         )
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
-    config = stored_config(opened.path, options.overrides)
-    device = own_device(config.runtime)
-    fix_kernels(device, config.runtime, config.training)
     torch.set_num_threads(len(cores()))
-    experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
+    experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)
     clients = np.array(spread_over(range(experiment.federation.num_clients), options.clients))
     path = probe_file.path(opened.path, round.number)
     with bar("clients") as update:
         layers = compare_layers(round, experiment, clients, samples, update)
-    try:
+    with atomic.refusing(path, "probe a copy of the run"):
         probe_file.write(opened.path, probe_file.Probe(round.number, len(samples), layers))
-    except OSError as error:
-        what_to_do = f"{remedy(error)}, or probe a copy of the run"
-        raise ConfigError(f"cannot write {path}: {error.strerror}; {what_to_do}") from error
     print(printable(path))
     return 0

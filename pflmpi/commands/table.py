@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from pflmpi import arguments
-from pflmpi.errors import CheckpointError, ConfigError, show
+from pflmpi import arguments, atomic
+from pflmpi.errors import CheckpointError, show
 from pflmpi.text import printable
 
 _LEFT_OUT = 1  # exit code: something is missing in the table
@@ -61,10 +61,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _write(folder: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
     paths = [folder / f"{stem}.{kind}" for kind in texts]
-    try:
+    with atomic.refusing(f"the table in {folder}", "choose another --write"):
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts.values(), strict=True):
             path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the table in {folder}: {error.strerror}; choose another --write") from error
     return paths

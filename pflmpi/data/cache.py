@@ -3,8 +3,7 @@
     FOLDER/<source>-<key>/images.npy labels.npy official_test.npy [writers.npy] entry.json
 
 The folder is this user's own. The key covers source, paths, sizes and modification times of the raw files. An entry
-appears by rename; its content must have the digest it was written with, which one process of a node computes whenever
-it is opened; any other entry is rebuilt.
+appears by rename; its files must have the CRC-32 they were written with; any other entry is rebuilt.
 """
 
 import fcntl
@@ -14,63 +13,20 @@ import logging
 import os
 import shutil
 import tempfile
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
+from zlib_ng import zlib_ng as zlib
 
 from pflmpi import atomic, machine
-from pflmpi.data.dataset import Dataset, assemble, content_digest
+from pflmpi.data.dataset import Dataset, assemble
 from pflmpi.errors import DataError
-
-T = TypeVar("T")
-
-
-def _once_per_node(lock: Path, files: Sequence[Path], load: Callable[[bool], T]) -> T:
-    """What `load` gives for some files; its argument says whether they have to be verified.
-
-    A process that has verified them, or has relied on another one's, holds the lock as long as what it loaded is in
-    use. The kernel releases it when the process ends, however that ends.
-
-    Args:
-        lock: a file beside them, for this user alone.
-        files: those that are verified; a changed size or time of one makes them unverified.
-    """
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)  # of processes that have ended
-            verified = b""
-        except BlockingIOError:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)  # once the first has verified
-            verified = os.pread(descriptor, 2**16, 0) if os.fstat(descriptor).st_uid == os.getuid() else b""
-        state = repr([_state(path) for path in files]).encode()
-        result = load(verified != state)
-        if verified != state:
-            os.ftruncate(descriptor, os.pwrite(descriptor, state, 0))
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    weakref.finalize(result, os.close, descriptor)
-    return result
-
-
-def _state(path: Path) -> tuple[str, int, int, int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return path.name, status.st_size, status.st_mtime_ns, status.st_ino
-
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # of the layout above
+VERSION = 2  # of the layout above
 ARRAYS = ("images", "labels", "official_test", "writers")
 
 
@@ -133,27 +89,31 @@ def _entry_name(source: str, files: list[Path]) -> str:
 
 
 def _write(folder: Path, dataset: Dataset) -> None:
-    for name in ARRAYS:
-        array = getattr(dataset, name)
-        if array is not None:
-            with open(folder / f"{name}.npy", "wb") as file:
-                np.save(file, array, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-    with open(folder / "entry.json", "w") as file:
-        json.dump({"digest": dataset.digest, "num_classes": dataset.num_classes}, file)
-        file.flush()
-        os.fsync(file.fileno())
+    arrays = {name: array for name in ARRAYS if (array := getattr(dataset, name)) is not None}
+    for name, array in arrays.items():
+        with open(folder / f"{name}.npy", "wb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+    checksums = {name: _crc32(folder / f"{name}.npy") for name in arrays}
+    about = json.dumps({"digest": dataset.digest, "num_classes": dataset.num_classes, "crc32": checksums}).encode()
+    atomic.write(folder / "entry.json", about + b"\n%08x" % zlib.crc32(about))
 
 
 def _open(entry: Path, source: str) -> Dataset | None:
     """The entry with its images mapped; None if there is none or it is damaged."""
-    if not entry.is_dir():
-        return None
-    files = [entry / "entry.json", *(entry / f"{name}.npy" for name in ARRAYS)]
     try:
-        lock = entry.with_name(f"{entry.name}.verified")
-        return _once_per_node(lock, files, lambda verify: _load(entry, source, verify))
+        about, _, checksum = (entry / "entry.json").read_bytes().rpartition(b"\n")
+        if checksum != b"%08x" % zlib.crc32(about):
+            raise ValueError("entry.json has another CRC-32 than was written")
+        values, arrays = json.loads(about), {}
+        for name, expected in values["crc32"].items():
+            if _crc32(entry / f"{name}.npy") != expected:
+                raise ValueError(f"{name}.npy has another CRC-32 than was written")
+            arrays[name] = _mapped(entry / f"{name}.npy")
+        images, labels, official_test = (arrays[name] for name in ARRAYS[:3])
+        writers = arrays.get("writers")
+        return assemble(source, images, labels, official_test, values["num_classes"], writers, values["digest"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, EOFError, DataError) as error:
@@ -161,15 +121,13 @@ def _open(entry: Path, source: str) -> Dataset | None:
         return None
 
 
-def _load(entry: Path, source: str, verify: bool) -> Dataset:
-    about = json.loads((entry / "entry.json").read_text())
-    images, labels, official_test = (_mapped(entry / f"{name}.npy") for name in ARRAYS[:3])
-    writers = _mapped(entry / "writers.npy") if (entry / "writers.npy").exists() else None
-    if verify:
-        digest = content_digest(images, labels, official_test, writers, about["num_classes"])
-        if digest != about["digest"]:
-            raise ValueError(f"its digest is {digest[:12]}, written was {about['digest'][:12]}")
-    return assemble(source, images, labels, official_test, about["num_classes"], writers, about["digest"])
+def _crc32(path: Path) -> int:
+    """CRC-32 of a file, which is read and not mapped: its pages would count as memory of this process."""
+    checksum = 0
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
 
 
 def _mapped(path: Path) -> np.ndarray:

@@ -19,9 +19,10 @@ from pflmpi.experiment.build import Experiment, complete, draft, load_federation
 from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import KeptRows
 from pflmpi.runtime.client_state import Population, allocate, from_flat, row_kinds
+from pflmpi.runtime.devices import fix_kernels, own_device
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import config_file, metrics_file, partition_file, run_folder, verify
+from pflmpi.store import config_file, metrics_file, partition_file, pruning, run_folder, verify
 from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -35,7 +36,7 @@ def newest(run: Path) -> int:
     Raises:
         CheckpointError: there is none.
     """
-    done, problems = run_folder.newest_good(run)
+    done, problems = verify.newest_good(run)
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
     return done
@@ -112,7 +113,7 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
                     _log.warning(
                         "%s is missing; it begins anew without figures of rounds 1 to %d", metrics_file.path(run), done
                     )
-                run_folder.discard_after(run, done)
+                pruning.discard_after(run, done)
                 metrics_file.restart(run, done)
 
     state = all_or_none(transport, fill)
@@ -130,9 +131,18 @@ def continuing(run: Path) -> Iterator[None]:
         raise CheckpointError(f"{run} cannot be continued: {what}; {remedy(error)}") from error
 
 
-def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, changed_code: bool = False) -> Experiment:
-    """The experiment of a run, on the data that it was made with; for overrides see `stored_config`."""
+def reopened(
+    run: Path, overrides: Sequence[str], device: torch.device | None = None, *, changed_code: bool = False
+) -> Experiment:
+    """The experiment of a run, on the data that it was made with; for overrides see `stored_config`.
+
+    Args:
+        device: to compute on; None for this process's own, whose kernels are fixed as in the run.
+    """
     config = stored_config.stored_config(run, overrides)
+    if device is None:
+        device = own_device(config.runtime)
+        fix_kernels(device, config.runtime, config.training)
     stored_config.changed_code(run, config, changed_code)
     with outside.as_config_error():
         first = draft(config, load_federation(config), device)

@@ -43,7 +43,7 @@ from pflmpi.runtime.round_schedule import RoundSchedule, advise_fewer_ranks, sch
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
-from pflmpi.store import config_file, metrics_file, run_folder, run_identity
+from pflmpi.store import config_file, metrics_file, pruning, run_folder, run_identity
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
@@ -218,7 +218,7 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
         if run_identity.run_id(run) != run_id and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
         (run / SHARDS).mkdir(exist_ok=True)
-        run_folder.discard_after(run, None)
+        pruning.discard_after(run, None)
         stored_config.write(run, experiment, transport, run_id)
         metrics_file.restart(run, 0)
     except OSError as error:

@@ -14,8 +14,8 @@ from pflmpi import atomic, machine
 from pflmpi.config import stored
 from pflmpi.errors import ConfigError, UserError
 from pflmpi.scaling.experiment import ScaleRun
-from pflmpi.store import run_folder
-from pflmpi.store.digest import digest
+from pflmpi.store import verify
+from pflmpi.store.run_folder import digest
 from pflmpi.text import counted
 
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -89,7 +89,7 @@ def record(planned: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str])
     """Write the record of a run that has reached its end on so many nodes; what is wrong with it, or ""."""
     run = planned.run(out)
     try:
-        last, _ = run_folder.newest_good(run)
+        last, _ = verify.newest_good(run)
         recorded = stored.read(run)["recorded"]
         values: Record = {
             "ranks": planned.ranks,

@@ -7,6 +7,7 @@ it. The attribute `about` is JSON: what there is to say of the file, and below `
 array; in one text they cost nothing.
 """
 
+import copy
 import json
 import os
 import re
@@ -76,7 +77,8 @@ class Writing:
         self.about: dict[str, Any] = {"arrays": {}}
         self.large: list[tuple[Part, np.ndarray]] = []
         self._in_memory = in_memory
-        self._scales: dict[str, tuple[Identifier, int]] = {}
+        root = ((name, item) for name, item in file.items() if isinstance(item, h5py.Dataset) and item.is_scale)
+        self._scales: dict[str, tuple[Identifier, int]] = {name: (item.id, len(item)) for name, item in root}
         self._references: dict[tuple[str, ...], np.ndarray] = {}  # to the scales of axes of these names
 
     def write_dataset(
@@ -119,6 +121,7 @@ class Writing:
         dataset = self.write_dataset(path, values, description=description)
         h5py.h5ds.set_scale(dataset, name.encode())
         self._scales[name] = dataset, len(values)
+        self._references.clear()  # a cohort has another scale `client` than the one before
 
     def name_axes(self, dataset: Identifier, shape: Sequence[int], axes: Sequence[str]) -> None:
         """Name the axes of a dataset by scales, where those named have its extents; the others by their extents."""
@@ -133,15 +136,17 @@ class Writing:
             name_axes(dataset, self._references[key])
 
 
-def write(path: Path, fill: Callable[[Writing], None], size: int | None = None) -> None:
+def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, copied: Path | None = None) -> None:
     """Write an HDF5 file atomically.
 
     Args:
         fill: writes the content.
         size: bytes of the arrays, if known. A small file is made in memory, which takes less of the processor.
+        copied: a file whose content is there before.
 
     Raises:
         OSError: see `atomic.replacing`.
+        CheckpointError: the file to copy is missing or damaged.
     """
     if size is not None and size <= _SMALL:
         memory = {"driver": "core", "backing_store": False}
@@ -154,7 +159,10 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None) 
     with atomic.replacing(path) as descriptor:
         target = _Target(descriptor)
         try:
-            with h5py.File(target, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY) as file:
+            userblock = {"userblock_size": _HEAD_BYTES} if copied is None else {}
+            if copied is not None:
+                _copy(copied, descriptor)
+            with h5py.File(target, "w" if copied is None else "r+", libver=_LIBRARY, **userblock) as file:
                 writing = Writing(file, in_memory=False)
                 _fill(writing, fill)
         finally:
@@ -165,7 +173,18 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None) 
         atomic.write_at(descriptor, _WRITTEN % crc32_of_file(descriptor, _HEAD_BYTES, parts), 0)
 
 
+def _copy(source: Path, descriptor: int) -> None:
+    if problem := damage(source):
+        raise CheckpointError(problem)
+    with regular_file.opened(source) as file:
+        while piece := file.read(_PIECE):
+            atomic.write_at(descriptor, piece, file.tell() - len(piece))
+
+
 def _fill(writing: Writing, fill: Callable[[Writing], None]) -> None:
+    if "about" in writing.file.attrs:  # a copy
+        writing.about = copy.deepcopy(about(writing.file))
+        writing.file.attrs.clear()
     write_attribute(writing.file.id, "format_version", FORMAT_VERSION)
     fill(writing)
     write_attribute(writing.file.id, "about", json.dumps(writing.about))

@@ -11,7 +11,7 @@ from zlib_ng import zlib_ng as zlib
 from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store.names import rounds
-from pflmpi.store.reading import read_attributes
+from pflmpi.store.run_folder import read_attributes
 from pflmpi.text import for_shell
 
 # The keys of "recorded", which round files have as attributes too.
@@ -54,16 +54,11 @@ def damage(run: Path) -> str | None:
         content = regular_file.read(path(run))
     except OSError as error:
         return f"{path(run)} cannot be read: {error.strerror}"
-    above, mark, checksum = content.rpartition(_CHECKSUM)
-    if checksum == b"%08x\n" % zlib.crc32(above) if mark else _by_hand(content):
+    above, _, checksum = content.rpartition(_CHECKSUM)
+    if checksum == b"%08x\n" % zlib.crc32(above):
         return None
     return (
         f"{path(run)} is not as it was written: its CRC-32 is another; put it back from a copy, or delete it: "
         f"`pflmpi resume {for_shell(run)}` then takes the configuration of the newest checkpoint; "
         "-s KEY=VALUE changes a value"
     )
-
-
-def _by_hand(content: bytes) -> bool:
-    """Whether a configuration without a checksum is one that somebody wrote, and not one that was cut off."""
-    return b"\n  run: " not in content or (b"\n  versions: " in content and b"\n  partition_csv: " not in content)

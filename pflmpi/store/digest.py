@@ -12,27 +12,12 @@ shape of a client's array excludes the client axis. Cohorts, shards and ranks le
 
 import hashlib
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
-from pflmpi.store.layout import NOWHERE
-from pflmpi.store.reading import read_layout, read_server, rows_of
 from pflmpi.store.shard import Arrays, ClientRows
 
 CLIENTS_AT_ONCE = 64
-
-
-def digest(run: Path, round: int) -> str:
-    """Digest of a round on disk, 64 hexadecimal digits; only a few clients at a time are in memory.
-
-    Raises:
-        CheckpointError: something is missing or damaged.
-    """
-    layout = read_layout(run, round)
-    clients = np.flatnonzero(layout.file != NOWHERE)
-    blocks = (clients[i : i + CLIENTS_AT_ONCE] for i in range(0, len(clients), CLIENTS_AT_ONCE))
-    return digest_of_blocks(read_server(run, round), (rows_of(run, layout, block) for block in blocks))
 
 
 def digest_of_blocks(server: Arrays, blocks: Iterable[ClientRows]) -> str:

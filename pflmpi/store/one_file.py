@@ -1,10 +1,9 @@
 """A checkpoint as one HDF5 file that needs no other: the content of the round file, with the clients' rows in place.
 
-It is written a few clients at a time, which are checked; so memory holds neither all models nor a whole array. Of any
-other file of a run, reading says where the rest is.
+The rows are written a few clients at a time, which are checked; so memory holds neither all models nor a whole array.
+Of any other file of a run, reading says where the rest is.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,18 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, metrics_file, partition_file, reading, verify
+from pflmpi.store import checked_hdf5, metrics_file, run_folder, verify
 from pflmpi.store.checked_hdf5 import Writing
 from pflmpi.store.checksums import crc32
-from pflmpi.store.descriptions import PARTITION, Described, Descriptions
+from pflmpi.store.descriptions import PARTITION
 from pflmpi.store.digest import CLIENTS_AT_ONCE, digest_of_blocks
-from pflmpi.store.hdf5 import Dataset, File, Group, h5py
-from pflmpi.store.layout import NOWHERE, Layout, read_layout
+from pflmpi.store.hdf5 import Dataset, Group, name_axes
+from pflmpi.store.layout import NOWHERE, Layout
 from pflmpi.store.names import round_path
-from pflmpi.store.round_file import put_members
 from pflmpi.store.shard import ClientRows
 
-COMPLETE = "complete"  # the attribute `content` of a file that needs no other
 _AT_ONCE = 1 << 25  # bytes of clients' rows in memory
 _CHUNK = 1 << 20  # bytes of a compressed piece; HDF5 keeps as much of each array in memory
 _DESCRIPTION = "a whole checkpoint, which needs no other file; made by `pflmpi export --all` from a run of pflmpi"
@@ -45,39 +42,8 @@ def check(path: Path) -> None:
 
     The message says what else the path is, and what to do with that.
     """
-    if problem := elsewhere(path):
+    if problem := verify.elsewhere(path):
         raise CheckpointError(problem)
-
-
-def elsewhere(path: Path) -> str | None:
-    """What a path is and where the state is, if it is no folder of a run; None for a checkpoint in one file."""
-    try:
-        checked_hdf5.recorded_checksum(path)
-    except CheckpointError:
-        return f"{path} is no folder; name the folder that `pflmpi run` printed"
-    if problem := checked_hdf5.damage(path):
-        return problem
-    with checked_hdf5.reading(path) as file:
-        about = checked_hdf5.about(file)
-        if about.get("content") == COMPLETE:
-            return None
-        if "layout" not in file:
-            rank = f" of rank {about['rank']}" if "rank" in about else ""
-            return f"{path} is a part of a run{rank}, and not a checkpoint; name the folder of the run"
-        return _of_index(path, file)
-
-
-def _of_index(path: Path, file: File) -> str:
-    round = int(checked_hdf5.about(file)["run"]["round"])
-    files = read_layout(file).files
-    present = sum((path.parent / name).exists() for name in files)
-    if present == len(files):
-        return f"{path} is the index of a checkpoint; name the folder of the run, {path.parent}, with --round {round}"
-    return (
-        f"{path} is only the index of a checkpoint: it has what the server keeps, but the state of the clients lies in "
-        f"{len(files)} files of the folder shards/, of which {present} are beside it; copy the folder of the run as a "
-        f"whole, or write one file where the run is: `pflmpi export RUN --round {round} --all -o one.h5`"
-    )
 
 
 def damaged_arrays(path: Path) -> None:
@@ -134,108 +100,38 @@ def _state_blocks(clients: Group) -> Iterator[ClientRows]:
         yield block
 
 
-class _GrowingDataset:
-    """An array that is written in pieces, row after row, with the CRC-32 over all of it."""
-
-    def __init__(
-        self, writing: Writing, path: str, shape: tuple[int, ...], dtype: np.dtype, compress: bool, said: Described
-    ) -> None:
-        packed = compress and bool(shape) and 0 not in shape
-        options = {"chunks": _chunk(shape, dtype.itemsize), "compression": "gzip", "shuffle": True} if packed else {}
-        self._dataset: Dataset = writing.file.create_dataset(path, shape, dtype, **options)
-        self._writing, self._path, (self._unit, axes, self._text) = writing, path, said
-        writing.name_axes(self._dataset.id, shape, axes)
-        self._done, self.crc32 = 0, 0
-
-    def append(self, rows: np.ndarray) -> None:
-        """Write the next rows."""
-        if rows.size:
-            self._dataset[self._done : self._done + len(rows)] = rows
-        self._done += len(rows)
-        self.crc32 = crc32(rows, self.crc32)
-
-    def finish(self) -> None:
-        """Store the checksum."""
-        self._writing.describe(self._path, self.crc32, self._unit, self._text)
-
-
 def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[int, int], None]) -> None:
-    """Write the checkpoint of a round to one file.
+    """Write the checkpoint of a round to one file: a copy of the round file, with the clients' rows in place.
 
     Args:
-        compress: with gzip, which every HDF5 program reads.
+        compress: the clients' arrays with gzip, which every HDF5 program reads.
         update: called with the number of clients that are done, and of all.
 
     Raises:
         OSError: the file could not be written; see `atomic.replacing`.
         CheckpointError: something of the round is missing or damaged.
     """
-    layout, kinds = reading.read_layout(run, round), reading.read_kinds(run, round)
+    layout, kinds = run_folder.read_layout(run, round), run_folder.read_kinds(run, round)
 
     def fill(writing: Writing) -> None:
-        with checked_hdf5.reading(round_path(run, round)) as index:
-            about = checked_hdf5.about(index)
-            kept = ("run", "metrics", "bytes", "normalisation", "own", "metrics_csv")
-            writing.about |= {name: about[name] for name in kept}
-            writing.about |= {"content": COMPLETE, "content_description": _DESCRIPTION}
-            descriptions = Descriptions(json.loads(str(about["run"].get("diagnostics", "{}"))))
-            _put_arrays(writing, index, descriptions, compress)
-            _put_texts(writing, about["run"].get("partition_csv"), run, round)
-        _put_clients(writing, run, layout, kinds, descriptions, compress, update)
+        about, arrays = writing.about, writing.about["arrays"]
+        for name in ("shards", "cohorts"):
+            del about[name]
+        about |= {"content": verify.COMPLETE, "content_description": _DESCRIPTION}
+        about["arrays"] = {place: said for place, said in arrays.items() if not place.startswith("layout/")}
+        del writing.file["layout"]
+        _put_texts(writing, run, round)
+        _put_clients(writing, run, layout, kinds, compress, update)
 
-    checked_hdf5.write(path, fill)
-
-
-def _put_arrays(writing: Writing, index: File, descriptions: Descriptions, compress: bool) -> None:
-    """Copy all but the clients' state; what is in `server` too is the same array by another name."""
-    for name in ("client", "participant"):
-        if name in index:
-            writing.scale(name, name, checked_hdf5.read_dataset(index, name), "ids")
-    for section in ("metrics", "bytes", "partition"):
-        for path in checked_hdf5.names(index.get(section, {})):
-            _copy(index, writing, f"{section}/{path}", compress, descriptions.figure(section, path))
-    for path in checked_hdf5.names(index.get("diagnostics", {})):
-        _copy(index, writing, f"diagnostics/{path}", compress, descriptions.diagnostic(path))
-    writing.file.require_group("server")
-    for path in checked_hdf5.names(index["server"]):
-        _copy(index, writing, f"server/{path}", compress, descriptions.server(path))
-    for name, own in checked_hdf5.about(index)["own"].items():
-        message = index["received"][name]
-        for path in checked_hdf5.names(message):
-            link, whole = message.get(path, getlink=True), f"received/{name}/{path}"
-            if isinstance(link, h5py.SoftLink):
-                writing.file[whole] = writing.file[link.path]
-                writing.about["arrays"][whole] = writing.about["arrays"][link.path.lstrip("/")]
-            else:
-                _copy(index, writing, whole, compress, descriptions.received(path, own))
+    checked_hdf5.write(path, fill, copied=round_path(run, round))
 
 
-def _copy(index: File, writing: Writing, path: str, compress: bool, said: Described) -> None:
-    """Copy an array in pieces, and check it."""
-    dataset, (unit, axes, text) = checked_hdf5.stored(index, path), said
-    if not dataset.shape or not dataset.size:
-        writing.write_dataset(
-            path, checked_hdf5.read_dataset(index, path), axes=axes[: dataset.ndim], unit=unit, description=text
-        )
-        return
-    named = tuple(name for name in axes if name in ("client", "participant"))
-    copy = _GrowingDataset(writing, path, dataset.shape, dataset.dtype, compress, (unit, named, text))
-    at_once = _rows_at_once(dataset.nbytes // len(dataset))
-    for start in range(0, len(dataset), at_once):
-        copy.append(dataset[start : start + at_once])
-    copy.finish()
-    if copy.crc32 != checked_hdf5.recorded_crc32(dataset):
-        raise CheckpointError(f"{dataset.name} in {dataset.file.filename} is damaged; its CRC-32 is another")
-
-
-def _put_texts(writing: Writing, partition_csv: str | None, run: Path, round: int) -> None:
+def _put_texts(writing: Writing, run: Path, round: int) -> None:
     """Say what metrics.csv was after the round, and store who holds how many samples of each class."""
     verify.check_metrics(run, round)
     length = int(writing.about["metrics_csv"][0])
     writing.about["metrics_text"] = metrics_file.text(run)[:length].decode()
-    if partition_csv is not None and (problem := partition_file.damage(run, partition_csv)):
-        raise CheckpointError(problem)
-    if (counts := partition_file.read(run)) is not None:
+    if (counts := verify.partition(run, writing.about["run"])) is not None:
         for name, array in (("train_by_class", counts.train), ("test_by_class", counts.test)):
             unit, axes, text = PARTITION[name]
             writing.write_dataset(f"partition/{name}", array, axes=axes, unit=unit, description=text)
@@ -246,27 +142,40 @@ def _put_clients(
     run: Path,
     layout: Layout,
     kinds: Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype]]],
-    descriptions: Descriptions,
     compress: bool,
     update: Callable[[int, int], None],
 ) -> None:
-    done = 0
-    writing.file.create_group("clients")
+    """Replace the virtual arrays of each cohort by the rows that they show."""
+    done, clients = 0, writing.file["clients"]
     for cohort, leaves in kinds.items():
-        place, members = (put_members(writing, cohort, layout, leaves), layout.cohorts[cohort])
-        targets = {
-            path: _GrowingDataset(
-                writing, f"{place}/{path}", (len(members), *shape), dtype, compress, descriptions.client(path)
-            )
+        group, members = (clients if len(layout.cohorts) == 1 else clients[cohort]), layout.cohorts[cohort]
+        arrays = {
+            path: _replaced(group, path, (len(members), *shape), dtype, compress)
             for path, (shape, dtype) in leaves.items()
         }
+        checksums, start = dict.fromkeys(leaves, 0), 0
         for block in _blocks(members, sum(math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values())):
-            for path, rows in reading.rows_of(run, layout, block)[cohort][1].items():
-                targets[path].append(rows)
-            done += len(block)
-            update(done, int((layout.file != NOWHERE).sum()))
-        for target in targets.values():
-            target.finish()
+            for path, rows in run_folder.rows_of(run, layout, block)[cohort][1].items():
+                if rows.size:
+                    arrays[path][start : start + len(rows)] = rows
+                checksums[path] = crc32(rows, checksums[path])
+            start += len(block)
+            update(done + start, int((layout.file != NOWHERE).sum()))
+        done += start
+        for path, checksum in checksums.items():
+            writing.describe(arrays[path].name.lstrip("/"), checksum)
+
+
+def _replaced(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, compress: bool) -> Dataset:
+    """A new dataset in place of a virtual one, with the same names of axes."""
+    axes = group[path].attrs.get("DIMENSION_LIST")
+    del group[path]
+    packed = compress and 0 not in shape
+    options = {"chunks": _chunk(shape, dtype.itemsize), "compression": "gzip", "shuffle": True} if packed else {}
+    dataset = group.create_dataset(path, shape, dtype, **options)
+    if axes is not None:
+        name_axes(dataset.id, axes)
+    return dataset
 
 
 def _blocks(members: np.ndarray, row_bytes: int) -> Iterator[np.ndarray]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
-from pflmpi.store.reading import read_layout
+from pflmpi.store.run_folder import read_layout
 
 
 def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = None) -> None:

@@ -9,7 +9,7 @@ from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file
 from pflmpi.store.names import round_path
-from pflmpi.store.reading import read_attributes
+from pflmpi.store.run_folder import read_attributes
 
 _ID = re.compile(r"^  run: '?(\w+)'?$", re.MULTILINE)
 

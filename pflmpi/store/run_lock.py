@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pflmpi import regular_file
-from pflmpi.atomic import TEMPORARY, remedy
-from pflmpi.errors import CheckpointError, ConfigError, RunError
+from pflmpi.atomic import TEMPORARY, refusing
+from pflmpi.errors import CheckpointError, RunError
 from pflmpi.machine import has_ended, start_of
 from pflmpi.store import job_file
 
@@ -221,7 +221,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
         CheckpointError: another process writes the run; says which.
         ConfigError: the folder cannot be written.
     """
-    try:
+    with refusing(f"the run folder {run}", "choose another folder"):
         made = not run.exists()
         run.mkdir(parents=True, exist_ok=True)
         regular_file.check_folders(run)
@@ -230,10 +230,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
         lock = RunLock(run, me.token, made)
         lock.keep()
         job_file.record_start(run, jobs)
-    except OSError as error:
-        cure = f"{remedy(error)}, or choose another folder"
-        raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; {cure}") from error
-    return lock
+        return lock
 
 
 def _take(run: Path, me: Owner, take_over: bool, level: int) -> None:

@@ -14,13 +14,17 @@ from typing import NamedTuple
 from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, metrics_file, partition_file
+from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
-from pflmpi.store.names import round_path, rounds
+from pflmpi.store.hdf5 import File
+from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
-from pflmpi.store.reading import read_attributes, read_checksums, read_layout, read_metrics_checksum
+from pflmpi.store.run_folder import read_attributes, read_checksums, read_layout, read_metrics_checksum
 from pflmpi.store.run_identity import foreign, foreign_by
 from pflmpi.store.shard import rows_problem
 from pflmpi.text import for_shell, spans
+
+COMPLETE = "complete"  # `content` of a file that needs no other
 
 
 class Index(NamedTuple):
@@ -92,6 +96,74 @@ def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] =
             if shard not in problems and (problem := rows_problem(shard, cohort, clients, layout.row[clients])):
                 problems[shard] = problem
     return dict(sorted(problems.items()))
+
+
+def problems(run: Path, round: int) -> list[str]:
+    """Problems of a round, one line each; every byte of it is read."""
+    return list(checkpoint(run, round, whole=True).values())
+
+
+def newest_good(run: Path) -> tuple[int, list[str]]:
+    """Newest round without problems, and the problems of the newer ones that were skipped.
+
+    Raises:
+        CheckpointError: the folder is not a run, or has no intact round.
+    """
+    if not run.is_dir():
+        raise CheckpointError(elsewhere(run) or f"{run} is a checkpoint in one file, and no folder of a run")
+    present = rounds(run)
+    if not present:
+        names = ", ".join(sorted(path.name for path in run.iterdir())[:8]) or "nothing"
+        raise CheckpointError(
+            f"{run} has no checkpoint: it holds {names}, and no round_00000.h5 or later; name the folder that "
+            "`pflmpi run` printed, or start again with `pflmpi run`"
+        )
+    skipped: list[str] = []
+    for round in reversed(present):
+        if round_path(run, round).is_dir():
+            raise CheckpointError(f"{round_path(run, round)} is a directory named like a checkpoint; move it away")
+        broken = problems(run, round)
+        if not broken:
+            return round, skipped
+        skipped += broken
+    newest = round_path(run, present[-1])
+    if not (run / SHARDS).is_dir() and not checked_hdf5.damage(newest) and (lone := elsewhere(newest)):
+        raise CheckpointError(lone)
+    raise CheckpointError(
+        f"{run} has no good checkpoint among {len(present)}: {'; '.join(dict.fromkeys(skipped))}; restore the files "
+        "from a copy, or start again with `pflmpi run`"
+    )
+
+
+def elsewhere(path: Path) -> str | None:
+    """What a path is and where the state is, if it is no folder of a run; None for a checkpoint in one file."""
+    try:
+        checked_hdf5.recorded_checksum(path)
+    except CheckpointError:
+        return f"{path} is no folder; name the folder that `pflmpi run` printed"
+    if problem := checked_hdf5.damage(path):
+        return problem
+    with checked_hdf5.reading(path) as file:
+        about = checked_hdf5.about(file)
+        if about.get("content") == COMPLETE:
+            return None
+        if "layout" not in file:
+            rank = f" of rank {about['rank']}" if "rank" in about else ""
+            return f"{path} is a part of a run{rank}, and not a checkpoint; name the folder of the run"
+        return _of_index(path, file)
+
+
+def _of_index(path: Path, file: File) -> str:
+    round = int(checked_hdf5.about(file)["run"]["round"])
+    files = layouts.read_layout(file).files
+    present = sum((path.parent / name).exists() for name in files)
+    if present == len(files):
+        return f"{path} is the index of a checkpoint; name the folder of the run, {path.parent}, with --round {round}"
+    return (
+        f"{path} is only the index of a checkpoint: it has what the server keeps, but the state of the clients lies in "
+        f"{len(files)} files of the folder shards/, of which {present} are beside it; copy the folder of the run as a "
+        f"whole, or write one file where the run is: `pflmpi export RUN --round {round} --all -o one.h5`"
+    )
 
 
 def newest_index(run: Path) -> Index | None:
@@ -181,8 +253,7 @@ def _begins(content: bytes, run: Path, round: int) -> bool:
     except CheckpointError:
         return False
     head = content[: recorded.bytes]
-    alike = metrics_file.checksum(head) == recorded and head.count(b"\n") == 1 + round
-    return alike or recorded == metrics_file.EMPTY
+    return metrics_file.checksum(head) == recorded and head.count(b"\n") == 1 + round
 
 
 def _remedy(run: Path) -> str:

@@ -95,7 +95,7 @@ def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunSt
     except UserError as error:
         return RunState("other", problem=str(error))
     try:
-        done, _ = run_folder.newest_good(run)
+        done, _ = verify.newest_good(run)
     except CheckpointError as error:
         return RunState("start", problem=str(error))
     if done > rounds:

@@ -15,7 +15,7 @@ import quick_run
 from described import about
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store import checked_hdf5, run_folder, verify
 
 UNLIKE = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
 
@@ -187,7 +187,7 @@ def test_a_round_with_a_truncated_shard_is_refused_and_the_round_before_is_the_n
         run.round(4)
     with pytest.warns(UserWarning, match="round 3 stands for a newer one"):
         assert run.round().number == 3
-    assert "bytes long" in run_folder.verify(copy, 4)[0]
+    assert "bytes long" in verify.problems(copy, 4)[0]
 
 
 def test_a_flipped_bit_in_what_is_read_whole_is_found(copy):
@@ -211,8 +211,8 @@ def test_a_newer_format_is_refused_when_the_run_is_opened(alike_run, monkeypatch
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("config.yaml", b"- a list", "holds no mapping"),
-        ("config.yaml", b"\xff\xfe", "it is not text"),
+        ("config.yaml", b"- a list", "is not as it was written"),
+        ("config.yaml", b"\xff\xfe", "is not as it was written"),
         ("metrics.csv", b"round,seconds\n1,fast\n", "differs from what round 4 recorded, in lines 1 to 5"),
         ("metrics.csv", b"\xff\xfe\n", "cannot be read"),
     ],

@@ -22,7 +22,7 @@ from pflmpi.cluster.batch_script import seconds
 from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import job_file, metrics_file
+from pflmpi.store import config_file, job_file, metrics_file
 from pflmpi.store.job_file import Submission
 from pflmpi.store.run_lock import take
 
@@ -206,7 +206,7 @@ def write(folder, rounds, done, slow=0):
     """Write the files of a run that status reads, two seconds for each round but a slow one."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = {"algorithm": {"name": "fedavg"}, "data": {"name": "digits"}, "training": {"rounds": rounds}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(raw))
+    config_file.write(folder, yaml.safe_dump(raw))
     metrics_file.restart(folder, 0)
     for round in range(1, done + 1):
         line = dict.fromkeys(metrics_file.COLUMNS, "0") | {"round": str(round), "accuracy_mean": f"0.{round}"}

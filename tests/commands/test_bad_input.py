@@ -15,7 +15,7 @@ from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
 from pflmpi.experiment.build import load_federation
 from pflmpi.experiment.stored_config import stored_config
-from pflmpi.store import run_folder
+from pflmpi.store import verify
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"trainig": {}}, ["unknown key 'trainig'", "did you mean 'training'"]),
@@ -196,7 +196,7 @@ def test_a_diverging_client_is_named(ranks: int, tmp_path: Path) -> None:
     with pytest.raises(PflmpiError, match=r"round 1: client \d+ diverged.*lower training.lr") as caught:
         quick_run.run(raw, tmp_path / "run", ranks)
     assert caught.value.exit_code == 3
-    assert run_folder.newest_good(tmp_path / "run")[0] == 0
+    assert verify.newest_good(tmp_path / "run")[0] == 0
 
 
 def write(raw: dict[str, Any], folder: Path) -> str:
@@ -247,7 +247,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
         assert done.returncode == 3, done.stderr
         assert "No space left" in done.stderr and "resume" in done.stderr, done.stderr
         processes.call(["mount", "-o", "remount,size=30m", str(small)])
-        good, _ = run_folder.newest_good(small / "run")
-        assert f"complete round is {good};" in done.stderr and run_folder.verify(small / "run", good) == []
+        good, _ = verify.newest_good(small / "run")
+        assert f"complete round is {good};" in done.stderr and verify.problems(small / "run", good) == []
     finally:
         processes.call(["umount", str(small)])

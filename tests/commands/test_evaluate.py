@@ -171,6 +171,6 @@ def test_kernels_are_fixed_before_anything_is_computed(
         assert devices_fixed, "cuBLAS keeps what it was told at its first call"
         raise SystemExit(7)
 
-    monkeypatch.setattr("pflmpi.runtime.devices.fix_kernels", lambda device, *config: devices_fixed.append(device))
-    monkeypatch.setattr("pflmpi.experiment.restore.reopened", opened)
+    monkeypatch.setattr("pflmpi.experiment.restore.fix_kernels", lambda device, *config: devices_fixed.append(device))
+    monkeypatch.setattr("pflmpi.experiment.restore.load_federation", opened)
     assert quick_run.command([command, str(tmp_path / "run")]) == 7

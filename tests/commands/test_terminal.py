@@ -13,7 +13,7 @@ import processes
 import quick_run
 import table_file
 from pflmpi.cli import main
-from pflmpi.store import run_folder
+from pflmpi.store import verify
 from pflmpi.text import comma_separated
 
 MARKUP = "[/b] :smile: [red]x"
@@ -67,7 +67,7 @@ def test_a_run_outlives_those_who_read_its_output(tmp_path: Path) -> None:
     done = processes.call(command, stdout=writer, stderr=writer)
     os.close(writer)
     assert done.returncode == 0
-    assert run_folder.newest_good(tmp_path / "run")[0] == 3
+    assert verify.newest_good(tmp_path / "run")[0] == 3
 
 
 @pytest.mark.parametrize("words", [["list"], ["--help"]])

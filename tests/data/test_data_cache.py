@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pflmpi import machine
-from pflmpi.data import cache
 from pflmpi.data.cache import cached
 from pflmpi.data.dataset import Dataset
 from pflmpi.errors import ConfigError
@@ -64,24 +63,6 @@ def test_one_of_many_readers_reads_and_the_others_wait(reader, tmp_path):
     for thread in threads:
         thread.join()
     assert reader.calls == 1 and len(results) == 6 and all(alike(result, results[0]) for result in results)
-
-
-def test_an_entry_is_verified_once_while_what_was_loaded_is_in_use(reader, tmp_path, monkeypatch):
-    """Six ranks of a node need not all compute the digest of the same files."""
-    reader.load(tmp_path / "cache")
-    verified = []
-    digest = cache.content_digest
-    monkeypatch.setattr(cache, "content_digest", lambda *arrays: verified.append(1) or digest(*arrays))
-    in_use = [reader.load(tmp_path / "cache") for _ in range(6)]
-    assert len(verified) == 1
-    image = entry(tmp_path / "cache") / "images.npy"
-    good = image.read_bytes()
-    image.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    assert alike(reader.load(tmp_path / "cache"), reader()) and image.read_bytes() == good, "a changed file is verified"
-    del verified[:]
-    in_use.clear()
-    reader.load(tmp_path / "cache")
-    assert len(verified) == 1, "who verified it has ended"
 
 
 @pytest.mark.parametrize("file", ["images.npy", "labels.npy", "official_test.npy", "writers.npy", "entry.json"])

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pflmpi.store import metrics_file
+from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout, RoundContent, write_round
@@ -26,6 +28,14 @@ TEMPLATES: list[dict[str, tuple[tuple[int, ...], np.dtype]]] = [
     },
     {},
 ]
+
+
+def write_metrics(run: Path, rounds: int) -> Checksum:
+    """Write a metrics.csv with so many rounds without figures; its checksum."""
+    metrics_file.path(run).unlink(missing_ok=True)
+    lines = [metrics_file.COLUMNS, *((str(number), *["0"] * 28) for number in range(1, rounds + 1))]
+    metrics_file.path(run).write_text("".join(f"{','.join(line)}\n" for line in lines))
+    return metrics_file.checksum(metrics_file.text(run))
 
 
 class World:
@@ -78,7 +88,9 @@ class World:
                 write_shard(shard_path(self.run, round, rank), rows)
         layout = self.layout.updated(round, per_rank, self.cohort_of)
         attributes = {"config": "seed: 0\n" * 20000, "ranks": ranks, "share": 0.5}
-        content = RoundContent(round, self.server, self.metrics, self.moved)
+        content = RoundContent(
+            round, self.server, self.metrics, self.moved, metrics_file=write_metrics(self.run, round)
+        )
         write_round(self.run, content, layout, self.templates, attributes)
         self.layout = layout
         self.changed[:] = False

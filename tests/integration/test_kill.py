@@ -12,7 +12,7 @@ import yaml
 
 import processes
 import quick_run
-from pflmpi.store import run_folder
+from pflmpi.store import run_folder, verify
 
 MOMENTS = int(os.environ.get("PFLMPI_KILLS", "6"))
 ROUNDS = 30
@@ -63,7 +63,7 @@ def test_killed_and_continued_gives_the_same_bits(moment: int, reference: tuple[
     assert not processes.descendants(process.pid)
     stopped_at = max(run_folder.rounds(run))
     if moment % 2:
-        assert run_folder.newest_good(run)[0] >= stopped_at
+        assert verify.newest_good(run)[0] >= stopped_at
 
     way, ranks = [("alone", 1), ("mpi", 2), ("alone", 3)][moment % 3]
     again = [*processes.start_way(way, ranks), "resume", str(run), "--quiet"]

@@ -22,7 +22,7 @@ import table_file
 import testbed
 from pflmpi.config.keywords import Config
 from pflmpi.errors import RunError
-from pflmpi.store import job_file, run_folder
+from pflmpi.store import job_file, run_folder, verify
 from pflmpi.sweep.table import cells, load
 from project import ROOT, documented
 
@@ -139,14 +139,14 @@ def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(f
         update(job, f"TimeLimit={60 * hours + minutes + 1}")  # so that it strikes now, however long the start took
         requeued(job, 1)
         (stopped,) = re.findall(r"SIGUSR1 came: stopped after round (\d+)", (folder / "log").read_text())
-        assert run_folder.newest_good(folder / "run") == (int(stopped), [])
+        assert verify.newest_good(folder / "run") == (int(stopped), [])
         shutil.copytree(folder / "run", folder / "stopped")
         release(job)
         reach(folder / "run", int(stopped) + 1)
     finally:
         subprocess.run(["scancel", job], check=True, timeout=30)
     testbed.wait_until(job, timeout=PATIENCE)
-    last, _ = run_folder.newest_good(folder / "run")
+    last, _ = verify.newest_good(folder / "run")
     assert quick_run.digest(folder / "run") == quick_run.resume(folder / "stopped", (f"training.rounds={last}",))
 
 

@@ -15,7 +15,7 @@ import quick_run
 from pflmpi.cli import main
 from pflmpi.errors import Stopped
 from pflmpi.runtime.stopping import Stop, noted_signals
-from pflmpi.store import run_folder
+from pflmpi.store import run_folder, verify
 from pflmpi.transports.slurm import end_of_job
 from project import ROOT
 
@@ -132,7 +132,7 @@ def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     processes.wait_for(lambda: process.poll() is not None or process.send_signal(signal.SIGTERM), "the end", every=0.2)
     process.communicate(timeout=processes.PATIENCE)  # closes its pipes
     assert process.returncode == Stopped.exit_code
-    assert run_folder.newest_good(run) == (0, [])
+    assert verify.newest_good(run) == (0, [])
     assert not (run / "lock.json").exists(), "another host would wait for a sign of this one"
 
 

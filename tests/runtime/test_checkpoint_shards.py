@@ -15,7 +15,7 @@ from pflmpi.errors import RunError
 from pflmpi.runtime import checkpoints
 from pflmpi.runtime.checkpoints import Checkpoints, clients_written
 from pflmpi.runtime.checkpoints import shard_writers as writers_of
-from pflmpi.store import run_folder
+from pflmpi.store import verify
 from pflmpi.store.names import shard_path
 from pflmpi.store.shard import write_shard
 
@@ -82,7 +82,7 @@ def test_a_shard_that_an_earlier_start_has_left_is_not_taken_for_one_of_the_run(
     late = checkpoints.write_shard
     monkeypatch.setattr(checkpoints, "write_shard", lambda *arguments: (time.sleep(0.2), late(*arguments)))
     assert quick_run.run(RAW, tmp_path / "run", ranks=3) == alone
-    assert run_folder.verify(tmp_path / "run", 0) == []
+    assert verify.problems(tmp_path / "run", 0) == []
 
 
 def waiting(tmp_path: Path, check: Any = lambda: None) -> Any:

@@ -13,7 +13,7 @@ from pflmpi.config import load as configuration
 from pflmpi.errors import PflmpiError
 from pflmpi.experiment.build import load_federation
 from pflmpi.runtime import client_errors
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import metrics_file, run_folder, verify
 
 ROUNDS = 4
 EXECUTORS = [{"executor": "loop"}, {"executor": "lanes", "lanes": 3}]
@@ -101,7 +101,7 @@ def test_by_default_the_run_stops_and_names_it_and_may_go_on_without_it(
     with pytest.raises(PflmpiError, match=words.format(round=bad, client=client)) as caught:
         quick_run.run(raw, tmp_path / "stop", 2)
     assert caught.value.exit_code == 3
-    assert run_folder.newest_good(tmp_path / "stop")[0] == bad - 1
+    assert verify.newest_good(tmp_path / "stop")[0] == bad - 1
     assert quick_run.resume(tmp_path / "stop", ("runtime.client_errors=skip",), 3) == expected
 
 

@@ -14,7 +14,7 @@ from pflmpi.analysis.integrity import check
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.store import checked_hdf5, config_file, probe_file, run_folder
+from pflmpi.store import checked_hdf5, config_file, probe_file, run_folder, verify
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def test_a_file_of_another_round_or_run_is_found(
     exchange: Callable[[Path, Path], None], runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     run = shutil.copytree(runs[0], tmp_path / "run")
-    assert run_folder.verify(run, 3) == []
+    assert verify.problems(run, 3) == []
     exchange(run, runs[1])
-    (problem,) = run_folder.verify(run, 3)
+    (problem,) = verify.problems(run, 3)
     assert EXCHANGES[exchange] in problem
 
 
@@ -178,15 +178,15 @@ def test_a_round_file_that_does_not_say_what_it_is_is_found(
     """Its checksum is right: it was changed with a tool."""
     run = shutil.copytree(runs[0], tmp_path / "run")
     path = with_attribute(run, name, value)
-    problems = run_folder.verify(run, 3)
+    problems = verify.problems(run, 3)
     assert len(problems) == 1 and f"{path} cannot be read: its attribute '{name}' is" in problems[0], problems
-    assert run_folder.newest_good(run)[0] == 2
+    assert verify.newest_good(run)[0] == 2
 
 
 def test_a_run_continues_from_the_round_before_an_exchanged_file(runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = shutil.copytree(runs[0], tmp_path / "run")
     renamed_round(run, runs[1])
-    assert run_folder.newest_good(run)[0] == 2
+    assert verify.newest_good(run)[0] == 2
     assert quick_run.resume(run, ("training.rounds=3",), 3) == quick_run.digest(runs[0])
 
 
@@ -299,10 +299,10 @@ def test_a_directory_with_the_name_of_a_checkpoint_is_refused(runs: tuple[Path, 
         quick_run.resume(run, ("training.rounds=7",))
 
 
-def test_the_first_runs_of_format_2_have_no_checksum_and_one_cut_off_is_told_from_them(tmp_path: Path) -> None:
+def test_a_configuration_that_was_cut_off_is_damaged(tmp_path: Path) -> None:
     quick_run.run(quick_run.settings(), tmp_path)
-    lines = config_file.path(tmp_path).read_text().splitlines(keepends=True)[:-1]
-    before = [line for line in lines if not line.startswith("  partition_csv: ")]
-    for text, good in ((before, True), (lines, False), (before[:-1], False)):
+    lines = config_file.path(tmp_path).read_text().splitlines(keepends=True)
+    cut = [line for line in lines[:-1] if not line.startswith(("  run: ", "  partition_csv: "))]
+    for text, good in ((lines, True), (lines[:-1], False), (cut, False), ([], False)):
         config_file.path(tmp_path).write_text("".join(text))
-        assert (config_file.damage(tmp_path) is None) == good, text[-1]
+        assert (config_file.damage(tmp_path) is None) == good, len(text)

@@ -18,7 +18,7 @@ from fuzzing import fuzz
 from pflmpi.analysis.run import open_run
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store import checked_hdf5, run_folder, verify
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_any_damage_to_a_file_is_found(run: Path, seed: int) -> None:
     changed = damaged(good, rng)
     path.write_bytes(changed)
     try:
-        problems = run_folder.verify(run, 1) + run_folder.verify(run, 0)
+        problems = verify.problems(run, 1) + verify.problems(run, 0)
         assert bool(problems) == (changed != good)
         assert all("\n" not in problem for problem in problems)
     finally:
@@ -68,9 +68,9 @@ def test_a_file_of_another_form_is_one_error(run: Path, tmp_path_factory: pytest
 
 def _readers(run: Path) -> list[Callable[[], object]]:
     return [
-        lambda: run_folder.verify(run, 1),
+        lambda: verify.problems(run, 1),
         lambda: stored.read(run),
-        lambda: run_folder.newest_good(run),
+        lambda: verify.newest_good(run),
         lambda: run_folder.digest(run, 1),
         lambda: run_folder.read_clients(run, 1, np.arange(7)),
         lambda: run_folder.read_server(run, 1),

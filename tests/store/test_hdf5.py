@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store import checked_hdf5, run_folder, verify
 from pflmpi.store.hdf5 import write_array, write_attribute
 from store_world import World
 
@@ -72,7 +72,7 @@ def test_a_small_file_is_written_at_once_and_is_the_same_as_one_in_pieces(
     worlds[1].save(0, ranks=2)
     assert len(sizes) > 2 * len(files)
     for world in worlds:
-        assert run_folder.verify(world.run, 0) == [] and run_folder.digest(world.run, 0) == worlds[0].digest()
+        assert verify.problems(world.run, 0) == [] and run_folder.digest(world.run, 0) == worlds[0].digest()
     for path in files:
         with h5py.File(path) as small, h5py.File(worlds[1].run / path.relative_to(worlds[0].run)) as pieces:
             assert small.userblock_size == pieces.userblock_size == 512

@@ -11,11 +11,12 @@ import pytest
 
 from described import about
 from pflmpi.errors import CheckpointError
-from pflmpi.store import one_file, reading, run_folder
+from pflmpi.store import one_file, run_folder, verify
 from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout, RoundContent, write_round
 from pflmpi.store.shard import Arrays, read_leaf, read_rows, rows_problem, write_shard
+from store_world import write_metrics
 
 N = 3000
 KINDS = {
@@ -52,11 +53,15 @@ def run(tmp_path: Path) -> Path:
     folder.mkdir()
     layout = Layout.unwritten(np.zeros(N, np.int64)).updated(0, [WHO], np.zeros(N, np.int64))
     write_shard(shard_path(folder, 0, 0), {"cohort0": (WHO, state())})
-    write_round(folder, RoundContent(0, {}), layout, KINDS, {"config": "seed: 0"})
+    write_round(
+        folder, RoundContent(0, {}, metrics_file=write_metrics(folder, 0)), layout, KINDS, {"config": "seed: 0"}
+    )
     who = WHO[5::100]
     write_shard(shard_path(folder, 1, 0), {"cohort0": (who, in_full({k: v[who] for k, v in after().items()}))})
     layout = layout.updated(1, [who], np.zeros(N, np.int64))
-    write_round(folder, RoundContent(1, {}), layout, KINDS, {"config": "seed: 0"})
+    write_round(
+        folder, RoundContent(1, {}, metrics_file=write_metrics(folder, 1)), layout, KINDS, {"config": "seed: 0"}
+    )
     return folder
 
 
@@ -117,15 +122,15 @@ def test_digest_verification_and_export_do_not_depend_on_it(run: Path, tmp_path:
     for round, expected in ((0, in_full(state())), (1, after())):
         digest = digest_of_blocks({}, [{"cohort0": (WHO, expected)}])
         assert run_folder.digest(run, round) == digest
-        assert run_folder.verify(run, round) == []
+        assert verify.problems(run, round) == []
     for compress in (False, True):
         one_file.write(tmp_path / "one.h5", run, 1, compress, lambda done, of: None)
-        assert one_file.elsewhere(tmp_path / "one.h5") is None
+        assert verify.elsewhere(tmp_path / "one.h5") is None
         assert one_file.digest(tmp_path / "one.h5") == digest
 
 
 def test_a_continuation_reads_equal_rows_as_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_AT_ONCE", 200_000)
+    monkeypatch.setattr(run_folder, "_AT_ONCE", 200_000)
     found = {path: np.zeros_like(array) for path, array in after().items()}
     most = 0
     for clients, arrays in run_folder.read_pieces(run, 1, WHO[3:2000]):
@@ -146,7 +151,7 @@ def test_a_changed_byte_of_the_one_row_is_found(run: Path) -> None:
     assert content.count(row) == 1
     content[content.index(row)] ^= 1
     path.write_bytes(content)
-    assert run_folder.verify(run, 1) == [f"{path} is damaged: its CRC-32 is {crc(path)}"]
+    assert verify.problems(run, 1) == [f"{path} is damaged: its CRC-32 is {crc(path)}"]
     with pytest.raises(CheckpointError, match=r"once/model/weight in .* is damaged"):
         read_rows(path, "cohort0", WHO[:2], WHO[:2])
 

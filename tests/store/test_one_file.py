@@ -19,7 +19,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, checksums, one_file, run_folder
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
-from store_world import Dying, Killed, World
+from store_world import Dying, Killed, World, write_metrics
 
 COHORTS = {"one": [0] * 12, "two": [0, 1, 1, 0, 0, 1, 0], "with nothing": [0, 2, 0, 2, 0], "nothing": [2] * 4}
 
@@ -64,6 +64,7 @@ def test_one_file_holds_all_of_a_checkpoint_by_itself(
             for path, array in leaves.items():
                 np.testing.assert_array_equal(group[path][()], array, strict=True)
                 assert group[path].compression == ("gzip" if compress and array.size else None)
+                assert not array.size or group[path].dims[0][0] == group.get("client", file["client"]), path
     assert one_file.digest(tmp_path / "one.h5") == world.digest()
 
 
@@ -72,13 +73,13 @@ def test_few_clients_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     world.save(0, ranks=1)
     row = sum(array.nbytes // 40 for array in world.state["cohort0"].values())
     monkeypatch.setattr(one_file, "_AT_ONCE", 9 * row)
-    sizes, rows_of = [], one_file.reading.rows_of
+    sizes, rows_of = [], one_file.run_folder.rows_of
 
     def counting(run: Path, layout: Any, clients: np.ndarray) -> Any:
         sizes.append(len(clients))
         return rows_of(run, layout, clients)
 
-    monkeypatch.setattr(one_file.reading, "rows_of", counting)
+    monkeypatch.setattr(one_file.run_folder, "rows_of", counting)
     one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     assert sizes == [8] * 5
 
@@ -86,7 +87,7 @@ def test_few_clients_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
 def test_messages_that_the_server_keeps_too_are_stored_once(tmp_path: Path) -> None:
     shared, own = np.arange(6.0), np.arange(8.0).reshape(4, 2)
     messages = {"model": ReceivedMessage({"w": shared}, own=False), "mean": ReceivedMessage({"w": own}, own=True)}
-    content = RoundContent(3, {"w": shared}, received=messages)
+    content = RoundContent(3, {"w": shared}, received=messages, metrics_file=write_metrics(tmp_path, 3))
     layout = Layout.unwritten(np.zeros(4, np.int64))
     write_round(tmp_path, content, layout, {"cohort0": {}}, {"config": ""})
     one_file.write(tmp_path / "one.h5", tmp_path, 3, False, ignore)
@@ -126,7 +127,7 @@ def test_a_damaged_shard_or_index_is_not_copied(tmp_path: Path) -> None:
         one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     with h5py.File(world.run / "round_00000.h5", "r+") as file:
         file["server/head/bias"][0] += 1
-    with pytest.raises(CheckpointError, match=r"/server/head/bias in .* is damaged"):
+    with pytest.raises(CheckpointError, match=r"round_00000.h5 is damaged: its CRC-32 is"):
         one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     assert list(tmp_path.iterdir()) == [world.run]
 

@@ -14,7 +14,7 @@ import pytest
 
 from described import about
 from pflmpi.errors import CheckpointError
-from pflmpi.store import run_folder
+from pflmpi.store import run_folder, verify
 from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout
@@ -56,8 +56,8 @@ def test_every_round_reads_back_as_written_by_changing_ranks(run: Path, cohort_o
         world.train(world.some())
     assert run_folder.rounds(run) == [0, 1, 2, 3, 4]
     assert [run_folder.digest(run, round) for round in range(5)] == digests
-    assert [run_folder.verify(run, round) for round in range(5)] == [[]] * 5
-    assert run_folder.newest_good(run) == (4, [])
+    assert [verify.problems(run, round) for round in range(5)] == [[]] * 5
+    assert verify.newest_good(run) == (4, [])
 
 
 def test_layout_follows_each_client_to_its_newest_row() -> None:
@@ -139,6 +139,8 @@ def test_several_cohorts_are_stored_apart_beside_their_ids(run: Path) -> None:
         for cohort in ("cohort0", "cohort1"):
             for path, array in world.state[cohort].items():
                 assert np.array_equal(file["clients"][cohort][path][()], array), path
+                if array.size:
+                    assert file["clients"][cohort][path].dims[0][0] == file["clients"][cohort]["client"], path
     assert run_folder.read_layout(run, 0).file[2] == -1
 
 
@@ -263,11 +265,11 @@ def test_digest_detects_any_difference() -> None:
 
 def test_reading_names_what_is_missing(run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"run is no folder; name the folder that `pflmpi run` printed"):
-        run_folder.newest_good(run)
+        verify.newest_good(run)
     world = World(run, ONE, 0)
     (run / "notes.txt").write_text("")
     with pytest.raises(CheckpointError, match=r"no checkpoint: it holds notes\.txt, and no round_00000\.h5"):
-        run_folder.newest_good(run)
+        verify.newest_good(run)
     assert run_folder.rounds(run) == [] == run_folder.rounds(run / "nowhere")
     world.save(0, ranks=1)
     with pytest.raises(CheckpointError, match=r"round_00007\.h5 is missing"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store import checked_hdf5, pruning, run_folder, verify
 from store_world import Dying, Killed, World
 
 COHORTS = [0, 1, 1, 0, 2, 0, 1, 0]
@@ -49,16 +49,16 @@ def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_c
             dying = Dying(patch, step)
             with contextlib.suppress(Killed):
                 world.save(1, ranks=2)
-        done, problems = run_folder.newest_good(world.run)
+        done, problems = verify.newest_good(world.run)
         outcomes.append(done)
         assert problems == []
         assert run_folder.digest(world.run, done) == digests[done]
 
-        run_folder.discard_after(world.run, done)
+        pruning.discard_after(world.run, done)
         world.layout = run_folder.read_layout(world.run, done)
         world.changed[:] = True
         world.save(done + 1, ranks=3)
-        assert run_folder.newest_good(world.run) == (done + 1, [])
+        assert verify.newest_good(world.run) == (done + 1, [])
         assert run_folder.digest(world.run, done + 1) == digests[1]
         assert not list(world.run.rglob("*.tmp"))
         if not dying.dead:
@@ -74,12 +74,12 @@ def test_a_file_cut_anywhere_is_named(world: World) -> None:
         whole = path.read_bytes()
         for length in (0, 1, 40, 511, 512, 513, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:length])
-            problems = run_folder.verify(world.run, 1)
+            problems = verify.problems(world.run, 1)
             assert len(problems) == 1 and name in problems[0] and "damaged" in problems[0], (length, problems)
         path.write_bytes(whole + b"\0")
-        assert f"{len(whole) + 1} bytes long, {len(whole)} were written" in run_folder.verify(world.run, 1)[0]
+        assert f"{len(whole) + 1} bytes long, {len(whole)} were written" in verify.problems(world.run, 1)[0]
         path.write_bytes(whole)
-    assert run_folder.verify(world.run, 1) == []
+    assert verify.problems(world.run, 1) == []
 
 
 def test_a_flipped_bit_anywhere_is_named(world: World) -> None:
@@ -91,11 +91,11 @@ def test_a_flipped_bit_anywhere_is_named(world: World) -> None:
             bit = 1 << int(rng.integers(8))
             whole[position] ^= bit
             path.write_bytes(whole)
-            problems = run_folder.verify(world.run, 1)
+            problems = verify.problems(world.run, 1)
             assert len(problems) == 1 and name in problems[0], position
             whole[position] ^= bit
         path.write_bytes(whole)
-    assert run_folder.verify(world.run, 1) == []
+    assert verify.problems(world.run, 1) == []
 
 
 def flip(path: Path, dataset: str) -> None:
@@ -125,10 +125,10 @@ def test_reading_refuses_damaged_values_without_prior_verification(world: World)
 def test_a_missing_or_exchanged_shard_is_named(world: World) -> None:
     first, *_, last = run_folder.read_layout(world.run, 1).files
     shutil.copy(world.run / last, world.run / first)
-    problems = run_folder.verify(world.run, 1)
+    problems = verify.problems(world.run, 1)
     assert len(problems) == 1 and first in problems[0]
     (world.run / last).unlink()
-    problems = run_folder.verify(world.run, 1)
+    problems = verify.problems(world.run, 1)
     assert len(problems) == 2 and problems[1] == f"{world.run / last} is missing"
     with pytest.raises(CheckpointError, match="is missing"):
         run_folder.read_clients(world.run, 1, np.arange(world.n))
@@ -139,7 +139,7 @@ def test_a_newer_format_is_refused_with_both_versions(world: World, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(checked_hdf5, "FORMAT_VERSION", 99)
         world.save(2, ranks=1)
-    assert "its format version is 99, this one reads up to 6; update pflmpi" in run_folder.verify(world.run, 2)[0]
+    assert "its format version is 99, this one reads up to 6; update pflmpi" in verify.problems(world.run, 2)[0]
     with pytest.raises(CheckpointError, match="its format version is 99"):
         run_folder.read_server(world.run, 2)
 
@@ -148,14 +148,14 @@ def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world: 
     world.train(np.array([5]))
     world.save(2, ranks=1)
     flip(world.run / "round_00002.h5", "server/head/bias")
-    done, problems = run_folder.newest_good(world.run)
+    done, problems = verify.newest_good(world.run)
     assert done == 1 and len(problems) == 1 and "round_00002.h5 is damaged" in problems[0]
     (world.run / "round_00001.h5").write_bytes(b"")
-    done, problems = run_folder.newest_good(world.run)
+    done, problems = verify.newest_good(world.run)
     assert done == 0 and len(problems) == 2
     shutil.rmtree(world.run / "shards")
     with pytest.raises(CheckpointError, match=r"no good checkpoint among 3: .*round_00002.* is missing; restore"):
-        run_folder.newest_good(world.run)
+        verify.newest_good(world.run)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(
             world.save(2, ranks=2)
     assert not list(world.run.rglob("*.tmp"))
     assert {path: path.read_bytes() for path in before} == before
-    assert run_folder.newest_good(world.run) == (1, [])
+    assert verify.newest_good(world.run) == (1, [])
 
 
 def test_short_writes_are_continued(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,4 +191,4 @@ def test_short_writes_are_continued(world: World, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "pwrite", lambda descriptor, content, position: real(descriptor, content[:10], position))
     world.train(np.arange(world.n))
     world.save(2, ranks=2)
-    assert run_folder.newest_good(world.run) == (2, [])
+    assert verify.newest_good(world.run) == (2, [])

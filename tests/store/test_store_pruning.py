@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pflmpi.store import run_folder
+from pflmpi.store import pruning, run_folder, verify
 from pflmpi.store.names import shard_path
 from store_world import Dying, Killed, World
 
@@ -28,13 +28,13 @@ def test_pruning_leaves_the_newest_rounds_whole_and_nothing_else(run: Path, keep
     for round in range(6):
         world.save(round, ranks=int(world.rng.integers(1, 4)))
         digests[round] = world.digest()
-        run_folder.prune(run, keep)
+        pruning.prune(run, keep)
         kept = list(range(round + 1))[-keep:]
         assert run_folder.rounds(run) == kept
         needed = {name for each in kept for name in run_folder.read_layout(run, each).files}
         assert {f"shards/{path.name}" for path in (run / "shards").iterdir()} == needed
         for each in kept:
-            assert run_folder.verify(run, each) == []
+            assert verify.problems(run, each) == []
             assert run_folder.digest(run, each) == digests[each]
         world.train(world.some())
 
@@ -45,7 +45,7 @@ def test_pruning_with_zero_keeps_all_rounds(run: Path) -> None:
         world.save(round, ranks=2)
         world.train(world.some())
     before = sorted(path.name for path in run.rglob("*"))
-    run_folder.prune(run, 0)
+    pruning.prune(run, 0)
     assert sorted(path.name for path in run.rglob("*")) == before
 
 
@@ -57,9 +57,9 @@ def test_pruning_spares_what_other_ranks_are_writing(run: Path) -> None:
     early = [run / "shards" / name for name in ("round_00002_rank_001.h5", "round_00002_rank_002.h5.tmp", "notes.h5")]
     for path in early:
         path.write_bytes(b"part")
-    run_folder.prune(run, 1)
+    pruning.prune(run, 1)
     assert all(path.exists() for path in early)
-    assert not shard_path(run, 0, 0).exists() and run_folder.verify(run, 1) == []
+    assert not shard_path(run, 0, 0).exists() and verify.problems(run, 1) == []
 
 
 def test_pruning_does_not_count_a_damaged_round_nor_risk_its_shards(run: Path) -> None:
@@ -69,10 +69,10 @@ def test_pruning_does_not_count_a_damaged_round_nor_risk_its_shards(run: Path) -
         world.train(world.some())
     (run / "round_00002.h5").write_bytes(b"not HDF5")
     shards = sorted((run / "shards").iterdir())
-    run_folder.prune(run, 1)
+    pruning.prune(run, 1)
     assert run_folder.rounds(run) == [1, 2]
     assert sorted((run / "shards").iterdir()) == shards
-    assert run_folder.newest_good(run)[0] == 1
+    assert verify.newest_good(run)[0] == 1
 
 
 def test_killed_while_pruning_every_remaining_round_is_intact(run: Path, tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_killed_while_pruning_every_remaining_round_is_intact(run: Path, tmp_pat
         with pytest.MonkeyPatch.context() as patch:
             dying = Dying(patch, step)
             with contextlib.suppress(Killed):
-                run_folder.prune(copy, 2)
-        assert all(run_folder.verify(copy, round) == [] for round in run_folder.rounds(copy))
-        run_folder.prune(copy, 2)
+                pruning.prune(copy, 2)
+        assert all(verify.problems(copy, round) == [] for round in run_folder.rounds(copy))
+        pruning.prune(copy, 2)
         assert run_folder.rounds(copy) == [3, 4]
         needed = {name for each in (3, 4) for name in run_folder.read_layout(copy, each).files}
         assert {f"shards/{path.name}" for path in (copy / "shards").iterdir()} == needed
@@ -109,9 +109,9 @@ def test_resuming_discards_later_rounds_shards_and_partial_files(run: Path) -> N
         "keep.txt",
     ):
         (run / name).write_bytes(b"part")
-    run_folder.discard_after(run, 1)
+    pruning.discard_after(run, 1)
     assert run_folder.rounds(run) == [0, 1]
-    assert run_folder.verify(run, 0) == run_folder.verify(run, 1) == []
+    assert verify.problems(run, 0) == verify.problems(run, 1) == []
     left = {path.name for path in run.rglob("*")}
     assert "keep.txt" in left
     assert not [name for name in left if name.endswith(".tmp") or "00002" in name or "00003" in name]

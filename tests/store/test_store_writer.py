@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pflmpi.errors import CheckpointError, RunError
-from pflmpi.store import run_folder
+from pflmpi.store import verify
 from pflmpi.store.names import shard_path
 from pflmpi.store.shard import write_shard
 from pflmpi.store.writer import Writer
@@ -70,7 +70,7 @@ def test_an_error_of_the_writer_names_the_file_the_last_round_and_the_way_out(tm
     )
     assert ran == []
     writer.abandon()
-    assert run_folder.newest_good(world.run) == (1, [])
+    assert verify.newest_good(world.run) == (1, [])
 
 
 def test_any_error_of_a_job_reaches_the_main_thread() -> None:

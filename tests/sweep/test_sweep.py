@@ -18,7 +18,7 @@ from pflmpi.cli import main
 from pflmpi.commands.sweep import environments
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import metrics_file, run_folder, verify
 from pflmpi.store.run_lock import take
 from pflmpi.sweep.lock import locked
 from pflmpi.sweep.pending import cell_task, prepare, unless_written
@@ -232,7 +232,7 @@ def test_a_sweep_survives_a_failing_cell_and_does_not_repeat_what_is_done(tmp_pa
     assert "failed: dataset 'mnist' was not found" in lines[2]
     assert lines[3].split() == ["Local/few/seed0", str(folder / "Local" / "few" / "seed0.log")]
     run = folder / "FedAvg" / "few" / "seed0"
-    assert run_folder.newest_good(run) == (2, []) and len(metrics_file.read(run)) == 2
+    assert verify.newest_good(run) == (2, []) and len(metrics_file.read(run)) == 2
     written = (run / "config.yaml").stat().st_mtime_ns
     assert main(["sweep", str(path), "--only", "fedavg/*"]) == 0
     assert "1 runs: 1 done (1 of them before), 0 failed" in capfd.readouterr().out
@@ -339,7 +339,7 @@ def test_a_stopped_sweep_leaves_no_process_and_resumes(number, rows, ranks, tmp_
     assert process.returncode == 128 + number, err
     assert "the same command goes on" in err and out == ""
     assert not any(alive(pid) for pid in started)
-    stopped, _ = run_folder.newest_good(runs[0])
+    stopped, _ = verify.newest_good(runs[0])
     enough = ["--only", f"{rows[0]}/*", "-s", f"training.rounds={stopped + 1}"]
     assert main(["sweep", str(path), "--ranks", "1", *enough]) == 0
     assert [int(line["round"]) for line in metrics_file.read(runs[0])] == list(range(1, stopped + 2))

@@ -11,7 +11,7 @@ import processes
 import table_file
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
-from pflmpi.store import run_folder
+from pflmpi.store import verify
 from pflmpi.sweep.lock import cell_locked, locked
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.runs import run_cells
@@ -76,7 +76,7 @@ def test_a_cell_is_run_beside_other_tasks_and_is_skipped_when_it_is_done(tmp_pat
     shown = capfd.readouterr()
     assert "cell 1: Local/few/seed0: 0 of 2 rounds done" in shown.out and "1 runs: 1 done (0 of them" in shown.out
     assert "another task works on sweeps/small/FedAvg/few/seed0" in shown.err
-    assert run_folder.newest_good(out / "Local" / "few" / "seed0") == (2, [])
+    assert verify.newest_good(out / "Local" / "few" / "seed0") == (2, [])
     with locked(out):  # a task that has nothing to do needs no lock
         assert main(["sweep", str(path), "--cell", "1"]) == 0
     assert capfd.readouterr().out == "cell 1: Local/few/seed0: 2 of 2 rounds done\n"
@@ -97,7 +97,7 @@ def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(tmp_path, 
     assert main(["sweep", str(path), "--launcher", start, "--cell", "0"]) == 0
     words = Path("words").read_text().strip()
     assert words == f"-n 1 {sys.executable} -P -m pflmpi run {folder}.yaml --out {folder} --quiet"
-    assert run_folder.newest_good(Path(folder)) == (2, [])
+    assert verify.newest_good(Path(folder)) == (2, [])
 
 
 @pytest.mark.parametrize(
