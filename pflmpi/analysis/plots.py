@@ -142,6 +142,13 @@ class Panel:
     rows: Sequence[str | int]
     columns: Sequence[str | int]
 
+    def drawn_values(self, hide_diagonal: bool) -> np.ndarray:
+        """The values [R, C] that are drawn, float64, NaN elsewhere."""
+        values = np.array(self.values, np.float64)
+        if hide_diagonal:
+            np.fill_diagonal(values, np.nan)
+        return values
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Matrices(Plot):
@@ -173,7 +180,7 @@ class Matrices(Plot):
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
-    """Points [n, 2] with their classes [n] and clients [n]; client -1 is the server."""
+    """Points [n, d], drawn with d = 2, with their classes [n] and clients [n]; client -1 is the server."""
 
     title: str
     points: np.ndarray

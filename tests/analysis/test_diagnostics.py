@@ -198,7 +198,7 @@ def test_class_vectors_are_those_that_server_and_clients_know(run):
     found = diagnostics.known_vectors(state, description)
     held, means = np.asarray(state.clients["classes/held"]), np.asarray(state.clients["classes/means"])
     assert len(found.classes) == 10 + held.sum()
-    for vector, label, client in zip(found.values, found.classes, found.clients, strict=True):
+    for vector, label, client in zip(found.points, found.classes, found.clients, strict=True):
         expected = state.server["vectors"][label] if client < 0 else means[client, label]
         assert vector.tolist() == expected.tolist()
 

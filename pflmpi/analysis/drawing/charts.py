@@ -57,22 +57,22 @@ def chart(plot: Plot) -> Spec:
 
     Parameters of it: `picked`, the entries of the legend that are selected, and `client`, the client that stands out.
     """
-    parts: Sequence[tuple[str, Plot]] = plot.parts if isinstance(plot, Multiples) else [("", plot)]
-    drawing: Spec = {}
-    match parts[0][1]:
+    panels: Any = plot.parts if isinstance(plot, Multiples) else [("", plot)]  # all of one kind
+    match panels[0][1]:
         case Curves():
-            drawing = _curves([(title, part) for title, part in parts if isinstance(part, Curves)])
+            drawing = _curves(panels)
         case Stack():
-            drawing = _stack([(title, part) for title, part in parts if isinstance(part, Stack)])
+            drawing = _stack(panels)
         case Matrices():
-            drawing = _matrices([(title, part) for title, part in parts if isinstance(part, Matrices)])
+            drawing = _matrices(panels)
         case Dots() as dots:
             drawing = _dots(dots)
         case Clouds() as clouds:
             drawing = _clouds(clouds)
         case Bars() as bars:
             drawing = _bars(bars)
-    assert drawing, f"no chart for {type(plot).__name__}"
+        case other:
+            raise AssertionError(f"no chart for {type(other).__name__}")
     return {"description": f"{plot.title}. {plot.caption}", **drawing, "config": CONFIG}
 
 
@@ -321,7 +321,7 @@ def _bars(plot: Bars) -> Spec:
 def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Spec:
     """Matrices on one scale of colours."""
     panels = [
-        (" ".join(filter(None, (title, panel.title))), plot, panel, _drawn_values(panel, plot.hide_diagonal))
+        (" ".join(filter(None, (title, panel.title))), plot, panel, panel.drawn_values(plot.hide_diagonal))
         for title, plot in parts
         for panel in plot.panels
     ]
@@ -336,14 +336,6 @@ def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Spec:
         return {**of_clients, **charts[0]}
     resolve = {"scale": {"color": "shared"}}
     return {**of_clients, "concat": charts, "columns": min(_COLUMNS, len(charts)), "resolve": resolve, "spacing": 18}
-
-
-def _drawn_values(panel: Panel, hide_diagonal: bool) -> np.ndarray:
-    """The values that are drawn, NaN elsewhere."""
-    values = np.array(panel.values, np.float64)
-    if hide_diagonal:
-        np.fill_diagonal(values, np.nan)
-    return values
 
 
 def _cell_colour(plot: Matrices, drawn: Sequence[np.ndarray]) -> Spec:

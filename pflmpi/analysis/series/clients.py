@@ -211,10 +211,9 @@ def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]]) -> Curves:
         count = 1 + max(int(client) for panel in plot.panels for client in panel.rows)
         means = np.full((count, len(names)), np.nan)
         for panel in plot.panels:
-            others = np.array(panel.values, np.float64)
-            np.fill_diagonal(others, np.nan)
-            known = np.isfinite(others)
-            mean = np.where(known, others, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
+            others = panel.drawn_values(hide_diagonal=True)
+            finite = np.isfinite(others)
+            mean = np.where(finite, others, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
             means[np.array(panel.rows, int), names.index(panel.title)] = mean
         rows.append((named_run, np.arange(1, len(names) + 1), means))
     return _of_clients(f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", rows, names)

@@ -1,7 +1,7 @@
 """What an algorithm shows besides accuracy, drawn by kind as the checkpoints describe it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -247,13 +247,11 @@ def _weight_matrices(checkpoints: Sequence[Checkpoint], name: str, diagnostic: C
 
 def only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
     """The one value that all weights have up to rounding; None if they differ."""
-    shown = [panel.values.copy() for panel in panels]
-    for values in shown if hide_diagonal else ():
-        np.fill_diagonal(values, np.nan)
-    known = np.concatenate([values[~np.isnan(values)] for values in shown])
-    if len(known) < 2 or known.max() - known.min() > _ROUNDING * np.abs(known).max():
+    weights = np.concatenate([panel.drawn_values(hide_diagonal).ravel() for panel in panels])
+    weights = weights[~np.isnan(weights)]
+    if len(weights) < 2 or weights.max() - weights.min() > _ROUNDING * np.abs(weights).max():
         return None
-    return float(known.mean())
+    return float(weights.mean())
 
 
 def _weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) -> Panel | None:
@@ -306,40 +304,42 @@ _FEWEST_POINTS = 100  # of t-SNE: what it shows of fewer is mostly chance
 _PERPLEXITY = 30.0
 
 
-@dataclass(frozen=True, eq=False)
-class Vectors:
-    """Vectors [M, d] of classes in one checkpoint, with the classes [M] and clients [M]; client -1 is the server."""
-
-    round: int
-    values: np.ndarray
-    classes: np.ndarray
-    clients: np.ndarray
-
-
 def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassVectors) -> list[Clouds | Missing]:
     """The vectors of some checkpoints by PCA and by t-SNE, each fitted to all of them."""
     title = diagnostic.title
-    known = [vectors for checkpoint in checkpoints if len((vectors := known_vectors(checkpoint, diagnostic)).classes)]
-    values = np.concatenate([vectors.values for vectors in known]) if known else np.empty((0, 0))
-    if len(values) < 4 or not np.isfinite(values).all() or (values == values[0]).all():
-        why = f"only {len(values)} vectors are known in the checkpoints, or all are the same, or some are not finite"
+    clouds = [cloud for checkpoint in checkpoints if len((cloud := known_vectors(checkpoint, diagnostic)).classes)]
+    vectors = np.concatenate([cloud.points for cloud in clouds]) if clouds else np.empty((0, 0))
+    if len(vectors) < 4 or not np.isfinite(vectors).all() or (vectors == vectors[0]).all():
+        why = f"only {len(vectors)} vectors are known in the checkpoints, or all are the same, or some are not finite"
         return [Missing(title, why)]
-    of_clients = any((vectors.clients != _SERVER).any() for vectors in known)
+    of_clients = any((cloud.clients != _SERVER).any() for cloud in clouds)
     marks = "Colours: classes; stars: the server's" + (", other marks those of clients" if of_clients else "")
     caption = _sentences(diagnostic.caption, marks, "One projection for all rounds")
-    points, shares = pca(values)
+
+    def drawn(method: str, points: np.ndarray, axes: Sequence[str]) -> Clouds:
+        """The clouds with points [M, 2] in the place of the vectors [M, d]."""
+        parts = np.split(points, np.cumsum([len(cloud.classes) for cloud in clouds])[:-1])
+        return Clouds(
+            name=f"{name}_{method.lower().replace('-', '')}",
+            title=f"{title}, {method}",
+            caption=caption,
+            x_label=axes[0],
+            y_label=axes[1],
+            clouds=tuple(replace(cloud, points=part) for cloud, part in zip(clouds, parts, strict=True)),
+        )
+
+    points, shares = pca(vectors)
     axes = [f"component {i} ({100 * share:.0f} % of variance)" for i, share in enumerate(shares, 1)]
-    plots: list[Clouds | Missing] = [_clouds(f"{name}_pca", f"{title}, PCA", caption, axes, known, points)]
-    if len(values) > _MOST_POINTS:
-        plots.append(Missing(f"{title}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(values)}"))
-    elif len(values) >= _FEWEST_POINTS:
-        axes = ["t-SNE 1", "t-SNE 2"]
-        plots.append(_clouds(f"{name}_tsne", f"{title}, t-SNE", caption, axes, known, tsne(values)))
+    plots: list[Clouds | Missing] = [drawn("PCA", points, axes)]
+    if len(vectors) > _MOST_POINTS:
+        plots.append(Missing(f"{title}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(vectors)}"))
+    elif len(vectors) >= _FEWEST_POINTS:
+        plots.append(drawn("t-SNE", tsne(vectors), ["t-SNE 1", "t-SNE 2"]))
     return plots
 
 
-def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Vectors:
-    """The vectors that server and clients keep and that are known."""
+def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Cloud:
+    """The vectors [M, d] that server and clients keep and that are known."""
     parts = []
     if diagnostic.server and (shared := checkpoint.server_leaf(diagnostic.server)) is not None:
         known = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
@@ -351,9 +351,10 @@ def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Vectors:
     for clients, values, known in parts:
         place, label = np.nonzero(np.ones(values.shape[:2], bool) if known is None else known)
         columns.append((values[place, label].astype(np.float64), label, clients[place]))
+    title = f"round {checkpoint.number}"
     if not columns:
-        return Vectors(checkpoint.number, np.empty((0, 0)), np.empty(0, int), np.empty(0, int))
-    return Vectors(checkpoint.number, *(np.concatenate(column) for column in zip(*columns, strict=True)))
+        return Cloud(title, np.empty((0, 0)), np.empty(0, int), np.empty(0, int))
+    return Cloud(title, *(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
 def pca(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -377,14 +378,3 @@ def tsne(values: np.ndarray) -> np.ndarray:
     perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
     points = method(perplexity=perplexity, init="pca", random_state=0).fit_transform(values.astype(np.float32))
     return np.asarray(points, np.float64)
-
-
-def _clouds(
-    name: str, title: str, caption: str, axes: Sequence[str], known: Sequence[Vectors], points: np.ndarray
-) -> Clouds:
-    parts = np.split(points, np.cumsum([len(vectors.classes) for vectors in known])[:-1])
-    clouds = (
-        Cloud(f"round {vectors.round}", part, vectors.classes, vectors.clients)
-        for vectors, part in zip(known, parts, strict=True)
-    )
-    return Clouds(name=name, title=title, caption=caption, x_label=axes[0], y_label=axes[1], clouds=tuple(clouds))
