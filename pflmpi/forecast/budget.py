@@ -70,10 +70,10 @@ class Budget:
 
     def needed(self, tasks: Sequence[CellTask]) -> str:
         """The hours that the runs need together, in words."""
-        known = [seconds for task in tasks if (seconds := self.seconds(task)) < inf]
-        unknown = len(tasks) - len(known)
+        finite = [seconds for task in tasks if (seconds := self.seconds(task)) < inf]
+        unknown = len(tasks) - len(finite)
         more = f", and {counted(unknown, 'run')} of unknown length" if unknown else ""
-        return f"about {sum(known) / self.jobs / 3600:.2f} h{more}"
+        return f"about {sum(finite) / self.jobs / 3600:.2f} h{more}"
 
 
 def but_seed(task: CellTask) -> str:
