@@ -12,7 +12,7 @@ import numpy as np
 
 from pflmpi import regular_file
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.metrics import columns
+from pflmpi.analysis.metrics import CostTo, columns, cost_to
 from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
 from pflmpi.errors import CheckpointError
@@ -27,7 +27,6 @@ from pflmpi.text import short_name, spans
 if TYPE_CHECKING:  # which need torch
     from torch import nn
 
-    from pflmpi.analysis.metrics import CostTo
     from pflmpi.analysis.personal_module import ClientSamples
     from pflmpi.experiment.build import Experiment
 
@@ -117,15 +116,13 @@ class Run:
         """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `figures.Figures`."""
         return import_module("pflmpi.analysis.figures").Figures([self])  # which imports this file
 
-    def cost_to(self, target: float, metric: str = "accuracy_mean") -> "CostTo | None":
+    def cost_to(self, target: float, metric: str = "accuracy_mean") -> CostTo | None:
         """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
 
         Args:
             target: at least so much, or at most in a column of losses; accuracies are shares, such as 0.9.
             metric: a column of metrics.csv.
         """
-        from pflmpi.analysis.metrics import cost_to
-
         return cost_to(self.columns, target, metric)
 
     @property
@@ -148,8 +145,8 @@ class Run:
             if problems:
                 warnings.warn(f"round {newest.number} stands for a newer one: {problems[0]}", stacklevel=2)
             return newest
-        if (number := as_integer("round", number)) not in (there := self.rounds):
-            raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(there) or 'none'}")
+        if (number := as_integer("round", number)) not in (rounds := self.rounds):
+            raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(rounds) or 'none'}")
         if problems := [problem for path, problem in self.problems(number).items() if path.exists()]:
             raise CheckpointError("; ".join(problems))  # of a round file without its shards, the server is there
         return Checkpoint(self.path, number)
@@ -210,10 +207,11 @@ class Run:
         """
         problems: list[str] = []
         for number in reversed(self.rounds):
-            if not (found := self.problems(number)):
+            if not (of_round := self.problems(number)):
                 return Checkpoint(self.path, number), problems
-            problems += found.values()
-        raise CheckpointError(f"{self.path} has no good checkpoint: {'; '.join(dict.fromkeys(problems)) or 'none yet'}")
+            problems += of_round.values()
+        why = "; ".join(dict.fromkeys(problems)) or "none has been written yet"
+        raise CheckpointError(f"{self.path} has no good checkpoint: {why}")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.name}, checkpoints {spans(self.rounds) or 'none'})"
