@@ -23,10 +23,10 @@ def console(**settings: Any) -> "Console":
         def render_str(self, text: str, **options: Any) -> Any:
             return super().render_str(printable(text), **options)
 
-    found = Printing(markup=False, emoji=False, **settings)
-    if found.width == 0:  # as some shells without a terminal say; rich would print nothing
-        found.width = shutil.get_terminal_size().columns
-    return found
+    terminal = Printing(markup=False, emoji=False, **settings)
+    if terminal.width == 0:  # as some shells without a terminal say; rich would print nothing
+        terminal.width = shutil.get_terminal_size().columns
+    return terminal
 
 
 def table_console(width: int, **settings: Any) -> "Console":

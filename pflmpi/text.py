@@ -131,7 +131,7 @@ def printable(text: object) -> str:
     >>> printable("body\x1b[31m"), printable("two\\nlines, Zürich")
     ('body\\\\x1b[31m', 'two\\nlines, Zürich')
     """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
 
 
 def spreadsheet_safe(text: str) -> str:

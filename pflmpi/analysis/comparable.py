@@ -63,12 +63,12 @@ def unlike(first: Run, other: Run) -> str | None:
 
 def damaged(run: Run) -> list[str]:
     """What a report leaves out of a run: rounds with files that are cut, foreign or, the newest's, lost."""
-    found = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
+    problems = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
     for number in spread_over(run.rounds):
-        found += [problem for path, problem in run.problems(number).items() if path.exists()]
-    if run.rounds and not found:
-        found += run.problems(run.rounds[-1]).values()
-    problems = [f"{problem}; its round is left out" for problem in dict.fromkeys(found)]
+        problems += [problem for path, problem in run.problems(number).items() if path.exists()]
+    if run.rounds and not problems:
+        problems += run.problems(run.rounds[-1]).values()
+    problems = [f"{problem}; its round is left out" for problem in dict.fromkeys(problems)]
     try:
         run.counts  # noqa: B018  a partition.csv that is not the run's is found here
     except CheckpointError as error:
@@ -85,8 +85,8 @@ def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
 
 
 def _hashes(what: str, a: dict[str, Any], b: dict[str, Any]) -> str:
-    here, there = (str(recorded.get(what))[:12] for recorded in (a, b))
-    return f"the hash of the {what} is {there} and not {here} (recorded.{what})"
+    expected, actual = (str(recorded.get(what))[:12] for recorded in (a, b))
+    return f"the hash of the {what} is {actual} and not {expected} (recorded.{what})"
 
 
 _UNKNOWN = "-"

@@ -86,8 +86,8 @@ def side_by_side(plots_of_runs: Sequence[tuple[str, Plots]]) -> tuple[list[Multi
                 unit = plot.value_label if isinstance(plot, Matrices) else plot.y_label
                 groups.setdefault((type(plot), plot.name, plot.title, unit), []).append((label, plot))
     shared = [parts for parts in groups.values() if len(parts) > 1]
-    taken = {id(part) for parts in shared for _, part in parts}
-    rest = [[plot for plot in plots if id(plot) not in taken] for _, plots in plots_of_runs]
+    moved = {id(part) for parts in shared for _, part in parts}
+    rest = [[plot for plot in plots if id(plot) not in moved] for _, plots in plots_of_runs]
     return [_multiples(parts) for parts in shared], rest
 
 

@@ -25,8 +25,8 @@ def columns(metrics: Metrics) -> dict[str, np.ndarray]:
 
 def last(values: np.ndarray) -> float:
     """The newest known value of a column; NaN without any."""
-    known = values[~np.isnan(values)]
-    return float(known[-1]) if len(known) else float("nan")
+    measured = values[~np.isnan(values)]
+    return float(measured[-1]) if len(measured) else float("nan")
 
 
 def best(values: np.ndarray) -> int | None:

@@ -67,7 +67,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     if not all(word.strip().isdecimal() for word in words):
         raise ConfigError(f"--ranks {text!r}: must be whole numbers with commas between them, such as 1,2,4")
     numbers = tuple(int(word) for word in words)
-    if numbers[0] < 1 or any(one >= other for one, other in pairwise(numbers)):
+    if numbers[0] < 1 or any(lower >= higher for lower, higher in pairwise(numbers)):
         raise ConfigError(f"--ranks {text!r}: must be at least 1, and each more than the one before, such as 1,2,4")
     return numbers
 

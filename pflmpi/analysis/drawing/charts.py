@@ -203,9 +203,9 @@ def _curve_encoding(plot: Curves, curves: Sequence[Curve], rows: Sequence[Spec])
         firsts.setdefault(curve.label, curve)
     colour = _colour(list(firsts), [curve.style for curve in firsts.values()], symbolType="stroke")
     dash = _nominal("series", list(firsts), [_dash(curve) for curve in firsts.values()], colour["legend"])
-    known = [row[name] for row in rows for name in ("y", "low", "high") if row.get(name) is not None]
+    drawn = [row[name] for row in rows for name in ("y", "low", "high") if row.get(name) is not None]
     # Of shares an axis ends at 100 %, where rounding its ends outwards would go beyond.
-    top = {"domainMax": 100} if plot.percent and known and max(known) > 90 else {}
+    top = {"domainMax": 100} if plot.percent and drawn and max(drawn) > 90 else {}
     y = _quantity("y", plot.y_label, scale={"zero": plot.zero, **top})
     return {"x": _curve_x(plot), "y": y, "color": colour, "detail": {"field": "curve", "type": "nominal"}}, dash
 
@@ -341,9 +341,9 @@ def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Spec:
 def _cell_colour(plot: Matrices, drawn: Sequence[np.ndarray]) -> Spec:
     values = np.concatenate([panel[np.isfinite(panel)] for panel in drawn])
     if plot.categories:
-        known = sorted({int(value) for value in values})
-        labels = [f"{plot.value_label} {plot.categories[place]}" for place in known]
-        return _colour(labels, known, "value", symbolType="square")
+        present = sorted({int(value) for value in values})
+        labels = [f"{plot.value_label} {plot.categories[place]}" for place in present]
+        return _colour(labels, present, "value", symbolType="square")
     low, high = plot.limits or ((float(values.min()), float(values.max())) if len(values) else (0.0, 1.0))
     scale = {"domain": [low, high if high > low else low + 1], "range": _CIVIDIS, "clamp": True}
     legend = {"direction": "horizontal", "gradientLength": 150, "gradientThickness": 9, "titleOrient": "left"}

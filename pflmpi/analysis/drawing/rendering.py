@@ -66,7 +66,7 @@ def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
     others = tuple(path.with_suffix(f".{kind}") for kind in pictures)
     for other in others:
         other.write_bytes(picture(text, other.suffix))
-    inline = _in_page(_REFERENCE.sub(lambda found: f"{plot.name}_{found[0]}", text))
+    inline = _in_page(_REFERENCE.sub(lambda match: f"{plot.name}_{match[0]}", text))
     packed = _in_page(json.dumps(_by_column(spec), separators=(",", ":")))
     return Drawn(shown, path, others, inline, packed, int(spec.get("columns", 1)))
 

@@ -106,8 +106,8 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
         curves = []
         for named_run in runs:
             values = named_run.run.columns.get(column, np.array(np.nan))
-            if (known := ~np.isnan(values)).any():
-                x, y = named_run.run.columns["round"][known], factor * values[known]
+            if (measured := ~np.isnan(values)).any():
+                x, y = named_run.run.columns["round"][measured], factor * values[measured]
                 curves.append(Curve(named_run.legend, x, y, style=named_run.style, source=named_run.label))
         if curves:
             figures.append(

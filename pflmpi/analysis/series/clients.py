@@ -230,8 +230,8 @@ def _samples(runs: Sequence[NamedRun]) -> list[Bars]:
         panel = some([named_run.label for named_run in owners])
         for part, samples in (("training", counts.train), ("test", counts.test)):
             for client in spread_over(range(len(samples)), _MOST_CHOICES):
-                held = np.flatnonzero(samples[client])
-                bars += [(client, panel, names[label], part, int(samples[client, label])) for label in held]
+                labels = np.flatnonzero(samples[client])
+                bars += [(client, panel, names[label], part, int(samples[client, label])) for label in labels]
     if not bars:
         return []
     return [

@@ -55,8 +55,8 @@ def _values(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> Client
 
 def _kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
     """What clients keep at or below a path, flattened to [m, n]; None where no client does."""
-    one = len(checkpoint.cohorts) == 1
-    leaves = dict.fromkeys(leaf if one else leaf.partition("/")[2] for leaf in checkpoint.clients)
+    alike = len(checkpoint.cohorts) == 1
+    leaves = dict.fromkeys(leaf if alike else leaf.partition("/")[2] for leaf in checkpoint.clients)
     arrays = [_kept_array(checkpoint, leaf) for leaf in leaves if leaf == path or leaf.startswith(f"{path}/")]
     kept = [array for array in arrays if array is not None]
     if not kept:
@@ -66,11 +66,11 @@ def _kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
 
 def _kept_array(checkpoint: Checkpoint, path: str) -> ClientValues | None:
     """One array of the clients of all cohorts, [m, ...]; None where no client keeps it."""
-    one = len(checkpoint.cohorts) == 1
+    alike = len(checkpoint.cohorts) == 1
     of_cohorts = [
         (clients, np.asarray(checkpoint.clients[leaf]))
         for cohort, clients in checkpoint.cohorts.items()
-        if (leaf := path if one else f"{cohort}/{path}") in checkpoint.clients
+        if (leaf := path if alike else f"{cohort}/{path}") in checkpoint.clients
     ]
     if not of_cohorts:
         return None
@@ -105,8 +105,8 @@ def _over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerCl
         clients, numbers = of_round
         values[clients, column] = numbers[:, 0]
         if isinstance(diagnostic, PerClient) and diagnostic.known:
-            known = _kept_rows(checkpoint, diagnostic.known)
-            values[np.arange(len(values)) if known is None else known[0][~known[1][:, 0]], column] = np.nan
+            flags = _kept_rows(checkpoint, diagnostic.known)
+            values[np.arange(len(values)) if flags is None else flags[0][~flags[1][:, 0]], column] = np.nan
     if isinstance(diagnostic, Category):
         values[values < 0] = np.nan
     if np.isnan(values).all():
@@ -200,8 +200,8 @@ def overlaps(chosen: np.ndarray) -> np.ndarray:
     both = (wide @ wide.T).astype(np.float64)
     counts = np.diag(both)
     either = counts[:, np.newaxis] + counts - both
-    known = np.minimum(counts[:, np.newaxis], counts) > 0
-    return np.asarray(np.divide(both, either, out=np.full(both.shape, np.nan), where=known))
+    both_chose = np.minimum(counts[:, np.newaxis], counts) > 0
+    return np.asarray(np.divide(both, either, out=np.full(both.shape, np.nan), where=both_chose))
 
 
 def _overlaps_of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
@@ -342,14 +342,14 @@ def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Cloud:
     """The vectors [M, d] that server and clients keep and that are known."""
     parts = []
     if diagnostic.server and (shared := checkpoint.server_leaf(diagnostic.server)) is not None:
-        known = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
-        parts.append((np.array([_SERVER]), shared[np.newaxis], None if known is None else known[np.newaxis]))
+        flag = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
+        parts.append((np.array([_SERVER]), shared[np.newaxis], None if flag is None else flag[np.newaxis]))
     if diagnostic.kept and (kept := _kept_array(checkpoint, diagnostic.kept)) is not None:
         flags = _kept_array(checkpoint, diagnostic.kept_known) if diagnostic.kept_known else None
         parts.append((*kept, None if flags is None else flags[1]))
     columns = []
-    for clients, values, known in parts:
-        place, label = np.nonzero(np.ones(values.shape[:2], bool) if known is None else known)
+    for clients, values, flag in parts:
+        place, label = np.nonzero(np.ones(values.shape[:2], bool) if flag is None else flag)
         columns.append((values[place, label].astype(np.float64), label, clients[place]))
     title = f"round {checkpoint.number}"
     if not columns:

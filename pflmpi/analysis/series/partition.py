@@ -81,8 +81,8 @@ def partition(run: Run) -> Matrices | Missing:
         column_label="class",
         value_label="samples",
         panels=tuple(
-            Panel(name, np.where(held > 0, held, np.nan).astype(np.float64), range(clients), names)
-            for name, held in {"training samples": counts.train, "test samples": counts.test}.items()
+            Panel(name, np.where(samples > 0, samples, np.nan).astype(np.float64), range(clients), names)
+            for name, samples in {"training samples": counts.train, "test samples": counts.test}.items()
         ),
     )
 
