@@ -48,7 +48,7 @@ def unlike(first: Run, other: Run) -> str | None:
 
     They can if they have the same data and partition, or drew them from another seed with the same configuration.
     """
-    a, b = (run.config.get("recorded", {}) for run in (first, other))
+    a, b = first.recorded, other.recorded
     another_seed = first.config.get("seed") != other.config.get("seed")
     if a.get("data") != b.get("data"):
         reason = _differences(first, other, ("data",))

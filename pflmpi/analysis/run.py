@@ -39,7 +39,7 @@ class Run:
 
     Attributes:
         path: the folder.
-        config: the resolved configuration, nested; "recorded" has the hashes of data and partition, and versions.
+        config: the resolved configuration, nested, with what the run has `recorded`.
         name: a short name for legends, the algorithm's; not unique.
         config_notes: what in the configuration the newest checkpoint does not vouch for.
     """
@@ -53,6 +53,12 @@ class Run:
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint now, ascending."""
         return run_folder.rounds(self.path)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What the run has added to its configuration: the hashes of data and partition, and versions."""
+        recorded: dict[str, Any] = self.config.get("recorded", {})
+        return recorded
 
     @property
     def stopped_early(self) -> str:
@@ -89,7 +95,7 @@ class Run:
         Raises:
             CheckpointError: partition.csv is not the one that the run has written.
         """
-        return verify.partition(self.path, self.config.get("recorded", {}))
+        return verify.partition(self.path, self.recorded)
 
     def client_accuracy(self, number: int) -> np.ndarray | None:
         """Accuracy [N] of the clients after a round, as shares; None where no intact checkpoint has any. Read once."""

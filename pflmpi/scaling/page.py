@@ -162,7 +162,7 @@ def write_page(
         sections = [
             *tables,
             Section("All figures", figures=drawn),
-            Section("Where it was measured", tables=[_places(named)]),
+            Section("Where it was measured", table=_places(named)),
         ]
         (out / PAGE).write_text(html.page(title, about, problems, sections), encoding="utf-8")
         latex = [line for name, results in named.items() for line in (f"% {name}", *tabular(*readable(results)), "")]
@@ -192,7 +192,7 @@ def _table(name: str, results: Results) -> Section:
         f"{scaling.rounds - WARM_UP} rounds; seconds per round and bytes. A point with other bits, or a run that "
         "failed, stands out."
     )
-    return Section(name, text, tables=[PageTable(columns, rows, wrong=wrong)])
+    return Section(name, text, table=PageTable(columns, rows, wrong=wrong))
 
 
 def _places(named: dict[str, Results]) -> PageTable:

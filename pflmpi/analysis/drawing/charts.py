@@ -79,16 +79,13 @@ def chart(plot: Plot) -> Spec:
 # --- what charts have in common
 
 _CLIENT = {"name": "client", "value": None}
+_ROUND_AXIS: Spec = {"axis": {"tickMinStep": 1, "format": "d", "grid": False}, "scale": {"nice": False, "zero": False}}
 _IS_CLIENT = "client !== null && datum.client === client"
 
 
 def _number(value: float) -> float | None:
     """Five digits of a value; None where it is not finite."""
     return float(f"{value:.5g}") if np.isfinite(value) else None
-
-
-def _values(rows: Iterable[Spec]) -> Spec:
-    return {"values": list(rows)}
 
 
 def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
@@ -127,10 +124,6 @@ def _faded(opacity: float = 1.0) -> Spec:
 
 def _quantity(field: str, label: str, **more: Any) -> Spec:
     return {"field": field, "type": "quantitative", "title": label or None, **more}
-
-
-def _round_axis() -> Spec:
-    return {"axis": {"tickMinStep": 1, "format": "d", "grid": False}, "scale": {"nice": False, "zero": False}}
 
 
 def _angle(names: Sequence[str]) -> Spec:
@@ -175,7 +168,7 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
         ring = {"type": "point", "size": 20 if many else 90, "strokeWidth": 1.5}
         layers.append({"transform": [{"filter": "datum.best"}], "mark": ring, "encoding": fading})
     layers.append(_hover(plot, rows, marks, own_panels))
-    spec: Spec = {"data": _values(rows), "layer": layers, "params": [_picking("series")]}
+    spec: Spec = {"data": {"values": rows}, "layer": layers, "params": [_picking("series")]}
     if plot.single_client:
         spec |= {"params": [*spec["params"], _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
     elif rows and "client" in rows[0]:
@@ -232,7 +225,7 @@ def _curve_x(plot: Curves) -> Spec:
         names: Spec = {"sort": list(plot.x_names), "axis": _angle(plot.x_names)}
         return {"field": "x", "type": "ordinal", "title": plot.x_label, **names}
     if plot.by_round:
-        return _quantity("x", plot.x_label, **_round_axis())
+        return _quantity("x", plot.x_label, **_ROUND_AXIS)
     axis: Spec = {"grid": False}
     if plot.x_ticks:
         axis |= {"values": list(plot.x_ticks), "format": "d"}
@@ -280,7 +273,7 @@ def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
         x_axis: Spec = {"axis": {"labelAngle": 0 if len(first.names) < 6 else -40}, "sort": list(first.names)}
         where: Spec = {"x": {"field": "x", "type": "ordinal", "title": first.x_label or None, **x_axis}}
     else:
-        where = {"x": _quantity("from", first.x_label, bin="binned", **_round_axis()), "x2": {"field": "to"}}
+        where = {"x": _quantity("from", first.x_label, bin="binned", **_ROUND_AXIS), "x2": {"field": "to"}}
     y = _quantity("value", first.y_label, stack="zero")
     if first.top:
         y["scale"] = {"domain": [0, max(part.top or 0 for _, part in panels)], "nice": False}
@@ -294,7 +287,7 @@ def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
         "tooltip": _tips(["value"], panel=of, part="part", x=first.x_label or "of", value=first.y_label),
     }
     bar = {"name": "picking", "mark": {"type": "bar", "clip": bool(first.top)}, "encoding": encoding}
-    return _in_panels({"data": _values(rows), "params": [_picking("part")], **bar}, [title for title, _ in panels])
+    return _in_panels({"data": {"values": rows}, "params": [_picking("part")], **bar}, [title for title, _ in panels])
 
 
 def _bars(plot: Bars) -> Spec:
@@ -310,7 +303,7 @@ def _bars(plot: Bars) -> Spec:
         "opacity": _faded(),
         "tooltip": _tips([], client="client", x=plot.x_label, part="part", value=plot.y_label),
     }
-    spec: Spec = {"data": _values(rows), "layer": [{"name": "picking", "mark": "bar", "encoding": encoding}]}
+    spec: Spec = {"data": {"values": rows}, "layer": [{"name": "picking", "mark": "bar", "encoding": encoding}]}
     spec |= {"params": [_picking("part"), _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
     return _in_panels(spec, titles if len(titles) > 1 else [])
 
@@ -373,7 +366,7 @@ def _matrix(title: str, plot: Matrices, panel: Panel, values: np.ndarray, colour
         frame = {"type": "rect", "filled": False, "stroke": COLOURS[1], "strokeWidth": 2}
         encoding = {"y": y, "x": {"value": 0}, "x2": {"value": width}}
         layers.append({"name": HOVER, "transform": [{"filter": _IS_CLIENT}, once], "mark": frame, "encoding": encoding})
-    spec: Spec = {"data": _values(rows), "width": width, "height": height, "layer": layers}
+    spec: Spec = {"data": {"values": rows}, "width": width, "height": height, "layer": layers}
     return {**spec, "title": title} if title else spec
 
 
@@ -402,13 +395,14 @@ def _dots(plot: Dots) -> Spec:
     tips = _tips(["x"], series="run", row=plot.row_label, x=plot.x_label)
     dots = {"mark": {"type": "point", "filled": True, "size": 34}, "name": "picking"}
     chosen = {"type": "point", "filled": True, "size": 120}
+    rule = {"type": "rule", "color": INK, "opacity": 0.6}
     return {
-        "data": _values(rows),
+        "data": {"values": rows},
         "params": [_picking("series"), _CLIENT],
         "width": WIDTH,
         "height": max(100, _ROW * len(plot.rows)),
         "layer": [
-            {"data": _values([{"x": 0}]), "mark": {"type": "rule", "color": INK, "opacity": 0.6}, "encoding": {"x": x}},
+            {"data": {"values": [{"x": 0}]}, "mark": rule, "encoding": {"x": x}},
             {**dots, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},
             {"transform": [{"filter": _IS_CLIENT}], "mark": chosen, "encoding": marks},
         ],
@@ -433,7 +427,7 @@ def _clouds(plot: Clouds) -> Spec:
     names = {"mark": text, "encoding": {**place, "text": {"field": "label"}}}
     ring = {"type": "point", "size": 90, "color": INK}
     spec: Spec = {
-        "data": _values(rows),
+        "data": {"values": rows},
         "params": [_picking("label"), _CLIENT],
         "layer": [
             {**points, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},

@@ -44,7 +44,7 @@ class Section:
     title: str
     text: str = ""
     explained: str = ""
-    tables: list[PageTable] = field(default_factory=list)
+    table: PageTable | None = None
     figures: list[PageFigure | Missing] = field(default_factory=list)
     kind: str = ""
 
@@ -101,7 +101,8 @@ def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[
     parts = [f'<section id="{anchor}"{kind}><h2>{_text(section.title)}</h2>']
     if section.text:
         parts.append(f"<p>{_text(section.text)}</p>")
-    parts += [_table(table) for table in section.tables]
+    if section.table:
+        parts.append(_table(section.table))
     if section.explained:
         parts.append(f"<details><summary>What the columns are</summary><p>{_text(section.explained)}</p></details>")
     figures = [_figure(figure, numbers[id(figure)]) for figure in section.figures if isinstance(figure, PageFigure)]

@@ -114,7 +114,7 @@ def against(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedR
     tested = [
         (named_run, 100 * accuracy) for named_run in runs if (accuracy := named_run.run.final_accuracy) is not None
     ]
-    local_runs = [pair for pair in tested if _is_local(pair[0].run) and "partition" in _recorded(pair[0].run)]
+    local_runs = [pair for pair in tested if _is_local(pair[0].run) and "partition" in pair[0].run.recorded]
     gains = []
     for named_run, accuracy in tested:
         run = named_run.run
@@ -126,13 +126,9 @@ def against(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedR
     return [local for local, _ in local_runs], gains
 
 
-def _recorded(run: Run) -> dict[str, object]:
-    return dict(run.config.get("recorded", {}))
-
-
 def _division(run: Run) -> tuple[str, str]:
     """The hashes of a run's data and partition."""
-    return str(_recorded(run).get("data")), str(_recorded(run).get("partition"))
+    return str(run.recorded.get("data")), str(run.recorded.get("partition"))
 
 
 def _is_local(run: Run) -> bool:
