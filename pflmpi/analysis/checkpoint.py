@@ -44,7 +44,7 @@ class Checkpoint:
 
     @cached_property
     def clients(self) -> "Leaves":
-        """State of the clients by path: lazy arrays [N, ...] in client order; see `Leaves` for unlike models."""
+        """State of the clients by path: lazy arrays [N, ...] in client order; see `Leaves` for heterogeneous models."""
         alike = len(self.cohorts) == 1
         return Leaves(
             {
@@ -86,7 +86,7 @@ class Checkpoint:
 
     @cached_property
     def participants(self) -> np.ndarray | None:
-        """The ascending ids [P] of those who took part in the round; None before the first round."""
+        """The ascending ids [P] of the participants of the round; None before the first round."""
         participants = self.metrics.get("participants")
         return None if participants is None else np.sort(participants)
 
@@ -121,7 +121,7 @@ class Checkpoint:
 
     @cached_property
     def measured(self) -> Mapping[str, np.ndarray]:
-        """Diagnostics that nobody keeps, by name, with rows [P, ...] in the order of `participants`."""
+        """Diagnostics that are part of no state, by name, with rows [P, ...] in the order of `participants`."""
         return run_folder.read_diagnostics(self.run, self.number)
 
     def digest(self) -> str:
@@ -233,7 +233,7 @@ def _names_clients(first: object) -> bool:
 class Leaves(Mapping[str, LeafRows]):
     """The leaves of the clients by path, such as "model/head/weight"; "model/head.weight" is the same one.
 
-    Where clients have unlike models, each cohort's leaves are apart, as "cohort0/model/head/weight".
+    Heterogeneous models: the leaves of each cohort are apart, as "cohort0/model/head/weight".
     """
 
     def __init__(self, leaves: Mapping[str, LeafRows]) -> None:

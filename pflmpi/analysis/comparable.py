@@ -1,4 +1,4 @@
-"""Runs beside one another: which can be compared, and in which options they differ."""
+"""Comparing runs: which can be compared, and in which options they differ."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -106,7 +106,7 @@ def differing(runs: Sequence[Run]) -> TextsByName:
 
 
 def compared_options(runs: Sequence[Run]) -> TextsByName:
-    """The options that have unlike values in runs, "" in those that lack them; not those that single runs have."""
+    """Options with different values among the runs that have them; "" for a run that has not."""
     return {
         key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
         for key, texts in differing(runs).items()
@@ -121,5 +121,5 @@ def decisive_options(run: Run) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """A value as YAML has it."""
+    """A value as in YAML."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

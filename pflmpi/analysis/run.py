@@ -41,7 +41,7 @@ class Run:
         path: the folder.
         config: the resolved configuration, nested, with what the run has `recorded`.
         name: a short name for legends, the algorithm's; not unique.
-        config_notes: what in the configuration the newest checkpoint does not vouch for.
+        config_notes: what in the configuration the newest checkpoint does not cover.
     """
 
     path: Path
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What is shown of the run and no checkpoint vouches for, a line each; raises as `verified_metrics`."""
+        """Warnings about what is shown and no checkpoint covers, one line each; raises as `verified_metrics`."""
         return [*self.config_notes, *self.verified_metrics.notes]
 
     @cached_property
@@ -158,10 +158,7 @@ class Run:
         return Checkpoint(self.path, number)
 
     def problems(self, number: int) -> dict[Path, str]:
-        """What is wrong with the files of a round, by path, see `verify.checkpoint`; little of them is read.
-
-        Where nothing was wrong, it is not looked for again.
-        """
+        """Problems of the files of a round, by path; see `verify.checkpoint`. An intact round is checked once."""
         if number in self._intact:
             return {}
         problems = verify.checkpoint(self.path, number, whole=False)
@@ -171,7 +168,7 @@ class Run:
 
     @cached_property
     def _intact(self) -> set[int]:
-        """Rounds whose files were all found to be as they were written."""
+        """Rounds whose files were all intact."""
         return set()
 
     def samples(self, client: int) -> "ClientSamples":

@@ -1,4 +1,4 @@
-"""What came of runs, a line each: accuracy, losses, cost, cost to a target, gain over training alone."""
+"""The summary table of runs: accuracy, losses, cost, cost to a target, gain over local training."""
 
 import math
 from collections.abc import Mapping, Sequence

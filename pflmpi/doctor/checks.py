@@ -38,7 +38,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, what to do, and on which ranks."""
+    """A problem, its remedy, and the ranks that have it."""
 
     what: str
     remedy: str
@@ -82,7 +82,7 @@ def numbers(group: Iterable[RankFacts]) -> tuple[int, ...]:
 
 
 def remedy_of_no_connection(mpi: bool) -> str:
-    """What to do when ranks do not find each other."""
+    """The remedy where ranks cannot connect."""
     network = "OMPI_MCA_btl_tcp_if_include" if mpi else "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
     return (
         "see in the launcher's output whether all ranks have started, check for a firewall between the hosts, and name "

@@ -73,19 +73,19 @@ def measure(call: Callable[[], object], device: torch.device) -> Cost:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has; where the system does not say, the most it ever had."""
+    """Resident bytes of this process; its peak where the system does not say."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system
     return own_memory("VmRSS") or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def resident_files() -> int:
-    """Bytes of it that belong to files, which processes of a node share; 0 where the system does not say."""
+    """Resident bytes of mapped files, which processes of a node share; 0 where the system does not say."""
     return own_memory("RssFile")
 
 
 def _reset_peaks(device: torch.device) -> tuple[int, int]:
-    """Forget the peaks; bytes that the host and the GPU have in use."""
+    """Resets the peaks; returns the bytes in use on the host and on the GPU."""
     host = resident()
     with contextlib.suppress(OSError):  # the peak is then that of the whole process, which is more
         Path("/proc/self/clear_refs").write_text("5")
@@ -171,7 +171,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the machine was found to be.
+    """Costs measured on this machine.
 
     Attributes:
         costs: None where they could not be measured.

@@ -128,7 +128,7 @@ def _waiting(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -
 def _fullest(
     now: RoundSchedule, rank: int, up: np.ndarray, server: int, costs: Costs | None, on_gpu: bool
 ) -> tuple[float, float]:
-    """Bytes of a round at its fullest moment on the host and on the GPU, besides what stays.
+    """Peak bytes of a round on the host and on the GPU, besides what stays.
 
     Args:
         up: [N] of a message.

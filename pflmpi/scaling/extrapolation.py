@@ -57,7 +57,7 @@ class AmdahlFit:
 
 
 def check(mode: str, ranks: Sequence[int], to: int) -> None:
-    """Raise `ConfigError` where so many points say nothing of `to` ranks."""
+    """Raises `ConfigError` where the measured points do not allow an extrapolation to `to` ranks."""
     if mode == "packing":
         raise ConfigError("--to with mode packing: its ranks share one machine, which says nothing of more machines")
     if len(ranks) < LEAST_POINTS:

@@ -1,4 +1,4 @@
-"""The page over scaling experiments: tables, figures, and where it was measured."""
+"""The page of scaling experiments: tables, figures, hardware and versions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

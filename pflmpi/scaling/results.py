@@ -129,16 +129,16 @@ class Results:
         return first.seconds / point.seconds * (self.ideal(point) if self.scaling.mode == "weak" else 1.0)
 
     def ideal(self, point: Point) -> float:
-        """Speed-up that would be ideal; where ranks share the same cores there is none to be had."""
+        """The ideal speed-up; 1 where ranks share the same cores."""
         return 1.0 if self.scaling.mode == "packing" else point.ranks / self.measured[0].ranks
 
     def efficiency(self, point: Point) -> float:
-        """Speed-up, of the ideal one."""
+        """Speed-up over the ideal speed-up."""
         return self.speed_up(point) / self.ideal(point)
 
     @property
     def problems(self) -> list[str]:
-        """What failed, and points with other bits."""
+        """Failed runs, and points whose digests differ."""
         failures = [
             f"{point.ranks} ranks, repeat {repeat}: {why}"
             for point in self.points

@@ -122,7 +122,7 @@ def measure(
 
 
 def run_task(planned: ScaleRun, scaling: Scaling, out: Path) -> CellTask:
-    """What a run still needs: nothing, or all; rounds after an interruption would be another measurement."""
+    """The task of a run: nothing, or all rounds; an interrupted measurement starts again."""
     if records.done(planned, out):
         return CellTask(planned, "done", scaling.rounds, scaling.rounds)
     words = ("run", str(planned.config(out)), "--out", str(planned.run(out)), "--ranks", str(planned.ranks), "--quiet")

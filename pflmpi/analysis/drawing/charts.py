@@ -9,7 +9,7 @@ from pflmpi.analysis.plots import Bars, Cloud, Clouds, Curve, Curves, Dots, Matr
 
 Spec = dict[str, Any]
 
-HOVER = "hover"  # how names of layers begin that only answer a pointer: pictures leave them out
+HOVER = "hover"  # prefix of the names of hover layers, which pictures leave out
 WIDTH, NARROW, HEIGHT = 330, 240, 210  # pixels inside the axes: alone, one of several panels
 INK = "#1a1c1f"
 COLOURS = (
@@ -89,7 +89,7 @@ def _number(value: float) -> float | None:
 
 
 def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
-    """Tooltips: fields with their titles, `numbers` with four digits; no field without a title."""
+    """Tooltips: fields with titles, `numbers` with four digits; a field without a title is left out."""
     return [
         {"field": field, "title": title, **({"type": "quantitative", "format": ".4~g"} if field in numbers else {})}
         for field, title in titles.items()
@@ -98,13 +98,13 @@ def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
 
 
 def _nominal(field: str, domain: Sequence[str], values: Sequence[Any], legend: Spec | None) -> Spec:
-    """An encoding that gives each name of the domain one of the values."""
+    """A nominal encoding that maps the domain to values."""
     scale = {"domain": list(domain), "range": list(values)}
     return {"field": field, "type": "nominal", "title": None, "scale": scale, "legend": legend}
 
 
 def _colour(labels: Sequence[str], styles: Sequence[int], field: str = "series", **legend: Any) -> Spec:
-    """An encoding by colour, with as many columns of its legend as have room below one drawing."""
+    """A colour encoding; its legend has as many columns as fit below one chart."""
     longest = max(map(len, labels), default=1)
     columns = max(1, min(4, len(labels), int(WIDTH // (40 + 6.5 * longest))))
     limit = {"labelLimit": _LONGEST} if longest * 6 > _LONGEST else {}
@@ -113,7 +113,7 @@ def _colour(labels: Sequence[str], styles: Sequence[int], field: str = "series",
 
 
 def _picking(field: str) -> Spec:
-    """The parameter of what is selected in a legend: of the layer of this name."""
+    """The parameter of the legend selection, bound to the layer named "picking"."""
     select = {"type": "point", "fields": [field]}
     return {"name": "picked", "select": select, "bind": "legend", "views": ["picking"]}
 
@@ -127,12 +127,12 @@ def _quantity(field: str, label: str, **more: Any) -> Spec:
 
 
 def _angle(names: Sequence[str]) -> Spec:
-    """Names on an axis, inclined where they would touch."""
+    """Label angle of an axis: inclined where names would overlap."""
     return {"labelAngle": -40 if sum(map(len, names)) * 7 > WIDTH else 0}
 
 
 def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
-    """A chart, or one for each title side by side on common axes."""
+    """A single chart, or one facet for each title on common axes."""
     if not any(titles):
         return {**spec, "width": WIDTH, "height": HEIGHT}
     outside: Spec = {key: spec.pop(key) for key in ("data", "transform", "params") if key in spec}
@@ -142,7 +142,7 @@ def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
 
 
 def _choice(rows: Sequence[Spec]) -> Spec:
-    """The parameter by which a reader chooses the client that a chart shows."""
+    """The drop-down parameter that selects the client shown."""
     clients = sorted({row["client"] for row in rows})
     return {"name": "client", "value": clients[0], "bind": {"input": "select", "options": clients, "name": "client "}}
 
@@ -179,7 +179,7 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
 
 
 def _hover(plot: Curves, rows: Sequence[Spec], marks: Spec, own_panels: bool) -> Spec:
-    """A layer of points that only answer a pointer."""
+    """An invisible layer of points with tooltips."""
     numbers = ["y", *([] if plot.x_names else ["x"])]
     words = {"series": "" if own_panels else "of", "panel": "of" if own_panels else "in", "client": "client"}
     tips = _tips(numbers, **words, x=plot.x_label, y=plot.y_label)
@@ -190,7 +190,7 @@ def _hover(plot: Curves, rows: Sequence[Spec], marks: Spec, own_panels: bool) ->
 
 
 def _curve_encoding(plot: Curves, curves: Sequence[Curve], rows: Sequence[Spec]) -> tuple[Spec, Spec]:
-    """The encoding of all marks of curves, and the dashes of lines: an entry of the legend for each label."""
+    """The encoding shared by all marks of curves, and the dash encoding of lines; one legend entry for each label."""
     firsts: dict[str, Curve] = {}
     for curve in curves:
         firsts.setdefault(curve.label, curve)
@@ -204,7 +204,7 @@ def _curve_encoding(plot: Curves, curves: Sequence[Curve], rows: Sequence[Spec])
 
 
 def _points(plot: Curves, number: int, title: str, curve: Curve) -> Iterable[Spec]:
-    """The rows of a curve; only known bands, the best point and clients have the fields of these."""
+    """The data rows of a curve; fields of bands, of the best point and of clients only where they exist."""
     clients = None if curve.points is None or plot.x_names else curve.points.astype(int).tolist()
     for place, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
         row: Spec = {"curve": number, "series": curve.label}
@@ -240,7 +240,7 @@ def _dash(curve: Curve) -> Sequence[float]:
 
 
 def _band(curves: Sequence[Curve], marks: Spec, y_label: str) -> list[Spec]:
-    """The bands of curves: areas, or a bar for each known round where a curve has one or two."""
+    """Band layers: areas, or a rule at each point where a curve has a band at one or two points only."""
     counts = [0 if curve.low is None else int((~np.isnan(curve.low)).sum()) for curve in curves]
     if not any(counts):
         return []
@@ -312,7 +312,7 @@ def _bars(plot: Bars) -> Spec:
 
 
 def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Spec:
-    """Matrices on one scale of colours."""
+    """Heat maps on one colour scale."""
     panels = [
         (" ".join(filter(None, (title, panel.title))), plot, panel, panel.drawn_values(plot.hide_diagonal))
         for title, plot in parts
@@ -371,7 +371,7 @@ def _matrix(title: str, plot: Matrices, panel: Panel, values: np.ndarray, colour
 
 
 def _names_axis(field: str, label: str, names: Sequence[str | int], most: int) -> Spec:
-    """An axis of all names in their order, of which at most so many are written."""
+    """An ordinal axis of all names, of which at most so many are labelled."""
     written = names[:: max(1, -(-len(names) // max(most, 1)))]
     axis = {"values": list(written), "labelAngle": 0, "ticks": False, "grid": False}
     return {"field": field, "type": "ordinal", "title": label, "scale": {"domain": list(names)}, "axis": axis}
@@ -439,7 +439,7 @@ def _clouds(plot: Clouds) -> Spec:
 
 
 def _cloud_points(cloud: Cloud) -> Iterable[Spec]:
-    """A row for each point; of each class one point has its name, where no other name is near."""
+    """The data rows of a cloud; one point of each class is labelled, unless another label is near."""
     named = _named_points(cloud)
     for place, (x, y) in enumerate(cloud.points.tolist()):
         row: Spec = {"panel": cloud.title, "x": _number(x), "y": _number(y), "label": str(int(cloud.classes[place]))}
@@ -447,7 +447,7 @@ def _cloud_points(cloud: Cloud) -> Iterable[Spec]:
 
 
 def _named_points(cloud: Cloud) -> set[int]:
-    """Of each class the server's point, or the one next to its mean, unless another name is there."""
+    """The labelled point of each class: the server's, or the one closest to the mean, unless labels would overlap."""
     extent = np.maximum(np.ptp(cloud.points, axis=0), np.finfo(np.float64).tiny)
     pixels = (cloud.points - cloud.points.min(0)) / extent * (NARROW, HEIGHT * 3 // 4)
     named: list[int] = []

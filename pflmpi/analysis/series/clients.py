@@ -1,4 +1,4 @@
-"""The clients at the end, who would be better off alone, and single clients over rounds."""
+"""The final accuracies of clients, gains over local training, and single clients over rounds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,7 +49,7 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
 
 
 def _ascending(values: np.ndarray) -> np.ndarray:
-    """The clients whose value is known, from the lowest value on."""
+    """The clients in ascending order of their values, without NaNs."""
     order = np.argsort(values, kind="stable")  # NaNs are last
     return np.asarray(order[: np.count_nonzero(~np.isnan(values))])
 
@@ -143,7 +143,7 @@ Rows = tuple[NamedRun, np.ndarray, np.ndarray]  # a run, x [R] and the values [N
 
 
 def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | Missing]]) -> list[Plot]:
-    """Figures of one client that the reader chooses: accuracy, other numbers, layers and samples, in each run.
+    """Figures of the client that the reader selects: accuracy, other numbers, layers and samples, in each run.
 
     Args:
         figures: of each run; those with a number of each client are shown client by client.

@@ -1,4 +1,4 @@
-"""What an algorithm shows besides accuracy, drawn by kind as the checkpoints describe it."""
+"""Figures of an algorithm's diagnostics, by kind, as the checkpoints describe them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -85,7 +85,7 @@ def _axis_label(name: str, diagnostic: Diagnostic) -> str:
 
 
 def _sentences(*texts: str) -> str:
-    """Texts one after the other, each ending with a full stop; empty ones are left out.
+    """Joins texts as sentences; empty ones are left out.
 
     >>> _sentences("One", "", "Two.")
     'One. Two.'

@@ -57,7 +57,7 @@ def cosine_figures(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves 
 
 
 def layers(checkpoint: Checkpoint, most: int) -> dict[str, Layer]:
-    """The layers of body and head of the first `most` clients of each cohort; unlike models apart."""
+    """The layers of body and head of the first `most` clients of each cohort; layers of heterogeneous models apart."""
     model = comparable_model(checkpoint)
     by_name = {}
     for cohort, members in checkpoint.cohorts.items():
