@@ -77,10 +77,10 @@ def some(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
     return first if len(names) <= most else f"{first} and {len(names) - most} more"
 
 
-def figures(values: Sequence[float], most: int = 4) -> str:
+def format_numbers(values: Sequence[float], most: int = 4) -> str:
     """Numbers, the first few of many.
 
-    >>> figures([0.13066, 0.5]), figures(range(784))
+    >>> format_numbers([0.13066, 0.5]), format_numbers(range(784))
     ('0.1307 0.5', '0 1 2 3 ... (784 of them)')
     """
     text = " ".join(f"{value:.4g}" for value in values[:most])
