@@ -33,7 +33,7 @@ def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run]
         except CheckpointError as error:
             problems.append(str(error))
         else:
-            reason = unlike(runs[0], run) if runs else None
+            reason = why_incomparable(runs[0], run) if runs else None
             if reason is None:
                 runs.append(run)
                 problems += damaged(run)
@@ -43,7 +43,7 @@ def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run]
     return runs, problems
 
 
-def unlike(first: Run, other: Run) -> str | None:
+def why_incomparable(first: Run, other: Run) -> str | None:
     """Why two runs cannot be compared, naming keys and values; None if they can.
 
     They can if they have the same data and partition, or drew them from another seed with the same configuration.
@@ -94,7 +94,7 @@ _UNKNOWN = "-"
 TextsByName = dict[str, list[str]]  # name -> a text for each run
 
 
-def differing(runs: Sequence[Run]) -> TextsByName:
+def differing_options(runs: Sequence[Run]) -> TextsByName:
     """The options in which the configurations of runs differ, with the value of each."""
     options = [decisive_options(run) for run in runs]
     keys = dict.fromkeys(key for of_run in options for key in of_run)
@@ -109,7 +109,7 @@ def compared_options(runs: Sequence[Run]) -> TextsByName:
     """Options with different values among the runs that have them; "" for a run that has not."""
     return {
         key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
-        for key, texts in differing(runs).items()
+        for key, texts in differing_options(runs).items()
         if key not in ("algorithm.name", "training.rounds") and len({*texts} - {_UNKNOWN}) > 1
     }
 

@@ -93,16 +93,16 @@ def summary(law: AmdahlFit, to: int, largest: int) -> str:
     return f"serial fraction {law.serial}; {to} ranks: {law.seconds(to)} s a round{far}"
 
 
-def extrapolations(among: dict[str, Results], to: int) -> list[Curves]:
+def extrapolations(named: dict[str, Results], to: int) -> list[Curves]:
     """A figure for each experiment: the points that were measured, and the fitted law up to `to` ranks.
 
     Raises:
         ConfigError: as in `check`.
     """
-    several = len(among) > 1
+    several = len(named) > 1
     return [
         _figure(results, to, f"_{number}" if several else "", name)
-        for number, (name, results) in enumerate(among.items(), 1)
+        for number, (name, results) in enumerate(named.items(), 1)
     ]
 
 

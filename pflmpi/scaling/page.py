@@ -132,7 +132,7 @@ PAGE, _TABLE, _FIGURES = "scale.html", "scale.tex", "figures"
 
 
 def write_page(
-    among: Sequence[Results], out: Path, to: int | None, update: Callable[[int, int], None] = lambda *_: None
+    experiments: Sequence[Results], out: Path, to: int | None, update: Callable[[int, int], None] = lambda *_: None
 ) -> list[str]:
     """Write the page with its figures and its LaTeX table into a folder; what is wrong with the experiments.
 
@@ -144,8 +144,8 @@ def write_page(
         CheckpointError: nothing was measured in one of them.
         ConfigError: the folder cannot be written, or no model can be fitted.
     """
-    named = _by_name(among)
-    for results in among:
+    named = _by_name(experiments)
+    for results in experiments:
         if not results.measured:
             raise CheckpointError(
                 f"nothing was measured in {results.out} yet{''.join(f'; {why}' for why in results.problems)}"
@@ -172,12 +172,12 @@ def write_page(
     return problems
 
 
-def _by_name(among: Sequence[Results]) -> dict[str, Results]:
+def _by_name(experiments: Sequence[Results]) -> dict[str, Results]:
     """The experiments by the names of their folders, or by their paths where these are not different."""
-    names = [results.out.resolve().name for results in among]
+    names = [results.out.resolve().name for results in experiments]
     if len(set(names)) < len(names):
-        names = [str(results.out) for results in among]
-    return dict(zip(names, among, strict=True))
+        names = [str(results.out) for results in experiments]
+    return dict(zip(names, experiments, strict=True))
 
 
 def _table(name: str, results: Results) -> Section:

@@ -10,7 +10,7 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing, Plot
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import ends
+from pflmpi.analysis.selection import first_middle_last
 from pflmpi.analysis.series import diagnostics
 from pflmpi.learning.diagnostics import ClassVectors, ClientWeights, EntryShare, PerClient
 
@@ -210,7 +210,7 @@ def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run, 
         other = again[plot.title]
         assert isinstance(plot, Clouds) and isinstance(other, Clouds) and plot.title.startswith("Class points, ")
         assert [cloud.title for cloud in plot.clouds] == ["round 1", "round 2", "round 3"]
-        for cloud, twin, state in zip(plot.clouds, other.clouds, ends(checkpoints(run)), strict=True):
+        for cloud, twin, state in zip(plot.clouds, other.clouds, first_middle_last(checkpoints(run)), strict=True):
             assert len(cloud.points) == 10 + np.asarray(state.clients["classes/held"]).sum()
             assert np.isfinite(cloud.points).all() and cloud.points.tolist() == twin.points.tolist()
             assert "other marks those of clients" in plot.caption

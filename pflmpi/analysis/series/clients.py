@@ -59,7 +59,7 @@ def _ascending(values: np.ndarray) -> np.ndarray:
 
 def against_local(runs: Sequence[NamedRun]) -> list[Dots | Missing]:
     """By how much each client is better than when it trains alone: a figure for each run of local training."""
-    local_runs, gains = against(runs)
+    local_runs, gains = gains_over_local(runs)
     if not local_runs:
         return [Missing(_AGAINST, "no run among these sends nothing; add one of local training, on the same partition")]
     if not gains:
@@ -105,7 +105,7 @@ def _losers(named_run: NamedRun, gain: np.ndarray) -> str:
     return f"{named_run.label}: {len(losing)} of {len(gain)} lose, client {clients}"
 
 
-def against(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
+def gains_over_local(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
     """The runs of local training, and the gains over these.
 
     A gain is a run, the run of local training with the same clients, of several that of the same seed, and by how many

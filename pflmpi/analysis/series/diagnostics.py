@@ -9,7 +9,7 @@ import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot
-from pflmpi.analysis.selection import ends
+from pflmpi.analysis.selection import first_middle_last
 from pflmpi.analysis.series.similarity import pairs
 from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, Diagnostic, EntryShare, PerClient
 
@@ -33,9 +33,9 @@ def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
             case EntryShare():
                 plots += _share_figures(checkpoints, name, diagnostic)
             case ClientWeights():
-                plots.append(_weight_matrices(ends(checkpoints), name, diagnostic))
+                plots.append(_weight_matrices(first_middle_last(checkpoints), name, diagnostic))
             case ClassVectors():
-                plots += projections(ends(checkpoints), name, diagnostic)
+                plots += projections(first_middle_last(checkpoints), name, diagnostic)
     return plots
 
 
