@@ -1,4 +1,4 @@
-"""What is shown on the terminal: text as it is, and no error when nobody reads it any more."""
+"""Terminal output: consoles without markup, and standard streams that survive a closed pipe."""
 
 import errno
 import io
@@ -12,8 +12,6 @@ from pflmpi.text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-_output: "list[_Stream]" = []  # stdout of this process, once `outlive_readers` was called
-
 
 def console(**settings: Any) -> "Console":
     """A rich console without markup and emoji, which the name of a file or run may look like; see `text.printable`."""
@@ -23,10 +21,10 @@ def console(**settings: Any) -> "Console":
         def render_str(self, text: str, **options: Any) -> Any:
             return super().render_str(printable(text), **options)
 
-    found = Printing(markup=False, emoji=False, **settings)
-    if found.width == 0:  # as some shells without a terminal say; rich would print nothing
-        found.width = shutil.get_terminal_size().columns
-    return found
+    terminal = Printing(markup=False, emoji=False, **settings)
+    if terminal.width == 0:  # as some shells without a terminal say; rich would print nothing
+        terminal.width = shutil.get_terminal_size().columns
+    return terminal
 
 
 def table_console(width: int, **settings: Any) -> "Console":
@@ -35,7 +33,7 @@ def table_console(width: int, **settings: Any) -> "Console":
 
 
 class _Stream(io.FileIO):
-    """A standard stream; once it cannot be written, as after `| head`, what is written is dropped."""
+    """A standard stream that drops what cannot be written, as after `| head`."""
 
     failure: OSError | None = None
 
@@ -49,7 +47,7 @@ class _Stream(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Let this process continue when nobody reads its stdout or stderr, and open those that are closed.
+    """Lets this process continue when its stdout or stderr is closed or no longer read.
 
     A run outlives the terminal and the pipe it was started in; a file must not become number 1 or 2 by accident.
     """
@@ -58,11 +56,8 @@ def outlive_readers() -> None:
     os.close(descriptor)
     for number, name in ((1, "stdout"), (2, "stderr")):
         before = getattr(sys, name)
-        raw = _Stream(number, "w", closefd=False)
-        if number == 1:
-            _output[:] = [raw]
         stream = io.TextIOWrapper(
-            io.BufferedWriter(raw),
+            io.BufferedWriter(_Stream(number, "w", closefd=False)),
             encoding=getattr(before, "encoding", "utf-8"),
             errors="backslashreplace",  # of a terminal without ±, of names that are no text
             line_buffering=getattr(before, "line_buffering", True) or number == 2,
@@ -72,15 +67,21 @@ def outlive_readers() -> None:
 
 
 def print_surely(text: str) -> None:
-    """Print what must not be lost: on stderr if nobody reads stdout any more."""
+    """Prints what must not be lost: on stderr too if stdout could not be written."""
     text = printable(text)
     print(text, flush=True)
-    if _output and _output[0].failure is not None:
+    if _failure() is not None:
         print(text, file=sys.stderr, flush=True)
 
 
 def output_problem() -> str | None:
-    """Why some of the output could not be written; None if it was, or if its reader left of its own accord."""
+    """Why output was lost; None if none was, or if the reader closed the pipe."""
     sys.stdout.flush()
-    failure = _output[0].failure if _output else None
+    failure = _failure()
     return None if failure is None or failure.errno == errno.EPIPE else failure.strerror
+
+
+def _failure() -> OSError | None:
+    """The first error in writing stdout; None without any, or where `outlive_readers` was not called."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return raw.failure if isinstance(raw, _Stream) else None

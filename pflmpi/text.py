@@ -13,7 +13,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def spans(numbers: Collection[int]) -> str:
-    """Numbers in ascending order, consecutive ones as a span.
+    """Numbers in ascending order, consecutive ones as a range.
 
     >>> spans([7, 1, 2, 3]), spans([0])
     ('1-3, 7', '0')
@@ -37,7 +37,7 @@ def ranks(numbers: Collection[int]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things.
+    """A number with its noun, singular or plural.
 
     >>> counted(1, "rank"), counted(3, "core")
     ('1 rank', '3 cores')
@@ -46,7 +46,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them.
+    """Bytes in a suitable unit.
 
     >>> size(700), size(582026 * 4), size(3 << 29), size(80 << 30)
     ('700 B', '2.22 MiB', '1.5 GiB', '80 GiB')
@@ -68,7 +68,7 @@ def scaled_bytes(largest: float) -> tuple[float, str]:
 
 
 def some(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
-    """Names, or the first of them and how many more there are.
+    """Joined names; of many the first, and how many more there are.
 
     >>> some(["a", "b"]), some(["a", "b", "c"], most=2)
     ('a, b', 'a, b and 1 more')
@@ -77,10 +77,10 @@ def some(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
     return first if len(names) <= most else f"{first} and {len(names) - most} more"
 
 
-def figures(values: Sequence[float], most: int = 4) -> str:
+def format_numbers(values: Sequence[float], most: int = 4) -> str:
     """Numbers, the first few of many.
 
-    >>> figures([0.13066, 0.5]), figures(range(784))
+    >>> format_numbers([0.13066, 0.5]), format_numbers(range(784))
     ('0.1307 0.5', '0 1 2 3 ... (784 of them)')
     """
     text = " ".join(f"{value:.4g}" for value in values[:most])
@@ -108,7 +108,7 @@ def shown(value: object, most: int = 120) -> str:
 
 
 def short_name(name: str) -> str:
-    """The class of a name from outside the package; the name itself else.
+    """The class name of a reference to code outside the package; other names as they are.
 
     >>> short_name("./mine.py:FedMine"), short_name("fedavg")
     ('FedMine', 'fedavg')
@@ -117,7 +117,7 @@ def short_name(name: str) -> str:
 
 
 def for_shell(path: object) -> str:
-    """A path as a word of a command that is shown.
+    """A path quoted for a command that is shown.
 
     >>> for_shell("runs/1"), for_shell("my runs/1")
     ('runs/1', "'my runs/1'")
@@ -131,7 +131,7 @@ def printable(text: object) -> str:
     >>> printable("body\x1b[31m"), printable("two\\nlines, Zürich")
     ('body\\\\x1b[31m', 'two\\nlines, Zürich')
     """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
 
 
 def spreadsheet_safe(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs beside one another: which can be compared, and in which options they differ."""
+"""Comparing runs: which can be compared, and in which options they differ."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run]
         except CheckpointError as error:
             problems.append(str(error))
         else:
-            reason = unlike(runs[0], run) if runs else None
+            reason = why_incomparable(runs[0], run) if runs else None
             if reason is None:
                 runs.append(run)
                 problems += damaged(run)
@@ -43,12 +43,12 @@ def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run]
     return runs, problems
 
 
-def unlike(first: Run, other: Run) -> str | None:
+def why_incomparable(first: Run, other: Run) -> str | None:
     """Why two runs cannot be compared, naming keys and values; None if they can.
 
     They can if they have the same data and partition, or drew them from another seed with the same configuration.
     """
-    a, b = (run.config.get("recorded", {}) for run in (first, other))
+    a, b = first.recorded, other.recorded
     another_seed = first.config.get("seed") != other.config.get("seed")
     if a.get("data") != b.get("data"):
         reason = _differences(first, other, ("data",))
@@ -63,12 +63,12 @@ def unlike(first: Run, other: Run) -> str | None:
 
 def damaged(run: Run) -> list[str]:
     """What a report leaves out of a run: rounds with files that are cut, foreign or, the newest's, lost."""
-    found = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
+    problems = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
     for number in spread_over(run.rounds):
-        found += [problem for path, problem in run.problems(number).items() if path.exists()]
-    if run.rounds and not found:
-        found += run.problems(run.rounds[-1]).values()
-    problems = [f"{problem}; its round is left out" for problem in dict.fromkeys(found)]
+        problems += [problem for path, problem in run.problems(number).items() if path.exists()]
+    if run.rounds and not problems:
+        problems += run.problems(run.rounds[-1]).values()
+    problems = [f"{problem}; its round is left out" for problem in dict.fromkeys(problems)]
     try:
         run.counts  # noqa: B018  a partition.csv that is not the run's is found here
     except CheckpointError as error:
@@ -85,8 +85,8 @@ def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
 
 
 def _hashes(what: str, a: dict[str, Any], b: dict[str, Any]) -> str:
-    here, there = (str(recorded.get(what))[:12] for recorded in (a, b))
-    return f"the hash of the {what} is {there} and not {here} (recorded.{what})"
+    expected, actual = (str(recorded.get(what))[:12] for recorded in (a, b))
+    return f"the hash of the {what} is {actual} and not {expected} (recorded.{what})"
 
 
 _UNKNOWN = "-"
@@ -94,7 +94,7 @@ _UNKNOWN = "-"
 TextsByName = dict[str, list[str]]  # name -> a text for each run
 
 
-def differing(runs: Sequence[Run]) -> TextsByName:
+def differing_options(runs: Sequence[Run]) -> TextsByName:
     """The options in which the configurations of runs differ, with the value of each."""
     options = [decisive_options(run) for run in runs]
     keys = dict.fromkeys(key for of_run in options for key in of_run)
@@ -106,10 +106,10 @@ def differing(runs: Sequence[Run]) -> TextsByName:
 
 
 def compared_options(runs: Sequence[Run]) -> TextsByName:
-    """The options that have unlike values in runs, "" in those that lack them; not those that single runs have."""
+    """Options with different values among the runs that have them; "" for a run that has not."""
     return {
         key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
-        for key, texts in differing(runs).items()
+        for key, texts in differing_options(runs).items()
         if key not in ("algorithm.name", "training.rounds") and len({*texts} - {_UNKNOWN}) > 1
     }
 
@@ -121,5 +121,5 @@ def decisive_options(run: Run) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """A value as YAML has it."""
+    """A value as in YAML."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

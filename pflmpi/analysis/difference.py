@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.leaf_rows import LeafRows
+from pflmpi.analysis.checkpoint import Checkpoint, LeafRows
 
 _BYTES_AT_ONCE = 1 << 27
 
@@ -49,14 +48,14 @@ def difference(
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    first, second = (_leaves(one) for one in (before, after))
+    first, second = (_leaves(checkpoint) for checkpoint in (before, after))
     names = [name for side in ("server/", "clients/") for name in sorted(first | second) if name.startswith(side)]
     written = after.written_since(before)
-    found = []
+    changes = []
     for done, name in enumerate(names, 1):
-        found.append(_change(name, first.get(name), second.get(name), written))
+        changes.append(_change(name, first.get(name), second.get(name), written))
         step(done, len(names))
-    return found
+    return changes
 
 
 def relative(before: np.ndarray, after: np.ndarray) -> float:
@@ -92,9 +91,9 @@ def _change(name: str, before: Leaf | None, after: Leaf | None, written: np.ndar
     width = max(1, _BYTES_AT_ONCE * count // max(after.nbytes, 1))
     for start in range(0, len(positions), width):
         chosen = positions[start : start + width]
-        for position, one, two in zip(chosen, before[chosen], after[chosen], strict=True):
-            all_apart[position] = relative(one, two)
-            changed += not _same(one, two)
+        for position, old, new in zip(chosen, before[chosen], after[chosen], strict=True):
+            all_apart[position] = relative(old, new)
+            changed += not _same(old, new)
     where = int(after.clients[np.nanargmax(all_apart)]) if changed and not np.isnan(all_apart).all() else -1
     mean, largest = (float(all_apart.mean()), float(all_apart.max())) if count else (0.0, 0.0)
     return Change(name, shapes, count, changed, mean, largest, where)

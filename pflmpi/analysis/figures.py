@@ -60,7 +60,7 @@ def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
 
 
 def _good(run: Run) -> list[Checkpoint]:
-    """Some checkpoints whose files are the run's own, ascending."""
+    """Intact checkpoints, evenly spaced, ascending."""
     checkpoints = []
     for number in spread_over(run.rounds):
         with suppress(CheckpointError):  # which `comparable.damaged` has reported
@@ -74,7 +74,7 @@ _CURVES = ("layer_cosines_over_rounds", "bytes_per_round", "imbalance")
 
 
 def side_by_side(plots_of_runs: Sequence[tuple[str, Plots]]) -> tuple[list[Multiples], list[list[Plot | Missing]]]:
-    """The figures of single runs that say more side by side, and what remains of each run.
+    """Small multiples of the figures that several runs have on common axes, and the other figures of each run.
 
     Args:
         plots_of_runs: the figures of each run, by its label.
@@ -86,13 +86,13 @@ def side_by_side(plots_of_runs: Sequence[tuple[str, Plots]]) -> tuple[list[Multi
                 unit = plot.value_label if isinstance(plot, Matrices) else plot.y_label
                 groups.setdefault((type(plot), plot.name, plot.title, unit), []).append((label, plot))
     shared = [parts for parts in groups.values() if len(parts) > 1]
-    taken = {id(part) for parts in shared for _, part in parts}
-    rest = [[plot for plot in plots if id(plot) not in taken] for _, plots in plots_of_runs]
+    moved = {id(part) for parts in shared for _, part in parts}
+    rest = [[plot for plot in plots if id(plot) not in moved] for _, plots in plots_of_runs]
     return [_multiples(parts) for parts in shared], rest
 
 
 def _has_common_axes(plot: Part) -> bool:
-    """Whether a figure has the same axes in every run: a number of each client and round, seconds, cosines."""
+    """Whether a figure has the same axes in every run."""
     if isinstance(plot, Matrices):
         return plot.column_label == "round" and len(plot.panels) == 1
     return isinstance(plot, Stack) or plot.name in _CURVES
@@ -121,7 +121,7 @@ def _multiples(parts: Sequence[tuple[str, Part]]) -> Multiples:
 
 
 def _common_caption(captions: Mapping[str, str]) -> str:
-    """The sentences that all captions have, and then those of single runs with their labels."""
+    """The sentences that all captions share, then those of single runs after their labels."""
     sentences = {
         label: [f"{text}." for text in caption.removesuffix(".").split(". ")] for label, caption in captions.items()
     }

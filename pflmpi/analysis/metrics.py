@@ -1,4 +1,4 @@
-"""metrics.csv by column, and what it took until a measure was as good as a target."""
+"""metrics.csv by column, and the cost to reach a target."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ def columns(metrics: Metrics) -> dict[str, np.ndarray]:
 
 
 def last(values: np.ndarray) -> float:
-    """The newest known value of a column; NaN without any."""
-    known = values[~np.isnan(values)]
-    return float(known[-1]) if len(known) else float("nan")
+    """The last value of a column that is not NaN; NaN if all are."""
+    measured = values[~np.isnan(values)]
+    return float(measured[-1]) if len(measured) else float("nan")
 
 
 def best(values: np.ndarray) -> int | None:
-    """The place of the highest known value of a column; None without any."""
+    """The index of the highest value of a column; None if all are NaN."""
     return None if np.isnan(values).all() else int(np.nanargmax(values))
 
 

@@ -1,4 +1,4 @@
-"""The model that a client predicts with, put together from a checkpoint as the checkpoint says; plain state dicts.
+"""Assembles the model that a client predicts with from a checkpoint; plain state dicts.
 
 A *flat* model has its arrays by path, "body/...", "head/..." and "stats/...".
 """
@@ -38,7 +38,7 @@ class ClientState:
 
 
 def client_states(checkpoint: Checkpoint, clients: Sequence[int]) -> list[ClientState]:
-    """State of some clients, each of which exists.
+    """State of some existing clients.
 
     Raises:
         CheckpointError: a file is damaged (everything that is read is checked).

@@ -83,7 +83,7 @@ class Curves(Plot):
         zero: whether there is a line at y = 0.
         by_round: whether x is the number of a round.
         percent: whether y is a share in percent, of at most 100.
-        single_client: whether only the curves of one client are shown at a time, which the reader chooses.
+        single_client: whether the curves of one client are shown at a time, which the reader selects.
     """
 
     x_label: str
@@ -111,7 +111,7 @@ class Curves(Plot):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stack(Plot):
-    """Parts [n] that add up, over x [n].
+    """Stacked bars: parts [n] that add up, over x [n].
 
     Attributes:
         top: where the drawing ends, so that a few high ones do not hide the others; None for the highest.
@@ -142,10 +142,17 @@ class Panel:
     rows: Sequence[str | int]
     columns: Sequence[str | int]
 
+    def drawn_values(self, hide_diagonal: bool) -> np.ndarray:
+        """The values [R, C] that are drawn, float64, NaN elsewhere."""
+        values = np.array(self.values, np.float64)
+        if hide_diagonal:
+            np.fill_diagonal(values, np.nan)
+        return values
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Matrices(Plot):
-    """Matrices on one scale of colours.
+    """Heat maps on one colour scale.
 
     Attributes:
         limits: values of the first and last colour; None for the smallest and largest.
@@ -173,7 +180,7 @@ class Matrices(Plot):
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
-    """Points [n, 2] with their classes [n] and clients [n]; client -1 is the server."""
+    """Points [n, d], drawn with d = 2, with their classes [n] and clients [n]; client -1 is the server."""
 
     title: str
     points: np.ndarray
@@ -183,7 +190,7 @@ class Cloud:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Clouds(Plot):
-    """Points on a plane, several of them with common axes."""
+    """Scatter plots on common axes."""
 
     x_label: str
     y_label: str
@@ -198,7 +205,7 @@ class Clouds(Plot):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dots(Plot):
-    """A row for each name, with a dot for each series, beside a line at zero.
+    """A dot plot: a row for each name, a dot for each series, and a line at zero.
 
     Attributes:
         rows: what the rows are called, from the top.
@@ -222,7 +229,7 @@ class Dots(Plot):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bars(Plot):
-    """Counts by name, of one client at a time, which the reader chooses.
+    """Grouped bars: counts by name, of the one client that the reader selects.
 
     Attributes:
         names: on the axis, in their order.
@@ -244,7 +251,7 @@ Part = Curves | Stack | Matrices
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Multiples(Plot):
-    """The same figure of several runs, by the label of the run, on common axes."""
+    """Small multiples: the same figure of several runs, by the label of the run, on common axes."""
 
     parts: tuple[tuple[str, Part], ...]
 
@@ -266,7 +273,7 @@ _Kind = TypeVar("_Kind", bound=Plot)
 
 
 def thinned(plot: Plot) -> Plot:
-    """The figure with as many points as are drawn; its caption says what is left out."""
+    """The figure downsampled to what is drawn; its caption says what is left out."""
     match plot:
         case Curves():
             most = max(_FEWEST_OF_CURVE, min(_MOST_OF_CURVE, _MOST_POINTS // max(len(plot.curves), 1)))

@@ -50,7 +50,7 @@ def compare_layers(
         samples: indices into the dataset.
         update: called with how many clients are done, of how many.
     """
-    seen: dict[str, dict[int, np.ndarray]] = {}
+    products: dict[str, dict[int, np.ndarray]] = {}  # layer -> client -> [n, n]
     description, states = comparable_model(checkpoint), client_states(checkpoint, clients.tolist())
     first = experiment.tasks[0]
     x = first.prepare(torch.from_numpy(experiment.federation.dataset.images[samples]).to(first.device))
@@ -59,16 +59,16 @@ def compare_layers(
         flat = assembled(checkpoint, description, state)
         model = tree.unflatten({path: torch.tensor(array) for path, array in flat.items()})
 
-        def see(layer: str, output: Tensor, client: int = state.client) -> None:
-            seen.setdefault(layer, {})[client] = centred(_products(output)).astype(np.float32)
+        def note(layer: str, output: Tensor, client: int = state.client) -> None:
+            products.setdefault(layer, {})[client] = centred(_products(output)).astype(np.float32)
 
-        activations(task.architecture, tree.to(model, task.device), x, see)
+        activations(task.architecture, tree.to(model, task.device), x, note)
         update(done, len(states))
     return {
         layer: LayerSimilarity(
-            np.array(sorted(found), np.int64), cka(np.stack([found[client] for client in sorted(found)]))
+            np.array(sorted(of_layer), np.int64), cka(np.stack([of_layer[client] for client in sorted(of_layer)]))
         )
-        for layer, found in seen.items()
+        for layer, of_layer in products.items()
     }
 
 

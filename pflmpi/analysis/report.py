@@ -90,7 +90,7 @@ def _sections(
     """
     several = len(runs) > 1
     notes = [f"{named_run.label}: {note}." for named_run in runs for note in named_run.run.notes]
-    first = Section("Runs", " ".join([*_stopped(runs), *notes]), EXPLAINED, [runs_table(lines)])
+    first = Section("Runs", " ".join([*_stopped(runs), *notes]), EXPLAINED, runs_table(lines))
     multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(runs, details, strict=False)])
     together = draw([*figures.compared(runs), *multiples], _FIGURES)
     sections = [first, Section("All runs" if several else "The run", figures=together)]
@@ -111,7 +111,7 @@ def _sections(
 
 
 def _missing(sections: Sequence[Section]) -> str:
-    """What is not shown of single runs, each once with the runs and the reason of the first; the sections lose it."""
+    """Takes what is missing in single runs out of their sections, as one text: titles, their runs, the first reason."""
     reasons: dict[str, list[tuple[str, str]]] = {}
     for section in sections:
         for figure in section.figures:
@@ -128,7 +128,7 @@ def _linked_files(page_text: str) -> set[str]:
 
 
 def _remove(out: Path, files: set[str]) -> None:
-    """Delete what an earlier page linked to and this one does not, and folders that are empty then."""
+    """Deletes files that only an earlier page linked to, and folders that are empty then."""
     for name in files:
         (out / name).unlink(missing_ok=True)
     for folder in {(out / name).parent for name in files} - {out / _FIGURES}:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pflmpi import regular_file
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.metrics import columns
+from pflmpi.analysis.metrics import CostTo, columns, cost_to
 from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
 from pflmpi.errors import CheckpointError
@@ -26,7 +26,6 @@ from pflmpi.text import short_name, spans
 if TYPE_CHECKING:  # which need torch
     from torch import nn
 
-    from pflmpi.analysis.metrics import CostTo
     from pflmpi.analysis.personal_module import ClientSamples
     from pflmpi.experiment.build import Experiment
 
@@ -39,9 +38,9 @@ class Run:
 
     Attributes:
         path: the folder.
-        config: the resolved configuration, nested; "recorded" has the hashes of data and partition, and versions.
+        config: the resolved configuration, nested, with what the run has `recorded`.
         name: a short name for legends, the algorithm's; not unique.
-        config_notes: what in the configuration the newest checkpoint does not vouch for.
+        config_notes: what in the configuration the newest checkpoint does not cover.
     """
 
     path: Path
@@ -53,6 +52,12 @@ class Run:
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint now, ascending."""
         return run_folder.rounds(self.path)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What the run has added to its configuration: the hashes of data and partition, and versions."""
+        recorded: dict[str, Any] = self.config.get("recorded", {})
+        return recorded
 
     @property
     def stopped_early(self) -> str:
@@ -74,7 +79,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What is shown of the run and no checkpoint vouches for, a line each; raises as `verified_metrics`."""
+        """Warnings about what is shown and no checkpoint covers, one line each; raises as `verified_metrics`."""
         return [*self.config_notes, *self.verified_metrics.notes]
 
     @cached_property
@@ -89,7 +94,7 @@ class Run:
         Raises:
             CheckpointError: partition.csv is not the one that the run has written.
         """
-        return verify.partition(self.path, self.config.get("recorded", {}))
+        return verify.partition(self.path, self.recorded)
 
     def client_accuracy(self, number: int) -> np.ndarray | None:
         """Accuracy [N] of the clients after a round, as shares; None where no intact checkpoint has any. Read once."""
@@ -116,15 +121,13 @@ class Run:
         """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `figures.Figures`."""
         return import_module("pflmpi.analysis.figures").Figures([self])  # which imports this file
 
-    def cost_to(self, target: float, metric: str = "accuracy_mean") -> "CostTo | None":
+    def cost_to(self, target: float, metric: str = "accuracy_mean") -> CostTo | None:
         """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
 
         Args:
             target: at least so much, or at most in a column of losses; accuracies are shares, such as 0.9.
             metric: a column of metrics.csv.
         """
-        from pflmpi.analysis.metrics import cost_to
-
         return cost_to(self.columns, target, metric)
 
     @property
@@ -147,17 +150,14 @@ class Run:
             if problems:
                 warnings.warn(f"round {newest.number} stands for a newer one: {problems[0]}", stacklevel=2)
             return newest
-        if (number := as_integer("round", number)) not in (there := self.rounds):
-            raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(there) or 'none'}")
+        if (number := as_integer("round", number)) not in (rounds := self.rounds):
+            raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(rounds) or 'none'}")
         if problems := [problem for path, problem in self.problems(number).items() if path.exists()]:
             raise CheckpointError("; ".join(problems))  # of a round file without its shards, the server is there
         return Checkpoint(self.path, number)
 
     def problems(self, number: int) -> dict[Path, str]:
-        """What is wrong with the files of a round, by path, see `verify.checkpoint`; little of them is read.
-
-        Where nothing was wrong, it is not looked for again.
-        """
+        """Problems of the files of a round, by path; see `verify.checkpoint`. An intact round is checked once."""
         if number in self._intact:
             return {}
         problems = verify.checkpoint(self.path, number, whole=False)
@@ -167,7 +167,7 @@ class Run:
 
     @cached_property
     def _intact(self) -> set[int]:
-        """Rounds whose files were all found to be as they were written."""
+        """Rounds whose files were all intact."""
         return set()
 
     def samples(self, client: int) -> "ClientSamples":
@@ -209,10 +209,11 @@ class Run:
         """
         problems: list[str] = []
         for number in reversed(self.rounds):
-            if not (found := self.problems(number)):
+            if not (of_round := self.problems(number)):
                 return Checkpoint(self.path, number), problems
-            problems += found.values()
-        raise CheckpointError(f"{self.path} has no good checkpoint: {'; '.join(dict.fromkeys(problems)) or 'none yet'}")
+            problems += of_round.values()
+        why = "; ".join(dict.fromkeys(problems)) or "none has been written yet"
+        raise CheckpointError(f"{self.path} has no good checkpoint: {why}")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.name}, checkpoints {spans(self.rounds) or 'none'})"

@@ -1,4 +1,4 @@
-"""Several runs, opened to read as one table."""
+"""Several runs as one table."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,7 +136,7 @@ def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _metrics(pandas: Any, runs: Sequence[Run]) -> Any:
-    """The metrics of all runs, and in a column without a name the place of their run."""
+    """The metrics of all runs, with the index of the run in a column without a name."""
     texts: dict[str, list[str]] = {",".join(metrics_file.COLUMNS): []}  # by header: a version may have other columns
     for place, run in enumerate(runs):
         metrics = run.verified_metrics

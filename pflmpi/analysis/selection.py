@@ -56,7 +56,7 @@ def spread_over(items: Sequence[T], most: int = MOST_ROUNDS) -> list[T]:
     return [items[place] for place in np.linspace(0, len(items) - 1, most).round().astype(int)]
 
 
-def ends(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+def first_middle_last(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """The first, the middle and the last of the checkpoints; not the one before the first round."""
     return spread_over([checkpoint for checkpoint in checkpoints if checkpoint.number > 0] or checkpoints, 3)
 

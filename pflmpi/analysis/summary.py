@@ -1,4 +1,4 @@
-"""What came of runs, a line each: accuracy, losses, cost, cost to a target, gain over training alone."""
+"""The summary table of runs: accuracy, losses, cost, cost to a target, gain over local training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from pflmpi.analysis.comparable import compared_options
 from pflmpi.analysis.metrics import best, cost_to, last
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
-from pflmpi.analysis.series.clients import against
+from pflmpi.analysis.series.clients import gains_over_local
 from pflmpi.text import scaled_bytes
 
 Value = str | int | float
@@ -35,7 +35,7 @@ _FOUR_DIGITS = ("training loss", "test loss", "time per round (s)")
 
 def summaries(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[Line]:
     """The line of each run, with the cost to targets (accuracies, as shares); empty optional columns are left out."""
-    gains = {named_run: gain for named_run, _, gain in against(runs)[1]}
+    gains = {named_run: gain for named_run, _, gain in gains_over_local(runs)[1]}
     options = compared_options([named_run.run for named_run in runs])
     lines: list[Line] = []
     for place, named_run in enumerate(runs):

@@ -84,7 +84,7 @@ class Entry:
         state: in words, why seeds are missing; "" when none is.
         costs: until the target, of the finished seeds that reach it.
         problems: why runs cannot be shown, a line each.
-        notes: what of the runs no checkpoint vouches for.
+        notes: what of the runs no checkpoint covers.
     """
 
     row: str
@@ -296,7 +296,7 @@ def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]
 
 
 def comma_separated(table: SweepTable, filled: Sequence[Entry]) -> str:
-    """Everything that is known, one line for each row and column of the table."""
+    """All values as CSV, one line for each row and column of the table."""
     lines = [_everything(table, entry) for entry in filled]
     return as_csv([list(lines[0]), *(list(line.values()) for line in lines)])
 
@@ -318,7 +318,7 @@ def tabular(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def closeness(difference: float, spread: float | None) -> str:
-    """How near a figure in percent is to the published one, to two decimals.
+    """How close a figure in percent is to the published one, to two decimals.
 
     Args:
         spread: published, around the figure; None where there is none.
@@ -378,7 +378,7 @@ def _beside(entry: Entry, points: bool) -> str:
 
 
 def _joined(value: Value | None, *more: str) -> str:
-    """A value with its spread, and more about it."""
+    """A value with its spread, and further texts."""
     return ", ".join(filter(None, (" ± ".join(filter(None, _texts(value))), *more)))
 
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run; return the exit code."""
-    from pflmpi.analysis.comparable import differing, unlike
+    from pflmpi.analysis.comparable import differing_options, why_incomparable
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.selection import named
     from pflmpi.analysis.summary import for_readers, results
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     if len(folders) < 2:
         raise ConfigError(f"there is only one run, {folders[0]}; name two or more")
     runs = [open_run(path) for path in folders]
-    names, settings = [named_run.label for named_run in named(runs)], differing(runs)
+    names, settings = [named_run.label for named_run in named(runs)], differing_options(runs)
     columns = for_readers([results(run) for run in runs])
     figures = {name: [column[name] or "-" for column in columns] for name in columns[0]}
     figures = {name: row for name, row in figures.items() if any(text != "-" for text in row)}
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         for note in run.notes:
             terminal.print(f"{name}: {note}")
     for other, name in zip(runs[1:], names[1:], strict=True):
-        if reason := unlike(runs[0], other):
+        if reason := why_incomparable(runs[0], other):
             terminal.print(f"{name} has other samples or clients than {names[0]}: {reason}")
     return 0
 

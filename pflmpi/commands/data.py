@@ -86,7 +86,7 @@ def _lines(dataset: "Dataset") -> Iterator[str]:
     import numpy as np
 
     from pflmpi.data.dataset import standardised, unscaled
-    from pflmpi.text import figures, size, some
+    from pflmpi.text import format_numbers, size, some
 
     x = dataset.images
     what = f"{'bytes' if x.dtype == np.uint8 else 'numbers'}{', images C x H x W' if x.ndim == 4 else ''}"
@@ -96,7 +96,8 @@ def _lines(dataset: "Dataset") -> Iterator[str]:
         yield f"columns  {some(dataset.columns, 8)}"
     yield f"values   {x.min():g} to {x.max():g}, mean {x.mean(dtype=np.float64):.4g}"
     standard = standardised(dataset)
-    yield f"standard mean {figures(standard.mean)}, deviation {figures(standard.std)} (data.normalize: standard)"
+    mean, std = format_numbers(standard.mean), format_numbers(standard.std)
+    yield f"standard mean {mean}, deviation {std} (data.normalize: standard)"
     if problem := unscaled(dataset):
         yield f"scale    {problem}"
     classes, counts = np.unique(dataset.labels, return_counts=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pflmpi import arguments
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.terminal import console
-from pflmpi.text import figures, size, spans
+from pflmpi.text import format_numbers, size, spans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +83,7 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     )
     terminal = console()
     if opened.normalisation:
-        mean, std = (figures(opened.normalisation[name].tolist()) for name in ("mean", "std"))
+        mean, std = (format_numbers(opened.normalisation[name].tolist()) for name in ("mean", "std"))
         terminal.print(f"samples are normalised: mean {mean}, deviation {std}", highlight=False)
     terminal.print(f"checkpoints: {', '.join(map(str, rounds))}")
     for note in whole.config_notes:

@@ -1,1 +1,1 @@
-"""Problems of the environment, found before a run: facts of every rank are collected, checked, and shown as a table."""
+"""Checks the environment before a run: collects facts of every rank, checks them, and prints tables."""

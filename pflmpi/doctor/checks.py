@@ -38,51 +38,51 @@ class Check:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, what to do, and on which ranks."""
+    """A problem, its remedy, and the ranks that have it."""
 
     what: str
     remedy: str
     ranks: tuple[int, ...]
 
-    def line(self, everyone: Group) -> str:
+    def line(self, all_ranks: Group) -> str:
         """The problem in one line, with ranks and hosts."""
-        hosts = list(dict.fromkeys(facts.host for facts in everyone if facts.rank in self.ranks))
+        hosts = list(dict.fromkeys(facts.host for facts in all_ranks if facts.rank in self.ranks))
         return f"{ranks(self.ranks)} on {some(hosts)}: {self.what}; {self.remedy}".replace("\n", " ")
 
 
-def find_problems(everyone: Group) -> list[Problem]:
+def find_problems(all_ranks: Group) -> list[Problem]:
     """The problems of these ranks; those that several ranks have in the same words are one."""
     problems: dict[tuple[str, str], set[int]] = {}
     for check in CHECKS:
-        for what, group in findings(check, everyone):
-            remedy = check.remedy if isinstance(check.remedy, str) else check.remedy(group, everyone)
-            problems.setdefault((what, remedy), set()).update(numbers(group))
+        for what, group in findings(check, all_ranks):
+            remedy = check.remedy if isinstance(check.remedy, str) else check.remedy(group, all_ranks)
+            problems.setdefault((what, remedy), set()).update(rank_numbers(group))
     return [Problem(what, remedy, tuple(sorted(where))) for (what, remedy), where in problems.items()]
 
 
-def findings(check: Check, everyone: Group) -> list[tuple[str, Group]]:
+def findings(check: Check, all_ranks: Group) -> list[tuple[str, Group]]:
     """What a check finds, and on which ranks."""
-    checked, find = [facts for facts in everyone if check.applies(facts)], check.find
+    checked, find = [facts for facts in all_ranks if check.applies(facts)], check.find
     return (
         [(find.format(**dict(facts)), [facts]) for facts in checked] if isinstance(find, str) else list(find(checked))
     )
 
 
-def by(everyone: Iterable[RankFacts], key: Callable[[RankFacts], T]) -> dict[T, list[RankFacts]]:
+def group_by(all_ranks: Iterable[RankFacts], key: Callable[[RankFacts], T]) -> dict[T, list[RankFacts]]:
     """The ranks in groups of the same key."""
     groups: dict[T, list[RankFacts]] = {}
-    for facts in everyone:
+    for facts in all_ranks:
         groups.setdefault(key(facts), []).append(facts)
     return groups
 
 
-def numbers(group: Iterable[RankFacts]) -> tuple[int, ...]:
+def rank_numbers(group: Iterable[RankFacts]) -> tuple[int, ...]:
     """The ranks' numbers."""
     return tuple(facts.rank for facts in group)
 
 
 def remedy_of_no_connection(mpi: bool) -> str:
-    """What to do when ranks do not find each other."""
+    """The remedy where ranks cannot connect."""
     network = "OMPI_MCA_btl_tcp_if_include" if mpi else "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
     return (
         "see in the launcher's output whether all ranks have started, check for a firewall between the hosts, and name "
@@ -96,8 +96,8 @@ def _all(_: RankFacts) -> bool:
 
 def _hosts(text: Callable[[Group], str]) -> Find:
     """Finds what is wrong host by host; "" is nothing."""
-    return lambda everyone: (
-        (what, group) for group in by(everyone, lambda facts: facts.host).values() if (what := text(group))
+    return lambda all_ranks: (
+        (what, group) for group in group_by(all_ranks, lambda facts: facts.host).values() if (what := text(group))
     )
 
 
@@ -108,12 +108,12 @@ def _differs(text: str, value: Callable[[RankFacts], str]) -> Find:
         text: what is wrong, with `{here}` and `{there}` for the values and `{others}` for the ranks with the usual one.
     """
 
-    def find(everyone: Group) -> Iterator[tuple[str, Group]]:
-        groups = by(everyone, value)
+    def find(all_ranks: Group) -> Iterator[tuple[str, Group]]:
+        groups = group_by(all_ranks, value)
         usual = max(groups, key=lambda value: len(groups[value]), default="")
         for here, group in groups.items():
             if here != usual:
-                yield text.format(here=here, there=usual, others=ranks(numbers(groups[usual]))), group
+                yield text.format(here=here, there=usual, others=ranks(rank_numbers(groups[usual]))), group
 
     return find
 
@@ -128,8 +128,8 @@ def _split_world(facts: RankFacts) -> bool:
     return facts.mpi.used and 0 < facts.mpi.world != facts.size
 
 
-def _split_worlds(everyone: Group) -> Iterator[tuple[str, Group]]:
-    for facts in everyone:
+def _split_worlds(all_ranks: Group) -> Iterator[tuple[str, Group]]:
+    for facts in all_ranks:
         seen = f"MPI sees {facts.mpi.world}: {facts.size} worlds of size {facts.mpi.world}"
         yield f"{_LAUNCHERS[facts.launcher]} has started {facts.size} ranks, but {seen}", [facts]
 
@@ -143,9 +143,9 @@ def _remedy_of_split_world(group: Group, _: Group) -> str:
     return f"start with {flag} (`srun --mpi=list` shows what this Slurm has), or {own}"
 
 
-def _broken(everyone: Group) -> Iterator[tuple[str, Group]]:
+def _broken(all_ranks: Group) -> Iterator[tuple[str, Group]]:
     """What cannot be imported, but for torch: without it a rank has no device, which is a problem already."""
-    for facts in everyone:
+    for facts in all_ranks:
         for name, why in facts.broken.items():
             if name != "torch":
                 yield f"{name} cannot be imported ({why})", [facts]
@@ -155,8 +155,8 @@ def _lacks_data(facts: RankFacts) -> bool:
     return bool(facts.data.error) and not facts.data.download
 
 
-def _remedy_of_data(_: Group, everyone: Group) -> str:
-    good = [facts.rank for facts in everyone if not _lacks_data(facts) and facts.data.root]
+def _remedy_of_data(_: Group, all_ranks: Group) -> str:
+    good = [facts.rank for facts in all_ranks if not _lacks_data(facts) and facts.data.root]
     if not good:
         return "set data.root or PFLMPI_DATA to a folder that all hosts see at the same path"
     return (
@@ -171,8 +171,8 @@ def _no_cuda(facts: RankFacts) -> bool:
     return not facts.device.error and not hidden and not facts.device.gpus
 
 
-def _shared_gpus(everyone: Group) -> Iterator[tuple[str, Group]]:
-    for (_, uuid), group in by(everyone, lambda facts: (facts.host, facts.device.uuid)).items():
+def _shared_gpus(all_ranks: Group) -> Iterator[tuple[str, Group]]:
+    for (_, uuid), group in group_by(all_ranks, lambda facts: (facts.host, facts.device.uuid)).items():
         if len(group) > 1:
             yield f"{_ranks(group)} share one GPU ({group[0].device.name}, {uuid})", group
 

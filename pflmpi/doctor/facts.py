@@ -1,4 +1,4 @@
-"""What the doctor knows about each rank, and how it finds out: plain values, sent to rank 0 as JSON."""
+"""Facts about each rank and how they are collected: plain values, sent to rank 0 as JSON."""
 
 import fcntl
 import hashlib
@@ -148,7 +148,7 @@ class RankFacts(_Facts):
 
 
 def rank_facts(launch: Launch, config: "Config | None", settings: Settings, environ: Mapping[str, str]) -> RankFacts:
-    """What this rank finds out alone, before it is connected to the others: the slow part."""
+    """Facts that a rank collects before it is connected to the others: the slow part."""
     versions, broken = _packages()
     return RankFacts(
         rank=launch.rank,

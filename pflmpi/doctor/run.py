@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.table import Table
 
-from pflmpi.doctor.checks import Problem, by, find_problems, numbers, remedy_of_no_connection
+from pflmpi.doctor.checks import Problem, find_problems, group_by, rank_numbers, remedy_of_no_connection
 from pflmpi.doctor.facts import (
     RankFacts,
     all_facts,
@@ -74,8 +74,8 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
         return unconnected(unclear)
     try:
         transport = _connect(launch, requested, facts, here)
-        everyone = all_facts(facts, requested, transport, launch, folder, environ)
-        code = int(from_root(transport, str(_check_and_show(everyone, config, environ)) if everyone else ""))
+        all_ranks = all_facts(facts, requested, transport, launch, folder, environ)
+        code = int(from_root(transport, str(_check_and_show(all_ranks, config, environ)) if all_ranks else ""))
     except (PflmpiError, ImportError, RuntimeError, OSError) as error:
         _log.debug("not connected", exc_info=error)
         return unconnected(first_line(error))
@@ -115,14 +115,14 @@ def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Pe
     return transport
 
 
-def _check_and_show(everyone: list[RankFacts], config: Path | None, environ: Mapping[str, str]) -> int:
+def _check_and_show(all_ranks: list[RankFacts], config: Path | None, environ: Mapping[str, str]) -> int:
     """Show what was found; return the exit code."""
-    if config is not None and all(facts.settings.error for facts in everyone):
-        print(f"pflmpi: {everyone[0].settings.error}", file=sys.stderr)
+    if config is not None and all(facts.settings.error for facts in all_ranks):
+        print(f"pflmpi: {all_ranks[0].settings.error}", file=sys.stderr)
         code = UserError.exit_code
     else:
-        problems = find_problems(everyone)
-        show(everyone, problems)
+        problems = find_problems(all_ranks)
+        show(all_ranks, problems)
         code = _FOUND if problems else 0
     flush_output()
     write_exit_code(environ, code)
@@ -146,31 +146,31 @@ def _report_unconnected(facts: RankFacts, launch: Launch, folder: Path, environ:
     return _FOUND
 
 
-def show(everyone: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
+def show(all_ranks: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
     """Print the tables and the problems."""
     # Plain text: mpirun gives its ranks a terminal of no size, and forwards what they write to wherever its own goes.
     terminal = table_console(_WIDTH, force_terminal=False, highlight=False)
-    terminal.print(_ranks(everyone))
-    terminal.print(_common(everyone))
-    show_problems(everyone, problems)
+    terminal.print(_ranks(all_ranks))
+    terminal.print(_common(all_ranks))
+    show_problems(all_ranks, problems)
 
 
-def show_problems(everyone: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
+def show_problems(all_ranks: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
     """Print each problem in a line of its own, however long, or that there is none."""
     for problem in problems:
-        print(f"problem: {problem.line(everyone)}")
+        print(f"problem: {problem.line(all_ranks)}")
     if not problems:
         print("no problems found")
 
 
-def _ranks(everyone: Sequence[RankFacts]) -> Table:
+def _ranks(all_ranks: Sequence[RankFacts]) -> Table:
     table = Table("rank", "host", "device", "free memory", "threads", "cores")
-    groups = by(everyone, _row if len(everyone) > _ROWS else lambda facts: (str(facts.rank),))
+    groups = group_by(all_ranks, _row if len(all_ranks) > _ROWS else lambda facts: (str(facts.rank),))
     for group in groups.values():
         memory = min((facts.machine for facts in group), key=lambda machine: machine.memory_free)
         cores = {facts.machine.cores for facts in group}
         table.add_row(
-            spans(numbers(group)),
+            spans(rank_numbers(group)),
             some(list(dict.fromkeys(facts.host for facts in group)), most=2),
             _device(min(group, key=lambda facts: facts.device.memory_free)),
             _free(memory.memory_free, memory.memory),
@@ -199,14 +199,14 @@ def _threads(facts: RankFacts) -> str:
     return f"{facts.settings.threads}, OMP {'not set' if facts.machine.omp is None else facts.machine.omp}"
 
 
-def _common(everyone: Sequence[RankFacts]) -> Table:
+def _common(all_ranks: Sequence[RankFacts]) -> Table:
     table = Table("", "", "ranks", show_header=False)
     for name, text in _TEXTS.items():
-        for value, group in by(everyone, text).items():
-            table.add_row(name, value, "all" if len(group) == len(everyone) else spans(numbers(group)))
+        for value, group in group_by(all_ranks, text).items():
+            table.add_row(name, value, "all" if len(group) == len(all_ranks) else spans(rank_numbers(group)))
     free = {
-        "run folder": [facts.folder.free for facts in everyone if not facts.folder.error],
-        "/dev/shm": [facts.machine.shared_free for facts in everyone if facts.machine.shared_free is not None],
+        "run folder": [facts.folder.free for facts in all_ranks if not facts.folder.error],
+        "/dev/shm": [facts.machine.shared_free for facts in all_ranks if facts.machine.shared_free is not None],
     }
     least = ", ".join(f"{name} {size(min(sizes))}" for name, sizes in free.items() if sizes)
     table.add_row("least free space", least, "all")

@@ -1,4 +1,4 @@
-"""What will not fit, what to change, and which ranks would be of no use."""
+"""What will not fit, what to change, and which ranks would be idle."""
 
 import shutil
 from collections.abc import Iterator

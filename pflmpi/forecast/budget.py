@@ -38,7 +38,7 @@ class Budget:
     seconds_per_round: dict[str, float]
 
     def seconds(self, task: CellTask) -> float:
-        """Seconds that a run still needs: as its like has taken, else as others for their work; inf if unknown."""
+        """Seconds that a run still needs: as the same configuration took, else by its work; inf if unknown."""
         key, rounds = but_seed(task), task.rounds - task.done if task.command else 0
         if not rounds:
             return 0.0
@@ -48,7 +48,7 @@ class Budget:
         return rounds * self.work[key] * median(speeds) if speeds and key in self.work else inf
 
     def cheapest_first(self) -> list[CellTask]:
-        """All tasks in the order of what they still need; equal ones as they were."""
+        """All tasks by the time that they still need (a stable sort)."""
 
         def cost(task: CellTask) -> tuple[float, float]:
             return self.seconds(task), self.work.get(but_seed(task), inf) * (task.rounds - task.done)
@@ -70,10 +70,10 @@ class Budget:
 
     def needed(self, tasks: Sequence[CellTask]) -> str:
         """The hours that the runs need together, in words."""
-        known = [seconds for task in tasks if (seconds := self.seconds(task)) < inf]
-        unknown = len(tasks) - len(known)
+        finite = [seconds for task in tasks if (seconds := self.seconds(task)) < inf]
+        unknown = len(tasks) - len(finite)
         more = f", and {counted(unknown, 'run')} of unknown length" if unknown else ""
-        return f"about {sum(known) / self.jobs / 3600:.2f} h{more}"
+        return f"about {sum(finite) / self.jobs / 3600:.2f} h{more}"
 
 
 def but_seed(task: CellTask) -> str:

@@ -1,13 +1,15 @@
-"""Bytes of the data, of what is kept between rounds, and of messages."""
+"""Bytes of the data, of what is kept between rounds, and of checkpoints on disk."""
 
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
 from pflmpi import tree
 from pflmpi.algorithms.base import depends_on_client
+from pflmpi.config.load import Config
 from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import Experiment
 from pflmpi.learning.local_training import OPTIMIZER
@@ -16,7 +18,9 @@ from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
+from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.store.shard import ID_BYTES
 from pflmpi.tree import Tree
 
 _FEW = 3  # clients; the server's state is made for so many, one and two more to see how it grows
@@ -61,23 +65,23 @@ class StateSizes:
 
 def state_sizes(experiment: Experiment) -> StateSizes:
     """Sizes of the state of an experiment, without making it: for many clients it may not fit here."""
-    each = np.array([tree.num_bytes(template) for template in experiment.templates], np.int64)
+    whole = np.array([tree.num_bytes(template) for template in experiment.templates], np.int64)
     first = np.array([tree.num_bytes(template) for template in own_at_first(experiment)], np.int64)
     made = [_server_and_received(experiment, _FEW + more) for more in range(3)]
     servers, messages, links = zip(*made, strict=True)
     more = experiment.federation.num_clients - _FEW
-    clients = each[experiment.cohort], first[experiment.cohort]
+    clients = whole[experiment.cohort], first[experiment.cohort]
     return StateSizes(*clients, _for_more(more, servers), _for_more(more, messages), links[0])
 
 
 def own_at_first(experiment: Experiment) -> list[Tree]:
     """What a client of each cohort has of its own before it trains: without what all of the cohort have in common."""
-    found = []
+    templates = []
     for task, template in zip(experiment.tasks, experiment.templates, strict=True):
-        each = depends_on_client(experiment.config.algorithm, task)
-        common = {OPTIMIZER} if each else {name for name in template if name != RECEIVED}
-        found.append({name: value for name, value in template.items() if name not in common})
-    return found
+        own_start = depends_on_client(experiment.config.algorithm, task)
+        common = {OPTIMIZER} if own_start else {name for name in template if name != RECEIVED}
+        templates.append({name: value for name, value in template.items() if name not in common})
+    return templates
 
 
 def leaf_bytes(leaves: Leaves) -> int:
@@ -94,8 +98,8 @@ def data_bytes(federation: Federation) -> int:
 
 def pool_bytes(setup: Setup, rank: int) -> int:
     """Bytes of the samples and labels that a rank has on its GPU."""
-    dataset, mine = setup.executor.federation.dataset, setup.samples(rank)
-    count = len(dataset.labels) if mine is None else len(mine)
+    dataset, samples = setup.executor.federation.dataset, setup.samples(rank)
+    count = len(dataset.labels) if samples is None else len(samples)
     return count * (dataset.images[:1].nbytes + dataset.labels.itemsize)
 
 
@@ -126,10 +130,86 @@ def _for_more(more: int, states: Sequence[Tree]) -> Leaves:
     Leaves have a fixed size or grow with the clients or with their pairs, so their sizes lie on a parabola.
     """
     counts = [{path: leaf.numel() for path, leaf in tree.leaves(state)} for state in states]
-    found = {}
+    leaves = {}
     for path, leaf in tree.leaves(states[0]):
         first, second, third = (count[path] for count in counts)
         bend = third - 2 * second + first
         count = first + more * (second - first) + more * (more - 1) // 2 * bend
-        found[path] = count, to_numpy(leaf.new_empty(0)).dtype
-    return found
+        leaves[path] = count, to_numpy(leaf.new_empty(0)).dtype
+    return leaves
+
+
+# --- what the checkpoints take on disk
+
+_LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
+_NEVER = -1
+# Bytes of HDF5 and of text, as files of small runs have them: of a round file, and of the clients' rows of a round.
+_ROUND_FILE, _ROWS_FILE = 20 * 2**10, 16 * 2**10
+_ONCE = 2**24  # bytes of rows from which on equal ones are surely stored once
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes on disk, about: what is kept, and some for files; see `_ROUND_FILE`.
+
+    Attributes:
+        first: the checkpoint before the first round, with every client.
+        each: the mean of the others.
+        most: all that is there at once, at most.
+        last: all that stays.
+        count: number of checkpoints.
+    """
+
+    first: int
+    each: float
+    most: int
+    last: int
+    count: int
+
+
+def disk(setup: Setup, config: Config, sizes: StateSizes) -> Disk:
+    """What the checkpoints take, with `checkpoint.every` and `checkpoint.keep`; nothing is written."""
+    settings = config.checkpoint
+    count = 1 + -(-setup.task.training.rounds // settings.every)
+    rounds_ahead = schedule(setup, config.evaluation, settings, None)
+    saves = list(islice((now for now in rounds_ahead if now.saves), _LOOKED_AT))
+    rows, rounds = np.array([_rows(save, sizes) for save in saves]), np.array([_round(save, sizes) for save in saves])
+    written = rows + rounds
+    stays = _stays(saves, rows, rounds, settings.keep) if settings.keep else np.cumsum(written)
+    most = int((written + np.append(0, stays[:-1])).max())
+    later = float(written[1:].mean()) if len(written) > 1 else 0.0
+    added = 0.0 if settings.keep else (count - len(saves)) * later
+    return Disk(int(written[0]), later, int(most + added), int(stays[-1] + added), count)
+
+
+def _rows(save: RoundSchedule, sizes: StateSizes) -> int:
+    """Bytes of the rows of clients that a checkpoint writes."""
+    clients = save.unsaved
+    if not len(clients):
+        return 0
+    rows = int(sizes.client[clients].sum())
+    if save.opening and rows > _ONCE:  # what all clients of a cohort begin with is one row on each rank
+        _, first = np.unique(save.setup.executor.cohort[clients], return_index=True)
+        common = int((sizes.client - sizes.first)[clients[first]].sum())
+        rows = int(sizes.first[clients].sum()) + common * sum(1 for rows_of_rank in save.rows if len(rows_of_rank))
+    return rows + ID_BYTES * len(clients) + _ROWS_FILE
+
+
+def _round(save: RoundSchedule, sizes: StateSizes) -> int:
+    """Bytes of a round file: the server, messages that models are made of, and numbers of clients and classes."""
+    n, classes = save.setup.task.num_clients, save.setup.task.num_classes
+    measured = 8 * n * (4 + (2 * classes + 2) * save.evaluates)
+    return sizes.server_bytes + leaf_bytes(sizes.received) + measured + _ROUND_FILE
+
+
+def _stays(saves: Sequence[RoundSchedule], rows: np.ndarray, rounds: np.ndarray, keep: int) -> np.ndarray:
+    """Bytes [S] that stay after each checkpoint, at most: the newest round files, and the rows files they need."""
+    newest = np.full((len(saves), len(saves[0].setup.executor.cohort)), _NEVER)
+    stays = []
+    for last, save in enumerate(saves):
+        newest[last] = newest[last - 1] if last else _NEVER
+        newest[last, save.unsaved] = last
+        kept = slice(max(0, last - keep + 1), last + 1)
+        needed = np.unique(newest[kept])
+        stays.append(rounds[kept].sum() + rows[needed[needed != _NEVER]].sum())
+    return np.array(stays)

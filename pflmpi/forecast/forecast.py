@@ -1,7 +1,8 @@
 """Forecast of a run, from its configuration and the machines that it is to run on."""
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -11,13 +12,12 @@ import numpy as np
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import Experiment, complete, draft, load_federation, prepare, setup
-from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes
-from pflmpi.forecast.disk import Disk, disk
-from pflmpi.forecast.measuring import Measured, ProcessMemory, measured_steps, resident, resident_files
+from pflmpi.forecast.bytes import Disk, StateSizes, data_bytes, disk, mapped_bytes, state_sizes
+from pflmpi.forecast.measuring import Costs, Measured, ProcessMemory, measured_steps, resident, resident_files
 from pflmpi.forecast.memory import RankMemory, rank_memory
 from pflmpi.forecast.ranks import Ranks, TransportName, lay_out
-from pflmpi.forecast.seconds import Seconds, compute_seconds, message_seconds
 from pflmpi.learning.task import HOST
+from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.traffic import wire_bytes
 from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
 from pflmpi.runtime.round_schedule import RoundSchedule, schedule
@@ -47,6 +47,26 @@ class Resources:
     gpu_memory: int | None
     delay: float | None
     rate: float | None
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of a round, on average; without those of the server, of checkpoints, and of sums of messages.
+
+    Attributes:
+        train: of the slowest rank.
+        messages: between nodes; None where a link is not known.
+        test: of the slowest rank; a round without an evaluation counts with 0.
+    """
+
+    train: float
+    messages: float | None
+    test: float
+
+    @property
+    def round(self) -> float:
+        """All together."""
+        return self.train + (self.messages or 0.0) + self.test
 
 
 @dataclass(frozen=True)
@@ -105,7 +125,7 @@ class Forecast:
             return None
         train, test = compute_seconds(self.ranks, self.resources.cores, self.rounds, self.measured.costs)
         moved = sum(wire for _, _, wire in self.bytes_per_round())
-        calls = _CONTROL + float(np.mean([sum(call.moved > 0 for call in one.calls) for one in self.rounds]))
+        calls = _CONTROL + float(np.mean([sum(call.moved > 0 for call in plan.calls) for plan in self.rounds]))
         here = self.resources
         return Seconds(train, message_seconds(moved, calls, here.ranks, here.nodes, here.delay, here.rate), test)
 
@@ -113,8 +133,8 @@ class Forecast:
         """For each way its name, logical bytes and bytes between ranks: the mean of the first rounds."""
         if not self.rounds:
             return [("up", 0.0, 0.0), ("down", 0.0, 0.0)]
-        logical = np.sum([(one.up_bytes.sum(), one.down_bytes.sum()) for one in self.rounds], 0)
-        wire = [wire_bytes(one.calls) for one in (self.opening, *self.rounds)]
+        logical = np.sum([(plan.up_bytes.sum(), plan.down_bytes.sum()) for plan in self.rounds], 0)
+        wire = [wire_bytes(plan.calls) for plan in (self.opening, *self.rounds)]
         means = (logical / len(self.rounds)).tolist(), (np.sum(wire, 0) / len(self.rounds)).tolist()
         return list(zip(("up", "down"), *means, strict=True))
 
@@ -136,8 +156,9 @@ def predict(config: Config, resources: Resources) -> Forecast:
     opening, *rounds = islice(schedule(ready, config.evaluation, config.checkpoint, None), 1 + looked_at)
     measured = measured_steps(ready, rounds, sizes, on_gpu, process.resident)
     memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, config.runtime.state == "disk")
-    plan = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, disk(ready, config, sizes), transport)
-    return Forecast(*plan, measured, loading)
+    laid = disk(ready, config, sizes)
+    parts = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, laid, transport)
+    return Forecast(*parts, measured, loading)
 
 
 def _transport(config: Config, ranks: int) -> TransportName:
@@ -163,3 +184,44 @@ def _load(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
     process = ProcessMemory(loaded, program=loaded - (data - mapped + read), data=data, shared=files + mapped)
     first = draft(config, federation, here)
     return complete(first, config.runtime, first.config.runtime.executor), process
+
+
+# --- seconds: the slowest rank trains and tests, and messages cross a link one by one
+
+
+def message_seconds(
+    moved: float, calls: float, ranks: int, nodes: int, delay: float | None, rate: float | None
+) -> float | None:
+    """Bytes that leave a node over the rate of its link, and each call's hops down a tree of the nodes.
+
+    >>> message_seconds(moved=4e6, calls=2, ranks=4, nodes=4, delay=0.01, rate=1e6)  # 3 MB leave; 2 calls of 2 hops
+    3.04
+    """
+    if ranks == 1:
+        return 0.0
+    if delay is None or rate is None:
+        return None
+    return moved * (nodes - 1) / nodes / rate + calls * (nodes - 1).bit_length() * delay
+
+
+def compute_seconds(ranks: Ranks, cores: int, rounds: Sequence[RoundSchedule], costs: Costs) -> tuple[float, float]:
+    """Seconds of training and of testing on the slowest rank; `cores` of a node, the first `rounds`."""
+
+    def testing(plan: RoundSchedule) -> float:
+        seconds = _slowest(ranks, cores, plan.testing, lambda group: costs.test(group).seconds)
+        if plan.tests_trained:
+            seconds += _slowest(ranks, cores, plan.training, lambda group: costs.test(group).seconds)
+        return seconds + (_slowest(ranks, cores, plan.unseen.groups, costs.unseen) if plan.unseen else 0.0)
+
+    train = [_slowest(ranks, cores, plan.training, lambda group: costs.train(group).seconds) for plan in rounds]
+    return float(np.mean(train)), float(np.mean([testing(plan) for plan in rounds]))
+
+
+def _slowest(ranks: Ranks, cores: int, groups: list[list[ClientGroup]], cost: Callable[[ClientGroup], float]) -> float:
+    """Seconds of the slowest rank for its groups, beside the ranks of its node that compute at the same time."""
+    busy = Counter(device for device, of_rank in zip(ranks.device, groups, strict=True) if of_rank)
+    slowest = 0.0
+    for device, of_rank in zip(ranks.device, groups, strict=True):
+        turns = busy[device] if device[1] is not None else busy[device] * ranks.runtime.threads / cores
+        slowest = max(slowest, max(turns, 1.0) * sum(map(cost, of_rank)))
+    return slowest

@@ -73,19 +73,19 @@ def measure(call: Callable[[], object], device: torch.device) -> Cost:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has; where the system does not say, the most it ever had."""
+    """Resident bytes of this process; its peak where the system does not say."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system
     return own_memory("VmRSS") or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def resident_files() -> int:
-    """Bytes of it that belong to files, which processes of a node share; 0 where the system does not say."""
+    """Resident bytes of mapped files, which processes of a node share; 0 where the system does not say."""
     return own_memory("RssFile")
 
 
 def _reset_peaks(device: torch.device) -> tuple[int, int]:
-    """Forget the peaks; bytes that the host and the GPU have in use."""
+    """Resets the peaks; returns the bytes in use on the host and on the GPU."""
     host = resident()
     with contextlib.suppress(OSError):  # the peak is then that of the whole process, which is more
         Path("/proc/self/clear_refs").write_text("5")
@@ -144,36 +144,34 @@ class Costs:
     cohorts: Mapping[int, CohortCost]
 
     def train(self, group: ClientGroup) -> Cost:
-        """Cost of a training of trained clients."""
-        return self._train(group, self.setup)
+        """Cost of a training."""
+        cost = self._cohort(group)
+        return _scaled(cost.train, cost.train.seconds + cost.step * self._steps(group), len(group) / cost.lanes)
 
     def test(self, group: ClientGroup) -> Cost:
         """Cost of a test, with the adapting before it."""
-        return self._test(group, self.setup)
+        cost, executor = self._cohort(group), self.setup.executor
+        adapting = cost.step * self._steps(group) if executor.adapts else 0.0
+        seconds = cost.test.seconds * int(executor.federation.num_test[group].max()) / cost.tests + adapting
+        return _scaled(cost.test, seconds, len(group) / cost.lanes)
 
     def unseen(self, group: ClientGroup) -> float:
         """Seconds of a test of unseen clients, with the training before it."""
         unseen = self.setup.unseen
         assert unseen is not None
-        there = replace(self.setup, executor=unseen.executor)
-        return unseen.updates * self._train(group, there).seconds + self._test(group, there).seconds
+        costs = replace(self, setup=replace(self.setup, executor=unseen.executor))
+        return unseen.updates * costs.train(group).seconds + costs.test(group).seconds
 
-    def _train(self, group: ClientGroup, setup: Setup) -> Cost:
-        cost = self._cohort(group, setup)
-        return _scaled(cost.train, cost.train.seconds + cost.step * _steps(group, setup), len(group) / cost.lanes)
+    def _cohort(self, group: ClientGroup) -> CohortCost:
+        return self.cohorts[int(self.setup.executor.cohort[group[0]])]
 
-    def _test(self, group: ClientGroup, setup: Setup) -> Cost:
-        cost, tests = self._cohort(group, setup), int(setup.executor.federation.num_test[group].max())
-        adapting = cost.step * _steps(group, setup) if setup.executor.adapts else 0.0
-        return _scaled(cost.test, cost.test.seconds * tests / cost.tests + adapting, len(group) / cost.lanes)
-
-    def _cohort(self, group: ClientGroup, setup: Setup) -> CohortCost:
-        return self.cohorts[int(setup.executor.cohort[group[0]])]
+    def _steps(self, group: ClientGroup) -> int:
+        return self.setup.task.training.num_steps(int(self.setup.executor.federation.num_train[group].max()))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the machine was found to be.
+    """Costs measured on this machine.
 
     Attributes:
         costs: None where they could not be measured.
@@ -294,13 +292,9 @@ def _zeros(name: str, like: Tree, clients: np.ndarray) -> Tree:
 
 def _largest_group(setup: Setup, rounds: Sequence[RoundSchedule], cohort: int) -> ClientGroup:
     """The largest group of a cohort that is computed in one call."""
-    computed = [group for one in rounds for groups in (*one.training, *one.testing) for group in groups]
-    at_hand = chain(computed, chain.from_iterable(setup.placement.assign(np.arange(setup.task.num_clients))))
-    return max((group for group in at_hand if setup.executor.cohort[group[0]] == cohort), key=len)
-
-
-def _steps(group: ClientGroup, setup: Setup) -> int:
-    return setup.task.training.num_steps(int(setup.executor.federation.num_train[group].max()))
+    computed = (group for plan in rounds for groups in (*plan.training, *plan.testing) for group in groups)
+    groups = chain(computed, chain.from_iterable(setup.placement.assign(np.arange(setup.task.num_clients))))
+    return max((group for group in groups if setup.executor.cohort[group[0]] == cohort), key=len)
 
 
 def _scaled(cost: Cost, seconds: float, share: float) -> Cost:

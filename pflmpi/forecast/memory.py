@@ -31,7 +31,7 @@ class RankMemory:
         work: messages, copies and activations at the fullest moment of a round.
         checkpoint: rows that are waiting to be written.
         shared: of all these, what the ranks of a node have in common.
-        device: on its GPU, with its samples, and what CUDA and NCCL take; 0 without one.
+        device: on its GPU, with its samples, and what CUDA and NCCL take; 0 without plan.
         nccl: of these, what NCCL takes at most; see `gpu_messages`.
     """
 
@@ -67,22 +67,24 @@ def rank_memory(
         costs: None leaves activations out.
         on_disk: whether the state of clients is in a mapped file, whose pages the system takes back.
     """
-    library = max(one.library for one in costs.cohorts.values()) if costs else 0.0
+    library = max(cohort.library for cohort in costs.cohorts.values()) if costs else 0.0
     hosted, waiting = sizes.at_the_end(setup), _waiting(setup, rounds, sizes)
     up = setup.declared.returned_bytes(np.arange(setup.task.num_clients))
-    parts = any(_sends_parts(call) for one in rounds for call in (*one.uplink, *one.downlink))
-    found = []
+    parts = any(_sends_parts(call) for plan in rounds for call in (*plan.uplink, *plan.downlink))
+    memory = []
     for rank, gpu in enumerate(ranks.gpu):
-        moments = [(0.0, 0.0), *(_fullest(one, rank, up, sizes.server_bytes, costs, gpu is not None) for one in rounds)]
-        in_transit = 0.0 if gpu is None else _in_transit(rounds, rank, up + sizes.client)
-        summed = 0.0 if gpu is None else _summed_there(setup, rounds, rank)
+        on_gpu, server = gpu is not None, sizes.server_bytes
+        moments = [(0.0, 0.0), *(_fullest(plan, rank, up, server, costs, on_gpu) for plan in rounds)]
         work, device = (max(values) for values in zip(*moments, strict=True))
         nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
-        computes = any(one.training[rank] or one.testing[rank] for one in rounds)
+        in_transit = _in_transit(rounds, rank, up + sizes.client) if on_gpu else 0.0
+        if on_gpu:
+            device += _CONTEXT + pool_bytes(setup, rank) + in_transit + _summed_there(setup, rounds, rank) + nccl
+        computes = any(plan.training[rank] or plan.testing[rank] for plan in rounds)
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
         if rank == 0:
-            state, checkpoint = state + sizes.server_bytes, checkpoint + sizes.server_bytes + leaf_bytes(sizes.received)
-        found.append(
+            state, checkpoint = state + server, checkpoint + server + leaf_bytes(sizes.received)
+        memory.append(
             RankMemory(
                 clients=len(setup.placement.hosted(rank)),
                 base=process.program + (library if computes else 0.0),
@@ -91,22 +93,22 @@ def rank_memory(
                 work=_FRAGMENTS * work + in_transit,
                 checkpoint=checkpoint,
                 shared=process.shared,
-                device=0.0 if gpu is None else _CONTEXT + pool_bytes(setup, rank) + device + in_transit + summed + nccl,
+                device=device,
                 nccl=nccl,
             )
         )
-    return found
+    return memory
 
 
 def _in_transit(rounds: Sequence[RoundSchedule], rank: int, moved: np.ndarray) -> float:
     """Bytes of the groups that are copied while a GPU computes another; `moved` [N] of each client. See `transfers`."""
-    return 2.0 * max((float(moved[group].sum()) for one in rounds for group in one.training[rank]), default=0.0)
+    return 2.0 * max((float(moved[group].sum()) for plan in rounds for group in plan.training[rank]), default=0.0)
 
 
 def _summed_there(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> float:
     """Bytes of a GPU for the messages that stay there until they are summed, and for their sum, in int64."""
     entries = setup.declared.entries
-    most = max((sum(map(len, one.training[rank])) for one in rounds), default=0)
+    most = max((sum(map(len, plan.training[rank])) for plan in rounds), default=0)
     return min(most * entries.size, MOST_MESSAGE_BYTES) + 8.0 * entries.count if most else 0.0
 
 
@@ -118,7 +120,7 @@ def _sends_parts(call: Traffic) -> bool:
 def _waiting(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -> np.ndarray:
     """[R] bytes of clients' rows that wait to be written, at most."""
     first = [sizes.first[setup.placement.hosted(rank)].sum() for rank in range(setup.placement.ranks)]
-    later = [[_CHECKPOINTS * sizes.client[rows].sum() for rows in one.rows] for one in rounds if one.saves]
+    later = [[_CHECKPOINTS * sizes.client[rows].sum() for rows in plan.rows] for plan in rounds if plan.saves]
     most: np.ndarray = np.array([first, *later]).max(0)
     return most
 
@@ -126,7 +128,7 @@ def _waiting(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -
 def _fullest(
     now: RoundSchedule, rank: int, up: np.ndarray, server: int, costs: Costs | None, on_gpu: bool
 ) -> tuple[float, float]:
-    """Bytes of a round at its fullest moment on the host and on the GPU, besides what stays.
+    """Peak bytes of a round on the host and on the GPU, besides what stays.
 
     Args:
         up: [N] of a message.
@@ -152,7 +154,7 @@ def _fullest(
 
 def _largest(calls: Iterable[Cost], on_gpu: bool) -> tuple[float, float]:
     """Bytes of the largest call on the host and on the GPU; one that was measured on a CPU stands for the GPU."""
-    found = list(calls)
-    host = max((cost.memory for cost in found), default=0.0)
-    device = max((cost.device for cost in found), default=0.0)
+    costs = list(calls)
+    host = max((cost.memory for cost in costs), default=0.0)
+    device = max((cost.device for cost in costs), default=0.0)
     return (0.0, device or host) if on_gpu else (host, 0.0)

@@ -35,16 +35,16 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """R."""
+        """Number of ranks (R)."""
         return len(self.node)
 
     @cached_property
     def of_node(self) -> list[list[int]]:
         """Ranks of each node."""
-        found: list[list[int]] = [[] for _ in range(self.node[-1] + 1)]
+        ranks: list[list[int]] = [[] for _ in range(self.node[-1] + 1)]
         for rank, node in enumerate(self.node):
-            found[node].append(rank)
-        return found
+            ranks[node].append(rank)
+        return ranks
 
     @cached_property
     def device(self) -> list[tuple[int, int | None]]:
@@ -72,8 +72,8 @@ def lay_out(
     if runtime.gpus is not None and runtime.gpus > gpus > 0:
         raise ConfigError(f"runtime.gpus = {runtime.gpus}, and --gpus {gpus}; lower it or leave it null")
     node = [node for node in range(nodes) for _ in range(ranks // nodes + (node < ranks % nodes))]
-    there = [tuple(Gpu(f"{where}/{i}", "GPU", 0) for i in range(gpus)) for where in range(nodes)]
-    peers = [Peer(str(where), rank, tuple(range(cores)), there[where]) for rank, where in enumerate(node)]
+    gpus_of_node = [tuple(Gpu(f"{where}/{i}", "GPU", 0) for i in range(gpus)) for where in range(nodes)]
+    peers = [Peer(str(where), rank, tuple(range(cores)), gpus_of_node[where]) for rank, where in enumerate(node)]
     placed = place_ranks(peers, runtime)
     if placed.serves_only:
         runtime = runtime.model_copy(update={"server": "dedicated"})

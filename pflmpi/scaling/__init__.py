@@ -1,1 +1,1 @@
-"""Scaling experiments: one configuration on several numbers of ranks, what was measured, and what follows from that."""
+"""Scaling experiments: one configuration measured on several numbers of ranks."""

@@ -87,9 +87,9 @@ def join(new: Scaling, out: Path) -> Scaling:
     """
     before = read(out)
     if before is None:
-        if out.is_dir() and (there := [path.name for path in out.iterdir() if not path.name.startswith(".")]):
+        if out.is_dir() and (content := [path.name for path in out.iterdir() if not path.name.startswith(".")]):
             raise ConfigError(
-                f"{out} holds no scaling experiment, but {some(sorted(there))}; choose another --out, or empty it"
+                f"{out} holds no scaling experiment, but {some(sorted(content))}; choose another --out, or empty it"
             )
         return new
     changed = _differences(before, new)

@@ -57,7 +57,7 @@ class AmdahlFit:
 
 
 def check(mode: str, ranks: Sequence[int], to: int) -> None:
-    """Raise `ConfigError` where so many points say nothing of `to` ranks."""
+    """Raises `ConfigError` where the measured points do not allow an extrapolation to `to` ranks."""
     if mode == "packing":
         raise ConfigError("--to with mode packing: its ranks share one machine, which says nothing of more machines")
     if len(ranks) < LEAST_POINTS:
@@ -93,16 +93,16 @@ def summary(law: AmdahlFit, to: int, largest: int) -> str:
     return f"serial fraction {law.serial}; {to} ranks: {law.seconds(to)} s a round{far}"
 
 
-def extrapolations(among: dict[str, Results], to: int) -> list[Curves]:
+def extrapolations(named: dict[str, Results], to: int) -> list[Curves]:
     """A figure for each experiment: the points that were measured, and the fitted law up to `to` ranks.
 
     Raises:
         ConfigError: as in `check`.
     """
-    several = len(among) > 1
+    several = len(named) > 1
     return [
         _figure(results, to, f"_{number}" if several else "", name)
-        for number, (name, results) in enumerate(among.items(), 1)
+        for number, (name, results) in enumerate(named.items(), 1)
     ]
 
 

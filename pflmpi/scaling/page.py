@@ -1,4 +1,4 @@
-"""The page over scaling experiments: tables, figures, and where it was measured."""
+"""The page of scaling experiments: tables, figures, hardware and versions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -132,7 +132,7 @@ PAGE, _TABLE, _FIGURES = "scale.html", "scale.tex", "figures"
 
 
 def write_page(
-    among: Sequence[Results], out: Path, to: int | None, update: Callable[[int, int], None] = lambda *_: None
+    experiments: Sequence[Results], out: Path, to: int | None, update: Callable[[int, int], None] = lambda *_: None
 ) -> list[str]:
     """Write the page with its figures and its LaTeX table into a folder; what is wrong with the experiments.
 
@@ -144,8 +144,8 @@ def write_page(
         CheckpointError: nothing was measured in one of them.
         ConfigError: the folder cannot be written, or no model can be fitted.
     """
-    named = _by_name(among)
-    for results in among:
+    named = _by_name(experiments)
+    for results in experiments:
         if not results.measured:
             raise CheckpointError(
                 f"nothing was measured in {results.out} yet{''.join(f'; {why}' for why in results.problems)}"
@@ -162,7 +162,7 @@ def write_page(
         sections = [
             *tables,
             Section("All figures", figures=drawn),
-            Section("Where it was measured", tables=[_places(named)]),
+            Section("Where it was measured", table=_places(named)),
         ]
         (out / PAGE).write_text(html.page(title, about, problems, sections), encoding="utf-8")
         latex = [line for name, results in named.items() for line in (f"% {name}", *tabular(*readable(results)), "")]
@@ -172,12 +172,12 @@ def write_page(
     return problems
 
 
-def _by_name(among: Sequence[Results]) -> dict[str, Results]:
+def _by_name(experiments: Sequence[Results]) -> dict[str, Results]:
     """The experiments by the names of their folders, or by their paths where these are not different."""
-    names = [results.out.resolve().name for results in among]
+    names = [results.out.resolve().name for results in experiments]
     if len(set(names)) < len(names):
-        names = [str(results.out) for results in among]
-    return dict(zip(names, among, strict=True))
+        names = [str(results.out) for results in experiments]
+    return dict(zip(names, experiments, strict=True))
 
 
 def _table(name: str, results: Results) -> Section:
@@ -192,7 +192,7 @@ def _table(name: str, results: Results) -> Section:
         f"{scaling.rounds - WARM_UP} rounds; seconds per round and bytes. A point with other bits, or a run that "
         "failed, stands out."
     )
-    return Section(name, text, tables=[PageTable(columns, rows, wrong=wrong)])
+    return Section(name, text, table=PageTable(columns, rows, wrong=wrong))
 
 
 def _places(named: dict[str, Results]) -> PageTable:

@@ -26,7 +26,7 @@ class MeasuredRun:
     Attributes:
         planned: the run as it was to be made.
         record: its hardware, versions and digest.
-        columns: of its metrics, each [rounds], the first rounds included.
+        columns: of its metrics, each [rounds], of the rounds that count.
     """
 
     planned: ScaleRun
@@ -51,20 +51,15 @@ class MeasuredRun:
             "checkpoint": stored,
         }
 
-    def measured(self, values: np.ndarray) -> np.ndarray:
-        """The rounds that count."""
-        return values[WARM_UP:]
-
     @property
     def seconds(self) -> np.ndarray:
-        """Seconds of the rounds that count."""
-        return self.measured(self.columns["seconds"])
+        """Seconds of each round."""
+        return self.columns["seconds"]
 
     @property
     def wire_bytes(self) -> float:
         """Bytes between ranks in a round."""
-        both = self.columns["wire_up_bytes"] + self.columns["wire_down_bytes"]
-        return float(self.measured(both).mean())
+        return float((self.columns["wire_up_bytes"] + self.columns["wire_down_bytes"]).mean())
 
 
 @dataclass(frozen=True)
@@ -100,12 +95,9 @@ class Point:
     @cached_property
     def parts(self) -> dict[str, float]:
         """Mean seconds of each part over all rounds."""
-        return {
-            name: float(np.concatenate([run.measured(run.parts[name]) for run in self.runs]).mean())
-            if self.runs
-            else float("nan")
-            for name in PARTS
-        }
+        if not self.runs:
+            return dict.fromkeys(PARTS, float("nan"))
+        return {name: float(np.concatenate([run.parts[name] for run in self.runs]).mean()) for name in PARTS}
 
     def most(self, column: str) -> float:
         """Highest value of a column of memory; NaN where it is not known."""
@@ -137,16 +129,16 @@ class Results:
         return first.seconds / point.seconds * (self.ideal(point) if self.scaling.mode == "weak" else 1.0)
 
     def ideal(self, point: Point) -> float:
-        """Speed-up that would be ideal; where ranks share the same cores there is none to be had."""
+        """The ideal speed-up; 1 where ranks share the same cores."""
         return 1.0 if self.scaling.mode == "packing" else point.ranks / self.measured[0].ranks
 
     def efficiency(self, point: Point) -> float:
-        """Speed-up, of the ideal one."""
+        """Speed-up over the ideal speed-up."""
         return self.speed_up(point) / self.ideal(point)
 
     @property
     def problems(self) -> list[str]:
-        """What failed, and points with other bits."""
+        """Failed runs, and points whose digests differ."""
         failures = [
             f"{point.ranks} ranks, repeat {repeat}: {why}"
             for point in self.points
@@ -166,36 +158,31 @@ def results(out: Path) -> Results:
     scaling = read(out)
     if scaling is None:
         raise CheckpointError(f"{out} holds no scaling experiment; name the --out of `pflmpi scale`")
-    pairs = [_measured(planned, out, scaling.rounds) for planned in runs(scaling)]
-    expected: dict[tuple[int | None, int], str] = {}  # by what decides bits
-    for _, run in pairs:
-        if run is not None:
-            ranks = run.planned.ranks
-            expected.setdefault((scaling.clients(ranks), scaling.threads(ranks)), run.record["digest"])
+    measured: dict[int, list[MeasuredRun]] = {ranks: [] for ranks in scaling.ranks}
+    problems: dict[int, dict[int, str]] = {ranks: {} for ranks in scaling.ranks}
+    digests: dict[tuple[int, int | None], str] = {}  # by threads and clients, which decide bits
+    for planned in runs(scaling):
+        ranks, record = planned.ranks, records.read(planned.record(out))
+        if "digest" in record:
+            measured[ranks].append(MeasuredRun(planned, record, _rounds_that_count(planned, out, scaling.rounds)))
+            digests.setdefault((scaling.threads(ranks), scaling.clients(ranks)), record["digest"])
+        else:
+            problems[ranks][planned.repeat] = str(record.get("problem", ""))
     points = []
     for ranks in scaling.ranks:
-        measured = [run for planned, run in pairs if run is not None and planned.ranks == ranks]
-        key = scaling.clients(ranks), scaling.threads(ranks)
-        missing = {
-            planned.repeat: str(records.read(planned.record(out)).get("problem", ""))
-            for planned, run in pairs
-            if run is None and planned.ranks == ranks
-        }
-        same = all(run.record["digest"] == expected[key] for run in measured)
-        points.append(Point(ranks, key[1], key[0], measured, missing, same))
+        decisive = scaling.threads(ranks), scaling.clients(ranks)
+        same = all(run.record["digest"] == digests[decisive] for run in measured[ranks])
+        points.append(Point(ranks, *decisive, measured[ranks], problems[ranks], same))
     return Results(out, scaling, points)
 
 
-def _measured(planned: ScaleRun, out: Path, rounds: int) -> tuple[ScaleRun, MeasuredRun | None]:
-    record = records.read(planned.record(out))
-    if "digest" not in record:
-        return planned, None
+def _rounds_that_count(planned: ScaleRun, out: Path, rounds: int) -> dict[str, np.ndarray]:
     metrics = columns(verify.metrics(planned.run(out), rounds))
     if len(metrics["round"]) <= WARM_UP:
         raise CheckpointError(
             f"{planned.run(out)} has lost its rounds; delete {planned.record(out)}, and measure it again"
         )
-    return planned, MeasuredRun(planned, record, metrics)
+    return {name: values[WARM_UP:] for name, values in metrics.items()}
 
 
 Value = str | int | float
@@ -278,7 +265,7 @@ def _measurements(results: Results, point: Point, run: MeasuredRun) -> dict[str,
         "seconds": seconds,
         "seconds_low": low,
         "seconds_high": high,
-        **{f"{name}_seconds": float(run.measured(run.parts[name]).mean()) for name in PARTS},
+        **{f"{name}_seconds": float(run.parts[name].mean()) for name in PARTS},
         **{name: value or "" for name, value in memory.items()},
         "wire_bytes": run.wire_bytes,
         "speed_up": speed_up,

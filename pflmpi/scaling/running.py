@@ -67,7 +67,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     if not all(word.strip().isdecimal() for word in words):
         raise ConfigError(f"--ranks {text!r}: must be whole numbers with commas between them, such as 1,2,4")
     numbers = tuple(int(word) for word in words)
-    if numbers[0] < 1 or any(one >= other for one, other in pairwise(numbers)):
+    if numbers[0] < 1 or any(lower >= higher for lower, higher in pairwise(numbers)):
         raise ConfigError(f"--ranks {text!r}: must be at least 1, and each more than the one before, such as 1,2,4")
     return numbers
 
@@ -122,7 +122,7 @@ def measure(
 
 
 def run_task(planned: ScaleRun, scaling: Scaling, out: Path) -> CellTask:
-    """What a run still needs: nothing, or all; rounds after an interruption would be another measurement."""
+    """The task of a run: nothing, or all rounds; an interrupted measurement starts again."""
     if records.done(planned, out):
         return CellTask(planned, "done", scaling.rounds, scaling.rounds)
     words = ("run", str(planned.config(out)), "--out", str(planned.run(out)), "--ranks", str(planned.ranks), "--quiet")

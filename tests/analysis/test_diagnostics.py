@@ -10,7 +10,7 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing, Plot
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import ends
+from pflmpi.analysis.selection import first_middle_last
 from pflmpi.analysis.series import diagnostics
 from pflmpi.learning.diagnostics import ClassVectors, ClientWeights, EntryShare, PerClient
 
@@ -198,7 +198,7 @@ def test_class_vectors_are_those_that_server_and_clients_know(run):
     found = diagnostics.known_vectors(state, description)
     held, means = np.asarray(state.clients["classes/held"]), np.asarray(state.clients["classes/means"])
     assert len(found.classes) == 10 + held.sum()
-    for vector, label, client in zip(found.values, found.classes, found.clients, strict=True):
+    for vector, label, client in zip(found.points, found.classes, found.clients, strict=True):
         expected = state.server["vectors"][label] if client < 0 else means[client, label]
         assert vector.tolist() == expected.tolist()
 
@@ -210,7 +210,7 @@ def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run, 
         other = again[plot.title]
         assert isinstance(plot, Clouds) and isinstance(other, Clouds) and plot.title.startswith("Class points, ")
         assert [cloud.title for cloud in plot.clouds] == ["round 1", "round 2", "round 3"]
-        for cloud, twin, state in zip(plot.clouds, other.clouds, ends(checkpoints(run)), strict=True):
+        for cloud, twin, state in zip(plot.clouds, other.clouds, first_middle_last(checkpoints(run)), strict=True):
             assert len(cloud.points) == 10 + np.asarray(state.clients["classes/held"]).sum()
             assert np.isfinite(cloud.points).all() and cloud.points.tolist() == twin.points.tolist()
             assert "other marks those of clients" in plot.caption

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import basic_indices, integer_array_indices
 
-from pflmpi.analysis.leaf_rows import LeafRows
+from pflmpi.analysis.checkpoint import LeafRows
 from pflmpi.store.layout import Layout
 
 SHAPE = (5, 3, 4)

@@ -162,7 +162,7 @@ def test_a_run_that_has_just_begun_is_open(copy):
     (copy / "metrics.csv").write_text(f"{header}\n")
     run = open_run(copy)
     assert run.rounds == [] and run.columns["round"].size == 0
-    with pytest.raises(CheckpointError, match="no good checkpoint: none yet"):
+    with pytest.raises(CheckpointError, match="no good checkpoint: none has been written yet"):
         run.round()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pflmpi.analysis.drawing.html import Section
 from pflmpi.analysis.figures import side_by_side
-from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
+from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.report import _missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import named
@@ -87,7 +87,7 @@ def test_weights_that_differ_by_rounding_alone_are_said_to_be_equal(spread, equa
 @pytest.mark.parametrize(("count", "figures"), [(49, 1), (50, 2)])
 def test_few_class_vectors_have_no_t_sne(count, figures, monkeypatch):
     points, classes = np.random.default_rng(0).normal(size=(count, 3)), np.arange(count) % 10
-    class_means = diagnostics.Vectors(1, points, classes, np.full(count, -1))
+    class_means = Cloud("round 1", points, classes, np.full(count, -1))
     monkeypatch.setattr(diagnostics, "known_vectors", lambda *_: class_means)
     monkeypatch.setattr(diagnostics, "tsne", lambda values: values[:, :2])
     found = diagnostics.projections([None, None], "a", ClassVectors(title="Class means"))

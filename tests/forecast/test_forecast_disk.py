@@ -5,8 +5,7 @@ import pytest
 
 import quick_run
 from every_algorithm import every_algorithm
-from pflmpi.forecast.bytes import state_sizes
-from pflmpi.forecast.disk import disk
+from pflmpi.forecast.bytes import disk, state_sizes
 from planned_run import planned, planned_and_run
 
 TOLERANCE = 0.02  # of rows and states; what HDF5 and texts take in small files is only about known
@@ -72,7 +71,7 @@ def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not():
 def test_more_checkpoints_than_are_looked_at_go_on_like_these(monkeypatch):
     world = planned(quick_run.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
     whole = forecast_of(world)
-    monkeypatch.setattr("pflmpi.forecast.disk._LOOKED_AT", 15)
+    monkeypatch.setattr("pflmpi.forecast.bytes._LOOKED_AT", 15)
     part = forecast_of(world)
     assert part.count == whole.count == 31
     assert part.last == pytest.approx(whole.last, rel=0.05)  # who takes part differs from round to round

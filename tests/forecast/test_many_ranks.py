@@ -3,12 +3,11 @@
 import sys
 
 import quick_run
-from pflmpi.forecast.bytes import state_sizes
-from pflmpi.forecast.disk import disk
+from pflmpi.forecast.bytes import disk, state_sizes
+from pflmpi.forecast.forecast import compute_seconds
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs, ProcessMemory
 from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
-from pflmpi.forecast.seconds import compute_seconds
 from pflmpi.messages.traffic import wire_bytes
 from planned_run import planned
 

@@ -9,7 +9,7 @@ from pflmpi.analysis.plots import Bars, Cloud, Clouds, Curve, Curves, Dots, Matr
 
 Spec = dict[str, Any]
 
-HOVER = "hover"  # how names of layers begin that only answer a pointer: pictures leave them out
+HOVER = "hover"  # prefix of the names of hover layers, which pictures leave out
 WIDTH, NARROW, HEIGHT = 330, 240, 210  # pixels inside the axes: alone, one of several panels
 INK = "#1a1c1f"
 COLOURS = (
@@ -57,28 +57,29 @@ def chart(plot: Plot) -> Spec:
 
     Parameters of it: `picked`, the entries of the legend that are selected, and `client`, the client that stands out.
     """
-    parts: Sequence[tuple[str, Plot]] = plot.parts if isinstance(plot, Multiples) else [("", plot)]
-    drawing: Spec = {}
-    match parts[0][1]:
+    panels: Any = plot.parts if isinstance(plot, Multiples) else [("", plot)]  # all of one kind
+    match panels[0][1]:
         case Curves():
-            drawing = _curves([(title, part) for title, part in parts if isinstance(part, Curves)])
+            drawing = _curves(panels)
         case Stack():
-            drawing = _stack([(title, part) for title, part in parts if isinstance(part, Stack)])
+            drawing = _stack(panels)
         case Matrices():
-            drawing = _matrices([(title, part) for title, part in parts if isinstance(part, Matrices)])
+            drawing = _matrices(panels)
         case Dots() as dots:
             drawing = _dots(dots)
         case Clouds() as clouds:
             drawing = _clouds(clouds)
         case Bars() as bars:
             drawing = _bars(bars)
-    assert drawing, f"no chart for {type(plot).__name__}"
+        case other:
+            raise AssertionError(f"no chart for {type(other).__name__}")
     return {"description": f"{plot.title}. {plot.caption}", **drawing, "config": CONFIG}
 
 
 # --- what charts have in common
 
 _CLIENT = {"name": "client", "value": None}
+_ROUND_AXIS: Spec = {"axis": {"tickMinStep": 1, "format": "d", "grid": False}, "scale": {"nice": False, "zero": False}}
 _IS_CLIENT = "client !== null && datum.client === client"
 
 
@@ -87,12 +88,8 @@ def _number(value: float) -> float | None:
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
-def _values(rows: Iterable[Spec]) -> Spec:
-    return {"values": list(rows)}
-
-
 def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
-    """Tooltips: fields with their titles, `numbers` with four digits; no field without a title."""
+    """Tooltips: fields with titles, `numbers` with four digits; a field without a title is left out."""
     return [
         {"field": field, "title": title, **({"type": "quantitative", "format": ".4~g"} if field in numbers else {})}
         for field, title in titles.items()
@@ -101,13 +98,13 @@ def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
 
 
 def _nominal(field: str, domain: Sequence[str], values: Sequence[Any], legend: Spec | None) -> Spec:
-    """An encoding that gives each name of the domain one of the values."""
+    """A nominal encoding that maps the domain to values."""
     scale = {"domain": list(domain), "range": list(values)}
     return {"field": field, "type": "nominal", "title": None, "scale": scale, "legend": legend}
 
 
 def _colour(labels: Sequence[str], styles: Sequence[int], field: str = "series", **legend: Any) -> Spec:
-    """An encoding by colour, with as many columns of its legend as have room below one drawing."""
+    """A colour encoding; its legend has as many columns as fit below one chart."""
     longest = max(map(len, labels), default=1)
     columns = max(1, min(4, len(labels), int(WIDTH // (40 + 6.5 * longest))))
     limit = {"labelLimit": _LONGEST} if longest * 6 > _LONGEST else {}
@@ -116,7 +113,7 @@ def _colour(labels: Sequence[str], styles: Sequence[int], field: str = "series",
 
 
 def _picking(field: str) -> Spec:
-    """The parameter of what is selected in a legend: of the layer of this name."""
+    """The parameter of the legend selection, bound to the layer named "picking"."""
     select = {"type": "point", "fields": [field]}
     return {"name": "picked", "select": select, "bind": "legend", "views": ["picking"]}
 
@@ -129,17 +126,13 @@ def _quantity(field: str, label: str, **more: Any) -> Spec:
     return {"field": field, "type": "quantitative", "title": label or None, **more}
 
 
-def _round_axis() -> Spec:
-    return {"axis": {"tickMinStep": 1, "format": "d", "grid": False}, "scale": {"nice": False, "zero": False}}
-
-
 def _angle(names: Sequence[str]) -> Spec:
-    """Names on an axis, inclined where they would touch."""
+    """Label angle of an axis: inclined where names would overlap."""
     return {"labelAngle": -40 if sum(map(len, names)) * 7 > WIDTH else 0}
 
 
 def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
-    """A chart, or one for each title side by side on common axes."""
+    """A single chart, or one facet for each title on common axes."""
     if not any(titles):
         return {**spec, "width": WIDTH, "height": HEIGHT}
     outside: Spec = {key: spec.pop(key) for key in ("data", "transform", "params") if key in spec}
@@ -149,7 +142,7 @@ def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
 
 
 def _choice(rows: Sequence[Spec]) -> Spec:
-    """The parameter by which a reader chooses the client that a chart shows."""
+    """The drop-down parameter that selects the client shown."""
     clients = sorted({row["client"] for row in rows})
     return {"name": "client", "value": clients[0], "bind": {"input": "select", "options": clients, "name": "client "}}
 
@@ -175,7 +168,7 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
         ring = {"type": "point", "size": 20 if many else 90, "strokeWidth": 1.5}
         layers.append({"transform": [{"filter": "datum.best"}], "mark": ring, "encoding": fading})
     layers.append(_hover(plot, rows, marks, own_panels))
-    spec: Spec = {"data": _values(rows), "layer": layers, "params": [_picking("series")]}
+    spec: Spec = {"data": {"values": rows}, "layer": layers, "params": [_picking("series")]}
     if plot.single_client:
         spec |= {"params": [*spec["params"], _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
     elif rows and "client" in rows[0]:
@@ -186,7 +179,7 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
 
 
 def _hover(plot: Curves, rows: Sequence[Spec], marks: Spec, own_panels: bool) -> Spec:
-    """A layer of points that only answer a pointer."""
+    """An invisible layer of points with tooltips."""
     numbers = ["y", *([] if plot.x_names else ["x"])]
     words = {"series": "" if own_panels else "of", "panel": "of" if own_panels else "in", "client": "client"}
     tips = _tips(numbers, **words, x=plot.x_label, y=plot.y_label)
@@ -197,21 +190,21 @@ def _hover(plot: Curves, rows: Sequence[Spec], marks: Spec, own_panels: bool) ->
 
 
 def _curve_encoding(plot: Curves, curves: Sequence[Curve], rows: Sequence[Spec]) -> tuple[Spec, Spec]:
-    """The encoding of all marks of curves, and the dashes of lines: an entry of the legend for each label."""
+    """The encoding shared by all marks of curves, and the dash encoding of lines; one legend entry for each label."""
     firsts: dict[str, Curve] = {}
     for curve in curves:
         firsts.setdefault(curve.label, curve)
     colour = _colour(list(firsts), [curve.style for curve in firsts.values()], symbolType="stroke")
     dash = _nominal("series", list(firsts), [_dash(curve) for curve in firsts.values()], colour["legend"])
-    known = [row[name] for row in rows for name in ("y", "low", "high") if row.get(name) is not None]
+    drawn = [row[name] for row in rows for name in ("y", "low", "high") if row.get(name) is not None]
     # Of shares an axis ends at 100 %, where rounding its ends outwards would go beyond.
-    top = {"domainMax": 100} if plot.percent and known and max(known) > 90 else {}
+    top = {"domainMax": 100} if plot.percent and drawn and max(drawn) > 90 else {}
     y = _quantity("y", plot.y_label, scale={"zero": plot.zero, **top})
     return {"x": _curve_x(plot), "y": y, "color": colour, "detail": {"field": "curve", "type": "nominal"}}, dash
 
 
 def _points(plot: Curves, number: int, title: str, curve: Curve) -> Iterable[Spec]:
-    """The rows of a curve; only known bands, the best point and clients have the fields of these."""
+    """The data rows of a curve; fields of bands, of the best point and of clients only where they exist."""
     clients = None if curve.points is None or plot.x_names else curve.points.astype(int).tolist()
     for place, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
         row: Spec = {"curve": number, "series": curve.label}
@@ -232,7 +225,7 @@ def _curve_x(plot: Curves) -> Spec:
         names: Spec = {"sort": list(plot.x_names), "axis": _angle(plot.x_names)}
         return {"field": "x", "type": "ordinal", "title": plot.x_label, **names}
     if plot.by_round:
-        return _quantity("x", plot.x_label, **_round_axis())
+        return _quantity("x", plot.x_label, **_ROUND_AXIS)
     axis: Spec = {"grid": False}
     if plot.x_ticks:
         axis |= {"values": list(plot.x_ticks), "format": "d"}
@@ -247,7 +240,7 @@ def _dash(curve: Curve) -> Sequence[float]:
 
 
 def _band(curves: Sequence[Curve], marks: Spec, y_label: str) -> list[Spec]:
-    """The bands of curves: areas, or a bar for each known round where a curve has one or two."""
+    """Band layers: areas, or a rule at each point where a curve has a band at one or two points only."""
     counts = [0 if curve.low is None else int((~np.isnan(curve.low)).sum()) for curve in curves]
     if not any(counts):
         return []
@@ -280,7 +273,7 @@ def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
         x_axis: Spec = {"axis": {"labelAngle": 0 if len(first.names) < 6 else -40}, "sort": list(first.names)}
         where: Spec = {"x": {"field": "x", "type": "ordinal", "title": first.x_label or None, **x_axis}}
     else:
-        where = {"x": _quantity("from", first.x_label, bin="binned", **_round_axis()), "x2": {"field": "to"}}
+        where = {"x": _quantity("from", first.x_label, bin="binned", **_ROUND_AXIS), "x2": {"field": "to"}}
     y = _quantity("value", first.y_label, stack="zero")
     if first.top:
         y["scale"] = {"domain": [0, max(part.top or 0 for _, part in panels)], "nice": False}
@@ -294,7 +287,7 @@ def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
         "tooltip": _tips(["value"], panel=of, part="part", x=first.x_label or "of", value=first.y_label),
     }
     bar = {"name": "picking", "mark": {"type": "bar", "clip": bool(first.top)}, "encoding": encoding}
-    return _in_panels({"data": _values(rows), "params": [_picking("part")], **bar}, [title for title, _ in panels])
+    return _in_panels({"data": {"values": rows}, "params": [_picking("part")], **bar}, [title for title, _ in panels])
 
 
 def _bars(plot: Bars) -> Spec:
@@ -310,7 +303,7 @@ def _bars(plot: Bars) -> Spec:
         "opacity": _faded(),
         "tooltip": _tips([], client="client", x=plot.x_label, part="part", value=plot.y_label),
     }
-    spec: Spec = {"data": _values(rows), "layer": [{"name": "picking", "mark": "bar", "encoding": encoding}]}
+    spec: Spec = {"data": {"values": rows}, "layer": [{"name": "picking", "mark": "bar", "encoding": encoding}]}
     spec |= {"params": [_picking("part"), _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
     return _in_panels(spec, titles if len(titles) > 1 else [])
 
@@ -319,9 +312,9 @@ def _bars(plot: Bars) -> Spec:
 
 
 def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Spec:
-    """Matrices on one scale of colours."""
+    """Heat maps on one colour scale."""
     panels = [
-        (" ".join(filter(None, (title, panel.title))), plot, panel, _drawn_values(panel, plot.hide_diagonal))
+        (" ".join(filter(None, (title, panel.title))), plot, panel, panel.drawn_values(plot.hide_diagonal))
         for title, plot in parts
         for panel in plot.panels
     ]
@@ -338,20 +331,12 @@ def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Spec:
     return {**of_clients, "concat": charts, "columns": min(_COLUMNS, len(charts)), "resolve": resolve, "spacing": 18}
 
 
-def _drawn_values(panel: Panel, hide_diagonal: bool) -> np.ndarray:
-    """The values that are drawn, NaN elsewhere."""
-    values = np.array(panel.values, np.float64)
-    if hide_diagonal:
-        np.fill_diagonal(values, np.nan)
-    return values
-
-
 def _cell_colour(plot: Matrices, drawn: Sequence[np.ndarray]) -> Spec:
     values = np.concatenate([panel[np.isfinite(panel)] for panel in drawn])
     if plot.categories:
-        known = sorted({int(value) for value in values})
-        labels = [f"{plot.value_label} {plot.categories[place]}" for place in known]
-        return _colour(labels, known, "value", symbolType="square")
+        present = sorted({int(value) for value in values})
+        labels = [f"{plot.value_label} {plot.categories[place]}" for place in present]
+        return _colour(labels, present, "value", symbolType="square")
     low, high = plot.limits or ((float(values.min()), float(values.max())) if len(values) else (0.0, 1.0))
     scale = {"domain": [low, high if high > low else low + 1], "range": _CIVIDIS, "clamp": True}
     legend = {"direction": "horizontal", "gradientLength": 150, "gradientThickness": 9, "titleOrient": "left"}
@@ -381,12 +366,12 @@ def _matrix(title: str, plot: Matrices, panel: Panel, values: np.ndarray, colour
         frame = {"type": "rect", "filled": False, "stroke": COLOURS[1], "strokeWidth": 2}
         encoding = {"y": y, "x": {"value": 0}, "x2": {"value": width}}
         layers.append({"name": HOVER, "transform": [{"filter": _IS_CLIENT}, once], "mark": frame, "encoding": encoding})
-    spec: Spec = {"data": _values(rows), "width": width, "height": height, "layer": layers}
+    spec: Spec = {"data": {"values": rows}, "width": width, "height": height, "layer": layers}
     return {**spec, "title": title} if title else spec
 
 
 def _names_axis(field: str, label: str, names: Sequence[str | int], most: int) -> Spec:
-    """An axis of all names in their order, of which at most so many are written."""
+    """An ordinal axis of all names, of which at most so many are labelled."""
     written = names[:: max(1, -(-len(names) // max(most, 1)))]
     axis = {"values": list(written), "labelAngle": 0, "ticks": False, "grid": False}
     return {"field": field, "type": "ordinal", "title": label, "scale": {"domain": list(names)}, "axis": axis}
@@ -410,13 +395,14 @@ def _dots(plot: Dots) -> Spec:
     tips = _tips(["x"], series="run", row=plot.row_label, x=plot.x_label)
     dots = {"mark": {"type": "point", "filled": True, "size": 34}, "name": "picking"}
     chosen = {"type": "point", "filled": True, "size": 120}
+    rule = {"type": "rule", "color": INK, "opacity": 0.6}
     return {
-        "data": _values(rows),
+        "data": {"values": rows},
         "params": [_picking("series"), _CLIENT],
         "width": WIDTH,
         "height": max(100, _ROW * len(plot.rows)),
         "layer": [
-            {"data": _values([{"x": 0}]), "mark": {"type": "rule", "color": INK, "opacity": 0.6}, "encoding": {"x": x}},
+            {"data": {"values": [{"x": 0}]}, "mark": rule, "encoding": {"x": x}},
             {**dots, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},
             {"transform": [{"filter": _IS_CLIENT}], "mark": chosen, "encoding": marks},
         ],
@@ -441,7 +427,7 @@ def _clouds(plot: Clouds) -> Spec:
     names = {"mark": text, "encoding": {**place, "text": {"field": "label"}}}
     ring = {"type": "point", "size": 90, "color": INK}
     spec: Spec = {
-        "data": _values(rows),
+        "data": {"values": rows},
         "params": [_picking("label"), _CLIENT],
         "layer": [
             {**points, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},
@@ -453,7 +439,7 @@ def _clouds(plot: Clouds) -> Spec:
 
 
 def _cloud_points(cloud: Cloud) -> Iterable[Spec]:
-    """A row for each point; of each class one point has its name, where no other name is near."""
+    """The data rows of a cloud; one point of each class is labelled, unless another label is near."""
     named = _named_points(cloud)
     for place, (x, y) in enumerate(cloud.points.tolist()):
         row: Spec = {"panel": cloud.title, "x": _number(x), "y": _number(y), "label": str(int(cloud.classes[place]))}
@@ -461,7 +447,7 @@ def _cloud_points(cloud: Cloud) -> Iterable[Spec]:
 
 
 def _named_points(cloud: Cloud) -> set[int]:
-    """Of each class the server's point, or the one next to its mean, unless another name is there."""
+    """The labelled point of each class: the server's, or the one closest to the mean, unless labels would overlap."""
     extent = np.maximum(np.ptp(cloud.points, axis=0), np.finfo(np.float64).tiny)
     pixels = (cloud.points - cloud.points.min(0)) / extent * (NARROW, HEIGHT * 3 // 4)
     named: list[int] = []

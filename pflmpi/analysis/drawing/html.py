@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: figures, style and script are in it, and it fetches nothing."""
+"""A self-contained HTML page: figures, style and script are inlined, nothing is fetched."""
 
 import html
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,12 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class PageTable:
-    """Texts by row and column; the first columns are names, aligned to the left, the rest numbers.
+    """A table of texts.
 
     Attributes:
-        long: the last columns, of whose texts the end is shown.
-        wrong: rows that stand out because something is wrong with them.
+        names: number of first columns that hold names, aligned to the left; the others hold numbers.
+        long: number of last columns with long texts, whose ends are shown.
+        wrong: indices of rows that are highlighted as wrong.
     """
 
     columns: Sequence[str]
@@ -39,12 +40,12 @@ class PageTable:
 
 @dataclass
 class Section:
-    """A part of the page; what is `explained` opens on a click, `kind` is a class of its style."""
+    """A section of the page; `explained` is collapsed at first, `kind` is a CSS class."""
 
     title: str
     text: str = ""
     explained: str = ""
-    tables: list[PageTable] = field(default_factory=list)
+    table: PageTable | None = None
     figures: list[PageFigure | Missing] = field(default_factory=list)
     kind: str = ""
 
@@ -101,7 +102,8 @@ def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[
     parts = [f'<section id="{anchor}"{kind}><h2>{_text(section.title)}</h2>']
     if section.text:
         parts.append(f"<p>{_text(section.text)}</p>")
-    parts += [_table(table) for table in section.tables]
+    if section.table:
+        parts.append(_table(section.table))
     if section.explained:
         parts.append(f"<details><summary>What the columns are</summary><p>{_text(section.explained)}</p></details>")
     figures = [_figure(figure, numbers[id(figure)]) for figure in section.figures if isinstance(figure, PageFigure)]
@@ -144,12 +146,12 @@ def _style() -> str:
 
 
 def _cell(kind: str, text: str) -> str:
-    """The text of a cell; of a long one the page shows the end, and all below the pointer."""
+    """The HTML of a cell; of a long text the page shows the end, and all as a tooltip."""
     return f'<bdi title="{html.escape(text, quote=True)}">{_text(text)}</bdi>' if "long" in kind else _text(text)
 
 
 def _part(name: str) -> str:
-    """A file beside this one that every page has in it."""
+    """A static file that is inlined into every page."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 

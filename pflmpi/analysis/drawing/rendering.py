@@ -39,8 +39,8 @@ class Drawn:
         plot: what is drawn, with what its caption says of points that are left out.
         svg: its file.
         pictures: further files, where they were asked for.
-        inline: an <svg> element, whose colours follow the page: `currentColor`, --c0, --c1, ...
-        spec: the chart as the script of the page takes it: the same colours, and its data by column.
+        inline: the <svg> element of the page; its colours are CSS: `currentColor`, --c0, --c1, ...
+        spec: the chart as JSON for the script of the page: the same colours, and its data by column.
         panels: how many panels are side by side.
     """
 
@@ -53,7 +53,7 @@ class Drawn:
 
 
 def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
-    """Draw a figure once, into folder/NAME.svg (transparent) and .png or .pdf (white ground) where asked.
+    """Draws a figure as folder/NAME.svg (transparent), and as .png or .pdf (white background) if requested.
 
     Args:
         pictures: some of `PICTURES`.
@@ -66,13 +66,13 @@ def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
     others = tuple(path.with_suffix(f".{kind}") for kind in pictures)
     for other in others:
         other.write_bytes(picture(text, other.suffix))
-    inline = _in_page(_REFERENCE.sub(lambda found: f"{plot.name}_{found[0]}", text))
+    inline = _in_page(_REFERENCE.sub(lambda match: f"{plot.name}_{match[0]}", text))
     packed = _in_page(json.dumps(_by_column(spec), separators=(",", ":")))
     return Drawn(shown, path, others, inline, packed, int(spec.get("columns", 1)))
 
 
 def svg(spec: Spec) -> str:
-    """The drawing of a chart, without what only answers a pointer; numbers with two digits."""
+    """A chart as SVG without its hover layers; numbers with two digits."""
     if problem := limits.too_few_addresses_to_draw():
         raise UserError(problem)
     text: str = vl_convert.vegalite_to_svg(_without_hover(spec))
@@ -82,7 +82,7 @@ def svg(spec: Spec) -> str:
 
 
 def picture(svg: str, kind: str) -> bytes:
-    """A drawing as ".png" or ".pdf" on white ground."""
+    """An SVG as ".png" or ".pdf" on a white background."""
     white = re.sub(r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="white"/>', svg, count=1)
     made: bytes = vl_convert.svg_to_png(white, scale=_SCALE) if kind == ".png" else vl_convert.svg_to_pdf(white)
     return made
@@ -90,9 +90,9 @@ def picture(svg: str, kind: str) -> bytes:
 
 @cache
 def script() -> str:
-    """Vega, Vega-Lite, vega-embed and the interpreter of expressions, for the script of a page.
+    """The JavaScript bundle of a page: Vega, Vega-Lite, vega-embed and the expression interpreter.
 
-    To put them together takes longer than a figure, so they are kept in the user's private folder of temporary files.
+    Bundling takes longer than drawing a figure, so the bundle is cached in the user's private temporary folder.
     """
     try:
         path = private_folder() / f"vega-embed-{version('vl-convert-python')}.js"
@@ -108,7 +108,7 @@ def _bundle() -> str:
 
 
 def _without_hover(spec: Any) -> Any:
-    """A chart without the layers that only answer a pointer, and what they refer to."""
+    """A chart without its hover layers and the parameters that they use."""
     if isinstance(spec, dict):
         return {key: _without_hover(part) if key in ("layer", "concat", "spec") else part for key, part in spec.items()}
     if isinstance(spec, list):
@@ -117,7 +117,7 @@ def _without_hover(spec: Any) -> Any:
 
 
 def _by_column(spec: Any) -> Any:
-    """A chart whose data are columns; texts are numbers of a list of them."""
+    """A chart with its data by column; columns of texts are dictionary-encoded."""
     if isinstance(spec, list):
         return [_by_column(part) for part in spec]
     if not isinstance(spec, dict):

@@ -106,8 +106,8 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
         curves = []
         for named_run in runs:
             values = named_run.run.columns.get(column, np.array(np.nan))
-            if (known := ~np.isnan(values)).any():
-                x, y = named_run.run.columns["round"][known], factor * values[known]
+            if (measured := ~np.isnan(values)).any():
+                x, y = named_run.run.columns["round"][measured], factor * values[measured]
                 curves.append(Curve(named_run.legend, x, y, style=named_run.style, source=named_run.label))
         if curves:
             figures.append(
@@ -137,7 +137,7 @@ def evaluated(run: Run) -> np.ndarray:
 
 
 def _mean_accuracy(named_run: NamedRun, banded: bool) -> Curve:
-    """The mean accuracy of a run by round, with its band where that is known and wanted."""
+    """The mean accuracy of a run by round, with the band over clients if `banded`."""
     run, seen = named_run.run, evaluated(named_run.run)
     rounds, mean = run.columns["round"][seen], 100 * run.columns["accuracy_mean"][seen]
     low = high = None
@@ -154,7 +154,7 @@ def _mean_accuracy(named_run: NamedRun, banded: bool) -> Curve:
 
 
 def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing:
-    """A figure with one curve for each group of runs that differ in the seed alone, where there are any."""
+    """The figure with runs that differ only in the seed merged into one curve."""
     if isinstance(plot, Missing):
         return plot
     groups: dict[str, list[NamedRun]] = {}
@@ -183,7 +183,7 @@ def _without_seed(run: Run) -> str:
 
 
 def _common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
-    """Number of points that all curves have; None where these do not belong together."""
+    """Number of points that all curves have; None where their x differ."""
     lengths = [len(curve.x) for curve in curves]
     count = min(lengths)
     if not count or (max(lengths) > count and curves[0].points is not None):

@@ -1,4 +1,4 @@
-"""The clients at the end, who would be better off alone, and single clients over rounds."""
+"""The final accuracies of clients, gains over local training, and single clients over rounds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,7 +49,7 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
 
 
 def _ascending(values: np.ndarray) -> np.ndarray:
-    """The clients whose value is known, from the lowest value on."""
+    """The clients in ascending order of their values, without NaNs."""
     order = np.argsort(values, kind="stable")  # NaNs are last
     return np.asarray(order[: np.count_nonzero(~np.isnan(values))])
 
@@ -59,7 +59,7 @@ def _ascending(values: np.ndarray) -> np.ndarray:
 
 def against_local(runs: Sequence[NamedRun]) -> list[Dots | Missing]:
     """By how much each client is better than when it trains alone: a figure for each run of local training."""
-    local_runs, gains = against(runs)
+    local_runs, gains = gains_over_local(runs)
     if not local_runs:
         return [Missing(_AGAINST, "no run among these sends nothing; add one of local training, on the same partition")]
     if not gains:
@@ -105,7 +105,7 @@ def _losers(named_run: NamedRun, gain: np.ndarray) -> str:
     return f"{named_run.label}: {len(losing)} of {len(gain)} lose, client {clients}"
 
 
-def against(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
+def gains_over_local(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
     """The runs of local training, and the gains over these.
 
     A gain is a run, the run of local training with the same clients, of several that of the same seed, and by how many
@@ -114,7 +114,7 @@ def against(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedR
     tested = [
         (named_run, 100 * accuracy) for named_run in runs if (accuracy := named_run.run.final_accuracy) is not None
     ]
-    local_runs = [pair for pair in tested if _is_local(pair[0].run) and "partition" in _recorded(pair[0].run)]
+    local_runs = [pair for pair in tested if _is_local(pair[0].run) and "partition" in pair[0].run.recorded]
     gains = []
     for named_run, accuracy in tested:
         run = named_run.run
@@ -126,13 +126,9 @@ def against(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedR
     return [local for local, _ in local_runs], gains
 
 
-def _recorded(run: Run) -> dict[str, object]:
-    return dict(run.config.get("recorded", {}))
-
-
 def _division(run: Run) -> tuple[str, str]:
     """The hashes of a run's data and partition."""
-    return str(_recorded(run).get("data")), str(_recorded(run).get("partition"))
+    return str(run.recorded.get("data")), str(run.recorded.get("partition"))
 
 
 def _is_local(run: Run) -> bool:
@@ -147,7 +143,7 @@ Rows = tuple[NamedRun, np.ndarray, np.ndarray]  # a run, x [R] and the values [N
 
 
 def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | Missing]]) -> list[Plot]:
-    """Figures of one client that the reader chooses: accuracy, other numbers, layers and samples, in each run.
+    """Figures of the client that the reader selects: accuracy, other numbers, layers and samples, in each run.
 
     Args:
         figures: of each run; those with a number of each client are shown client by client.
@@ -211,10 +207,9 @@ def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]]) -> Curves:
         count = 1 + max(int(client) for panel in plot.panels for client in panel.rows)
         means = np.full((count, len(names)), np.nan)
         for panel in plot.panels:
-            others = np.array(panel.values, np.float64)
-            np.fill_diagonal(others, np.nan)
-            known = np.isfinite(others)
-            mean = np.where(known, others, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
+            others = panel.drawn_values(hide_diagonal=True)
+            finite = np.isfinite(others)
+            mean = np.where(finite, others, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
             means[np.array(panel.rows, int), names.index(panel.title)] = mean
         rows.append((named_run, np.arange(1, len(names) + 1), means))
     return _of_clients(f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", rows, names)
@@ -231,8 +226,8 @@ def _samples(runs: Sequence[NamedRun]) -> list[Bars]:
         panel = some([named_run.label for named_run in owners])
         for part, samples in (("training", counts.train), ("test", counts.test)):
             for client in spread_over(range(len(samples)), _MOST_CHOICES):
-                held = np.flatnonzero(samples[client])
-                bars += [(client, panel, names[label], part, int(samples[client, label])) for label in held]
+                labels = np.flatnonzero(samples[client])
+                bars += [(client, panel, names[label], part, int(samples[client, label])) for label in labels]
     if not bars:
         return []
     return [

@@ -106,7 +106,7 @@ def seconds_per_round(named_run: NamedRun) -> Stack | Missing:
     parts = {label: np.nan_to_num(columns[name]) for label, name in _PARTS.items() if name in columns}
     rest = columns["seconds"] - np.sum(list(parts.values()), axis=0)
     parts = {"computation, and the rest of the round": np.maximum(rest, 0.0), **parts}
-    known = not np.isnan(columns.get("checkpoint_seconds", np.array(np.nan))).any()
+    recorded = not np.isnan(columns.get("checkpoint_seconds", np.array(np.nan))).any()
     whole = np.sum(list(parts.values()), axis=0)
     usual = float(np.quantile(whole, 0.9))
     high = whole > _HIGH * usual
@@ -115,7 +115,7 @@ def seconds_per_round(named_run: NamedRun) -> Stack | Missing:
         name="seconds_per_round",
         title=title,
         caption="On rank 0. Communication has the wait for other ranks; checkpoint: while training stopped for one."
-        + ("" if known else " Some rounds were run before the time of checkpoints was recorded.")
+        + ("" if recorded else " Some rounds were run before the time of checkpoints was recorded.")
         + (f" Cut off at the top: round {', '.join(cut)}." if cut else ""),
         x_label="round",
         y_label="time (s)",

@@ -1,7 +1,7 @@
-"""What an algorithm shows besides accuracy, drawn by kind as the checkpoints describe it."""
+"""Figures of an algorithm's diagnostics, by kind, as the checkpoints describe them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot
-from pflmpi.analysis.selection import ends
+from pflmpi.analysis.selection import first_middle_last
 from pflmpi.analysis.series.similarity import pairs
 from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, Diagnostic, EntryShare, PerClient
 
@@ -33,9 +33,9 @@ def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
             case EntryShare():
                 plots += _share_figures(checkpoints, name, diagnostic)
             case ClientWeights():
-                plots.append(_weight_matrices(ends(checkpoints), name, diagnostic))
+                plots.append(_weight_matrices(first_middle_last(checkpoints), name, diagnostic))
             case ClassVectors():
-                plots += projections(ends(checkpoints), name, diagnostic)
+                plots += projections(first_middle_last(checkpoints), name, diagnostic)
     return plots
 
 
@@ -55,8 +55,8 @@ def _values(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> Client
 
 def _kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
     """What clients keep at or below a path, flattened to [m, n]; None where no client does."""
-    one = len(checkpoint.cohorts) == 1
-    leaves = dict.fromkeys(leaf if one else leaf.partition("/")[2] for leaf in checkpoint.clients)
+    alike = len(checkpoint.cohorts) == 1
+    leaves = dict.fromkeys(leaf if alike else leaf.partition("/")[2] for leaf in checkpoint.clients)
     arrays = [_kept_array(checkpoint, leaf) for leaf in leaves if leaf == path or leaf.startswith(f"{path}/")]
     kept = [array for array in arrays if array is not None]
     if not kept:
@@ -66,11 +66,11 @@ def _kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
 
 def _kept_array(checkpoint: Checkpoint, path: str) -> ClientValues | None:
     """One array of the clients of all cohorts, [m, ...]; None where no client keeps it."""
-    one = len(checkpoint.cohorts) == 1
+    alike = len(checkpoint.cohorts) == 1
     of_cohorts = [
         (clients, np.asarray(checkpoint.clients[leaf]))
         for cohort, clients in checkpoint.cohorts.items()
-        if (leaf := path if one else f"{cohort}/{path}") in checkpoint.clients
+        if (leaf := path if alike else f"{cohort}/{path}") in checkpoint.clients
     ]
     if not of_cohorts:
         return None
@@ -85,7 +85,7 @@ def _axis_label(name: str, diagnostic: Diagnostic) -> str:
 
 
 def _sentences(*texts: str) -> str:
-    """Texts one after the other, each ending with a full stop; empty ones are left out.
+    """Joins texts as sentences; empty ones are left out.
 
     >>> _sentences("One", "", "Two.")
     'One. Two.'
@@ -105,8 +105,8 @@ def _over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerCl
         clients, numbers = of_round
         values[clients, column] = numbers[:, 0]
         if isinstance(diagnostic, PerClient) and diagnostic.known:
-            known = _kept_rows(checkpoint, diagnostic.known)
-            values[np.arange(len(values)) if known is None else known[0][~known[1][:, 0]], column] = np.nan
+            flags = _kept_rows(checkpoint, diagnostic.known)
+            values[np.arange(len(values)) if flags is None else flags[0][~flags[1][:, 0]], column] = np.nan
     if isinstance(diagnostic, Category):
         values[values < 0] = np.nan
     if np.isnan(values).all():
@@ -200,8 +200,8 @@ def overlaps(chosen: np.ndarray) -> np.ndarray:
     both = (wide @ wide.T).astype(np.float64)
     counts = np.diag(both)
     either = counts[:, np.newaxis] + counts - both
-    known = np.minimum(counts[:, np.newaxis], counts) > 0
-    return np.asarray(np.divide(both, either, out=np.full(both.shape, np.nan), where=known))
+    both_chose = np.minimum(counts[:, np.newaxis], counts) > 0
+    return np.asarray(np.divide(both, either, out=np.full(both.shape, np.nan), where=both_chose))
 
 
 def _overlaps_of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
@@ -247,13 +247,11 @@ def _weight_matrices(checkpoints: Sequence[Checkpoint], name: str, diagnostic: C
 
 def only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
     """The one value that all weights have up to rounding; None if they differ."""
-    shown = [panel.values.copy() for panel in panels]
-    for values in shown if hide_diagonal else ():
-        np.fill_diagonal(values, np.nan)
-    known = np.concatenate([values[~np.isnan(values)] for values in shown])
-    if len(known) < 2 or known.max() - known.min() > _ROUNDING * np.abs(known).max():
+    weights = np.concatenate([panel.drawn_values(hide_diagonal).ravel() for panel in panels])
+    weights = weights[~np.isnan(weights)]
+    if len(weights) < 2 or weights.max() - weights.min() > _ROUNDING * np.abs(weights).max():
         return None
-    return float(known.mean())
+    return float(weights.mean())
 
 
 def _weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) -> Panel | None:
@@ -306,54 +304,57 @@ _FEWEST_POINTS = 100  # of t-SNE: what it shows of fewer is mostly chance
 _PERPLEXITY = 30.0
 
 
-@dataclass(frozen=True, eq=False)
-class Vectors:
-    """Vectors [M, d] of classes in one checkpoint, with the classes [M] and clients [M]; client -1 is the server."""
-
-    round: int
-    values: np.ndarray
-    classes: np.ndarray
-    clients: np.ndarray
-
-
 def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassVectors) -> list[Clouds | Missing]:
     """The vectors of some checkpoints by PCA and by t-SNE, each fitted to all of them."""
     title = diagnostic.title
-    known = [vectors for checkpoint in checkpoints if len((vectors := known_vectors(checkpoint, diagnostic)).classes)]
-    values = np.concatenate([vectors.values for vectors in known]) if known else np.empty((0, 0))
-    if len(values) < 4 or not np.isfinite(values).all() or (values == values[0]).all():
-        why = f"only {len(values)} vectors are known in the checkpoints, or all are the same, or some are not finite"
+    clouds = [cloud for checkpoint in checkpoints if len((cloud := known_vectors(checkpoint, diagnostic)).classes)]
+    vectors = np.concatenate([cloud.points for cloud in clouds]) if clouds else np.empty((0, 0))
+    if len(vectors) < 4 or not np.isfinite(vectors).all() or (vectors == vectors[0]).all():
+        why = f"only {len(vectors)} vectors are known in the checkpoints, or all are the same, or some are not finite"
         return [Missing(title, why)]
-    of_clients = any((vectors.clients != _SERVER).any() for vectors in known)
+    of_clients = any((cloud.clients != _SERVER).any() for cloud in clouds)
     marks = "Colours: classes; stars: the server's" + (", other marks those of clients" if of_clients else "")
     caption = _sentences(diagnostic.caption, marks, "One projection for all rounds")
-    points, shares = pca(values)
+
+    def drawn(method: str, points: np.ndarray, axes: Sequence[str]) -> Clouds:
+        """The clouds with points [M, 2] in the place of the vectors [M, d]."""
+        parts = np.split(points, np.cumsum([len(cloud.classes) for cloud in clouds])[:-1])
+        return Clouds(
+            name=f"{name}_{method.lower().replace('-', '')}",
+            title=f"{title}, {method}",
+            caption=caption,
+            x_label=axes[0],
+            y_label=axes[1],
+            clouds=tuple(replace(cloud, points=part) for cloud, part in zip(clouds, parts, strict=True)),
+        )
+
+    points, shares = pca(vectors)
     axes = [f"component {i} ({100 * share:.0f} % of variance)" for i, share in enumerate(shares, 1)]
-    plots: list[Clouds | Missing] = [_clouds(f"{name}_pca", f"{title}, PCA", caption, axes, known, points)]
-    if len(values) > _MOST_POINTS:
-        plots.append(Missing(f"{title}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(values)}"))
-    elif len(values) >= _FEWEST_POINTS:
-        axes = ["t-SNE 1", "t-SNE 2"]
-        plots.append(_clouds(f"{name}_tsne", f"{title}, t-SNE", caption, axes, known, tsne(values)))
+    plots: list[Clouds | Missing] = [drawn("PCA", points, axes)]
+    if len(vectors) > _MOST_POINTS:
+        plots.append(Missing(f"{title}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(vectors)}"))
+    elif len(vectors) >= _FEWEST_POINTS:
+        plots.append(drawn("t-SNE", tsne(vectors), ["t-SNE 1", "t-SNE 2"]))
     return plots
 
 
-def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Vectors:
-    """The vectors that server and clients keep and that are known."""
+def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Cloud:
+    """The vectors [M, d] that server and clients keep and that are known."""
     parts = []
     if diagnostic.server and (shared := checkpoint.server_leaf(diagnostic.server)) is not None:
-        known = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
-        parts.append((np.array([_SERVER]), shared[np.newaxis], None if known is None else known[np.newaxis]))
+        flag = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
+        parts.append((np.array([_SERVER]), shared[np.newaxis], None if flag is None else flag[np.newaxis]))
     if diagnostic.kept and (kept := _kept_array(checkpoint, diagnostic.kept)) is not None:
         flags = _kept_array(checkpoint, diagnostic.kept_known) if diagnostic.kept_known else None
         parts.append((*kept, None if flags is None else flags[1]))
     columns = []
-    for clients, values, known in parts:
-        place, label = np.nonzero(np.ones(values.shape[:2], bool) if known is None else known)
+    for clients, values, flag in parts:
+        place, label = np.nonzero(np.ones(values.shape[:2], bool) if flag is None else flag)
         columns.append((values[place, label].astype(np.float64), label, clients[place]))
+    title = f"round {checkpoint.number}"
     if not columns:
-        return Vectors(checkpoint.number, np.empty((0, 0)), np.empty(0, int), np.empty(0, int))
-    return Vectors(checkpoint.number, *(np.concatenate(column) for column in zip(*columns, strict=True)))
+        return Cloud(title, np.empty((0, 0)), np.empty(0, int), np.empty(0, int))
+    return Cloud(title, *(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
 def pca(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -377,14 +378,3 @@ def tsne(values: np.ndarray) -> np.ndarray:
     perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
     points = method(perplexity=perplexity, init="pca", random_state=0).fit_transform(values.astype(np.float32))
     return np.asarray(points, np.float64)
-
-
-def _clouds(
-    name: str, title: str, caption: str, axes: Sequence[str], known: Sequence[Vectors], points: np.ndarray
-) -> Clouds:
-    parts = np.split(points, np.cumsum([len(vectors.classes) for vectors in known])[:-1])
-    clouds = (
-        Cloud(f"round {vectors.round}", part, vectors.classes, vectors.clients)
-        for vectors, part in zip(known, parts, strict=True)
-    )
-    return Clouds(name=name, title=title, caption=caption, x_label=axes[0], y_label=axes[1], clouds=tuple(clouds))

@@ -25,7 +25,7 @@ def counts_of(run: Run) -> SampleCounts | None:
 
 
 def class_names(run: Run, count: int) -> list[str]:
-    """What the classes are called in the newest checkpoint; their numbers where it does not say."""
+    """The names of the classes in the newest checkpoint; their numbers where it has none."""
     try:
         names = json.loads(str(run.round(run.rounds[-1]).attributes.get("class_names", "[]"))) if run.rounds else []
     except (CheckpointError, ValueError):
@@ -81,14 +81,14 @@ def partition(run: Run) -> Matrices | Missing:
         column_label="class",
         value_label="samples",
         panels=tuple(
-            Panel(name, np.where(held > 0, held, np.nan).astype(np.float64), range(clients), names)
-            for name, held in {"training samples": counts.train, "test samples": counts.test}.items()
+            Panel(name, np.where(samples > 0, samples, np.nan).astype(np.float64), range(clients), names)
+            for name, samples in {"training samples": counts.train, "test samples": counts.test}.items()
         ),
     )
 
 
 def by_class(plot: Plot | Missing, run: Run) -> Plot | Missing:
-    """A figure of every two clients with the clients in the order of the class that they have most samples of.
+    """A figure of every two clients with the clients sorted by their main class.
 
     Other figures, and those of a run without a readable partition, are as they were. Of an overlap of choices, clients
     of a single class are left out: with nothing to tell apart, their entries hardly change, and ties decide.

@@ -57,7 +57,7 @@ def cosine_figures(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves 
 
 
 def layers(checkpoint: Checkpoint, most: int) -> dict[str, Layer]:
-    """The layers of body and head of the first `most` clients of each cohort; unlike models apart."""
+    """The layers of body and head of the first `most` clients of each cohort; layers of heterogeneous models apart."""
     model = comparable_model(checkpoint)
     by_name = {}
     for cohort, members in checkpoint.cohorts.items():
@@ -154,8 +154,8 @@ def _through_layers(probes: Sequence[probe_file.Probe]) -> Curves:
     x = np.arange(1, len(names) + 1)
     curves = []
     for style, probe in enumerate(probes):
-        known = [pairs(probe.layers[name].cka) if name in probe.layers else np.empty(0) for name in names]
-        low, mean, high = np.array([_middle_and_mean(values) for values in known]).T
+        values = [pairs(probe.layers[name].cka) if name in probe.layers else np.empty(0) for name in names]
+        low, mean, high = np.array([_middle_and_mean(of_layer) for of_layer in values]).T
         curve = Curve(f"round {probe.round}", x, mean, points=np.array(names), style=style)
         curves.append(replace(curve, low=low, high=high) if probe is probes[-1] else curve)
     return Curves(
