@@ -224,8 +224,9 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         templates=experiment.templates,
         unseen=_unseen(experiment, executor, declared, placement),
     )
-    mine = None if rank is None or device.type == "cpu" else ready.samples(rank)  # on a CPU ranks share a mapped file
-    return ready.with_pool(experiment.pool if mine is None else Pool.of_some(federation.dataset, device, mine))
+    if rank is None or device.type == "cpu" or (samples := ready.samples(rank)) is None:
+        return ready.with_pool(experiment.pool)  # on a CPU ranks share a mapped file
+    return ready.with_pool(Pool.of_some(federation.dataset, device, samples))
 
 
 def _unseen(experiment: Experiment, executor: Executor, declared: Declared, placement: Placement) -> Unseen | None:

@@ -10,11 +10,10 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client
 from pflmpi.data.unseen import Division
 from pflmpi.errors import ConfigError
-from pflmpi.learning.batch_order import num_samples
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.task import HOST, Task
-from pflmpi.learning.training import Pass, TrainingConfig
+from pflmpi.learning.training import Pass, TrainingConfig, num_samples
 from pflmpi.messages.kinds import as_messages
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
@@ -100,16 +99,16 @@ def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train
     largest = int(num_train.argmax())
     idle = np.zeros(len(num_train), bool)
     for name, length in passes.items():
-        there = np.array([num_samples(int(count), length) for count in num_train])
-        if (steps := training.num_steps(int(there[largest]), length)) > _MOST_STEPS:
+        samples = np.array([num_samples(int(count), length) for count in num_train])
+        if (steps := training.num_steps(int(samples[largest]), length)) > _MOST_STEPS:
             raise ConfigError(
                 f"the pass {name!r} of client {largest} has {steps} steps in one round; allowed are {_MOST_STEPS}: "
                 "lower training.epochs or training.steps, or raise training.batch_size"
             )
-        if training.drop_last and (short := there < training.batch_size).all():
+        if training.drop_last and (short := samples < training.batch_size).all():
             raise ConfigError(
                 f"training.batch_size = {training.batch_size} with training.drop_last leaves every client without a "
-                f"batch: the largest, client {largest}, has {there[largest]} training samples"
+                f"batch: the largest, client {largest}, has {samples[largest]} training samples"
                 f"{'' if len(passes) == 1 else f' for the pass {name!r}'}; lower it, or set drop_last: false"
             )
         elif training.drop_last:
@@ -126,9 +125,9 @@ def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train
 
 def only_first_client(division: Division) -> Division:
     """Client 0 with its training samples and no others, so that a trial does not bring all samples to the device."""
-    mine, dataset = division.trained.train[0], division.trained.dataset
-    dataset = replace(dataset, images=dataset.images[mine], labels=dataset.labels[mine])
-    return replace(division, trained=replace(division.trained, dataset=dataset, train=(np.arange(len(mine)),)))
+    samples, dataset = division.trained.train[0], division.trained.dataset
+    dataset = replace(dataset, images=dataset.images[samples], labels=dataset.labels[samples])
+    return replace(division, trained=replace(division.trained, dataset=dataset, train=(np.arange(len(samples)),)))
 
 
 class OneStep(Loop):
@@ -144,7 +143,7 @@ class OneStep(Loop):
         rng, kinds = stream(task.seed, round, client, "one step"), self.algorithm.downlink(task)
         received: Tree = {name: example(kind, task, rng) for name, kind in kinds.items()}
         data, local = self._data(client, round, passes, state), LocalTraining(None, self.algorithm.measured)
-        state, received = (tree.to(each, self.device) for each in (state, received))
+        state, received = tree.to(state, self.device), tree.to(received, self.device)
         with calling(self.algorithm, "client_update", round, [client]):
             self.algorithm.client_update(task.replace(local=local), state, as_messages(received), data)
         return local.counted

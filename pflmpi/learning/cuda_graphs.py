@@ -32,8 +32,8 @@ def cuda_graph(work: Work) -> Work:
 
 
 def _graph(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
-    graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    stream.wait_stream(here)
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    stream.wait_stream(current)
     with torch.cuda.stream(stream):
         # What other threads call meanwhile is no part of it, such as NCCL's, which looks for ranks that are lost.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -41,7 +41,7 @@ def _graph(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAG
             work()
         finally:
             graph.capture_end()
-    here.wait_stream(stream)
+    current.wait_stream(stream)
     return graph
 
 
@@ -113,12 +113,7 @@ class StaticBuffers:
             self._changed = state[:num_changed]
 
     def _try(
-        self,
-        program: Program,
-        batch: Sequence[Tensor],
-        state: Sequence[Tensor],
-        num_changed: int,
-        capture: Capture,
+        self, program: Program, batch: Sequence[Tensor], state: Sequence[Tensor], num_changed: int, capture: Capture
     ) -> tuple[list[Tensor], Work] | None:
         """Take a step as it is and captured; the capture, with the state loaded, if both have the same bits."""
         captured = None

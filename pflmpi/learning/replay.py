@@ -101,16 +101,16 @@ class Steps:
         tensors = [batch.x, batch.y, batch.key]
         if padding is not None:
             tensors += [padding.weight, padding.share, padding.target, padding.active]
-        given, layout = _behind_lanes(tensors)
+        inputs, layout = _behind_lanes(tensors)
         key = self._kind, layout, padding is not None and padding.full, batch.smoothing
         traced = _traced(key)
         if traced.agreed and traced.program is not None:
             with outside_vmap(), torch.no_grad():
-                return self._run(traced.program, key, given)
+                return self._run(traced.program, key, inputs)
         self._put_back()
         if not traced.possible:
             return self._step(batch)
-        with Recording(given, self._state) as recording:
+        with Recording(inputs, self._state) as recording:
             self._step(batch)
         if recording.possible and recording.elsewhere is not None:
             raise ReadsElsewhere(recording.elsewhere)

@@ -94,7 +94,7 @@ def _steps(task: Task, step: Callable[[Batch], None], movers: Sequence[PhaseStep
     worth = task.architecture.replays_steps and (task.batched or task.device.type != "cpu")
     if None in kinds or not worth:
         return Steps(step, None, (), 0, ())
-    changed = [leaf for _, leaf in tree.leaves(params)] + [one for mover in movers for one in mover.tensors]
+    changed = [leaf for _, leaf in tree.leaves(params)] + [tensor for mover in movers for tensor in mover.tensors]
     rates = tuple(rate for mover in movers for rate in mover.rates)
     read = [leaf for _, leaf in tree.leaves(fixed)]
     return Steps(step, (task, *kinds), [*changed, *read], len(changed), rates)

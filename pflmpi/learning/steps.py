@@ -43,7 +43,7 @@ def gradients(
 
 
 def unit_grad_output(like: Tensor) -> Tensor | None:
-    """The one that backward passes begin with, for all steps of a pass; None on a CPU.
+    """Reusable scalar `grad_outputs` for all steps of a pass; None on a CPU, where to pass it imports a compiler.
 
     Args:
         like: a leaf that is trained, which differs between lanes if there are any.
@@ -163,8 +163,7 @@ class PhaseStep:
         by_autograd = () if self._task.batched else self._leaves
         for leaf in by_autograd:
             leaf.requires_grad_(True)
-        given = self._params, self._trained, self._phase.loss
-        slopes, loss = gradients(self._task, *given, batch, self._grad_output)
+        slopes, loss = gradients(self._task, self._params, self._trained, self._phase.loss, batch, self._grad_output)
         for leaf in by_autograd:
             leaf.requires_grad_(False)
         with torch.no_grad():

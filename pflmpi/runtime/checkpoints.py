@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pflmpi import atomic, tree
 from pflmpi.errors import PflmpiError, RunError
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, Own
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.client_state import Population, received, received_by_all, row_kinds
+from pflmpi.runtime.client_state import Population, row_kinds, stored_messages
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -24,7 +24,7 @@ from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, shard_path
 from pflmpi.store.pruning import prune
-from pflmpi.store.round_file import RoundContent, Templates, write_round
+from pflmpi.store.round_file import ReceivedMessage, RoundContent, Templates, write_round
 from pflmpi.store.run_lock import RunLock
 from pflmpi.store.shard import Arrays, ClientRows, write_shard
 from pflmpi.store.writer import Writer
@@ -85,14 +85,14 @@ class Checkpoints:
         self._writer = Writer(run)
         self._ending = threading.Event()  # after a fault: other ranks' shards are not waited for
         self._shards: dict[str, Checksum] = {}  # of the newest round file
-        self._joined: dict[int, tuple[str, ...]] = {}  # shards of the newest rounds
+        self._shards_of: dict[int, tuple[str, ...]] = {}  # by round, of the newest ones
         self._metrics = metrics_file.checksum(metrics_file.text(run)) if transport.rank == 0 else None  # so far
         self._seconds = 0.0
 
     def take_seconds(self) -> float:
         """Seconds for which training waited for checkpoints since the last call."""
-        taken, self._seconds = self._seconds, 0.0
-        return taken
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def record(self, progress: Progress) -> None:
         """Write the metrics of a round (rank 0)."""
@@ -103,14 +103,16 @@ class Checkpoints:
             line = metrics_file.append(self._run, list(progress.columns.values()))
             self._metrics = metrics_file.checksum(line.encode(), self._metrics)
 
-    def save(self, now: RoundSchedule, seen: ServerRound, population: Population, progress: Progress | None) -> None:
+    def save(
+        self, now: RoundSchedule, server_round: ServerRound, population: Population, progress: Progress | None
+    ) -> None:
         """Hand over the state after a round: a copy of the clients that changed since the last checkpoint.
 
         Every rank calls this.
 
         Args:
             now: the round.
-            seen: what rank 0 has of it.
+            server_round: what rank 0 has of it.
             population: the clients that live here.
             progress: of the round, on rank 0; None before the first.
         """
@@ -123,7 +125,7 @@ class Checkpoints:
             if self._metrics is not None:
                 keeping = [name for name, leaves in self._templates.items() if leaves]
                 layout = layout.updated(now.round, clients_written(now.rows, writers), cohort).only(keeping)
-                content, self._layout = self._content(now.round, seen, progress, self._metrics), layout
+                content, self._layout = self._content(now.round, server_round, progress, self._metrics), layout
             self._writer.submit(lambda: self._write(now.round, rows, content, layout))
 
     def finish(self) -> None:
@@ -144,11 +146,13 @@ class Checkpoints:
         yield
         self._seconds += time.perf_counter() - began
 
-    def _content(self, round: int, seen: ServerRound, progress: Progress | None, metrics: Checksum) -> RoundContent:
+    def _content(
+        self, round: int, server_round: ServerRound, progress: Progress | None, metrics: Checksum
+    ) -> RoundContent:
         """What rank 0 stores: copies of what shares memory with the server's state, which goes on, each once."""
         setup, arrays = self._setup, dict[int, np.ndarray]()
-        names, published = (received(setup.algorithm, setup.task, setup.templates), seen.published or {})
-        in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(seen.server)}
+        down, published = setup.declared.down, server_round.published or {}
+        in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(server_round.server)}
 
         def stored(state: Tree) -> Arrays:
             for _, leaf in tree.leaves(state):
@@ -158,11 +162,14 @@ class Checkpoints:
 
         return RoundContent(
             round,
-            server=stored(seen.server),
+            server=stored(server_round.server),
             metrics={} if progress is None else progress.arrays(),
             bytes={} if progress is None else progress.bytes,
-            received={name: received_by_all(setup.declared.down[name], stored(published[name])) for name in names},
-            diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
+            received={
+                name: ReceivedMessage(stored(published[name]), own=isinstance(down[name], Own))
+                for name in stored_messages(setup.algorithm, setup.task, setup.templates)
+            },
+            diagnostics={name: to_numpy(values).copy() for name, values in server_round.measured.items()},
             partition={"train_samples": setup.declared.num_train, "test_samples": setup.executor.federation.num_test},
             normalisation=setup.task.normalisation,
             metrics_file=metrics,
@@ -183,9 +190,11 @@ class Checkpoints:
         self._lock.check()
         self._shards = write_round(self._run, content, layout, self._templates, self._attributes, self._shards)
         if self._keep:
-            self._joined[round] = layout.files
-            prune(self._run, self._keep, self._joined)
-            self._joined = {kept: files for kept, files in self._joined.items() if round_path(self._run, kept).exists()}
+            self._shards_of[round] = layout.files
+            prune(self._run, self._keep, self._shards_of)
+            self._shards_of = {
+                kept: files for kept, files in self._shards_of.items() if round_path(self._run, kept).exists()
+            }
 
     def _wait_for(self, shard: Path) -> None:
         """Wait until another rank has written its shard."""
@@ -201,9 +210,9 @@ class Checkpoints:
 
 def _invalidate_missing_names(path: Path) -> None:
     """Invalidate NFS's cache of missing names, which lasts up to a minute, by changing the folder of the file."""
-    other = path.with_name(f"{path.stem}.look.h5{atomic.TEMPORARY}")  # which a continuation removes if it is left
-    other.touch()
-    other.unlink()
+    temporary = path.with_name(f"{path.stem}.look.h5{atomic.TEMPORARY}")  # which a continuation removes if it is left
+    temporary.touch()
+    temporary.unlink()
 
 
 _OWN = 1 << 24  # bytes of changed rows from which on a rank writes a shard of its own

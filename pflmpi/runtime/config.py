@@ -24,8 +24,7 @@ class EvaluationConfig(BaseModel):
         float, Field(ge=0, lt=1, description="share of the clients kept out of training, to be tested as newcomers")
     ] = 0.0
     unseen_updates: Annotated[
-        int,
-        Field(ge=1, le=10_000, description="local updates of an unseen client before it is tested, if it trains"),
+        int, Field(ge=1, le=10_000, description="local updates of an unseen client before it is tested, if it trains")
     ] = 1
 
 

@@ -96,12 +96,7 @@ class Placement:
 
 
 def place(
-    executor: Executor,
-    declared: Declared,
-    templates: Sequence[Tree],
-    runtime: RuntimeConfig,
-    ranks: int,
-    slots: int,
+    executor: Executor, declared: Declared, templates: Sequence[Tree], runtime: RuntimeConfig, ranks: int, slots: int
 ) -> Placement:
     """Cut the clients into groups, and give each a home rank unless it keeps nothing and gets no message of its own.
 
@@ -230,11 +225,11 @@ def place_clients(
         best, longer, start = 0, np.inf, 0
         # A host makes the rounds longer at least by the work that does not fit below the slowest ones.
         while start < min(most, len(least)) and max(least[start][0] + whole[index] - longest, 0.0) < longer:
-            some = np.array([host for _, host in least[start : min(2 * start + _AT_ONCE, most)]])
-            added = np.maximum(load[np.ix_(some, rounds)] + (cost - slowest[rounds]), 0).sum(1)
+            compared = np.array([host for _, host in least[start : min(2 * start + _AT_ONCE, most)]])
+            added = np.maximum(load[np.ix_(compared, rounds)] + (cost - slowest[rounds]), 0).sum(1)
             if added.min() < longer:
                 best, longer = start + int(added.argmin()), float(added.min())
-            start += len(some)
+            start += len(compared)
         total, host = least.pop(best)
         bisect.insort(least, (total + float(whole[index]), host))
         load[host, rounds] += cost

@@ -202,7 +202,7 @@ class RoundHooks:
             What rank 0 knows of the round, None elsewhere; why all ranks stop after it, None if they go on.
         """
         self.stop.round_took(watch.seconds)
-        measured = Measured(counts, losses, watch.laps["training"], watch.laps["testing"], self.stop.said)
+        measured = Measured(counts, losses, watch.laps["training"], watch.laps["testing"], self.stop.report)
         num_clients = len(self._scores.loss)
         reported = gather(self._transport, now.reporting, now.training, now.test_class_counts, num_clients, measured)
         progress = None if reported is None else self._progress(now, reported, watch.laps["exchange"])

@@ -149,7 +149,7 @@ def evaluate_unseen(
 
 
 def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int) -> Reply:
-    """What the unseen clients of this rank receive after a round; arguments as of `evaluate_unseen`."""
+    """The messages that the unseen clients of this rank receive after a round; arguments as of `evaluate_unseen`."""
     if not unseen.declared.down:
         return Reply(shared)
     published = None

@@ -12,11 +12,10 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
-from pflmpi.learning.batch_order import batch_order, samples_of, share_of
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
 from pflmpi.learning.task import Task
-from pflmpi.learning.training import Pass
+from pflmpi.learning.training import Pass, batch_order, samples_of, share_of
 from pflmpi.learning.transforms import Transform
 from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages, as_messages
