@@ -161,7 +161,6 @@ def _normalisation(run: Path) -> dict[str, np.ndarray]:
 
 
 def read_server(run: Path, round: int) -> Tree:
-    """The server's state."""
     return from_flat(run_folder.read_server(run, round))
 
 

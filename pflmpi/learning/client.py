@@ -38,7 +38,6 @@ class _SquaredDistance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, others: tuple[Tensor, ...], *leaves: Tensor) -> Tensor:
-        """The distance."""
         differences = torch._foreach_sub(leaves, others)
         ctx.save_for_backward(*differences)
         return torch.stack([square.sum() for square in torch._foreach_mul(differences, differences)]).sum()

@@ -94,7 +94,6 @@ class Steps:
         self._static: StaticBuffers | None = None
 
     def take(self, batch: Batch) -> None:
-        """Take the step of one batch."""
         if self._kind is None:
             return self._step(batch)
         padding = batch.padding

@@ -159,7 +159,6 @@ class PhaseStep:
         return loss, phase.parts, phase.plain, phase.limits, self._loss_sum is None, rate
 
     def step(self, batch: Batch) -> None:
-        """Take one step."""
         by_autograd = () if self._task.batched else self._leaves
         for leaf in by_autograd:
             leaf.requires_grad_(True)

@@ -126,7 +126,6 @@ class TrainingConfig(BaseModel):
         return float(self.lr_decay**done)
 
     def learning_rate(self, round: int) -> float:
-        """The learning rate of a round."""
         return self.lr * self.decay(round)
 
     def participants(self, seed: int, round: int, num_clients: int) -> np.ndarray:

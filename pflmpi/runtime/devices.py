@@ -198,7 +198,6 @@ _log = logging.getLogger(__name__)
 
 
 def device_of(placement: GpuPlacement, rank: int) -> torch.device:
-    """The device of a rank."""
     number = placement.number[rank]
     return torch.device("cpu") if number is None else torch.device("cuda", number)
 

@@ -156,7 +156,6 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it was made."""
         return time.perf_counter() - self._began
 
 

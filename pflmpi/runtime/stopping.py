@@ -50,7 +50,6 @@ class Stop:
         self.at_once: Callable[[], None] = lambda: None
 
     def round_took(self, seconds: float) -> None:
-        """Note the seconds of a round."""
         self.longest = max(self.longest, seconds)
         if self._end is not None and time.time() + _ROUNDS * self.longest + self._spare > self._end:
             self.reason = self.reason or "the job's time limit is near"

@@ -59,11 +59,6 @@ class Unseen:
         return clients_of_all(self.groups)
 
     @property
-    def num_test(self) -> np.ndarray:
-        """[U] test samples."""
-        return np.asarray(self.executor.federation.num_test[self.clients])
-
-    @property
     def calls(self) -> list[Traffic]:
         """The calls of `mean_answers` and `evaluate_unseen`."""
         calls = down_calls(self.declared, self.groups, self.home)

@@ -91,7 +91,6 @@ class Executor(ABC):
         """Begin to test the personal models of the clients of one group on their test samples, [m, ...]."""
 
     def task(self, clients: np.ndarray) -> Task:
-        """The task of a group."""
         return self.tasks[int(self.cohort[clients[0]])]
 
     @abstractmethod
@@ -104,7 +103,6 @@ class Executor(ABC):
         return frozenset(name for name, kind in up.items() if is_folded(kind))
 
     def passes(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
-        """The passes that the clients of a group train with."""
         return dict(self.algorithm.passes(self.task(clients), round))
 
     def of_one_client(self, method: LocalUpdate) -> Callable[[Task, Tree, Messages, ClientData], Tree]:
