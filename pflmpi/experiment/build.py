@@ -1,4 +1,4 @@
-"""Names become objects: from a validated configuration to what its rounds need."""
+"""From a validated configuration to the objects that its rounds need."""
 
 import dataclasses
 import logging
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a configuration names, the same on every rank and for any number of ranks.
+    """Data, models and algorithm of a configuration; the same on every rank and for any number of ranks.
 
     Attributes:
         config: the configuration, with `executor` and `lanes` decided.
@@ -69,12 +69,12 @@ class Experiment:
 
     @property
     def federation(self) -> Federation:
-        """What the clients hold that are trained."""
+        """Data of the clients that are trained."""
         return self.division.trained
 
     @cached_property
     def newcomer(self) -> Newcomer | CannotJoin | None:
-        """How the unseen clients join; None if there are none."""
+        """Rule by which unseen clients join; None if there are none."""
         if not self.division.unseen_numbers:
             return None
         return self.config.algorithm.newcomer(self.tasks[0].replace(device=HOST))
@@ -151,7 +151,7 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
 
 
 def check_executor(experiment: Experiment, configured: str) -> str:
-    """How clients are computed, once modules from outside have been compared with plain PyTorch.
+    """The executor, once modules from outside have been compared with plain PyTorch.
 
     Args:
         experiment: from `draft`.
@@ -201,7 +201,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
 
 
 def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = None) -> Setup:
-    """What the rounds of an experiment need on some ranks.
+    """Setup of the rounds of an experiment on some ranks.
 
     Args:
         experiment: from `prepare`.
@@ -230,7 +230,7 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
 
 
 def _unseen(experiment: Experiment, executor: Executor, declared: Declared, placement: Placement) -> Unseen | None:
-    """What testing the unseen clients needs, where there are any that can join; they have the models in turn too."""
+    """Setup of the tests of unseen clients, if there are any that can join; they have the models in turn too."""
     if not isinstance(experiment.newcomer, Newcomer):
         return None
     evaluation, everyone, cohort = experiment.config.evaluation, experiment.division.everyone, experiment.cohort
@@ -241,7 +241,7 @@ def _unseen(experiment: Experiment, executor: Executor, declared: Declared, plac
 
 
 def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | None = None) -> E:
-    """What computes the clients of an experiment, with all samples on its device unless a pool is given."""
+    """Executor of an experiment, with all samples on its device unless a pool is given."""
     config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform
     return kind(config.algorithm, experiment.tasks, experiment.cohort, federation, pool, batch, transform)

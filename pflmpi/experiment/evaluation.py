@@ -79,7 +79,7 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
 
 
 def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
-    """What is the same for all newcomers after a round of a run."""
+    """Messages that are the same for all newcomers after a round of a run."""
     assert ready.unseen is not None
     shared = _reply(ready, run, round, np.empty(0, np.int64)).shared
     if not ready.declared.answers:
@@ -211,7 +211,7 @@ def _samples_of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
 
 
 def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:
-    """Where the columns of the first are in the other; None if both have them in one order, or one does not say."""
+    """Positions of the first's columns in the other; None if the order is the same, or one has no names."""
     if not first.columns or not other.columns or first.columns == other.columns:
         return None
     _refuse_unknown(other, "columns", first.columns, other.columns)
@@ -229,7 +229,7 @@ def _matching_labels(first: Dataset, other: Dataset) -> np.ndarray:
 
 
 def _classes(dataset: Dataset) -> tuple[str, ...]:
-    """What tells the classes [K] apart: their names, or what stands in the file."""
+    """Labels of the classes [K]: their names, or the labels in the file."""
     named = dataset.class_names or dataset.written_labels or CLASS_NAMES.get(dataset.name)
     return named or _numbers(dataset)
 

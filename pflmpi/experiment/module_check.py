@@ -172,7 +172,7 @@ def _in_lanes(task: Task, initial: Tree, batches: Sequence[Sequence[Batch]]) -> 
 
 
 def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree]) -> str:
-    """What differs first, with its likely cause, or ""."""
+    """The first difference with its likely cause; "" for none."""
     for client, (plain, result) in enumerate(zip(expected, results, strict=True)):
         for path, target in tree.leaves(tree.part(plain, "model")):
             value, start = tree.at(tree.part(result, "model"), path), tree.at(initial, path)

@@ -153,7 +153,7 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
 
 
 def _normalisation(run: Path) -> dict[str, np.ndarray]:
-    """As the newest readable round has it, which all rounds of a run share; empty if none has any."""
+    """Mean and deviation in the newest readable round, which are the same in all; empty if no round has them."""
     for round in reversed(run_folder.rounds(run)):
         with suppress(CheckpointError):
             return run_folder.read_normalisation(run, round)

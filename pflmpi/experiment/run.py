@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankContext:
-    """Where this rank is, and when it should stop.
+    """Transport and device of this rank, and whether it should stop.
 
     Attributes:
         transport: to the other ranks.
@@ -341,7 +341,7 @@ def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport)
 
 
 def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
-    """What must be the same on all ranks, under the names that an error uses; causes first."""
+    """Hashes that must agree on all ranks, under the names that an error uses; causes first."""
     placement, config = setup.placement, experiment.config
     homes = b"" if placement.home is None else placement.home.tobytes()
     groups = b"".join(group.astype(np.int64).tobytes() for group in placement.groups)

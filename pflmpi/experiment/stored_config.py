@@ -31,7 +31,7 @@ _AND = " + "  # between the models of devices
 
 
 def recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
-    """What a run depends on besides its configuration, with its id."""
+    """The `recorded` section of config.yaml: id, hashes of data and code, devices and versions."""
     return {
         "run": run_id,
         "data": experiment.federation.dataset.digest,
@@ -54,7 +54,7 @@ def write(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> Non
 
 
 def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str, str | int]:
-    """What every round file says of its run: the configuration, what it depends on, and how to read its state."""
+    """Attributes of every round file: the configuration, hashes and versions, and how to read the state."""
     algorithm, task, resolved = experiment.config.algorithm, experiment.tasks[0], experiment.config.resolved()
     values = {
         "config": yaml_file.dump(resolved),
@@ -79,7 +79,7 @@ def _modules(experiment: Experiment) -> dict[int, ModuleArchitecture]:
 
 
 def _names_of(data: DataConfig) -> tuple[str, ...]:
-    """What the classes of a dataset of the package are called."""
+    """Class names of a dataset of the package."""
     return CLASS_NAMES.get(data.name, ()) if data.path is None else ()
 
 
@@ -155,7 +155,7 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
 
 
 def changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
-    """What has changed in code from outside the package since a run was written; raises unless that is allowed."""
+    """Changes in code from outside the package since a run was written; raises unless they are allowed."""
     return changes(run, stored.read(run)["recorded"].get("code", {}), code_hashes(config), allowed)
 
 

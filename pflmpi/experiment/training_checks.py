@@ -1,4 +1,4 @@
-"""What is refused before the first round: training options that do not go together, with the data or the algorithm."""
+"""Checks before the first round: training options that do not fit each other, the data or the algorithm."""
 
 import logging
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a client has of its own, and what it computes of it without training: losses, class means, noise.
+"""A client's data, and computations on it besides training: losses, class means, noise.
 
 Everything here runs for one client. Inside a vmapped call (`task.batched`) the same code runs for many at once:
 batches are then padded, and `Padding` marks real samples.
@@ -85,7 +85,7 @@ class Passes(dict[str, Iterable[Batch]]):
 
 @dataclass(frozen=True)
 class ClientData:
-    """What a client knows of its own data in one round."""
+    """A client's data in one round."""
 
     passes: dict[str, Iterable[Batch]]  # the shuffled passes that the algorithm asked for, by name
     train: Iterable[Batch]  # the whole training split once, in stored order

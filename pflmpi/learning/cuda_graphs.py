@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def cuda_graph(work: Work) -> Work:
-    """What some work launches on the current GPU, as one launch."""
+    """CUDA graph of the work on the current GPU: one launch."""
     shared = _shared()
     return _graph(work, shared.stream, shared.pool).replay
 
@@ -49,7 +49,7 @@ BY_DEVICE: dict[str, Capture] = {"cuda": cuda_graph}
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """What captures steps on a device; None if nothing does."""
+    """Capture of training steps on a type of device; None if there is none."""
     return BY_DEVICE.get(device.type)
 
 
@@ -176,7 +176,7 @@ def _same_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 class _Shared(NamedTuple):
-    """What all graphs of this process share, since they run one after another.
+    """Stream and memory shared by all graphs of this process, which run one after another.
 
     Attributes:
         stream: on which they are captured; memory of one stream is not used on another.

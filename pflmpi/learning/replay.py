@@ -55,7 +55,7 @@ class _Traced:
 
 @lru_cache(maxsize=256)
 def _traced(key: Hashable) -> _Traced:
-    """What is known of a kind of step in this run."""
+    """Trace of a kind of step in this run."""
     return _Traced()
 
 
@@ -188,7 +188,7 @@ def _behind_lanes(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], Hasha
 
 
 def _begin(tensor: Tensor) -> int:
-    """Where a tensor begins, as far as a GPU's kernels choose by it."""
+    """Offset of a tensor in bytes modulo the alignment by which a GPU's kernels are chosen; 0 on a CPU."""
     return 0 if tensor.is_cpu else int(tensor.storage_offset()) * tensor.element_size() % ALIGNED
 
 
@@ -198,7 +198,7 @@ _DEEPEST = 12
 
 
 def contents(function: Callable[..., Any]) -> Hashable:
-    """What decides what a function computes, but for its arguments and the values of tensors; None if not known.
+    """Key of a function: its code and the values that it closes over, but for tensors; None if not known.
 
     >>> def times(factor):
     ...     return lambda x: factor * x

@@ -140,7 +140,7 @@ class PhaseStep:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What a step changes or reads besides parameters and batch; what it changes comes first."""
+        """Tensors that a step changes, then those that it only reads, besides parameters and batch."""
         own = [leaf for _, leaf in tree.leaves(self._state)] + [self._loss_sum, self._grad_output]
         return [tensor for tensor in (*own, self._rate) if isinstance(tensor, Tensor)]
 
@@ -151,7 +151,7 @@ class PhaseStep:
 
     @property
     def kind(self) -> Hashable:
-        """What decides the operations of a step besides the task, and the layout of what it reads; None: not known."""
+        """Key of the operations of a step, besides the task and the layout of its tensors; None: not known."""
         loss, phase = contents(self._phase.loss), self._phase
         if loss is None:
             return None
@@ -218,7 +218,7 @@ class PhaseStep:
         torch._foreach_sub_(leaves, slopes, **({} if rate == 1 else {"alpha": rate}))
 
     def _lane_slope(self, index: int, slope: Tensor, active: Tensor | None) -> Tensor:
-        """What a leaf moves along, with decay and momentum; 0 where `active` is."""
+        """Direction of a leaf, with decay and momentum; 0 where `active` is."""
         leaf, momentum, decay = self._leaves[index], self._momentum, self._decay
         if decay:
             slope = slope.add(leaf, alpha=decay) if active is None else slope + leaf * (active * decay)

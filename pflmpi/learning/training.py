@@ -41,7 +41,7 @@ CONFIGURED = Pass()
 
 
 class TrainingConfig(BaseModel):
-    """How clients train on their local training split."""
+    """Local training of the clients."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -139,7 +139,7 @@ class TrainingConfig(BaseModel):
         return _participations(self, seed, round, num_clients).copy()
 
     def num_steps(self, samples: int, length: Pass = CONFIGURED) -> int:
-        """How many minibatches one pass over that many samples has."""
+        """Number of minibatches of one pass over that many samples."""
         steps = length.steps if length.steps is not None else self.steps if length.epochs is None else None
         if steps is not None:
             return steps
@@ -199,7 +199,7 @@ def batch_order(
 
 
 def num_samples(samples: int, length: Pass) -> int:
-    """How many of a client's training samples a pass is over."""
+    """Number of a client's training samples that a pass is over."""
     if not length.held_out or samples < 2:
         return samples
     apart = min(max(1, round_half_up(length.held_out * samples)), samples - 1)

@@ -25,7 +25,7 @@ _STORED = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, 
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known of a module from some passes.
+    """Properties of a module that some passes show.
 
     Attributes:
         num_features: d.
@@ -45,7 +45,7 @@ class Findings:
 
 
 def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, InstalledModule]:
-    """What some passes show, and the body that made them.
+    """Properties that some passes show, and the body that made them.
 
     Raises:
         ConfigError: the module does not take such samples, does not end with its head, or keeps what is no buffer.

@@ -38,7 +38,7 @@ _CACHED_POLL = 0.1  # seconds between two polls above which the cache of missing
 
 @dataclass(frozen=True)
 class ServerRound:
-    """What rank 0 has after an exchange; the other ranks have nothing of it.
+    """Results of an exchange on rank 0; empty on other ranks.
 
     Attributes:
         server: its state.
@@ -77,10 +77,15 @@ class Checkpoints:
         lock: RunLock,
         keep: int,
     ) -> None:
-        self._run, self._setup, self._transport, self._attributes = run, setup, transport, attributes
+        self._run, self._transport, self._attributes = run, transport, attributes
         self._layout, self._lock, self._keep = layout, lock, keep
+        self._cohort, federation = setup.executor.cohort, setup.executor.federation
         self._templates = row_kinds(setup.templates)
-        self._row_bytes = row_bytes(self._templates, setup.executor.cohort)
+        self._row_bytes = row_bytes(self._templates, self._cohort)
+        names = stored_messages(setup.algorithm, setup.task, setup.templates)
+        self._is_own = {name: isinstance(setup.declared.down[name], Own) for name in names}  # of received messages
+        self._partition = {"train_samples": federation.num_train, "test_samples": federation.num_test}
+        self._normalisation = setup.task.normalisation
         self._hosts = [peer.host for peer in transport.peers] or [""] * transport.size
         self._writer = Writer(run)
         self._ending = threading.Event()  # after a fault: other ranks' shards are not waited for
@@ -117,15 +122,13 @@ class Checkpoints:
             progress: of the round, on rank 0; None before the first.
         """
         with self._timed():
-            cohort = self._setup.executor.cohort
             writers = shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
             rows = population.flat(now.rows[self._transport.rank])
-            rows = send_to_writers(self._transport, rows, now.rows, writers, self._templates, cohort)
+            rows = send_to_writers(self._transport, rows, now.rows, writers, self._templates, self._cohort)
             content, layout = None, self._layout
             if self._metrics is not None:
-                keeping = [name for name, leaves in self._templates.items() if leaves]
-                layout = layout.updated(now.round, clients_written(now.rows, writers), cohort).only(keeping)
-                content, self._layout = self._content(now.round, server_round, progress, self._metrics), layout
+                self._layout = layout = layout.updated(now.round, clients_written(now.rows, writers), self._cohort)
+                content = self._content(now.round, server_round, progress, self._metrics)
             self._writer.submit(lambda: self._write(now.round, rows, content, layout))
 
     def finish(self) -> None:
@@ -149,9 +152,8 @@ class Checkpoints:
     def _content(
         self, round: int, server_round: ServerRound, progress: Progress | None, metrics: Checksum
     ) -> RoundContent:
-        """What rank 0 stores: copies of what shares memory with the server's state, which goes on, each once."""
-        setup, arrays = self._setup, dict[int, np.ndarray]()
-        down, published = setup.declared.down, server_round.published or {}
+        """Content of the round file: arrays that share memory with the server's state are copied, each once."""
+        arrays, published = dict[int, np.ndarray](), server_round.published or {}
         in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(server_round.server)}
 
         def stored(state: Tree) -> Arrays:
@@ -165,13 +167,10 @@ class Checkpoints:
             server=stored(server_round.server),
             metrics={} if progress is None else progress.arrays(),
             bytes={} if progress is None else progress.bytes,
-            received={
-                name: ReceivedMessage(stored(published[name]), own=isinstance(down[name], Own))
-                for name in stored_messages(setup.algorithm, setup.task, setup.templates)
-            },
+            received={name: ReceivedMessage(stored(published[name]), own) for name, own in self._is_own.items()},
             diagnostics={name: to_numpy(values).copy() for name, values in server_round.measured.items()},
-            partition={"train_samples": setup.declared.num_train, "test_samples": setup.executor.federation.num_test},
-            normalisation=setup.task.normalisation,
+            partition=self._partition,
+            normalisation=self._normalisation,
             metrics_file=metrics,
         )
 

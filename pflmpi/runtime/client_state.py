@@ -105,7 +105,7 @@ class Population:
 def client_templates(
     algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray, kept_reply: tuple[str, ...]
 ) -> tuple[Tree, ...]:
-    """What a client of each cohort keeps between rounds, as a template.
+    """Templates of the state that a client of each cohort keeps between rounds.
 
     Args:
         tasks: one per cohort.

@@ -38,7 +38,7 @@ class CheckpointConfig(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """What is written beside the checkpoints and metrics.csv."""
+    """Output beside the checkpoints and metrics.csv."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +62,7 @@ class OutputConfig(BaseModel):
 
 
 class RuntimeConfig(BaseModel):
-    """Where and how things are computed; the results do not depend on ranks, transport, server or time limits."""
+    """Devices, executor and limits; the results do not depend on ranks, transport, server or time limits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -31,7 +31,7 @@ from pflmpi.transports.peers import Peer, names
 
 @dataclass(frozen=True)
 class GpuPlacement:
-    """Where the ranks of a run compute.
+    """Placement of the ranks on GPUs, or on the CPU.
 
     Attributes:
         peers: [R] where each rank runs and what it sees.
@@ -54,7 +54,7 @@ class GpuPlacement:
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
-        """Where clients are computed."""
+        """Type of the devices that compute clients."""
         return "cpu" if all(gpu is None for gpu in self.gpu) else "cuda"
 
     @property
@@ -70,12 +70,12 @@ class GpuPlacement:
         return ranks if len(whole) == len(ranks) else ()
 
     def sharing(self, rank: int) -> int:
-        """How many ranks, this one among them, have the same GPU."""
+        """Number of ranks that have the GPU of this one, itself included."""
         own = self.gpu[rank]
         return sum(gpu is not None and own is not None and gpu.uuid == own.uuid for gpu in self.gpu)
 
     def remark(self) -> str:
-        """What a user should know of it; "" for nothing."""
+        """Warning for the user; "" for none."""
         most = max(Counter(gpu.uuid for gpu in self.gpu if gpu is not None).values(), default=1)
         if most == 1:
             return ""
@@ -185,7 +185,7 @@ def _number(peer: Peer, uuid: str | None) -> int | None:
 
 
 def _cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
-    """How many ranks can compute at once on all nodes; ranks of a node may see different cores of it."""
+    """Number of ranks that can compute at once on all nodes; ranks of a node may see different cores."""
     cores: dict[str, set[int]] = {}
     for peer in peers:
         cores.setdefault(peer.host, set()).update(peer.cores)
@@ -315,7 +315,7 @@ _COLLECTIVE, _PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
 
 @dataclass(frozen=True)
 class GpuMessages:
-    """How large messages reach the GPUs of a run.
+    """Transport of large messages between the GPUs of a run.
 
     Attributes:
         ranks: that exchange them from GPU to GPU; none where they go through the host.

@@ -28,7 +28,7 @@ _AT_ONCE = 32  # hosts, at first
 
 @dataclass(frozen=True)
 class Placement:
-    """Where clients live.
+    """Groups of clients, and the rank that each client lives on.
 
     Attributes:
         ranks: number of ranks.
@@ -81,7 +81,7 @@ class Placement:
         return group_of
 
     def at_home(self, clients: np.ndarray) -> list[np.ndarray]:
-        """Those of the given clients whose state lives on each rank; none where clients keep nothing."""
+        """The given clients by the rank that their state lives on; none where clients keep nothing."""
         if self.home is None:
             return [clients[:0]] * self.ranks
         clients = clients[np.argsort(self.home[clients], kind="stable")]

@@ -1,4 +1,4 @@
-"""What rank 0 knows after a round, for the checkpoint, the metrics file and the display."""
+"""Progress after a round on rank 0, for the checkpoint, the metrics file and the display."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _OTHERS = ("test_loss", "f1_macro", "accuracy_bottom")
 
 @dataclass(frozen=True)
 class Progress:
-    """What rank 0 knows after a round.
+    """Metrics and cost of a round, on rank 0.
 
     Attributes:
         round: its number.

@@ -1,4 +1,4 @@
-"""What surrounds the training loop: the report of each rank to rank 0, the metrics of a round, waiting and stopping."""
+"""Hooks around the training loop: reports of all ranks to rank 0, metrics of a round, timeouts, stopping."""
 
 import time
 from collections import defaultdict
@@ -24,7 +24,7 @@ _HEAD = 5  # microseconds of training and of testing, most memory, and what `Sto
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What rank 0 knows of a round from all ranks.
+    """Reports of all ranks on a round, on rank 0.
 
     Attributes:
         tested: [T] scores of the tested clients, in ascending order of their ids.
@@ -51,7 +51,7 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rank reports.
+    """Report of a rank on a round.
 
     Attributes:
         tested: scores of the clients tested here, in ascending order of their ids, as `gather` numbers them.
@@ -160,7 +160,7 @@ class Stopwatch:
 
 
 class RoundHooks:
-    """What happens around a round: seconds, the report of all ranks, metrics, progress, and whether all go on.
+    """Hooks of the training loop: reports, metrics and progress of a round, and whether all ranks go on.
 
     Attributes:
         stop: whether this rank has a reason to stop.
@@ -210,7 +210,7 @@ class RoundHooks:
         return progress, pause
 
     def _progress(self, now: RoundSchedule, reported: RoundReport, exchanging: float) -> Progress:
-        """What rank 0 knows after a round, once it is in metrics.csv and shown."""
+        """Progress of rank 0 after a round, once it is in metrics.csv and shown."""
         if now.evaluates:
             self._scores = self._scores.updated(now.tested, reported.tested)
         before, self._last_report = self._last_report, time.perf_counter()

@@ -56,7 +56,7 @@ class Stop:
 
     @property
     def report(self) -> tuple[float, float]:
-        """What a rank reports of itself: seconds of its longest round, and whether it has a reason."""
+        """Seconds of the longest round of this rank, and whether it has a reason to stop."""
         return self.longest, float(bool(self.reason))
 
     def agree(self, transport: Transport, seconds: float, reports: np.ndarray | None) -> Pause | None:
@@ -77,7 +77,7 @@ class Stop:
         return _PAUSES[int(agreed[1])]
 
     def interruption(self, round: int) -> Stopped:
-        """What all ranks raise where they stop after a round."""
+        """Exception that all ranks raise where they stop after a round."""
         return Stopped(f"{self.reason or 'another rank was asked to stop'}: stopped after round {round}")
 
 

@@ -28,7 +28,7 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Unseen:
-    """What testing the unseen clients needs; the same on every rank.
+    """Setup of the tests of unseen clients; the same on every rank.
 
     Attributes:
         executor: of the trained clients and then the unseen ones.
@@ -69,7 +69,7 @@ class Unseen:
 
     @property
     def _rows_on_server(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """What `deliver` needs to bring the rows of all trained clients to rank 0: who wants which, where they live."""
+        """Receivers and homes of a delivery of the rows of all trained clients to rank 0; see `deliver`."""
         assert self.home is not None, "clients that keep messages have a home"
         return [np.arange(len(self.home)), *[np.empty(0, np.int64)] * (len(self.groups) - 1)], self.home
 
@@ -77,7 +77,7 @@ class Unseen:
 def unseen_setup(
     executor: Executor, down: Mapping[str, Shared], placement: Placement, lanes: int, rule: Newcomer, updates: int
 ) -> Unseen:
-    """What testing the unseen clients needs.
+    """Place the unseen clients on ranks, and declare their messages.
 
     Args:
         executor: of the trained clients and then the unseen ones.

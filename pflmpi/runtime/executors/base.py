@@ -1,4 +1,4 @@
-"""What a rank needs to compute its clients, and the loop over them; `lanes.py` computes many in one call."""
+"""Executors: computing clients on a rank, here one after another; `lanes.py` computes many in one call."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ TRAIN = "/train"  # a client's whole training split, beside its passes; no pass 
 
 @dataclass(frozen=True)
 class Executor(ABC):
-    """What a rank needs to compute clients; the subclasses say how it computes them.
+    """Data, models and algorithm for computing clients; subclasses compute one or many at a time.
 
     Attributes:
         algorithm: its methods are called.
@@ -139,11 +139,11 @@ class Executor(ABC):
         return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length, times)]
 
     def train_samples(self, client: int) -> np.ndarray:
-        """Where the training samples of a client are in the pool, ascending."""
+        """Positions of the training samples of a client in the pool, ascending."""
         return self.pool.places(self.federation.train[client])
 
     def test_samples(self, client: int) -> np.ndarray:
-        """Where the test samples of a client are in the pool, ascending."""
+        """Positions of the test samples of a client in the pool, ascending."""
         return self.pool.places(self.federation.test[client])
 
     def decay(self, clients: np.ndarray, round: int) -> np.ndarray:
@@ -179,7 +179,7 @@ class Executor(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where clients are computed."""
+        """Device that computes clients."""
         return self.pool.images.device
 
     @property

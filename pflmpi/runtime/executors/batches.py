@@ -49,7 +49,7 @@ class Pool:
         return cls(images, torch.from_numpy(dataset.labels[samples]).to(device), place_of)
 
     def places(self, samples: np.ndarray) -> np.ndarray:
-        """Where samples of the dataset are in the pool, in the same order."""
+        """Positions in the pool of samples of the dataset, in the same order."""
         if self.place_of is None:
             return samples
         places: np.ndarray = self.place_of[samples]
@@ -225,7 +225,7 @@ def gather_in_lane(pool: Pool, index: Tensor) -> Samples:
 
 
 def steps_at_once(pool: Pool, index: Tensor) -> int:
-    """Of how many steps of all lanes, with samples at places [L, S, B], the images are prepared at once."""
+    """Number of steps of all lanes whose images are prepared at once, for samples at places [L, S, B]."""
     return max(1, _PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size))
 
 

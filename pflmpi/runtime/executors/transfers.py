@@ -127,7 +127,7 @@ _NOT_KNOWN = torch.tensor(torch.nan)
 
 @dataclass(frozen=True)
 class Update:
-    """What the clients of a group have trained, on the host, with a leading client axis.
+    """Local updates of a group, on the host, with a leading client axis.
 
     Attributes:
         states: their new states.
