@@ -113,8 +113,7 @@ def run(
     if resumes:
         config = _resumed_config(run, config, transport, changed_code)
     experiment = _prepare(config, context, run if resumes else None, federation)
-    id_of = partial(_run_id, run) if resumes else run_identity.new_run_id
-    with _locked(run, context, id_of) as (lock, run_id):
+    with _locked(run, context, partial(_run_id, run) if resumes else run_identity.new_run_id) as (lock, run_id):
         recorded, done = stored_config.recorded(experiment, transport, run_id), None
         if resumes:
             done = int(on_root(transport, lambda: continue_after(run, experiment, recorded)))
@@ -351,7 +350,7 @@ def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
         "the code from outside the package": _hash(repr(dict(experiment.code)).encode()),
         "the data": experiment.division.everyone.dataset.digest,
         "the partition": experiment.division.digest,
-        "the placement of clients": _hash(repr(placement.hosts).encode() + homes + groups),
+        "the placement of clients": _hash(repr(placement.computing_ranks).encode() + homes + groups),
     }
 
 

@@ -124,13 +124,8 @@ LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
 
 # A continuation may change these; the rest decides bits.
 FREE_ON_RESUME = {
-    *(
-        f"runtime.{key}"
-        for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server")
-    ),
-    "runtime.state",
-    "runtime.scratch",
-    "runtime.cache",
+    *("runtime.transport", "runtime.device", "runtime.gpus", "runtime.gpu_memory", "runtime.mixed_gpus"),
+    *("runtime.timeout", "runtime.spare", "runtime.server", "runtime.state", "runtime.scratch", "runtime.cache"),
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
     "data.path",  # what lies there is checked by its hash
     "data.root",  # what lies there is checked by its hash

@@ -222,15 +222,15 @@ _FEW = 4  # ranks of which it does not matter
 
 def advise_fewer_ranks(setup: Setup, rounds: Sequence[RoundSchedule]) -> str:
     """Advice if half of the ranks that compute have no client to train in any of these rounds; else ""."""
-    hosts = len(setup.placement.hosts)
+    ranks = len(setup.placement.computing_ranks)
     busy = [sum(map(bool, scheduled.training)) for scheduled in rounds]
-    if hosts < _FEW or not busy or 2 * max(busy) > hosts:
+    if ranks < _FEW or not busy or 2 * max(busy) > ranks:
         return ""
     participants = max(len(scheduled.participants) for scheduled in rounds)
     lanes = min(max(map(len, setup.placement.groups)), setup.placement.most)
     calls = f" in calls of up to {lanes}" if lanes > 1 else ""
     lower = ", or set runtime.lanes lower" if lanes > 1 else ""
     return (
-        f"{hosts} ranks compute clients, at most {max(busy)} of them at a time ({participants} participants{calls}); "
+        f"{ranks} ranks compute clients, at most {max(busy)} of them at a time ({participants} participants{calls}); "
         f"fewer ranks would be as quick{lower}"
     )
