@@ -20,7 +20,14 @@ from pflmpi.data.unseen import Division, divide, trained_on
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
-from pflmpi.experiment.training_checks import OneStep, check_options, check_passes, check_stop, only_first_client
+from pflmpi.experiment.training_checks import (
+    OneStep,
+    check_options,
+    check_padding,
+    check_passes,
+    check_stop,
+    only_first_client,
+)
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
@@ -32,7 +39,6 @@ from pflmpi.runtime.devices import choose_executor
 from pflmpi.runtime.executors.base import Executor, Loop
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
-from pflmpi.runtime.executors.padding_check import check_padding
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen, unseen_setup
