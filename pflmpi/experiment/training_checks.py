@@ -18,6 +18,7 @@ from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
 from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, as_messages, with_rows
+from pflmpi.models.built_module import equal
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
 from pflmpi.runtime.contract import calling, check_returned, state_and_messages
@@ -171,10 +172,9 @@ def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
         ("images and labels in the padding of a batch", _update(algorithm, task, client, filled=True, steps=1)),
         ("a batch that is padding alone", _update(algorithm, task, client, filled=False, steps=2)),
     ):
-        wrong = [path for path, leaf in tree.leaves(blank) if not _same(leaf, tree.at(other, path))]
-        if wrong:
+        if paths := [path for path, leaf in tree.leaves(blank) if not equal(leaf, tree.at(other, path))]:
             raise ConfigError(
-                f"{type(algorithm).__name__}.client_update depends on {what}: {', '.join(wrong[:3])} differ; average "
+                f"{type(algorithm).__name__}.client_update depends on {what}: {', '.join(paths[:3])} differ; average "
                 "losses over real samples (pflmpi.learning.client: cross_entropy, average, or Batch.padding), or set "
                 "runtime.executor to loop, which pads nothing"
             )
@@ -195,7 +195,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
     training = task.training.model_copy(update={"lr": min(task.training.lr, _LARGEST_RATE)})
     batched = task.replace(batched=True, training=training)
 
-    def one(state: Tree, down: Messages, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor) -> Tree:
+    def in_lane(state: Tree, down: Messages, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor) -> Tree:
         def batches(steps: int) -> LaneBatches:
             samples = images[:steps], labels[:steps]
             return LaneBatches(batched, lambda: samples, weight[:steps], 1, steps, keys[:steps])
@@ -212,7 +212,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
     with calling(algorithm, "client_update", 0, [client], in_lanes=True):
         inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
         received = {name: tree.stack([value]) for name, value in down.items()}
-        return torch.func.vmap(one)(lanes, received, *inputs)
+        return torch.func.vmap(in_lane)(lanes, received, *inputs)
 
 
 def example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
@@ -225,7 +225,3 @@ def example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
         return torch.full(leaf.shape, leaf.dtype == torch.bool, dtype=leaf.dtype)
 
     return tree.map(draw, like)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
