@@ -124,8 +124,6 @@ def prepare(
     """The experiment of a configuration; all that can be refused before the start is refused here.
 
     Args:
-        config: the configuration.
-        device: of this rank.
         gpu_models: of the ranks that compute; none on CPUs.
         federation: the clients' data, if they are loaded already.
     """
@@ -181,7 +179,6 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     """The experiment of a draft; see `prepare`.
 
     Args:
-        runtime: as configured.
         executor: from `check_executor`, the same on all ranks.
     """
     if executor != experiment.config.runtime.executor:
@@ -211,7 +208,6 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
 
     Args:
         experiment: from `prepare`.
-        ranks: how many.
         slots: how many of them can compute at once (cores or GPUs).
         rank: this one, whose GPU then has the samples of its own clients alone; None: any client may be computed.
     """

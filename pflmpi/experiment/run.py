@@ -64,7 +64,6 @@ class RankContext:
     """Transport and device of this rank, and whether it should stop.
 
     Attributes:
-        transport: to the other ranks.
         device: it computes on this one.
         slots: how many ranks can compute at once on all nodes.
         gpu_models: of the ranks that compute; none on CPUs.

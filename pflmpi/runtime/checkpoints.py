@@ -58,9 +58,6 @@ class Checkpoints:
     them a checkpoint.
 
     Args:
-        run: the folder.
-        setup: of the run.
-        transport: to the other ranks.
         attributes: written into every round file.
         layout: where the newest row of each client is.
         lock: of the run; without it nothing more is written.
@@ -116,7 +113,6 @@ class Checkpoints:
         Every rank calls this.
 
         Args:
-            now: the round.
             server_round: what rank 0 has of it.
             population: the clients that live here.
             progress: of the round, on rank 0; None before the first.

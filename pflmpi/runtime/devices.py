@@ -331,7 +331,6 @@ class GpuMessages:
         """Bytes that the library itself takes of the GPU of a rank; MPI's are not known.
 
         Args:
-            rank: the rank.
             on_node: ranks on its node.
             parts: whether ranks send each other parts, and not only what all receive or is summed.
         """

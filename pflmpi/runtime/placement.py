@@ -102,7 +102,6 @@ def place(
 
     Args:
         executor: knows the clients and their data.
-        declared: what they receive.
         templates: one per cohort, what a client keeps.
         runtime: settings, with `lanes` decided.
         ranks: R.

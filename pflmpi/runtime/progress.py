@@ -18,7 +18,6 @@ class Progress:
     """Metrics and cost of a round, on rank 0.
 
     Attributes:
-        round: its number.
         participants: [P] ascending ids of the clients that trained.
         skipped: ascending ids of those that failed, and count as absent.
         scores: None in rounds without an evaluation.

@@ -82,7 +82,6 @@ def gather(
         training: the groups trained by each rank.
         totals: [N + U, K] int64, test samples of every client by class.
         num_clients: N; those of higher ids are unseen, and from N + U on client N + U + i is client i after training.
-        measured: here.
     """
     lengths = _lengths(testing, training, totals.shape[1])
     reports = transport.gather(_packed(measured).view(np.uint8), (8 * lengths.sum(1)).tolist())
@@ -167,7 +166,6 @@ class RoundHooks:
 
     Args:
         test_class_counts: [N, K] int64, test samples of each client by class.
-        transport: to the other ranks.
         checkpoints: get the metrics of each round.
         observe: called on rank 0 after every round.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
