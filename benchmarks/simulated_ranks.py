@@ -27,7 +27,7 @@ from scale import data
 from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import Experiment, prepare, setup
-from pflmpi.experiment.stored_config import attributes
+from pflmpi.experiment.stored_config import attributes, recorded
 from pflmpi.learning.task import HOST
 from pflmpi.messages.kinds import ClassMeans, Messages, with_rows
 from pflmpi.runtime import rounds
@@ -198,7 +198,7 @@ def run(experiment: Experiment, ready: Setup, ranks: int, folder: Path) -> tuple
     lock = take(folder, {}, False)
     (folder / "shards").mkdir()
     metrics_file.restart(folder, 0)
-    described = attributes(experiment, InProcessTransport(), "0" * 16)
+    described = attributes(experiment, recorded(experiment, InProcessTransport(), "0" * 16))
 
     class Noting(Stop):
         def __init__(self, transport: Threads) -> None:

@@ -1,4 +1,4 @@
-"""Names become objects: from a validated configuration to what its rounds need."""
+"""From a validated configuration to the objects that its rounds need."""
 
 import dataclasses
 import logging
@@ -20,7 +20,14 @@ from pflmpi.data.unseen import Division, divide, trained_on
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
-from pflmpi.experiment.training_checks import OneStep, check_options, check_passes, check_stop, only_first_client
+from pflmpi.experiment.training_checks import (
+    OneStep,
+    check_options,
+    check_padding,
+    check_passes,
+    check_stop,
+    only_first_client,
+)
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
@@ -32,7 +39,6 @@ from pflmpi.runtime.devices import choose_executor
 from pflmpi.runtime.executors.base import Executor, Loop
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
-from pflmpi.runtime.executors.padding_check import check_padding
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen, unseen_setup
@@ -45,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a configuration names, the same on every rank and for any number of ranks.
+    """Data, models and algorithm of a configuration; the same on every rank and for any number of ranks.
 
     Attributes:
         config: the configuration, with `executor` and `lanes` decided.
@@ -69,12 +75,12 @@ class Experiment:
 
     @property
     def federation(self) -> Federation:
-        """What the clients hold that are trained."""
+        """Data of the clients that are trained."""
         return self.division.trained
 
     @cached_property
     def newcomer(self) -> Newcomer | CannotJoin | None:
-        """How the unseen clients join; None if there are none."""
+        """Rule by which unseen clients join; None if there are none."""
         if not self.division.unseen_numbers:
             return None
         return self.config.algorithm.newcomer(self.tasks[0].replace(device=HOST))
@@ -118,8 +124,6 @@ def prepare(
     """The experiment of a configuration; all that can be refused before the start is refused here.
 
     Args:
-        config: the configuration.
-        device: of this rank.
         gpu_models: of the ranks that compute; none on CPUs.
         federation: the clients' data, if they are loaded already.
     """
@@ -151,7 +155,7 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
 
 
 def check_executor(experiment: Experiment, configured: str) -> str:
-    """How clients are computed, once modules from outside have been compared with plain PyTorch.
+    """The executor, once modules from outside have been compared with plain PyTorch.
 
     Args:
         experiment: from `draft`.
@@ -175,7 +179,6 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     """The experiment of a draft; see `prepare`.
 
     Args:
-        runtime: as configured.
         executor: from `check_executor`, the same on all ranks.
     """
     if executor != experiment.config.runtime.executor:
@@ -201,11 +204,10 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
 
 
 def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = None) -> Setup:
-    """What the rounds of an experiment need on some ranks.
+    """Setup of the rounds of an experiment on some ranks.
 
     Args:
         experiment: from `prepare`.
-        ranks: how many.
         slots: how many of them can compute at once (cores or GPUs).
         rank: this one, whose GPU then has the samples of its own clients alone; None: any client may be computed.
     """
@@ -224,12 +226,13 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         templates=experiment.templates,
         unseen=_unseen(experiment, executor, declared, placement),
     )
-    mine = None if rank is None or device.type == "cpu" else ready.samples(rank)  # on a CPU ranks share a mapped file
-    return ready.with_pool(experiment.pool if mine is None else Pool.of_some(federation.dataset, device, mine))
+    if rank is None or device.type == "cpu" or (samples := ready.samples(rank)) is None:
+        return ready.with_pool(experiment.pool)  # on a CPU ranks share a mapped file
+    return ready.with_pool(Pool.of_some(federation.dataset, device, samples))
 
 
 def _unseen(experiment: Experiment, executor: Executor, declared: Declared, placement: Placement) -> Unseen | None:
-    """What testing the unseen clients needs, where there are any that can join; they have the models in turn too."""
+    """Setup of the tests of unseen clients, if there are any that can join; they have the models in turn too."""
     if not isinstance(experiment.newcomer, Newcomer):
         return None
     evaluation, everyone, cohort = experiment.config.evaluation, experiment.division.everyone, experiment.cohort
@@ -240,7 +243,7 @@ def _unseen(experiment: Experiment, executor: Executor, declared: Declared, plac
 
 
 def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | None = None) -> E:
-    """What computes the clients of an experiment, with all samples on its device unless a pool is given."""
+    """Executor of an experiment, with all samples on its device unless a pool is given."""
     config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform
     return kind(config.algorithm, experiment.tasks, experiment.cohort, federation, pool, batch, transform)

@@ -37,7 +37,7 @@ _ALONE = InProcessTransport()
 def count_trained(
     experiment: Experiment, run: Path, round: int, update: Update, after_training: bool = False
 ) -> Counts:
-    """What the clients of a run get right after a round, with the state of its checkpoint; exactly as the run tests.
+    """Test the clients of a run after a round, with the state of its checkpoint; exactly as the run tests them.
 
     Args:
         experiment: of the run; the test samples may be others, see `tested_on`.
@@ -65,7 +65,7 @@ def count_trained(
 
 
 def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
-    """What unseen clients get right that join after a round.
+    """Test unseen clients that join after a round.
 
     Raises:
         ConfigError: there are none, or the algorithm has no rule for them.
@@ -79,7 +79,7 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
 
 
 def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
-    """What is the same for all newcomers after a round of a run."""
+    """Messages that are the same for all newcomers after a round of a run."""
     assert ready.unseen is not None
     shared = _reply(ready, run, round, np.empty(0, np.int64)).shared
     if not ready.declared.answers:
@@ -148,8 +148,10 @@ def _reply(ready: Setup, run: Path, round: int, receivers: np.ndarray) -> Reply:
 def _split(division: Division, split: Split) -> Division:
     if split == "test":
         return division
-    trained, everyone = (replace(one, test=one.train) for one in (division.trained, division.everyone))
-    return replace(division, trained=trained, everyone=everyone)
+    trained, everyone = division.trained, division.everyone
+    return replace(
+        division, trained=replace(trained, test=trained.train), everyone=replace(everyone, test=everyone.train)
+    )
 
 
 def read_other_data(text: str, config: DataConfig) -> Dataset:
@@ -175,9 +177,11 @@ def _matched(first: Dataset, other: Dataset) -> Dataset:
     """
     order = _matching_columns(first, other)
     images = other.images if order is None else np.ascontiguousarray(other.images[:, order])
-    ours, theirs = (f"{one.dtype} {list(one.shape[1:])}" for one in (first.images, images))
-    if ours != theirs:
-        raise ConfigError(f"--data {other.name} has samples of {theirs}, the run {ours}; give data of the same kind")
+    kind, other_kind = (f"{samples.dtype} {list(samples.shape[1:])}" for samples in (first.images, images))
+    if kind != other_kind:
+        raise ConfigError(
+            f"--data {other.name} has samples of {other_kind}, the run {kind}; give data of the same kind"
+        )
     labels = _matching_labels(first, other)[other.labels]
     return replace(other, images=images, labels=labels, num_classes=first.num_classes)
 
@@ -207,7 +211,7 @@ def _samples_of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
 
 
 def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:
-    """Where the columns of the first are in the other; None if both have them in one order, or one does not say."""
+    """Positions of the first's columns in the other; None if the order is the same, or one has no names."""
     if not first.columns or not other.columns or first.columns == other.columns:
         return None
     _refuse_unknown(other, "columns", first.columns, other.columns)
@@ -217,16 +221,15 @@ def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:
 
 def _matching_labels(first: Dataset, other: Dataset) -> np.ndarray:
     """The label in the first that each class of the other has."""
-    ours, theirs = _classes(first), _classes(other)
-    numbers = _numbers(first)
-    if not {*theirs} <= {*ours} and {*theirs} <= {*numbers}:  # labels where the run has names
-        ours = numbers
-    _refuse_unknown(other, "classes", ours, theirs)
-    return np.array([ours.index(name) for name in theirs])
+    classes, other_classes, numbers = _classes(first), _classes(other), _numbers(first)
+    if not {*other_classes} <= {*classes} and {*other_classes} <= {*numbers}:  # labels where the run has names
+        classes = numbers
+    _refuse_unknown(other, "classes", classes, other_classes)
+    return np.array([classes.index(name) for name in other_classes])
 
 
 def _classes(dataset: Dataset) -> tuple[str, ...]:
-    """What tells the classes [K] apart: their names, or what stands in the file."""
+    """Labels of the classes [K]: their names, or the labels in the file."""
     named = dataset.class_names or dataset.written_labels or CLASS_NAMES.get(dataset.name)
     return named or _numbers(dataset)
 
@@ -235,9 +238,9 @@ def _numbers(dataset: Dataset) -> tuple[str, ...]:
     return tuple(map(str, range(dataset.num_classes)))
 
 
-def _refuse_unknown(other: Dataset, what: str, ours: Sequence[str], theirs: Sequence[str]) -> None:
-    if unknown := [name for name in theirs if name not in ours]:
+def _refuse_unknown(other: Dataset, what: str, names: Sequence[str], other_names: Sequence[str]) -> None:
+    if unknown := [name for name in other_names if name not in names]:
         raise ConfigError(
             f"--data {other.name} and the run differ in {what}: only one has {some(unknown)}; those of the run are "
-            f"{some(ours)}"
+            f"{some(names)}"
         )

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,9 +17,9 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.built_module import equal
 from pflmpi.models.module_parts import nested
-from pflmpi.models.module_trial import first_line
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.executors.batches import LaneBatches
+from pflmpi.text import first_line
 from pflmpi.tree import Tree
 
 _STEPS, _SIZES = 4, (4, 3)  # batches of the two clients; in lanes those of the second one are padded
@@ -37,24 +36,6 @@ _CAUSES = {
 }
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """What two clients train with.
-
-    Attributes:
-        x, y: of each client, its batches after one another.
-    """
-
-    x: tuple[Tensor, ...]
-    y: tuple[Tensor, ...]
-
-    def batches(self, client: int) -> list[Batch]:
-        """The batches of a client."""
-        size = _SIZES[client]
-        parts = zip(torch.split(self.x[client], size), torch.split(self.y[client], size), strict=True)
-        return [Batch(x, y, key=torch.tensor(0)) for x, y in parts]
-
-
 def check_modules(tasks: Sequence[Task], cohort: np.ndarray, federation: Federation, in_lanes: bool) -> str:
     """Compare each module that is to be checked; why lanes do not train them as a loop does, "" where they do.
 
@@ -68,52 +49,52 @@ def check_modules(tasks: Sequence[Task], cohort: np.ndarray, federation: Federat
     """
     for number, task in enumerate(tasks):
         architecture = task.architecture
-        checked = isinstance(architecture, ModuleArchitecture) and architecture.check
-        if checked and (why := check_module(task, federation, np.flatnonzero(cohort == number), in_lanes)):
-            return why
+        if isinstance(architecture, ModuleArchitecture) and architecture.check:
+            task = task.replace(training=TrainingConfig(momentum=_MOMENTUM), device=HOST, local=None)
+            batches = _batches(task, federation, np.flatnonzero(cohort == number))
+            with warnings.catch_warnings(), architecture.without_dropout(), torch.enable_grad():
+                warnings.simplefilter("ignore")
+                if problem := _check_module(architecture, task, batches, in_lanes):
+                    return f"model {architecture.name} in lanes: {problem}"
     return ""
 
 
-def check_module(task: Task, federation: Federation, clients: np.ndarray, in_lanes: bool) -> str:
-    """See `check_modules`; `clients` are those of the cohort."""
-    architecture = task.architecture
-    assert isinstance(architecture, ModuleArchitecture)
-    training = TrainingConfig(momentum=_MOMENTUM)
-    task = task.replace(training=training, device=HOST, local=None)
-    initial, samples = task.init(), _samples(task, federation, clients)
-    with warnings.catch_warnings(), architecture.without_dropout(), torch.enable_grad():
-        warnings.simplefilter("ignore")
-        expected = [_plain(architecture, initial, samples.batches(client)) for client in range(2)]
-        results = [_in_loop(task, initial, samples.batches(client)) for client in range(2)]
-        if problem := _difference(initial, expected, results):
-            raise ConfigError(
-                f"model {architecture.name} is not trained as a plain PyTorch loop trains it: {problem}{_SWITCH}"
-            )
-        _check_company(task, tree.part(results[0], "model"), samples.x[0])
-        if not in_lanes:
-            return ""
-        try:
-            problem = _difference(initial, expected, _in_lanes(task, initial, samples))
-        except Exception as error:
-            problem = f"{type(error).__name__}: {first_line(error)}"
-    return problem and f"model {architecture.name} in lanes: {problem}"
+def _check_module(
+    architecture: ModuleArchitecture, task: Task, batches: Sequence[Sequence[Batch]], in_lanes: bool
+) -> str:
+    """See `check_modules`; `batches` are those of two clients."""
+    initial = task.init()
+    expected = [_plain(architecture, initial, of_client) for of_client in batches]
+    results = [_in_loop(task, initial, of_client) for of_client in batches]
+    if problem := _difference(initial, expected, results):
+        raise ConfigError(
+            f"model {architecture.name} is not trained as a plain PyTorch loop trains it: {problem}{_SWITCH}"
+        )
+    _check_company(task, tree.part(results[0], "model"), torch.cat([batch.x for batch in batches[0]]))
+    if not in_lanes:
+        return ""
+    try:
+        return _difference(initial, expected, _in_lanes(task, initial, batches))
+    except Exception as error:
+        return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _samples(task: Task, federation: Federation, clients: np.ndarray) -> _Samples:
-    """Training samples of the first two clients; those of one that has few are taken again."""
-    xs, ys, dataset = [], [], federation.dataset
+def _batches(task: Task, federation: Federation, clients: np.ndarray) -> list[list[Batch]]:
+    """Batches of training samples of the first two clients; the samples of one that has few are taken again."""
+    batches, dataset = [], federation.dataset
     for place, size in enumerate(_SIZES):
         client = clients[min(place, len(clients) - 1)]
         samples = federation.train[client] if len(federation.train[client]) else np.arange(len(dataset.labels))
         chosen = np.resize(samples, size * _STEPS)
-        xs.append(task.prepare(torch.tensor(dataset.images[chosen])))
-        ys.append(torch.tensor(dataset.labels[chosen]))
-    return _Samples(tuple(xs), tuple(ys))
+        xs = torch.split(task.prepare(torch.tensor(dataset.images[chosen])), size)
+        ys = torch.split(torch.tensor(dataset.labels[chosen]), size)
+        batches.append([Batch(x, y, key=torch.tensor(0)) for x, y in zip(xs, ys, strict=True)])
+    return batches
 
 
 def _plain(architecture: ModuleArchitecture, initial: Tree, batches: Sequence[Batch]) -> Tree:
     """The model after SGD with momentum as in any PyTorch program, without `torch.optim`: a second to import."""
-    module = architecture.plain()
+    module = architecture.recipe.plain(0)
     paths = _paths(module, architecture)
     with torch.no_grad():
         for path, value in paths.items():
@@ -163,45 +144,47 @@ def _in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
         raise ConfigError(f"model {name} cannot be trained here, as plain PyTorch can: {says}{_SWITCH}") from error
 
 
-def _in_lanes(task: Task, initial: Tree, samples: _Samples) -> list[Tree]:
+def _in_lanes(task: Task, initial: Tree, batches: Sequence[Sequence[Batch]]) -> list[Tree]:
     """The models of both clients, from one vmapped call."""
-    width, task = max(_SIZES), task.replace(batched=True)
-    images = torch.zeros(2, _STEPS, width, *samples.x[0].shape[1:])
-    labels, weight = torch.zeros(2, _STEPS, width, dtype=torch.int64), torch.zeros(2, _STEPS, width)
-    for client, size in enumerate(_SIZES):
-        images[client, :, :size] = samples.x[client].view(_STEPS, size, *images.shape[3:])
-        labels[client, :, :size] = samples.y[client].view(_STEPS, size)
+    task, shape = task.replace(batched=True), (2, _STEPS, max(_SIZES))
+    images = torch.zeros(*shape, *batches[0][0].x.shape[1:])
+    labels, weight = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+    for client, (of_client, size) in enumerate(zip(batches, _SIZES, strict=True)):
+        images[client, :, :size] = torch.stack([batch.x for batch in of_client])
+        labels[client, :, :size] = torch.stack([batch.y for batch in of_client])
         weight[client, :, :size] = 1
     prepared = task.replace(mean=(0.0,), std=(1.0,))
 
-    def one(model: Tree, images: Tensor, labels: Tensor, weight: Tensor) -> Tree:
+    def in_lane(model: Tree, images: Tensor, labels: Tensor, weight: Tensor) -> Tree:
         keys = torch.zeros(_STEPS, dtype=torch.int64)
-        batches = LaneBatches(prepared, lambda: (images, labels), weight, _STEPS, _STEPS, keys)
-        model = train(task, model, batches, model_loss(task), _RATE)
+        of_lane = LaneBatches(prepared, lambda: (images, labels), weight, _STEPS, _STEPS, keys)
+        model = train(task, model, of_lane, model_loss(task), _RATE)
         if not task.architecture.suits_lanes:  # it is trained in lanes, and not tested
             return {"model": model}
         with torch.no_grad():
             return {"model": model, "scores": task.predict(model, images[0])}
 
-    trained: Tree = torch.func.vmap(one)(tree.stack([initial, initial]), images, labels, weight)
+    trained: Tree = torch.func.vmap(in_lane)(tree.stack([initial, initial]), images, labels, weight)
     results = [tree.row(trained, client) for client in range(2)]
-    if "scores" not in trained:
-        return results
-    return [{**each, "scores": tree.leaf(each, "scores")[:size]} for each, size in zip(results, _SIZES, strict=True)]
+    for result, size in zip(results, _SIZES, strict=True) if "scores" in trained else ():
+        result["scores"] = tree.leaf(result, "scores")[:size]
+    return results
 
 
 def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree]) -> str:
-    """What differs first, with its likely cause, or ""."""
-    for client, (one, other) in enumerate(zip(expected, results, strict=True)):
-        for path, value in tree.leaves(tree.part(one, "model")):
-            mine, start = tree.at(tree.part(other, "model"), path), tree.at(initial, path)
-            moved, apart = _apart(value, start), _apart(mine, value)
-            if not apart <= _ABSOLUTE + _SHARE * moved and not equal(mine, value):
-                what = "does not move" if equal(mine, start) else f"is off by {apart:.2g}"
+    """The first difference with its likely cause; "" for none."""
+    for client, (plain, result) in enumerate(zip(expected, results, strict=True)):
+        for path, target in tree.leaves(tree.part(plain, "model")):
+            value, start = tree.at(tree.part(result, "model"), path), tree.at(initial, path)
+            moved, apart = _apart(target, start), _apart(value, target)
+            if not apart <= _ABSOLUTE + _SHARE * moved and not equal(value, target):
+                what = "does not move" if equal(value, start) else f"is off by {apart:.2g}"
                 cause = _CAUSES[path.partition("/")[0]]
                 return f"after {_STEPS} steps {path} of client {client} {what}, where it moves by {moved:.2g}; {cause}"
-        if "scores" in other and not _alike(mine := tree.leaf(other, "scores"), scores := tree.leaf(one, "scores")):
-            return f"its scores in evaluation are off by {_apart(mine, scores):.2g}"
+        if "scores" in result:
+            scores, target = tree.leaf(result, "scores"), tree.leaf(plain, "scores")
+            if not _alike(scores, target):
+                return f"its scores in evaluation are off by {_apart(scores, target):.2g}"
     return ""
 
 
@@ -222,10 +205,10 @@ def _check_company(task: Task, model: Tree, x: Tensor) -> None:
         )
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return _apart(one, other) <= 10 * _ABSOLUTE + _SHARE * _apart(other, 0 * other) or equal(one, other)
+def _alike(scores: Tensor, target: Tensor) -> bool:
+    return _apart(scores, target) <= 10 * _ABSOLUTE + _SHARE * _apart(target, 0 * target) or equal(scores, target)
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _apart(value: Tensor, target: Tensor) -> float:
     """The largest difference."""
-    return 0.0 if torch.equal(one, other) else float((one.double() - other.double()).abs().max())
+    return 0.0 if torch.equal(value, target) else float((value.double() - target.double()).abs().max())

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,11 @@ def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
     def of(place: str, section: Any) -> Any:
         if isinstance(section, list):
-            return [of(f"{place}/{number}" if number else place, one) for number, one in enumerate(section)]
+            return [of(f"{place}/{number}" if number else place, item) for number, item in enumerate(section)]
         if isinstance(section, Mapping) and place in now and _same_object(str(section.get("name")), now[place]):
             section = {**section, "name": now[place]}
         if place == "data" and "transform" in section:
-            section = {**section, "transform": [moved(*each) for each in enumerate(section["transform"])]}
+            section = {**section, "transform": [moved(*entry) for entry in enumerate(section["transform"])]}
         return section
 
     def moved(number: int, name: str) -> str:
@@ -86,11 +87,10 @@ def named(name: str) -> list[tuple[str, str, Any]]:
     """
     name = outside.located(name, Path())
     if not outside.is_reference(name):
-        found = [(section, name, registry[name]) for section, registry in REGISTRIES.items() if name in list(registry)]
-        if not found:
-            known = [known for registry in REGISTRIES.values() for known in registry]
-            raise ConfigError(unknown("name", name, known, near=3))
-        return found
+        registries = {section: registry for section, registry in REGISTRIES.items() if name in list(registry)}
+        if not registries:
+            raise ConfigError(unknown("name", name, [*chain(*REGISTRIES.values())], near=3))
+        return [(section, name, registry[name]) for section, registry in registries.items()]
     kind = outside.load(name)
     section = _section(name, kind)
     return [(section, name, REGISTRIES[section][name])]
@@ -99,8 +99,8 @@ def named(name: str) -> list[tuple[str, str, Any]]:
 def _section(name: str, kind: object) -> str:
     """The section that names such a class or function."""
     if not isinstance(kind, type):
-        given = inspect.signature(kind).parameters.keys() if inspect.isfunction(kind) else ()
-        return "partition" if {"clients", "rng"} <= {*given} else "transform" if [*given] == ["x", "key"] else "model"
+        names = [*inspect.signature(kind).parameters] if inspect.isfunction(kind) else []
+        return "partition" if {"clients", "rng"} <= {*names} else "transform" if names == ["x", "key"] else "model"
     bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module))
     for section, base in bases:
         if issubclass(kind, base):

@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,19 +31,7 @@ from pflmpi.tree import Tree
 _log = logging.getLogger(__name__)
 
 
-def newest(run: Path) -> int:
-    """Newest good round of a run; damaged ones are reported.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    done, problems = verify.newest_good(run)
-    for problem in problems:
-        print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
-    return done
-
-
-def continue_after(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:
+def continue_after(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> str:
     """The round to continue after, once the configuration to continue with is written."""
     done, rounds = _newest_matching(run, experiment), experiment.config.training.rounds
     if rounds < done:
@@ -53,15 +42,20 @@ def continue_after(run: Path, experiment: Experiment, transport: Transport, run_
         print(f"pflmpi: nothing is left to do: {run} has reached round {done} of {rounds}", flush=True)
     with continuing(run):
         if rounds > done or not config_file.path(run).exists():
-            stored_config.write(run, experiment, transport, run_id)
+            stored_config.write(run, experiment, recorded)
         else:
             partition_file.write(run, experiment.counts)
     return str(done)
 
 
 def _newest_matching(run: Path, experiment: Experiment) -> int:
-    """Newest good round of a run; raise `CheckpointError` unless its configuration and state match."""
-    done = newest(run)
+    """Newest good round of a run; raise `CheckpointError` unless its configuration and state match.
+
+    Damaged ones are reported.
+    """
+    done, problems = verify.newest_good(run)
+    for problem in problems:
+        print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
     stored_config.check_round(run, done, experiment.config)
     for whose, other in (
         ("clients keep", other_array(run, done, experiment.templates)),
@@ -77,21 +71,22 @@ def _newest_matching(run: Path, experiment: Experiment) -> int:
 
 def other_array(run: Path, round: int, templates: Sequence[Tree]) -> str | None:
     """Path of an array that clients keep in a round on disk and not here, or the other way round; None if all agree."""
-    found = run_folder.read_kinds(run, round)
+    stored_kinds = run_folder.read_kinds(run, round)
     for cohort, kinds in row_kinds(templates).items():
-        there = found.get(cohort, {})
-        for path in sorted(kinds.keys() | there.keys()):
-            if kinds.get(path) != there.get(path):
-                return path
+        if path := _first_difference(kinds, stored_kinds.get(cohort, {})):
+            return path
     return None
 
 
 def _other_server_array(run: Path, round: int, experiment: Experiment) -> str | None:
     """Path of an array that the server keeps in a round on disk and not here, or the other way round."""
-    first = experiment.config.algorithm.init_server(experiment.tasks[0].replace(device=HOST))
-    here = {path: tuple(leaf.shape) for path, leaf in tree.leaves(first)}
-    there = {path: array.shape for path, array in run_folder.read_server(run, round).items()}
-    return next((path for path in sorted(here.keys() | there.keys()) if here.get(path) != there.get(path)), None)
+    initial = experiment.config.algorithm.init_server(experiment.tasks[0].replace(device=HOST))
+    shapes = {path: tuple(leaf.shape) for path, leaf in tree.leaves(initial)}
+    return _first_difference(shapes, {path: array.shape for path, array in run_folder.read_server(run, round).items()})
+
+
+def _first_difference(kinds: Mapping[str, object], others: Mapping[str, object]) -> str | None:
+    return next((path for path in sorted(kinds.keys() | others.keys()) if kinds.get(path) != others.get(path)), None)
 
 
 def restore(run: Path, setup: Setup, population: Population, transport: Transport, done: int) -> tuple[Tree, Layout]:
@@ -156,8 +151,8 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
         CheckpointError: data or partition are not those that the run was made with.
     """
     recorded = stored.read(run)["recorded"]
-    found = {"data": experiment.federation.dataset.digest, "partition": experiment.division.digest}
-    for key, value in found.items():
+    digests = {"data": experiment.federation.dataset.digest, "partition": experiment.division.digest}
+    for key, value in digests.items():
         if recorded.get(key, value) != value:
             raise CheckpointError(
                 f"the {key} has changed since {run} was written: hash {str(recorded[key])[:12]} then, "
@@ -168,7 +163,7 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
 
 
 def _normalisation(run: Path) -> dict[str, np.ndarray]:
-    """As the newest readable round has it, which all rounds of a run share; empty if none has any."""
+    """Mean and deviation in the newest readable round, which are the same in all; empty if no round has them."""
     for round in reversed(run_folder.rounds(run)):
         with suppress(CheckpointError):
             return run_folder.read_normalisation(run, round)
@@ -176,16 +171,15 @@ def _normalisation(run: Path) -> dict[str, np.ndarray]:
 
 
 def read_server(run: Path, round: int) -> Tree:
-    """The server's state."""
     return from_flat(run_folder.read_server(run, round))
 
 
 def read_population(ready: Setup, run: Path, round: int, clients: np.ndarray) -> Population:
     """Some clients [m], ascending, with their state."""
-    found = allocate(ready.executor.cohort, clients, ready.templates)
+    population = allocate(ready.executor.cohort, clients, ready.templates)
     for piece, arrays in run_folder.read_pieces(run, round, clients):
-        found.restore(piece, arrays)
-    return found
+        population.restore(piece, arrays)
+    return population
 
 
 def read_kept(ready: Setup, run: Path, round: int) -> KeptRows:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -61,10 +61,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankContext:
-    """Where this rank is, and when it should stop.
+    """Transport and device of this rank, and whether it should stop.
 
     Attributes:
-        transport: to the other ranks.
         device: it computes on this one.
         slots: how many ranks can compute at once on all nodes.
         gpu_models: of the ranks that compute; none on CPUs.
@@ -107,24 +106,29 @@ def run(
         Stopped: on every rank, after a complete round, when one of them was asked to stop.
     """
     transport = context.transport
-    place = Path(on_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
-    resumes = resume == "always"
-    if resume == "if_there":
-        resumes = bool(on_root(transport, lambda: "yes" if run_folder.rounds(place) else ""))
+    run = Path(on_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
+    has_checkpoint = resume == "if_there" and on_root(transport, lambda: "yes" if run_folder.rounds(run) else "")
+    resumes = resume == "always" or bool(has_checkpoint)
     if resumes:
-        config = all_or_none(transport, lambda: stored_config.resumed_config(place, config))
-        for change in all_or_none(transport, lambda: stored_config.changed_code(place, config, changed_code)):
-            _log.warning("%s; going on with the changed code", change)
-    experiment = _prepare(config, context, place if resumes else None, federation)
-    id_of = partial(_run_id, place) if resumes else run_identity.new_run_id
-    with _locked(place, context, id_of) as (lock, run_id):
-        done = None
+        config = _resumed_config(run, config, transport, changed_code)
+    experiment = _prepare(config, context, run if resumes else None, federation)
+    with _locked(run, context, partial(_run_id, run) if resumes else run_identity.new_run_id) as (lock, run_id):
+        recorded, done = stored_config.recorded(experiment, transport, run_id), None
         if resumes:
-            done = int(on_root(transport, lambda: continue_after(place, experiment, transport, run_id)))
+            done = int(on_root(transport, lambda: continue_after(run, experiment, recorded)))
         else:
-            all_or_none(transport, lambda: _create(place, experiment, transport, run_id, anew=resume != "never"))
-        _run_rounds(experiment, place, run_id, context, lock, done, observe)
-    return place
+            create = partial(_create, run, experiment, recorded, anew=resume != "never")
+            all_or_none(transport, lambda: create() if transport.rank == 0 else None)
+        _run_rounds(experiment, run, recorded, context, lock, done, observe)
+    return run
+
+
+def _resumed_config(run: Path, config: Config, transport: Transport, changed_code: bool) -> Config:
+    """The configuration that the run goes on with; code from outside that has changed is refused or logged."""
+    config = all_or_none(transport, lambda: stored_config.resumed_config(run, config))
+    for change in all_or_none(transport, lambda: stored_config.changed_code(run, config, changed_code)):
+        _log.warning("%s; going on with the changed code", change)
+    return config
 
 
 def refuse_existing(run: Path) -> None:
@@ -186,19 +190,19 @@ def _log_assumptions(experiment: Experiment) -> None:
 @contextlib.contextmanager
 def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
     """Hold the lock of a run on rank 0; yields it, and the id that the run then has, on every rank."""
-    taken: list[RunLock] = []
+    locks: list[RunLock] = []
 
     def locked() -> str:
-        taken.append(take(run, context.jobs, context.take_over))
-        return f"{taken[0].token} {id_of_run()}"
+        locks.append(take(run, context.jobs, context.take_over))
+        return f"{locks[0].token} {id_of_run()}"
 
     try:
         token, _, run_id = on_root(context.transport, locked).partition(" ")
-        taken = taken or [RunLock(run, token)]
-        context.stop.at_once = taken[0].drop
-        yield taken[0], run_id
+        locks = locks or [RunLock(run, token)]
+        context.stop.at_once = locks[0].drop
+        yield locks[0], run_id
     finally:
-        for lock in taken:
+        for lock in locks:
             lock.release()
 
 
@@ -206,20 +210,18 @@ def _run_id(run: Path) -> str:
     return run_identity.run_id(run) or run_identity.new_run_id()
 
 
-def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str, anew: bool) -> None:
-    """Write what a new run begins with, on rank 0; a folder with another run is refused.
+def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew: bool) -> None:
+    """Write what a new run begins with; a folder with another run is refused.
 
     Args:
         anew: also in the folder of a run that was stopped before its first checkpoint.
     """
-    if transport.rank != 0:
-        return
     try:
-        if run_identity.run_id(run) != run_id and (run_folder.rounds(run) or not anew):
+        if run_identity.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
-        stored_config.write(run, experiment, transport, run_id)
+        stored_config.write(run, experiment, recorded)
         metrics_file.restart(run, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
@@ -228,7 +230,7 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
 def _run_rounds(
     experiment: Experiment,
     run: Path,
-    run_id: str,
+    recorded: Mapping[str, Any],
     context: RankContext,
     lock: RunLock,
     done: int | None,
@@ -248,11 +250,11 @@ def _run_rounds(
         server, layout = _initial_state(setup, population, transport)
     else:
         server, layout = restore(run, setup, population, transport, done)
-    attributes = stored_config.attributes(experiment, transport, run_id)
+    attributes = stored_config.attributes(experiment, recorded)
     checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock, config.checkpoint.keep)
     output = config.output if transport.rank == 0 else OutputConfig()
     try:
-        with tracked(TrackedRun(run, run_id, by_key(config.resolved())), output, observe) as observer:
+        with tracked(TrackedRun(run, recorded["run"], by_key(config.resolved())), output, observe) as observer:
             if not _has_ended(run, config, context):
                 scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
                 totals, timeout = experiment.federation.test_class_counts, config.runtime.timeout
@@ -326,10 +328,9 @@ def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport)
     def compare() -> str:
         first, *others = map(json.loads, texts or ())
         for part, value in first.items():
-            other = [rank for rank, hashes in enumerate(others, start=1) if hashes.get(part) != value]
-            if other:
+            if ranks := [rank for rank, hashes in enumerate(others, start=1) if hashes.get(part) != value]:
                 raise RunError(
-                    f"{names(other, transport.peers)}: {part} is not rank 0's; use one environment, one configuration "
+                    f"{names(ranks, transport.peers)}: {part} is not rank 0's; use one environment, one configuration "
                     "and the same data on all hosts (`pflmpi doctor`, started in the same way, compares them)"
                 )
         return ""
@@ -338,7 +339,7 @@ def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport)
 
 
 def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
-    """What must be the same on all ranks, under the names that an error uses; causes first."""
+    """Hashes that must agree on all ranks, under the names that an error uses; causes first."""
     placement, config = setup.placement, experiment.config
     homes = b"" if placement.home is None else placement.home.tobytes()
     groups = b"".join(group.astype(np.int64).tobytes() for group in placement.groups)
@@ -348,7 +349,7 @@ def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
         "the code from outside the package": _hash(repr(dict(experiment.code)).encode()),
         "the data": experiment.division.everyone.dataset.digest,
         "the partition": experiment.division.digest,
-        "the placement of clients": _hash(repr(placement.hosts).encode() + homes + groups),
+        "the placement of clients": _hash(repr(placement.computing_ranks).encode() + homes + groups),
     }
 
 

@@ -30,21 +30,36 @@ _log = logging.getLogger(__name__)
 _AND = " + "  # between the models of devices
 
 
-def write(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> None:
+def recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
+    """The `recorded` section of config.yaml: id, hashes of data and code, devices and versions."""
+    return {
+        "run": run_id,
+        "data": experiment.federation.dataset.digest,
+        "partition": experiment.division.digest,
+        "partition_csv": partition_file.checksum(experiment.counts),
+        "device": _AND.join(experiment.computed_on),
+        "ranks": transport.size,
+        "transport": transport.name,
+        **({"code": experiment.code} if experiment.code else {}),
+        **({"unseen": numbers} if (numbers := experiment.division.unseen_numbers) else {}),
+        "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+    }
+
+
+def write(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> None:
     """Write who holds how many samples of which class, what modules consist of, and, last, the configuration."""
     partition_file.write(run, experiment.counts)
-    module_file.write(run, {number: one.state_dict_entries for number, one in _modules(experiment).items()})
-    recorded = _recorded(experiment, transport, run_id)
+    module_file.write(run, {number: module.state_dict_entries for number, module in _modules(experiment).items()})
     config_file.write(run, yaml_file.dump({**experiment.config.resolved(), "recorded": recorded}))
 
 
-def attributes(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, str | int]:
-    """What every round file says of its run: the configuration, what it depends on, and how to read its state."""
-    algorithm, task = experiment.config.algorithm, experiment.tasks[0]
+def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str, str | int]:
+    """Attributes of every round file: the configuration, hashes and versions, and how to read the state."""
+    algorithm, task, resolved = experiment.config.algorithm, experiment.tasks[0], experiment.config.resolved()
     values = {
-        "config": yaml_file.dump(experiment.config.resolved()),
-        **_recorded(experiment, transport, run_id),
-        "algorithm": experiment.config.resolved()["algorithm"]["name"],
+        "config": yaml_file.dump(resolved),
+        **recorded,
+        "algorithm": resolved["algorithm"]["name"],
         "algorithm_class": f"{type(algorithm).__module__}:{type(algorithm).__qualname__}",
         "summary": algorithm.summary,
         "paper": algorithm.paper,
@@ -60,11 +75,11 @@ def _modules(experiment: Experiment) -> dict[int, ModuleArchitecture]:
     """The models that are modules from outside, by their number."""
     cohorts = experiment.cohort[: len(experiment.config.models)]
     bound = {number: experiment.tasks[cohort].architecture for number, cohort in enumerate(cohorts)}
-    return {number: one for number, one in bound.items() if isinstance(one, ModuleArchitecture)}
+    return {number: model for number, model in bound.items() if isinstance(model, ModuleArchitecture)}
 
 
 def _names_of(data: DataConfig) -> tuple[str, ...]:
-    """What the classes of a dataset of the package are called."""
+    """Class names of a dataset of the package."""
     return CLASS_NAMES.get(data.name, ()) if data.path is None else ()
 
 
@@ -140,24 +155,8 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
 
 
 def changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
-    """What has changed in code from outside the package since a run was written; raises unless that is allowed."""
+    """Changes in code from outside the package since a run was written; raises unless they are allowed."""
     return changes(run, stored.read(run)["recorded"].get("code", {}), code_hashes(config), allowed)
-
-
-def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
-    """What a run depends on besides its configuration, with its id."""
-    return {
-        "run": run_id,
-        "data": experiment.federation.dataset.digest,
-        "partition": experiment.division.digest,
-        "partition_csv": partition_file.checksum(experiment.counts),
-        "device": _AND.join(experiment.computed_on),
-        "ranks": transport.size,
-        "transport": transport.name,
-        **({"code": experiment.code} if experiment.code else {}),
-        **({"unseen": numbers} if (numbers := experiment.division.unseen_numbers) else {}),
-        "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
-    }
 
 
 def _parsed(run: Path, values: Mapping[str, Any], config: Config) -> Config:
@@ -180,8 +179,8 @@ def announce(run: Path, names: Sequence[str]) -> None:
 
 
 def _transforms(section: Mapping[str, Any]) -> list[Any]:
-    found = section.get("transform")
-    return found if isinstance(found, list) else []
+    transforms = section.get("transform")
+    return transforms if isinstance(transforms, list) else []
 
 
 @cache  # also for the ranks that are forks

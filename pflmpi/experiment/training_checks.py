@@ -1,26 +1,29 @@
-"""What is refused before the first round: training options that do not go together, with the data or the algorithm."""
+"""Checks before the first round: training options that do not fit each other, the data or the algorithm; padding."""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client
 from pflmpi.data.unseen import Division
 from pflmpi.errors import ConfigError
-from pflmpi.learning.batch_order import num_samples
+from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.task import HOST, Task
-from pflmpi.learning.training import Pass, TrainingConfig
-from pflmpi.messages.kinds import as_messages
+from pflmpi.learning.training import Pass, TrainingConfig, num_samples
+from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, as_messages, with_rows
+from pflmpi.models.built_module import equal
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
-from pflmpi.runtime.contract import calling
+from pflmpi.runtime.contract import calling, check_returned, state_and_messages
 from pflmpi.runtime.executors.base import Loop
-from pflmpi.runtime.executors.padding_check import example
+from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.text import shown
 from pflmpi.tree import Tree
 
@@ -100,16 +103,16 @@ def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train
     largest = int(num_train.argmax())
     idle = np.zeros(len(num_train), bool)
     for name, length in passes.items():
-        there = np.array([num_samples(int(count), length) for count in num_train])
-        if (steps := training.num_steps(int(there[largest]), length)) > _MOST_STEPS:
+        samples = np.array([num_samples(int(count), length) for count in num_train])
+        if (steps := training.num_steps(int(samples[largest]), length)) > _MOST_STEPS:
             raise ConfigError(
                 f"the pass {name!r} of client {largest} has {steps} steps in one round; allowed are {_MOST_STEPS}: "
                 "lower training.epochs or training.steps, or raise training.batch_size"
             )
-        if training.drop_last and (short := there < training.batch_size).all():
+        if training.drop_last and (short := samples < training.batch_size).all():
             raise ConfigError(
                 f"training.batch_size = {training.batch_size} with training.drop_last leaves every client without a "
-                f"batch: the largest, client {largest}, has {there[largest]} training samples"
+                f"batch: the largest, client {largest}, has {samples[largest]} training samples"
                 f"{'' if len(passes) == 1 else f' for the pass {name!r}'}; lower it, or set drop_last: false"
             )
         elif training.drop_last:
@@ -126,9 +129,9 @@ def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train
 
 def only_first_client(division: Division) -> Division:
     """Client 0 with its training samples and no others, so that a trial does not bring all samples to the device."""
-    mine, dataset = division.trained.train[0], division.trained.dataset
-    dataset = replace(dataset, images=dataset.images[mine], labels=dataset.labels[mine])
-    return replace(division, trained=replace(division.trained, dataset=dataset, train=(np.arange(len(mine)),)))
+    samples, dataset = division.trained.train[0], division.trained.dataset
+    dataset = replace(dataset, images=dataset.images[samples], labels=dataset.labels[samples])
+    return replace(division, trained=replace(division.trained, dataset=dataset, train=(np.arange(len(samples)),)))
 
 
 class OneStep(Loop):
@@ -144,7 +147,81 @@ class OneStep(Loop):
         rng, kinds = stream(task.seed, round, client, "one step"), self.algorithm.downlink(task)
         received: Tree = {name: example(kind, task, rng) for name, kind in kinds.items()}
         data, local = self._data(client, round, passes, state), LocalTraining(None, self.algorithm.measured)
-        state, received = (tree.to(each, self.device) for each in (state, received))
+        state, received = tree.to(state, self.device), tree.to(received, self.device)
         with calling(self.algorithm, "client_update", round, [client]):
             self.algorithm.client_update(task.replace(local=local), state, as_messages(received), data)
         return local.counted
+
+
+_REAL, _WIDTH = 3, 5  # samples of the batch, places in it
+_LARGEST_RATE = 0.1  # a rate that makes clients diverge, so that nothing can be compared, is the run's to report
+
+
+def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
+    """Raise `ConfigError` if `client_update` sees what is in the padding of a batch, or counts a batch of padding.
+
+    The client takes one step on random samples, three times: with blank padding, with other images and labels in it,
+    and with a further batch that is padding alone. All three must end in the same bits.
+
+    Args:
+        task: of the cohort; `client` is one of its clients.
+    """
+    task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
+    blank = _update(algorithm, task, client, filled=False, steps=1)
+    for what, other in (
+        ("images and labels in the padding of a batch", _update(algorithm, task, client, filled=True, steps=1)),
+        ("a batch that is padding alone", _update(algorithm, task, client, filled=False, steps=2)),
+    ):
+        if paths := [path for path, leaf in tree.leaves(blank) if not equal(leaf, tree.at(other, path))]:
+            raise ConfigError(
+                f"{type(algorithm).__name__}.client_update depends on {what}: {', '.join(paths[:3])} differ; average "
+                "losses over real samples (pflmpi.learning.client: cross_entropy, average, or Batch.padding), or set "
+                "runtime.executor to loop, which pads nothing"
+            )
+
+
+def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: int) -> Tree:
+    """The new state and the uplink of one client after `client_update` in a lane."""
+    rng = stream(task.seed, 0, client, "padding check")
+    shape = (2, _WIDTH, *task.architecture.shape)  # two steps, of which one may be left out
+    images = torch.from_numpy(rng.integers(0, 256, shape, np.uint8))
+    labels = torch.from_numpy(rng.integers(0, task.num_classes, shape[:2]))
+    weight = torch.zeros(shape[:2])
+    weight[0, :_REAL] = 1
+    if not filled:
+        images[weight == 0], labels[weight == 0] = 0, 0
+    keys = torch.arange(2)
+    counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
+    training = task.training.model_copy(update={"lr": min(task.training.lr, _LARGEST_RATE)})
+    batched = task.replace(batched=True, training=training)
+
+    def in_lane(state: Tree, down: Messages, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor) -> Tree:
+        def batches(steps: int) -> LaneBatches:
+            samples = images[:steps], labels[:steps]
+            return LaneBatches(batched, lambda: samples, weight[:steps], 1, steps, keys[:steps])
+
+        passes = {name: batches(steps) for name in algorithm.passes(task, 1)}
+        data = ClientData(Passes(passes), batches(1), counts, training.learning_rate(1), 1)
+        new, up = state_and_messages(algorithm, "client_update", algorithm.client_update(batched, state, down, data))
+        if isinstance(new, dict):  # `check_state` looks at the rest of it in the first round
+            check_returned(algorithm, "client_update", new)
+        return {"state": new, "uplink": {**up}}
+
+    down = {name: example(kind, task, rng) for name, kind in algorithm.downlink(task).items()}
+    lanes = tree.stack([initial_client(algorithm, task, client)])
+    with calling(algorithm, "client_update", 0, [client], in_lanes=True):
+        inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
+        received = {name: tree.stack([value]) for name, value in down.items()}
+        return torch.func.vmap(in_lane)(lanes, received, *inputs)
+
+
+def example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
+    """A message for one client: small random numbers, zeros for integers, true."""
+    like = with_rows(kind.like, task.num_classes) if isinstance(kind, OwnClasses) else kind.like
+
+    def draw(leaf: Tensor) -> Tensor:
+        if leaf.dtype.is_floating_point:
+            return torch.from_numpy(rng.normal(0, 0.1, tuple(leaf.shape))).to(leaf.dtype)
+        return torch.full(leaf.shape, leaf.dtype == torch.bool, dtype=leaf.dtype)
+
+    return tree.map(draw, like)

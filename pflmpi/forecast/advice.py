@@ -61,7 +61,7 @@ def useless(forecast: Forecast) -> Iterator[str]:
 def _why_idle(forecast: Forecast) -> str:
     n, placement = forecast.setup.task.num_clients, forecast.setup.placement
     groups = len(placement.groups)
-    if groups < min(n, len(placement.hosts)):
+    if groups < min(n, len(placement.computing_ranks)):
         return (
             f"the {n} clients are in {groups} groups of up to {forecast.experiment.config.runtime.lanes}; "
             "set runtime.lanes lower, or take fewer ranks"

@@ -15,7 +15,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.client_state import received
+from pflmpi.runtime.client_state import stored_messages
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.round_schedule import RoundSchedule, schedule
@@ -115,7 +115,7 @@ def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tr
     """The server's first state for so many clients, the received messages beside it, and links; see `StateSizes`."""
     algorithm, task = experiment.config.algorithm, experiment.tasks[0].replace(device=HOST, num_clients=clients)
     server = algorithm.init_server(task)
-    if not (names := received(algorithm, task, experiment.templates)):
+    if not (names := stored_messages(algorithm, task, experiment.templates)):
         return server, {}, {}
     published = algorithm.publish(task, server, np.arange(clients))
     stored = {id(leaf): path for path, leaf in tree.leaves(server)}

@@ -1,1 +1,1 @@
-"""What one client computes: the task, its data, losses, training."""
+"""Computations of one client: the task, its data, losses, training."""

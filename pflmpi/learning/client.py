@@ -1,4 +1,4 @@
-"""What a client has of its own, and what it computes of it without training: losses, class means, noise.
+"""A client's data, and computations on it besides training: losses, class means, noise.
 
 Everything here runs for one client. Inside a vmapped call (`task.batched`) the same code runs for many at once:
 batches are then padded, and `Padding` marks real samples.
@@ -24,9 +24,9 @@ def squared_distance(a: Tree, b: Tree) -> Tensor:
     """||a - b||^2 over all leaves of `b` (a may have more parts); its gradient is taken by `a`."""
     pairs = [(tree.at(a, path), leaf) for path, leaf in tree.leaves(b)]
     if in_vmap():  # there are no `_foreach` operations in lanes
-        return torch.stack([(mine - other).square().sum() for mine, other in pairs]).sum()
-    mine, others = zip(*pairs, strict=True)
-    result: Tensor = _SquaredDistance.apply(others, *mine)
+        return torch.stack([(leaf - other).square().sum() for leaf, other in pairs]).sum()
+    leaves, others = zip(*pairs, strict=True)
+    result: Tensor = _SquaredDistance.apply(others, *leaves)
     return result
 
 
@@ -37,11 +37,10 @@ class _SquaredDistance(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, others: tuple[Tensor, ...], *mine: Tensor) -> Tensor:
-        """The distance."""
-        apart = torch._foreach_sub(mine, others)
-        ctx.save_for_backward(*apart)
-        return torch.stack([square.sum() for square in torch._foreach_mul(apart, apart)]).sum()
+    def forward(ctx: Any, others: tuple[Tensor, ...], *leaves: Tensor) -> Tensor:
+        differences = torch._foreach_sub(leaves, others)
+        ctx.save_for_backward(*differences)
+        return torch.stack([square.sum() for square in torch._foreach_mul(differences, differences)]).sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -86,7 +85,7 @@ class Passes(dict[str, Iterable[Batch]]):
 
 @dataclass(frozen=True)
 class ClientData:
-    """What a client knows of its own data in one round."""
+    """A client's data in one round."""
 
     passes: dict[str, Iterable[Batch]]  # the shuffled passes that the algorithm asked for, by name
     train: Iterable[Batch]  # the whole training split once, in stored order

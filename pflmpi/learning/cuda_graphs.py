@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 def cuda_graph(work: Work) -> Work:
-    """What some work launches on the current GPU, as one launch."""
+    """CUDA graph of the work on the current GPU: one launch."""
     shared = _shared()
     return _graph(work, shared.stream, shared.pool).replay
 
 
 def _graph(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
-    graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    stream.wait_stream(here)
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    stream.wait_stream(current)
     with torch.cuda.stream(stream):
         # What other threads call meanwhile is no part of it, such as NCCL's, which looks for ranks that are lost.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -41,7 +41,7 @@ def _graph(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAG
             work()
         finally:
             graph.capture_end()
-    here.wait_stream(stream)
+    current.wait_stream(stream)
     return graph
 
 
@@ -49,7 +49,7 @@ BY_DEVICE: dict[str, Capture] = {"cuda": cuda_graph}
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """What captures steps on a device; None if nothing does."""
+    """Capture of training steps on a type of device; None if there is none."""
     return BY_DEVICE.get(device.type)
 
 
@@ -113,12 +113,7 @@ class StaticBuffers:
             self._changed = state[:num_changed]
 
     def _try(
-        self,
-        program: Program,
-        batch: Sequence[Tensor],
-        state: Sequence[Tensor],
-        num_changed: int,
-        capture: Capture,
+        self, program: Program, batch: Sequence[Tensor], state: Sequence[Tensor], num_changed: int, capture: Capture
     ) -> tuple[list[Tensor], Work] | None:
         """Take a step as it is and captured; the capture, with the state loaded, if both have the same bits."""
         captured = None
@@ -181,7 +176,7 @@ def _same_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 class _Shared(NamedTuple):
-    """What all graphs of this process share, since they run one after another.
+    """Stream and memory shared by all graphs of this process, which run one after another.
 
     Attributes:
         stream: on which they are captured; memory of one stream is not used on another.

@@ -1,4 +1,4 @@
-"""What an algorithm shows of a round besides scores: numbers, categories, shares and weights of clients, described.
+"""Descriptions of an algorithm's diagnostics: numbers, categories, shares and weights of clients in a round.
 
 A checkpoint stores the descriptions, so that any reader draws them by kind without knowing the algorithm. The values
 are arrays that a client keeps (`kept`), that the server keeps (`server`), or that `Algorithm.diagnose` returns.
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnostic:
-    """What every kind has.
+    """Fields of every kind of diagnostic.
 
     Attributes:
         title: a few words.

@@ -1,4 +1,4 @@
-"""What the local training of one client in one round reads and leaves besides its model."""
+"""Optimizer state and training loss of one client in one round."""
 
 import torch
 from torch import Tensor

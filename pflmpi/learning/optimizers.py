@@ -11,7 +11,7 @@ Rate = float | Tensor  # a learning rate; a tensor [] where it differs between t
 
 
 def initial_state(training: TrainingConfig, trained: Tree) -> Tree:
-    """What the configured optimizer keeps for some parameters, before its first step; `{}` for SGD without momentum."""
+    """Initial state of the configured optimizer for some parameters; `{}` for SGD without momentum."""
     if training.optimizer != "sgd":
         first = next(leaf for _, leaf in tree.leaves(trained))
         moments: Tree = {name: tree.map(torch.zeros_like, trained) for name in ("mean", "square")}

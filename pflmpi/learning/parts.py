@@ -29,7 +29,7 @@ def overlay(params: Tree, other: Tree) -> Tree:
 
 
 def take(params: Tree, paths: Iterable[str]) -> Tree:
-    """What is at some paths, in its place.
+    """The subtree of the parts at some paths.
 
     >>> take({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ["body/fc1", "head"])
     {'body': {'fc1': {}}, 'head': {}}
@@ -63,7 +63,7 @@ def parameters_of(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, .
 
 
 def trained(params: Tree, paths: Iterable[str]) -> Tree:
-    """What a step changes, as `take`; of a model that is a head alone, which arrives without a body, nothing there.
+    """The parts that a step changes, as `take`; empty for the body of a model that is a head alone.
 
     >>> trained({"head": {}}, ["body", "head"])
     {'body': {}, 'head': {}}

@@ -1,4 +1,4 @@
-"""How the model that a client predicts with is put together, as data: a checkpoint stores it, any reader applies it.
+"""Descriptions of the model that a client predicts with, as data: a checkpoint stores it, any reader applies it.
 
 An algorithm says it with `Kept`, `Received`, `Merge`, `Add` and `Mix`, or states with `NotAModel` why there is no such
 model. The same description serves tensors during a run and arrays in a checkpoint; nothing here needs torch.
@@ -193,7 +193,7 @@ def _assemble(model: ModelExpression, client: State, received: State) -> State:
 
 
 def _floats(both: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """As `tree.mix`, for arrays of NumPy and tensors: what is not floating is the first model's."""
+    """As `tree.mix`, for arrays of NumPy and tensors: arrays of integers are the first model's."""
     return lambda a, b: both(a, b) if "float" in str(a.dtype) else a
 
 

@@ -76,13 +76,15 @@ class Program:
             ", ".join(f"{letter}{place}" for place in range(count))
             for letter, count in (("s", num_state), ("b", num_batch), ("n", num_rates))
         )
-        given = [*filter(None, (batch, ", ".join(kept), rates))]
+        arguments = [*filter(None, (batch, ", ".join(kept), rates))]
         self.source = (
             f"def bind({state}):\n    {_indented([*made, f'return ({_tuple(kept)})'])}\n"
-            f"def run({', '.join(given)}):\n    {_indented([*lines, 'return None'])}"
+            f"def run({', '.join(arguments)}):\n    {_indented([*lines, 'return None'])}"
         )
         operations = dict.fromkeys(call.operation for call in (*views, *calls))
-        names: dict[str, Any] = {_name(one): PYTHON_BINDINGS.get(one, one) for one in operations}
+        names: dict[str, Any] = {
+            _name(operation): PYTHON_BINDINGS.get(operation, operation) for operation in operations
+        }
         names |= {f"k{place}": value for place, value in enumerate(constants)}
         exec(self.source, names)  # names of operations and tensors, numbers, texts: nothing that a file says
         self.bind: Callable[..., tuple[Tensor, ...]] = names["bind"]
@@ -163,8 +165,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.possible = True
         self.elsewhere: Tensor | None = None
         self._sizes = len(batch), len(state)
-        self._names = WeakIdKeyDictionary({one: f"b{place}" for place, one in enumerate(batch)})
-        self._names.update({one: f"s{place}" for place, one in reversed([*enumerate(state)])})
+        self._names = WeakIdKeyDictionary({tensor: f"b{place}" for place, tensor in enumerate(batch)})
+        self._names.update({tensor: f"s{place}" for place, tensor in reversed([*enumerate(state)])})
         self._bases: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # of views that are noted
         self._views: list[Call] = []
         self._calls: list[Call] = []

@@ -55,7 +55,7 @@ class _Traced:
 
 @lru_cache(maxsize=256)
 def _traced(key: Hashable) -> _Traced:
-    """What is known of a kind of step in this run."""
+    """Trace of a kind of step in this run."""
     return _Traced()
 
 
@@ -94,23 +94,22 @@ class Steps:
         self._static: StaticBuffers | None = None
 
     def take(self, batch: Batch) -> None:
-        """Take the step of one batch."""
         if self._kind is None:
             return self._step(batch)
         padding = batch.padding
         tensors = [batch.x, batch.y, batch.key]
         if padding is not None:
             tensors += [padding.weight, padding.share, padding.target, padding.active]
-        given, layout = _behind_lanes(tensors)
+        inputs, layout = _behind_lanes(tensors)
         key = self._kind, layout, padding is not None and padding.full, batch.smoothing
         traced = _traced(key)
         if traced.agreed and traced.program is not None:
             with outside_vmap(), torch.no_grad():
-                return self._run(traced.program, key, given)
+                return self._run(traced.program, key, inputs)
         self._put_back()
         if not traced.possible:
             return self._step(batch)
-        with Recording(given, self._state) as recording:
+        with Recording(inputs, self._state) as recording:
             self._step(batch)
         if recording.possible and recording.elsewhere is not None:
             raise ReadsElsewhere(recording.elsewhere)
@@ -189,7 +188,7 @@ def _behind_lanes(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], Hasha
 
 
 def _begin(tensor: Tensor) -> int:
-    """Where a tensor begins, as far as a GPU's kernels choose by it."""
+    """Offset of a tensor in bytes modulo the alignment by which a GPU's kernels are chosen; 0 on a CPU."""
     return 0 if tensor.is_cpu else int(tensor.storage_offset()) * tensor.element_size() % ALIGNED
 
 
@@ -199,7 +198,7 @@ _DEEPEST = 12
 
 
 def contents(function: Callable[..., Any]) -> Hashable:
-    """What decides what a function computes, but for its arguments and the values of tensors; None if not known.
+    """Key of a function: its code and the values that it closes over, but for tensors; None if not known.
 
     >>> def times(factor):
     ...     return lambda x: factor * x

@@ -4,22 +4,47 @@ Inside a vmapped call (`task.batched`) the same code trains many clients at once
 without a real sample changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
-from pflmpi.learning.optimizers import Rate
+from pflmpi.learning.cuda_graphs import capture_on
+from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
 from pflmpi.learning.parts import has, others, overlay, trained
-from pflmpi.learning.replay import ReadsElsewhere, Steps, name_of
-from pflmpi.learning.steps import Phase as Phase
-from pflmpi.learning.steps import PhaseStep, gradients
+from pflmpi.learning.replay import ReadsElsewhere, Steps, contents, name_of
 from pflmpi.learning.task import Task
+from pflmpi.models.padded_norm import OverRealSamples
 from pflmpi.tree import Tree
+from pflmpi.vmap_lanes import in_lane, lane_axis, of_all_lanes
 
 _NOTHING: Tree = {}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One of several steps that are taken on every minibatch, one after another.
+
+    Attributes:
+        loss: from (params, batch) to a scalar; see `train`.
+        parts: paths of the parts of the parameters that the step changes, such as "head" or "body/fc1".
+        lr: learning rate.
+        plain: plain SGD whatever is configured: no Adam, momentum, weight decay or clipping; its loss counts nowhere.
+        limits: the values are clamped to this interval after the step.
+        name: under which optimizer state is kept between rounds, and the loss counts; see `Algorithm.trainings`.
+    """
+
+    loss: Loss
+    parts: tuple[str, ...]
+    lr: Rate
+    plain: bool = False
+    limits: tuple[float, float] | None = None
+    name: str = "train"
 
 
 def train(
@@ -87,14 +112,16 @@ def alternate(
     return tree.map(lambda leaf: leaf.detach().contiguous() if channels_last else leaf.detach(), params)
 
 
-def _steps(task: Task, step: Callable[[Batch], None], movers: Sequence[PhaseStep], params: Tree, fixed: Tree) -> Steps:
+def _steps(
+    task: Task, step: Callable[[Batch], None], movers: Sequence["PhaseStep"], params: Tree, fixed: Tree
+) -> Steps:
     """The steps of a pass, replayed where that is possible and worth it."""
     # On a CPU a step of one client is arithmetic: nothing is gained by replaying it.
     worth = task.architecture.replays_steps and (task.batched or task.device.type != "cpu")
     kinds = [mover.kind for mover in movers] if worth else [None]
     if None in kinds:
         return Steps(step, None, (), 0, ())
-    changed = [leaf for _, leaf in tree.leaves(params)] + [one for mover in movers for one in mover.tensors]
+    changed = [leaf for _, leaf in tree.leaves(params)] + [tensor for mover in movers for tensor in mover.tensors]
     rates = tuple(rate for mover in movers for rate in mover.rates)
     read = [leaf for _, leaf in tree.leaves(fixed)]
     return Steps(step, (task, *kinds), [*changed, *read], len(changed), rates)
@@ -167,3 +194,191 @@ def _copy_channels_last(leaf: Tensor) -> Tensor:
 
 def _where(condition: Tensor, state: Tree, other: Tree) -> Tree:
     return tree.map(lambda leaf, new: torch.where(condition, leaf, new), state, other)
+
+
+def gradients(
+    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """The gradient of each leaf, and the loss.
+
+    On a CPU PyTorch begins with a one of its own: to be given one, or to pull back, it imports its compiler or sympy, a
+    second or two of processor time. Elsewhere that saves an operation of every step.
+
+    Args:
+        trained: the leaves, which `params` has too; outside a vmapped call they require a gradient.
+        grad_output: where the backward pass begins, by `unit_grad_output`; None: made anew.
+    """
+    if task.architecture.draws_noise and batch.key is not None:
+        params = {**params, "noise": {"key": batch.key}}  # for `Architecture.noise_key`
+    if task.batched:
+        return _in_a_lane(task, params, trained, loss, batch, grad_output)
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+    value = _scalar(loss(params, batch))
+    begin = None if value.device.type == "cpu" else _fitting(grad_output, value)
+    return list(torch.autograd.grad(value, leaves, begin, materialize_grads=True)), value
+
+
+def unit_grad_output(like: Tensor) -> Tensor | None:
+    """Reusable scalar `grad_outputs` for all steps of a pass; None on a CPU, where to pass it imports a compiler.
+
+    Args:
+        like: a leaf that is trained, which differs between lanes if there are any.
+    """
+    return None if like.device.type == "cpu" else torch.ones_like(like.detach().reshape(-1)[0])
+
+
+def _scalar(loss: object) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        described = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
+        raise ValueError(
+            f"the loss has {described}; expected a scalar tensor, such as cross_entropy(scores, batch), or "
+            "average(values, batch) of values [B]"
+        )
+    return loss
+
+
+def _fitting(grad_output: Tensor | None, loss: Tensor) -> Tensor:
+    return torch.ones_like(loss) if grad_output is None or grad_output.dtype != loss.dtype else grad_output
+
+
+def _in_a_lane(
+    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None
+) -> tuple[list[Tensor], Tensor]:
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+
+    def of(leaves: list[Tensor]) -> Tensor:
+        rest = iter(leaves)
+        assert batch.padding is not None
+        padded = task.architecture.has_batch_norm and not batch.padding.full
+        with OverRealSamples(batch.padding.weight) if padded else nullcontext():
+            value = _scalar(loss(overlay(params, tree.map(lambda _: next(rest), trained)), batch))
+        # A step of padding alone must have no gradient at all, also not that of a proximal term.
+        return value if batch.padding.active is None else batch.padding.active * value
+
+    def with_gradients(leaves: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        value = of(leaves)
+        return value, list(torch.autograd.grad(value, leaves, materialize_grads=True))
+
+    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
+    # not by `torch.func.grad`, which keeps all it does for second derivatives.
+    if leaves[0].device.type == "cpu":
+        value, _, slopes = torch.func.vjp(with_gradients, leaves, has_aux=True)  # type: ignore[misc]
+        return slopes, value
+    value, pull_back = torch.func.vjp(of, leaves)[:2]
+    with torch.no_grad():
+        pulled: list[Tensor] = pull_back(_fitting(grad_output, value))[0]
+    return pulled, value
+
+
+class PhaseStep:
+    """Takes the steps of one phase, in place."""
+
+    def __init__(self, task: Task, params: Tree, phase: Phase) -> None:
+        self._task, self._params, self._phase = task, params, phase
+        self._trained: Tree = trained(params, phase.parts)
+        self._leaves = [leaf for _, leaf in tree.leaves(self._trained)]
+        training = task.training
+        self._momentum, self._decay = (0.0, 0.0) if phase.plain else (training.momentum, training.weight_decay)
+        self._norm = None if phase.plain else training.clip_norm
+        self._adam = training.optimizer != "sgd" and not phase.plain
+        self._local = None if phase.plain else task.local
+        self._loss_sum: Tensor | None = None
+        self._grad_output = unit_grad_output(self._leaves[0])
+        self._state: Tree = {} if phase.plain else initial_state(training, self._trained)
+        if self._local is not None:
+            self._state = self._local.begin(phase.name, self._state)
+            self._loss_sum = self._local.loss_sum(phase.name, self._leaves[0])
+        self._velocity = [leaf for _, leaf in tree.leaves(self._state)] if self._momentum else []
+        self._rate = phase.lr
+        if isinstance(self._rate, float) and capture_on(self._leaves[0].device):
+            self._rate = torch.full((), self._rate, device=self._leaves[0].device)  # so that it may fall
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Tensors that a step changes, then those that it only reads, besides parameters and batch."""
+        own = [leaf for _, leaf in tree.leaves(self._state)] + [self._loss_sum, self._grad_output]
+        return [tensor for tensor in (*own, self._rate) if isinstance(tensor, Tensor)]
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate, where a traced step takes it as a number."""
+        return () if self._adam or isinstance(self._rate, Tensor) or self._rate == 1 else (self._rate,)
+
+    @property
+    def kind(self) -> Hashable:
+        """Key of the operations of a step, besides the task and the layout of its tensors; None: not known."""
+        loss, phase = contents(self._phase.loss), self._phase
+        if loss is None:
+            return None
+        rate = self._rate if self._adam and not isinstance(self._rate, Tensor) else self._rate == 1  # see `_descend`
+        return loss, phase.parts, phase.plain, phase.limits, self._loss_sum is None, rate
+
+    def step(self, batch: Batch) -> None:
+        by_autograd = () if self._task.batched else self._leaves
+        for leaf in by_autograd:
+            leaf.requires_grad_(True)
+        slopes, loss = gradients(self._task, self._params, self._trained, self._phase.loss, batch, self._grad_output)
+        for leaf in by_autograd:
+            leaf.requires_grad_(False)
+        with torch.no_grad():
+            active = None if batch.padding is None else batch.padding.active
+            if self._loss_sum is not None:
+                self._loss_sum.add_(loss)
+            if self._norm is not None:
+                slopes = clip(slopes, self._norm)
+            if self._adam:
+                adam_step(self._task.training, self._leaves, slopes, self._state, active, self._rate)
+            else:
+                self._descend(slopes, active)
+            if self._phase.limits is not None:
+                for leaf in self._leaves:
+                    leaf.copy_(leaf.clamp(*self._phase.limits))  # clamp_ is not batched by vmap (PyTorch 2.15)
+
+    def count(self, batch: Batch) -> None:
+        """Count a step that has been taken, maybe by replaying another."""
+        if self._local is not None and self._loss_sum is not None:
+            self._local.count(batch.active)
+
+    def end(self) -> None:
+        """Leave the optimizer's state to the next round, where it is kept."""
+        if self._local is not None:
+            self._local.end(self._phase.name, self._state)
+
+    def _descend(self, slopes: list[Tensor], active: Tensor | None) -> None:
+        """Move the leaves; not at all where `active` is 0, so that neither decay nor momentum goes on.
+
+        All leaves move in one call: on a GPU a call for each costs more than its arithmetic.
+        """
+        leaves, momentum, decay, velocity = self._leaves, self._momentum, self._decay, self._velocity
+        rate = self._rate
+        if self._task.batched:
+            slopes = [*map(self._lane_slope, range(len(leaves)), slopes, repeat(active))]
+            if isinstance(rate, Tensor) and in_lane(rate):  # it differs by lane
+                slopes, rate = [rate * slope for slope in slopes], 1.0
+            assert all(lane_axis(tensor) >= 0 for tensor in (*leaves, *slopes)), (
+                "what trains, and its slope, differs by lane"
+            )
+            # Behind the lanes: vmap has no `_foreach` operations (PyTorch 2.14).
+            leaves, slopes = [*map(of_all_lanes, leaves)], [*map(of_all_lanes, slopes)]
+        else:
+            if decay:
+                slopes = list(torch._foreach_add(slopes, leaves, alpha=decay))
+            if velocity:
+                torch._foreach_mul_(velocity, momentum)
+                torch._foreach_add_(velocity, slopes)
+                slopes = velocity
+        if isinstance(rate, Tensor):
+            slopes, rate = list(torch._foreach_mul(slopes, rate)), 1.0
+        # A trace has no alpha that is 1.
+        torch._foreach_sub_(leaves, slopes, **({} if rate == 1 else {"alpha": rate}))
+
+    def _lane_slope(self, index: int, slope: Tensor, active: Tensor | None) -> Tensor:
+        """Direction of a leaf, with decay and momentum; 0 where `active` is."""
+        leaf, momentum, decay = self._leaves[index], self._momentum, self._decay
+        if decay:
+            slope = slope.add(leaf, alpha=decay) if active is None else slope + leaf * (active * decay)
+        if momentum:
+            velocity = self._velocity[index]
+            velocity.mul_(momentum if active is None else 1 - active + active * momentum).add_(slope)
+            slope = velocity if active is None else velocity * active
+        return slope

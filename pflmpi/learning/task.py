@@ -1,4 +1,4 @@
-"""What one client can compute: initial weights, features, logits. Algorithms are written in these words."""
+"""The task of a client: initial weights, features, logits. Algorithms are written in these words."""
 
 import dataclasses
 import functools

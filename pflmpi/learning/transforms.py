@@ -63,7 +63,6 @@ class Transform:
     names: tuple[str, ...]
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
-        """The changed samples of one batch."""
         for number, name in enumerate(self.names):
             x = TRANSFORMS[name](x, derived(key, number))
         return x

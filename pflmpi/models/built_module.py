@@ -19,7 +19,7 @@ from pflmpi.text import first_line
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a module is made.
+    """Class, arguments and weights of a module.
 
     Attributes:
         kind: makes the module.

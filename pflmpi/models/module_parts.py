@@ -121,7 +121,7 @@ def _replace(module: nn.Module, layer: nn.Module, other: nn.Module) -> None:
 
 
 def _without_draws(layer: nn.Module) -> str:
-    """What to do with a layer that draws random numbers while it is trained; nothing with others."""
+    """Remedy for a layer that draws random numbers while it is trained; "" for other layers."""
     if isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout > 0:
         return "set its dropout to 0; the masks of nn.Dropout around it follow from the seed"
     if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
@@ -154,7 +154,7 @@ def split(module: nn.Module, state: tuple[str, ...]) -> Tree:
 
 
 def slots(module: nn.Module) -> dict[str, list[Slot]]:
-    """Where a module keeps each of its parameters and buffers, by name: in several places where it is tied."""
+    """Slots of each parameter and buffer of a module by name: several where it is tied."""
     places: dict[str, list[Slot]] = {}
     names: dict[int, str] = {}
     for prefix, layer in module.named_modules():

@@ -4,7 +4,7 @@ import inspect
 import random
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,14 @@ from pflmpi.models.base import Shape
 from pflmpi.models.built_module import Recipe, equal, is_plain
 from pflmpi.models.installed_module import InstalledModule
 from pflmpi.models.module_parts import KeyedDropout, buffers, dropouts, forward_pass, has_unread_counter
+from pflmpi.text import first_line
 
-_LINE = 160  # characters
 _STORED = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known of a module from some passes.
+    """Properties of a module that some passes show.
 
     Attributes:
         num_features: d.
@@ -45,7 +45,7 @@ class Findings:
 
 
 def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, InstalledModule]:
-    """What some passes show, and the body that made them.
+    """Properties that some passes show, and the body that made them.
 
     Raises:
         ConfigError: the module does not take such samples, does not end with its head, or keeps what is no buffer.
@@ -136,15 +136,16 @@ class _Trial:
             )
 
     def _check_state(self, python: dict[str, object], tensors: dict[str, Tensor], training: bool) -> None:
-        now, where = self._tensors(training), "training" if training else "evaluation"
-        if wrong := [key for key, value in tensors.items() if key not in now or not equal(value, now[key])]:
+        after, where = self._tensors(training), "training" if training else "evaluation"
+        if changed := [key for key, value in tensors.items() if key not in after or not equal(value, after[key])]:
             raise ConfigError(
-                f"model {self._name} changes {wrong[0]} in a forward pass in {where}; what a model changes by itself "
+                f"model {self._name} changes {changed[0]} in a forward pass in {where}; what a model changes by itself "
                 "are buffers, while it is trained"
             )
-        if wrong := changed(python, python_state(self._module)):
+        now = python_state(self._module)
+        if changed := sorted(name for name in python.keys() | now.keys() if python.get(name) != now.get(name)):
             raise ConfigError(
-                f"model {self._name} changes {wrong[0]} in a forward pass in {where}, which all clients of a rank "
+                f"model {self._name} changes {changed[0]} in a forward pass in {where}, which all clients of a rank "
                 "would share, and which no checkpoint has; keep it in a buffer (register_buffer), or leave it out"
             )
 
@@ -193,12 +194,6 @@ def _entries(module: nn.Module, head: str, state: tuple[str, ...]) -> tuple[tupl
     return tuple(entries)
 
 
-def first_line(error: Exception) -> str:
-    """What an error of PyTorch says, cut to a line."""
-    says = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return says if len(says) <= _LINE else f"{says[:_LINE]} ..."
-
-
 _DEPTH = 6  # attributes of attributes
 _MOST = 10_000  # values of a container
 _LIBRARIES = (
@@ -230,11 +225,6 @@ def python_state(module: nn.Module) -> dict[str, object]:
         for kind in type(layer).__mro__:
             values.update(_of_class(kind, visited, 0))
     return values
-
-
-def changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """The names whose values differ."""
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def _walk(name: str, value: Any, visited: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:

@@ -97,10 +97,6 @@ class ModuleArchitecture(Architecture):
             for name, value in constants.items()
         }
 
-    def plain(self) -> nn.Module:
-        """The whole module as its class makes it, without dropout; see `Recipe.plain`."""
-        return self.recipe.plain(0)
-
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
         """Let nothing be dropped on the host meanwhile."""
@@ -116,11 +112,6 @@ class ModuleArchitecture(Architecture):
         finally:
             for layer, p in zip(layers, before, strict=True):
                 layer.p = p
-
-    def begin_with(self, body: InstalledModule) -> "ModuleArchitecture":
-        """This, with a body on the host that was built already."""
-        self._bodies[HOST] = [body]
-        return self
 
     @cached_property
     def _bodies(self) -> dict[torch.device, list[InstalledModule]]:
@@ -204,34 +195,36 @@ class ModuleModel(Model):
             expected = _type_of(self.shared_names[name])
             if type(value) is not expected and not (expected is float and type(value) is int):
                 raise ConfigError(f"model.arguments.{name} = {shown(value)}: must be a {expected.__name__}")
-        defaults = {name: one.default for name, one in self.shared_names.items()}
+        defaults = {name: parameter.default for name, parameter in self.shared_names.items()}
         arguments = {**defaults, **self.arguments}
         if missing := [name for name, value in arguments.items() if value is inspect.Parameter.empty]:
             raise ConfigError(f"model.arguments.{missing[0]} is missing: {self.name} has no default for it")
         object.__setattr__(self, "arguments", arguments)  # all of them, for who reads the recorded configuration
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        ours = {one.name for one in dataclasses.fields(ModuleModel)}
-        own = {**{name: value for name, value in vars(self).items() if name not in ours}, **self.arguments}
+        keys = {key.name for key in dataclasses.fields(ModuleModel)}
+        own = {**{name: value for name, value in vars(self).items() if name not in keys}, **self.arguments}
         from_data = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
         options = tuple({**own, **{name: from_data[name] for name in self.given}}.items())
         recipe = Recipe(type(self).kind, options, self.head, self.norm, self.weights, num_classes)
         findings, body = examine(self.name, recipe, shape)
-        modules = list(body.module.modules())
-        return ModuleArchitecture(
+        layers = list(body.module.modules())
+        architecture = ModuleArchitecture(
             name=self.name,
             shape=shape,
             num_classes=num_classes,
             num_features=findings.num_features,
             has_batch_norm=bool(findings.state),
-            has_convolution=any(isinstance(one, nn.Conv1d | nn.Conv2d | nn.Conv3d) for one in modules),
+            has_convolution=any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers),
             suits_lanes=not body.hooks
-            and not any(isinstance(one, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for one in modules),
-            draws_noise=any(isinstance(one, KeyedDropout) for one in modules),
+            and not any(isinstance(layer, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for layer in layers),
+            draws_noise=any(isinstance(layer, KeyedDropout) for layer in layers),
             recipe=recipe,
             findings=findings,
             check=self.check,
-        ).begin_with(body)
+        )
+        architecture._bodies[HOST] = [body]
+        return architecture
 
 
 @cache

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pflmpi import atomic, tree
 from pflmpi.errors import PflmpiError, RunError
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, Own
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.client_state import Population, received, received_by_all, row_kinds
+from pflmpi.runtime.client_state import Population, row_kinds, stored_messages
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -24,7 +24,7 @@ from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, shard_path
 from pflmpi.store.pruning import prune
-from pflmpi.store.round_file import RoundContent, Templates, write_round
+from pflmpi.store.round_file import ReceivedMessage, RoundContent, Templates, write_round
 from pflmpi.store.run_lock import RunLock
 from pflmpi.store.shard import Arrays, ClientRows, write_shard
 from pflmpi.store.writer import Writer
@@ -38,7 +38,7 @@ _CACHED_POLL = 0.1  # seconds between two polls above which the cache of missing
 
 @dataclass(frozen=True)
 class ServerRound:
-    """What rank 0 has after an exchange; the other ranks have nothing of it.
+    """Results of an exchange on rank 0; empty on other ranks.
 
     Attributes:
         server: its state.
@@ -58,9 +58,6 @@ class Checkpoints:
     them a checkpoint.
 
     Args:
-        run: the folder.
-        setup: of the run.
-        transport: to the other ranks.
         attributes: written into every round file.
         layout: where the newest row of each client is.
         lock: of the run; without it nothing more is written.
@@ -77,22 +74,27 @@ class Checkpoints:
         lock: RunLock,
         keep: int,
     ) -> None:
-        self._run, self._setup, self._transport, self._attributes = run, setup, transport, attributes
+        self._run, self._transport, self._attributes = run, transport, attributes
         self._layout, self._lock, self._keep = layout, lock, keep
+        self._cohort, federation = setup.executor.cohort, setup.executor.federation
         self._templates = row_kinds(setup.templates)
-        self._row_bytes = row_bytes(self._templates, setup.executor.cohort)
+        self._row_bytes = row_bytes(self._templates, self._cohort)
+        names = stored_messages(setup.algorithm, setup.task, setup.templates)
+        self._is_own = {name: isinstance(setup.declared.down[name], Own) for name in names}  # of received messages
+        self._partition = {"train_samples": federation.num_train, "test_samples": federation.num_test}
+        self._normalisation = setup.task.normalisation
         self._hosts = [peer.host for peer in transport.peers] or [""] * transport.size
         self._writer = Writer(run)
         self._ending = threading.Event()  # after a fault: other ranks' shards are not waited for
         self._shards: dict[str, Checksum] = {}  # of the newest round file
-        self._joined: dict[int, tuple[str, ...]] = {}  # shards of the newest rounds
+        self._shards_of: dict[int, tuple[str, ...]] = {}  # by round, of the newest ones
         self._metrics = metrics_file.checksum(metrics_file.text(run)) if transport.rank == 0 else None  # so far
         self._seconds = 0.0
 
     def take_seconds(self) -> float:
         """Seconds for which training waited for checkpoints since the last call."""
-        taken, self._seconds = self._seconds, 0.0
-        return taken
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def record(self, progress: Progress) -> None:
         """Write the metrics of a round (rank 0)."""
@@ -103,27 +105,26 @@ class Checkpoints:
             line = metrics_file.append(self._run, list(progress.columns.values()))
             self._metrics = metrics_file.checksum(line.encode(), self._metrics)
 
-    def save(self, now: RoundSchedule, seen: ServerRound, population: Population, progress: Progress | None) -> None:
+    def save(
+        self, now: RoundSchedule, server_round: ServerRound, population: Population, progress: Progress | None
+    ) -> None:
         """Hand over the state after a round: a copy of the clients that changed since the last checkpoint.
 
         Every rank calls this.
 
         Args:
-            now: the round.
-            seen: what rank 0 has of it.
+            server_round: what rank 0 has of it.
             population: the clients that live here.
             progress: of the round, on rank 0; None before the first.
         """
         with self._timed():
-            cohort = self._setup.executor.cohort
             writers = shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
             rows = population.flat(now.rows[self._transport.rank])
-            rows = send_to_writers(self._transport, rows, now.rows, writers, self._templates, cohort)
+            rows = send_to_writers(self._transport, rows, now.rows, writers, self._templates, self._cohort)
             content, layout = None, self._layout
             if self._metrics is not None:
-                keeping = [name for name, leaves in self._templates.items() if leaves]
-                layout = layout.updated(now.round, clients_written(now.rows, writers), cohort).only(keeping)
-                content, self._layout = self._content(now.round, seen, progress, self._metrics), layout
+                self._layout = layout = layout.updated(now.round, clients_written(now.rows, writers), self._cohort)
+                content = self._content(now.round, server_round, progress, self._metrics)
             self._writer.submit(lambda: self._write(now.round, rows, content, layout))
 
     def finish(self) -> None:
@@ -144,11 +145,12 @@ class Checkpoints:
         yield
         self._seconds += time.perf_counter() - began
 
-    def _content(self, round: int, seen: ServerRound, progress: Progress | None, metrics: Checksum) -> RoundContent:
-        """What rank 0 stores: copies of what shares memory with the server's state, which goes on, each once."""
-        setup, arrays = self._setup, dict[int, np.ndarray]()
-        names, published = (received(setup.algorithm, setup.task, setup.templates), seen.published or {})
-        in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(seen.server)}
+    def _content(
+        self, round: int, server_round: ServerRound, progress: Progress | None, metrics: Checksum
+    ) -> RoundContent:
+        """Content of the round file: arrays that share memory with the server's state are copied, each once."""
+        arrays, published = dict[int, np.ndarray](), server_round.published or {}
+        in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(server_round.server)}
 
         def stored(state: Tree) -> Arrays:
             for _, leaf in tree.leaves(state):
@@ -158,13 +160,13 @@ class Checkpoints:
 
         return RoundContent(
             round,
-            server=stored(seen.server),
+            server=stored(server_round.server),
             metrics={} if progress is None else progress.arrays(),
             bytes={} if progress is None else progress.bytes,
-            received={name: received_by_all(setup.declared.down[name], stored(published[name])) for name in names},
-            diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
-            partition={"train_samples": setup.declared.num_train, "test_samples": setup.executor.federation.num_test},
-            normalisation=setup.task.normalisation,
+            received={name: ReceivedMessage(stored(published[name]), own) for name, own in self._is_own.items()},
+            diagnostics={name: to_numpy(values).copy() for name, values in server_round.measured.items()},
+            partition=self._partition,
+            normalisation=self._normalisation,
             metrics_file=metrics,
         )
 
@@ -183,9 +185,11 @@ class Checkpoints:
         self._lock.check()
         self._shards = write_round(self._run, content, layout, self._templates, self._attributes, self._shards)
         if self._keep:
-            self._joined[round] = layout.files
-            prune(self._run, self._keep, self._joined)
-            self._joined = {kept: files for kept, files in self._joined.items() if round_path(self._run, kept).exists()}
+            self._shards_of[round] = layout.files
+            prune(self._run, self._keep, self._shards_of)
+            self._shards_of = {
+                kept: files for kept, files in self._shards_of.items() if round_path(self._run, kept).exists()
+            }
 
     def _wait_for(self, shard: Path) -> None:
         """Wait until another rank has written its shard."""
@@ -201,9 +205,9 @@ class Checkpoints:
 
 def _invalidate_missing_names(path: Path) -> None:
     """Invalidate NFS's cache of missing names, which lasts up to a minute, by changing the folder of the file."""
-    other = path.with_name(f"{path.stem}.look.h5{atomic.TEMPORARY}")  # which a continuation removes if it is left
-    other.touch()
-    other.unlink()
+    temporary = path.with_name(f"{path.stem}.look.h5{atomic.TEMPORARY}")  # which a continuation removes if it is left
+    temporary.touch()
+    temporary.unlink()
 
 
 _OWN = 1 << 24  # bytes of changed rows from which on a rank writes a shard of its own

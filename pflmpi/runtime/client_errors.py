@@ -14,7 +14,7 @@ from pflmpi.errors import AlgorithmError, ConfigError, RunError
 from pflmpi.learning.task import Task
 from pflmpi.messages.device_sum import on_host
 from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.transfers import Update
 from pflmpi.runtime.faults import CollectiveError
@@ -24,14 +24,14 @@ from pflmpi.tree import Tree
 
 # Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
 _MACHINE = (MemoryError, OSError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", OSError))  # torch 2.8
-_NOBODY = torch.empty(0, dtype=torch.float64)
+_NO_LOSS = torch.empty(0, dtype=torch.float64)
 _HOST_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError for it
 _REMEDY = "lower training.lr, or a proximal or head learning rate of the algorithm"
 
 
 @dataclass(frozen=True)
 class GroupUpdate:
-    """What the clients of a group have computed.
+    """The local updates of a group.
 
     Attributes:
         clients: [m] ascending ids of those that succeeded.
@@ -68,12 +68,14 @@ def update(
         if not _of_a_client(error) or (len(clients) == 1 and not skip):
             raise
         if len(clients) == 1:
-            return partial(GroupUpdate, clients[:0], {}, {}, _NOBODY, {int(clients[0]): str(error)})
-        each = [(clients[i : i + 1], _rows(states, [i]), _rows({**down}, [i])) for i in range(len(clients))]
-        alone = [update(executor, *one, round, skip)() for one in each]  # type: ignore[arg-type]
-        if not any(one.failed for one in alone):
+            return partial(GroupUpdate, clients[:0], {}, {}, _NO_LOSS, {int(clients[0]): str(error)})
+        updates = [
+            update(executor, clients[i : i + 1], _rows(states, [i]), as_messages(_rows({**down}, [i])), round, skip)()
+            for i in range(len(clients))
+        ]
+        if not any(alone.failed for alone in updates):
             raise
-        return partial(_joined, alone)
+        return partial(_concatenated, updates)
     return lambda: _checked(clients, states, done(), round, skip)
 
 
@@ -88,8 +90,8 @@ def _checked(clients: ClientGroup, states: Tree, done: Update, round: int, skip:
     if not failed:
         return GroupUpdate(clients, done.states, sent, done.loss, {})
     good = np.flatnonzero(~np.isin(clients, list(failed))).tolist()
-    states, up = _rows(done.states, good), _rows({**sent}, good)
-    return GroupUpdate(clients[good], states, up, done.loss[good], failed)  # type: ignore[arg-type]
+    states, up = _rows(done.states, good), as_messages(_rows({**sent}, good))
+    return GroupUpdate(clients[good], states, up, done.loss[good], failed)
 
 
 def introduce(executor: Executor, clients: ClientGroup, states: Tree) -> Messages:
@@ -138,11 +140,12 @@ def _of_a_client(error: AlgorithmError) -> bool:
 def _diverged(clients: ClientGroup, before: Tree, after: Tree, up: Messages, round: int, stage: str) -> dict[int, str]:
     """The clients with values that are not finite, in a message or, where they were finite before, in their state."""
     failed: dict[int, str] = {}
-    for what, values, known in (("message", {**up}, {}), ("state", after, dict(tree.leaves(before)))):
-        for path, leaf in tree.leaves(values):  # type: ignore[arg-type]
+    sent: Tree = {**up}
+    for what, values, old in (("message", sent, {}), ("state", after, dict(tree.leaves(before)))):
+        for path, leaf in tree.leaves(values):
             if not leaf.is_floating_point() or leaf.sum().isfinite():  # a sum is finite only where all values are
                 continue
-            bad = ~leaf.isfinite() & known[path].isfinite() if path in known else ~leaf.isfinite()
+            bad = ~leaf.isfinite() & old[path].isfinite() if path in old else ~leaf.isfinite()
             for client in clients[bad.reshape(len(leaf), -1).any(1).numpy()].tolist():
                 why = f"round {round}: client {client} diverged in {stage} (values in its {what} {path} are not finite)"
                 failed.setdefault(client, why)
@@ -156,16 +159,16 @@ def _rows(value: Tree, positions: list[int]) -> Tree:
     return tree.map(chosen, value) if positions else {}
 
 
-def _joined(parts: list[GroupUpdate]) -> GroupUpdate:
-    failed = {client: why for one in parts for client, why in one.failed.items()}
-    good = [one for one in parts if len(one.clients)]
+def _concatenated(updates: list[GroupUpdate]) -> GroupUpdate:
+    failed = {client: why for update in updates for client, why in update.failed.items()}
+    good = [update for update in updates if len(update.clients)]
     if not good:
-        return GroupUpdate(parts[0].clients[:0], {}, {}, _NOBODY, failed)
+        return GroupUpdate(updates[0].clients[:0], {}, {}, _NO_LOSS, failed)
 
     def cat(trees: list[Tree]) -> Tree:
         return tree.map(lambda *leaves: torch.cat(leaves), trees[0], *trees[1:])
 
-    clients = np.concatenate([one.clients for one in good])
-    ups = cat([{**on_host(one.up)} for one in good])
-    loss = torch.cat([one.loss for one in good])
-    return GroupUpdate(clients, cat([one.states for one in good]), ups, loss, failed)  # type: ignore[arg-type]
+    clients = np.concatenate([update.clients for update in good])
+    ups = as_messages(cat([{**on_host(update.up)} for update in good]))
+    loss = torch.cat([update.loss for update in good])
+    return GroupUpdate(clients, cat([update.states for update in good]), ups, loss, failed)

@@ -107,7 +107,7 @@ class Rows:
         """A copy of the named part of the rows [c, ...] of the given clients."""
         return tree.part(self._copy({name: self.rows[name]}, clients), name)
 
-    def one(self, clients: np.ndarray, path: str) -> Tensor:
+    def leaf(self, clients: np.ndarray, path: str) -> Tensor:
         """A copy of the rows [c, ...] of one leaf of the given clients."""
         return self._leaf(path, tree.at(self.rows, path), self._positions(clients))
 
@@ -179,9 +179,8 @@ def empty_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) 
     return Rows(clients, tree.map(lambda _: next(rows), template), storage, changed, places)
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (one, other))
-    return torch.equal(first, second)
+def _same_bits(row: Tensor, other: Tensor) -> bool:
+    return torch.equal(*(tensor.contiguous().view(-1).view(torch.uint8) for tensor in (row, other)))
 
 
 def folder_of(runtime: RuntimeConfig, run: Path) -> Path | None:

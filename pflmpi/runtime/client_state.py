@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +14,11 @@ from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.optimizers import initial_state
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
-from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
+from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_rows import Rows, empty_rows
 from pflmpi.runtime.contract import ANSWERED, RECEIVED, answer_templates, calling
 from pflmpi.store.names import cohort_name
-from pflmpi.store.round_file import ReceivedMessage
 from pflmpi.tree import Tree
 
 
@@ -61,18 +59,18 @@ class Population:
     def restore(self, clients: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         """Give clients of one cohort what a checkpoint has: arrays [m, ...] by path; see `Rows.flat`."""
         rows = self._rows(clients)
-        same = {path: array for path, array in arrays.items() if array.strides[0] == 0}
-        for path, array in same.items():
+        common = {path: array for path, array in arrays.items() if array.strides[0] == 0}
+        for path, array in common.items():
             rows.begin(clients, path, torch.tensor(array[:1]))
-        rows.put(clients, from_flat({path: array for path, array in arrays.items() if path not in same}))
+        rows.put(clients, from_flat({path: array for path, array in arrays.items() if path not in common}))
 
     def keep_reply(self, groups: Sequence[np.ndarray], reply: Reply) -> None:
-        """Remember what the clients of some groups have received, where they are tested with it while absent."""
-        kept = [group for group in groups if RECEIVED in self._rows(group).rows]
-        here = reply.on(HOST) if kept else reply
-        for group in kept:
+        """Keep the reply with the clients of some groups, where they are tested with it while absent."""
+        groups = [group for group in groups if RECEIVED in self._rows(group).rows]
+        reply = reply.on(HOST) if groups else reply
+        for group in groups:
             names = tree.part(self._rows(group).rows, RECEIVED)
-            self.put(group, {RECEIVED: {**here.for_clients(group, names)}})
+            self.put(group, {RECEIVED: {**reply.for_clients(group, names)}})
 
     def received(self, group: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
         """The named messages [m, ...] that the clients of a group are tested with."""
@@ -83,12 +81,12 @@ class Population:
 
     def leaf(self, path: str, clients: np.ndarray) -> torch.Tensor:
         """A copy of one leaf [m, ...] of clients that live here, in ascending order; all cohorts have it."""
-        parts = [(np.isin(clients, rows.clients), rows) for rows in self.cohorts]
         like = tree.at(self.cohorts[0].rows, path)
-        leaf_rows = like.new_empty(len(clients), *like.shape[1:])
-        for mine, rows in parts:
-            leaf_rows[torch.from_numpy(mine)] = rows.one(clients[mine], path)
-        return leaf_rows
+        leaf = like.new_empty(len(clients), *like.shape[1:])
+        for rows in self.cohorts:
+            members = np.isin(clients, rows.clients)
+            leaf[torch.from_numpy(members)] = rows.leaf(clients[members], path)
+        return leaf
 
     def kept(self, name: str, like: Tree, clients: np.ndarray) -> Tree:
         """A copy of the leaves [m, ...] of the named part of the state that a template has; see `Homes`."""
@@ -98,16 +96,16 @@ class Population:
         """A copy of the given clients' state by cohort name: ids [m] and arrays [m, ...] by path; see `Rows.flat`."""
         result = {}
         for number, rows in enumerate(self.cohorts):
-            mine = clients[np.isin(clients, rows.clients)]
-            if len(mine) and rows.rows:
-                result[cohort_name(number)] = (mine, rows.flat(mine))
+            members = clients[np.isin(clients, rows.clients)]
+            if len(members) and rows.rows:
+                result[cohort_name(number)] = (members, rows.flat(members))
         return result
 
 
 def client_templates(
     algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray, kept_reply: tuple[str, ...]
 ) -> tuple[Tree, ...]:
-    """What a client of each cohort keeps between rounds, as a template.
+    """Templates of the state that a client of each cohort keeps between rounds.
 
     Args:
         tasks: one per cohort.
@@ -119,13 +117,14 @@ def client_templates(
         host = task.replace(device=HOST)
         template = tree.like(initial_client(algorithm, host, int(np.flatnonzero(cohort == number)[0])))
         if task.training.keep_optimizer:
-            trained = algorithm.trainings(host).items()
-            template[OPTIMIZER] = tree.like({name: initial_state(task.training, one) for name, one in trained})
+            trainings = algorithm.trainings(host).items()
+            states: Tree = {name: initial_state(task.training, trained) for name, trained in trainings}
+            template[OPTIMIZER] = tree.like(states)
         if answers := answer_templates(algorithm, host):
             template[ANSWERED] = answers
         if kept_reply:
             kinds = algorithm.downlink(host)
-            template[RECEIVED] = {name: _received(kinds[name], task.num_classes) for name in kept_reply}
+            template[RECEIVED] = {name: _received_like(kinds[name], task.num_classes) for name in kept_reply}
         templates.append(template)
     return tuple(templates)
 
@@ -161,7 +160,20 @@ def allocate(
 def initialise(population: Population, algorithm: Algorithm, tasks: Sequence[Task]) -> None:
     """Fill the rows with what the clients keep before the first round."""
     for rows, task in zip(population.cohorts, tasks, strict=True):
-        fill(rows, algorithm, task)
+        if len(rows.clients):
+            _initialise_rows(rows, algorithm, task.replace(device=HOST))
+
+
+def _initialise_rows(rows: Rows, algorithm: Algorithm, task: Task) -> None:
+    """Fill the rows of one cohort; a state that does not depend on the client is computed once."""
+    per_client = depends_on_client(algorithm, task)
+    with calling(algorithm, "init_client", 0):
+        for position in range(len(rows.clients) if per_client else 1):
+            client = int(rows.clients[position])
+            state, answers = initial_client(algorithm, task, client), initial_received(algorithm, task, client)
+            clients = rows.clients[position : position + 1] if per_client else rows.clients
+            for path, leaf in tree.leaves({**state, **({ANSWERED: {**answers}} if answers else {})}):
+                rows.begin(clients, path, leaf.unsqueeze(0))
 
 
 def from_flat(flat: dict[str, np.ndarray]) -> Tree:
@@ -169,38 +181,10 @@ def from_flat(flat: dict[str, np.ndarray]) -> Tree:
     return tree.unflatten({path: torch.from_numpy(np.asarray(array, order="C")) for path, array in flat.items()})
 
 
-def _received(kind: Downlink, num_classes: int) -> Tree:
+def _received_like(kind: Downlink, num_classes: int) -> Tree:
     return with_rows(kind.like, num_classes) if isinstance(kind, OwnClasses) else kind.like
 
 
-def received(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> list[str]:
-    """Names of the messages that personal models are put together from and no client keeps."""
+def stored_messages(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> list[str]:
+    """Names of the messages that round files store: personal models are made of them, and no client keeps them."""
     return [] if RECEIVED in templates[0] else sorted(personal.messages(algorithm.personal(task)))
-
-
-def received_by_all(kind: Downlink, published: dict[str, np.ndarray]) -> ReceivedMessage:
-    """What a checkpoint stores of a message, from its arrays by path as published to all clients."""
-    return ReceivedMessage(published, isinstance(kind, Own))
-
-
-def fill(rows: Rows, algorithm: Algorithm, task: Task) -> None:
-    """Give the clients of a cohort what they keep before the first round."""
-    if not len(rows.clients):
-        return
-    host = task.replace(device=HOST)
-    each = depends_on_client(algorithm, task)
-    with calling(algorithm, "init_client", 0):
-        for position in range(len(rows.clients) if each else 1):
-            client = int(rows.clients[position])
-            _begin(rows, rows.clients[position : position + 1] if each else rows.clients, _of(algorithm, host, client))
-
-
-def _of(algorithm: Algorithm, task: Task, client: int) -> Tree:
-    """What a client keeps before the first round, with its first kept messages."""
-    state, answers = initial_client(algorithm, task, client), initial_received(algorithm, task, client)
-    return {**state, ANSWERED: {**answers}} if answers else state
-
-
-def _begin(rows: Rows, clients: Any, state: Tree) -> None:
-    for path, leaf in tree.leaves(state):
-        rows.begin(clients, path, leaf.unsqueeze(0))

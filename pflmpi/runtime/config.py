@@ -24,8 +24,7 @@ class EvaluationConfig(BaseModel):
         float, Field(ge=0, lt=1, description="share of the clients kept out of training, to be tested as newcomers")
     ] = 0.0
     unseen_updates: Annotated[
-        int,
-        Field(ge=1, le=10_000, description="local updates of an unseen client before it is tested, if it trains"),
+        int, Field(ge=1, le=10_000, description="local updates of an unseen client before it is tested, if it trains")
     ] = 1
 
 
@@ -39,7 +38,7 @@ class CheckpointConfig(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """What is written beside the checkpoints and metrics.csv."""
+    """Output beside the checkpoints and metrics.csv."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -63,7 +62,7 @@ class OutputConfig(BaseModel):
 
 
 class RuntimeConfig(BaseModel):
-    """Where and how things are computed; the results do not depend on ranks, transport, server or time limits."""
+    """Devices, executor and limits; the results do not depend on ranks, transport, server or time limits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -125,13 +124,8 @@ LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
 
 # A continuation may change these; the rest decides bits.
 FREE_ON_RESUME = {
-    *(
-        f"runtime.{key}"
-        for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server")
-    ),
-    "runtime.state",
-    "runtime.scratch",
-    "runtime.cache",
+    *("runtime.transport", "runtime.device", "runtime.gpus", "runtime.gpu_memory", "runtime.mixed_gpus"),
+    *("runtime.timeout", "runtime.spare", "runtime.server", "runtime.state", "runtime.scratch", "runtime.cache"),
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
     "data.path",  # what lies there is checked by its hash
     "data.root",  # what lies there is checked by its hash

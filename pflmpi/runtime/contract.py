@@ -1,4 +1,4 @@
-"""Whether an algorithm keeps its contract: declarations before the start, results while it runs, errors by name."""
+"""Checks of the contract of an algorithm: declarations before the start, results while it runs, errors by name."""
 
 import dataclasses
 import re
@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.parts import has
 from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages
 from pflmpi.learning.task import HOST, Task
+from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
 from pflmpi.models.base import Architecture
 from pflmpi.text import shown, some, spans
@@ -53,49 +55,21 @@ class ChangedInPlace(Exception):
 
 
 def method_inputs(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
-    """What a method for one client reads, by name; the optimizer's state is not the algorithm's own."""
+    """Inputs of a method for one client by name, without the optimizer's state, which is not the algorithm's."""
     own = {name: value for name, value in state.items() if name != OPTIMIZER}
     return {"client": own, "down": {**down}, "data.class_counts": class_counts}
 
 
 def check_declarations(algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for a name that an algorithm declares and does not have."""
-    kind, personal = type(algorithm).__name__, algorithm.personal(task)
-    _check_messages(algorithm, task)
-    _check_kept(algorithm, task)
-    _check_names(algorithm, task, personal)
-    if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
-        raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
-    with calling(algorithm, "init_client", 0):
-        state = initial_client(algorithm, task.replace(device=HOST), 0)
-    if problem := not_a_tree(state):
-        raise ConfigError(f"{kind}.init_client returned {problem}")
-    _check_initial_client(algorithm, task, personal, state)
-
-
-def _check_messages(algorithm: Algorithm, task: Task) -> None:
-    """Raise `ConfigError` for a declared message of no kind, or without content."""
-    kind = type(algorithm).__name__
-    for way, kinds in (("uplink", Uplink), ("downlink", Downlink)):
-        for name, message in getattr(algorithm, way)(task).items():
-            if not isinstance(message, kinds):
-                raise ConfigError(
-                    f"{kind}.{way}: {name!r} is a {type(message).__name__}; expected a kind of message of "
-                    "pflmpi.messages.kinds"
-                )
-            if isinstance(message, Sum | Shared) and not any(tree.leaves(message.like)):
-                raise ConfigError(
-                    f"{kind}.{way}: {name!r} is empty with model {task.architecture.name}; choose another model or "
-                    "algorithm"
-                )
-
-
-def _check_names(algorithm: Algorithm, task: Task, personal: Personal) -> None:
-    """Raise `ConfigError` for the name of a message or a pass that is not declared, and for one of no diagnostic."""
-    kind = type(algorithm).__name__
+    kind, personal, passes = type(algorithm).__name__, algorithm.personal(task), algorithm.passes(task, 1)
+    up, down = algorithm.uplink(task), algorithm.downlink(task)
+    _check_messages(f"{kind}.uplink", up, Uplink, task.architecture.name)
+    _check_messages(f"{kind}.downlink", down, Downlink, task.architecture.name)
+    _check_kept(algorithm, task, up, down)
     for where, what, names, declared in (
-        ("predicts_with", "message of `downlink`", algorithm.predicts_with, algorithm.downlink(task)),
-        ("adapts_with", "pass of `passes`", algorithm.adapts_with, algorithm.passes(task, 1)),
+        ("predicts_with", "message of `downlink`", algorithm.predicts_with, down),
+        ("adapts_with", "pass of `passes`", algorithm.adapts_with, passes),
         ("personal", "message in `predicts_with`", sorted(messages(personal)), algorithm.predicts_with),
     ):
         for name in names:
@@ -105,11 +79,28 @@ def _check_names(algorithm: Algorithm, task: Task, personal: Personal) -> None:
     for name in algorithm.diagnostics(task):
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
+    if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
+        raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
+    with calling(algorithm, "init_client", 0):
+        state = initial_client(algorithm, task.replace(device=HOST), 0)
+    if problem := not_a_tree(state):
+        raise ConfigError(f"{kind}.init_client returned {problem}")
+    _check_initial_client(kind, personal, passes, state)
 
 
-def _check_initial_client(algorithm: Algorithm, task: Task, personal: Personal, state: Tree) -> None:
+def _check_messages(where: str, declared: Mapping[str, object], kinds: Any, model: str) -> None:
+    """Raise `ConfigError` for a declared message of no kind, or without content."""
+    for name, message in declared.items():
+        if not isinstance(message, kinds):
+            raise ConfigError(
+                f"{where}: {name!r} is a {type(message).__name__}; expected a kind of message of pflmpi.messages.kinds"
+            )
+        if isinstance(message, Sum | Shared) and not any(tree.leaves(message.like)):
+            raise ConfigError(f"{where}: {name!r} is empty with model {model}; choose another model or algorithm")
+
+
+def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pass], state: Tree) -> None:
     """Raise `ConfigError` for a path that a client's state does not have, and for a part that is kept beside it."""
-    kind = type(algorithm).__name__
     for path in sorted(kept(personal)):
         if path and not has(state, path):
             paths = ", ".join(path for path, _ in tree.leaves(state)) or "none"
@@ -125,7 +116,7 @@ def _check_initial_client(algorithm: Algorithm, task: Task, personal: Personal, 
                 "name"
             )
     integers = [path for path, leaf in tree.leaves(state) if leaf.dtype == torch.int64 and not leaf.ndim]
-    for name, length in algorithm.passes(task, 1).items():
+    for name, length in passes.items():
         if length.times and length.times not in integers:
             raise ConfigError(
                 f"{kind}.passes: {name!r} has times = {length.times!r}, which is no int64 scalar of `init_client`; "
@@ -133,10 +124,10 @@ def _check_initial_client(algorithm: Algorithm, task: Task, personal: Personal, 
             )
 
 
-def _check_kept(algorithm: Algorithm, task: Task) -> None:
+def _check_kept(algorithm: Algorithm, task: Task, up: Mapping[str, Uplink], down: Mapping[str, Downlink]) -> None:
     """Raise `ConfigError` for kept `Rows`, kept `Own` messages or such of kept rows that do not fit each other."""
     kind, host = type(algorithm).__name__, task.replace(device=HOST)
-    rows = {name: up for name, up in algorithm.uplink(task).items() if isinstance(up, Rows) and up.kept}
+    rows = {name: sent for name, sent in up.items() if isinstance(sent, Rows) and sent.kept}
     state = dict(tree.leaves(initial_client(algorithm, host, 0))) if rows else {}
     for name, sent in rows.items():
         for path, leaf in tree.leaves({name: sent.like}):
@@ -145,7 +136,7 @@ def _check_kept(algorithm: Algorithm, task: Task) -> None:
                     f"{kind}.uplink: {name!r} is kept, so that it is part of the client's state, and `init_client` has "
                     f"no {path} of shape {list(leaf.shape)} and type {str(leaf.dtype)[6:]}"
                 )
-    for name, own in algorithm.downlink(task).items():
+    for name, own in down.items():
         if not isinstance(own, Own) or not (own.kept or own.of):
             continue
         if own.of:
@@ -278,7 +269,7 @@ def calling(
 
 
 def not_a_tree(value: object) -> str:
-    """What of a returned value is no tensor in nested dicts, and what is expected; "" where all is."""
+    """The first part of a returned value that is no tensor in nested dicts, in words; "" if there is none."""
     expected = "; expected are tensors in nested dicts"
     if not isinstance(value, Mapping):
         return f"a {type(value).__name__}{expected}"

@@ -31,7 +31,7 @@ from pflmpi.transports.peers import Peer, names
 
 @dataclass(frozen=True)
 class GpuPlacement:
-    """Where the ranks of a run compute.
+    """Placement of the ranks on GPUs, or on the CPU.
 
     Attributes:
         peers: [R] where each rank runs and what it sees.
@@ -54,7 +54,7 @@ class GpuPlacement:
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
-        """Where clients are computed."""
+        """Type of the devices that compute clients."""
         return "cpu" if all(gpu is None for gpu in self.gpu) else "cuda"
 
     @property
@@ -70,12 +70,12 @@ class GpuPlacement:
         return ranks if len(whole) == len(ranks) else ()
 
     def sharing(self, rank: int) -> int:
-        """How many ranks, this one among them, have the same GPU."""
-        mine = self.gpu[rank]
-        return sum(gpu is not None and mine is not None and gpu.uuid == mine.uuid for gpu in self.gpu)
+        """Number of ranks that have the GPU of this one, itself included."""
+        own = self.gpu[rank]
+        return sum(gpu is not None and own is not None and gpu.uuid == own.uuid for gpu in self.gpu)
 
     def remark(self) -> str:
-        """What a user should know of it; "" for nothing."""
+        """Warning for the user; "" for none."""
         most = max(Counter(gpu.uuid for gpu in self.gpu if gpu is not None).values(), default=1)
         if most == 1:
             return ""
@@ -95,8 +95,8 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
         ConfigError: a GPU is asked for that is not there; some of the ranks that compute see a GPU, and some do not;
             GPUs of several models.
     """
-    seen = _usable(peers, runtime)
-    if runtime.device == "cpu" or not any(seen):
+    usable = _usable(peers, runtime)
+    if runtime.device == "cpu" or not any(usable):
         if runtime.device == "cuda":
             raise ConfigError("runtime.device = 'cuda', but no rank sees a CUDA device; use cpu or auto")
         if runtime.gpus is not None:
@@ -105,14 +105,13 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
                 "it may use; leave it null"
             )
         return GpuPlacement(tuple(peers), (None,) * len(peers), False, _cpu_slots(peers, runtime))
-    computing = range(1, len(peers)) if _is_apart(peers, seen, runtime) else range(len(peers))
-    blind = [rank for rank in computing if not seen[rank]]
-    if blind:
+    computing = range(1, len(peers)) if _is_apart(peers, usable, runtime) else range(len(peers))
+    if blind := [rank for rank in computing if not usable[rank]]:
         raise ConfigError(
             f"{names(blind, peers)} have no GPU, and others have one; results would depend on the ranks: choose other "
             "nodes, or set runtime.device = 'cpu'"
         )
-    chosen = _spread({rank: seen[rank] for rank in computing})
+    chosen = _spread({rank: usable[rank] for rank in computing})
     number = tuple(_number(peer, chosen.get(rank)) for rank, peer in enumerate(peers))
     placement = GpuPlacement(tuple(peers), number, 0 not in computing, len(set(chosen.values())))
     if len(placement.models) > 1 and runtime.mixed_gpus == "refuse":
@@ -131,47 +130,48 @@ def _usable(peers: Sequence[Peer], runtime: RuntimeConfig) -> list[tuple[str, ..
     of_host: dict[str, dict[str, None]] = {}
     for peer in peers:
         of_host.setdefault(peer.host, {}).update(dict.fromkeys(gpu.uuid for gpu in peer.gpus))
-    for host, there in of_host.items():
-        if runtime.gpus is not None and 0 < len(there) < runtime.gpus:
-            raise ConfigError(f"runtime.gpus = {runtime.gpus}, but {host} has {len(there)}; lower it or leave it null")
-    allowed = {host: set(list(there)[: runtime.gpus]) for host, there in of_host.items()}
+    for host, gpus in of_host.items():
+        if runtime.gpus is not None and 0 < len(gpus) < runtime.gpus:
+            raise ConfigError(f"runtime.gpus = {runtime.gpus}, but {host} has {len(gpus)}; lower it or leave it null")
+    allowed = {host: set(list(gpus)[: runtime.gpus]) for host, gpus in of_host.items()}
     return [tuple(gpu.uuid for gpu in peer.gpus if gpu.uuid in allowed[peer.host]) for peer in peers]
 
 
-def _is_apart(peers: Sequence[Peer], seen: Sequence[tuple[str, ...]], runtime: RuntimeConfig) -> bool:
-    """Whether rank 0 computes no clients: it sees no GPU, or would make one more share one."""
-    if len(seen) == 1 or not any(seen[1:]):
+def _is_apart(peers: Sequence[Peer], usable: Sequence[tuple[str, ...]], runtime: RuntimeConfig) -> bool:
+    """Whether rank 0 computes no clients: it sees no GPU, or would make one more rank share one."""
+    if len(usable) == 1 or not any(usable[1:]):
         return False
-    if not seen[0]:
+    if not usable[0]:
         return True
-    here = peers[0].host
-    beside = {
-        rank: gpus for rank, gpus in enumerate(seen) if gpus and (peers[rank].host == here or {*gpus} & {*seen[0]})
+    host = peers[0].host
+    neighbours = {
+        rank: gpus for rank, gpus in enumerate(usable) if gpus and (peers[rank].host == host or {*gpus} & {*usable[0]})
     }
-    if runtime.server == "shared" or len(beside) == 1:
+    if runtime.server == "shared" or len(neighbours) == 1:
         return False
-    with_it, without = _spread(beside), _spread({rank: gpus for rank, gpus in beside.items() if rank})
-    return max(Counter(with_it.values()).values()) > max(Counter(without.values()).values())
+    with_server = _spread(neighbours)
+    without_server = _spread({rank: gpus for rank, gpus in neighbours.items() if rank})
+    return max(Counter(with_server.values()).values()) > max(Counter(without_server.values()).values())
 
 
-def _spread(seen: dict[int, tuple[str, ...]]) -> dict[int, str]:
-    """One of the GPUs that it sees for each rank, so that as few as possible share one.
+def _spread(usable: dict[int, tuple[str, ...]]) -> dict[int, str]:
+    """The GPU of each rank, of those that it may use, so that as few ranks as possible share one.
 
     A matching of ranks with places on GPUs. The n-th place of a GPU costs n, so that loads are even; among such
     matchings, lower ranks get the first places of the GPUs that they see first.
     """
-    if not seen:
+    if not usable:
         return {}
     csgraph: Any = import_module("scipy.sparse.csgraph")  # here: a run on CPUs does not need it
-    ranks = sorted(seen)
-    sharing = Counter(gpu for gpus in seen.values() for gpu in gpus)
+    ranks = sorted(usable)
+    sharing = Counter(gpu for gpus in usable.values() for gpu in gpus)
     places = [(gpu, number) for gpu, most in sharing.items() for number in range(most)]
     column = {place: index for index, place in enumerate(places)}
     edges = []
     for row, rank in enumerate(ranks):
-        for order, gpu in enumerate(seen[rank]):
+        for order, gpu in enumerate(usable[rank]):
             for number in range(sharing[gpu]):
-                preference = (number * len(seen[rank]) + order) * (len(ranks) - row)
+                preference = (number * len(usable[rank]) + order) * (len(ranks) - row)
                 edges.append((row, column[gpu, number], number, preference))
     rows, columns, numbers, preferences = np.array(edges).T
     weight = 1.0 + preferences + numbers * (1.0 + len(ranks) * preferences.max())  # 0 would be no edge
@@ -185,11 +185,11 @@ def _number(peer: Peer, uuid: str | None) -> int | None:
 
 
 def _cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
-    """How many ranks can compute at once on all nodes; ranks of a node may see different cores of it."""
+    """Number of ranks that can compute at once on all nodes; ranks of a node may see different cores."""
     cores: dict[str, set[int]] = {}
     for peer in peers:
         cores.setdefault(peer.host, set()).update(peer.cores)
-    return sum(max(len(here) // runtime.threads, 1) for here in cores.values())
+    return sum(max(len(of_host) // runtime.threads, 1) for of_host in cores.values())
 
 
 _LEAST_TOGETHER = 4  # participants in one call, where their number is not configured
@@ -198,7 +198,6 @@ _log = logging.getLogger(__name__)
 
 
 def device_of(placement: GpuPlacement, rank: int) -> torch.device:
-    """The device of a rank."""
     number = placement.number[rank]
     return torch.device("cpu") if number is None else torch.device("cuda", number)
 
@@ -316,7 +315,7 @@ _COLLECTIVE, _PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
 
 @dataclass(frozen=True)
 class GpuMessages:
-    """How large messages reach the GPUs of a run.
+    """Transport of large messages between the GPUs of a run.
 
     Attributes:
         ranks: that exchange them from GPU to GPU; none where they go through the host.
@@ -332,7 +331,6 @@ class GpuMessages:
         """Bytes that the library itself takes of the GPU of a rank; MPI's are not known.
 
         Args:
-            rank: the rank.
             on_node: ranks on its node.
             parts: whether ranks send each other parts, and not only what all receive or is summed.
         """

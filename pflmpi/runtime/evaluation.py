@@ -24,7 +24,7 @@ from pflmpi.runtime.measures import Counts, counts, in_client_order, predictions
 
 
 def evaluate(executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Counts:
-    """What the clients of the given groups get right, in the order of `clients_of(groups)`."""
+    """Test the clients of some groups; in the order of `clients_of(groups)`."""
 
     def begin(group: ClientGroup) -> Callable[[], Counts]:
         # Only what prediction reads: a client that was absent has not received anything else.
@@ -37,19 +37,12 @@ def evaluate(executor: Executor, population: Population, reply: Reply, groups: l
 def evaluate_shared_model(executor: Executor, reply: Reply, groups: Sequence[ClientGroup], round: int) -> Counts:
     """As `evaluate`, of clients that keep nothing and have all received the same: they predict with one model."""
     received = {name: tree.clone(reply.shared[name]) for name in executor.algorithm.predicts_with}
-    together = list(regrouped(executor, groups))
-    begun = (evaluate_together(executor, clients, received, round) for clients in together)
-    return finished(executor, together, begun)
+    groups = list(regrouped(executor, groups))
+    return finished(executor, groups, (evaluate_together(executor, group, received, round) for group in groups))
 
 
-def evaluate_trained(
-    executor: Executor,
-    population: Population,
-    reply: Reply,
-    ups: Updates,
-    round: int,
-) -> Counts:
-    """What participants get right with the models that local training leaves, in ascending order of their ids.
+def evaluate_trained(executor: Executor, population: Population, reply: Reply, ups: Updates, round: int) -> Counts:
+    """Test participants with the models that local training leaves; in ascending order of their ids.
 
     Args:
         reply: what they have trained with.
@@ -65,7 +58,7 @@ def evaluate_trained(
 
 
 def finished(executor: Executor, groups: Sequence[ClientGroup], begun: Iterable[Callable[[], Counts]]) -> Counts:
-    """The counts of some groups in ascending order of the ids, of tests that begin as the iterator goes on."""
+    """Run the tests of some groups, which begin as the iterator goes on; in ascending order of the ids."""
     counts = list(pipelined(begun, executor.ahead))
     return in_client_order(groups, counts, executor.federation.dataset.num_classes)
 
@@ -84,16 +77,16 @@ def is_shared(executor: Executor, home: np.ndarray | None) -> bool:
 
 
 def regrouped(executor: Executor, groups: Sequence[ClientGroup]) -> Iterator[ClientGroup]:
-    """The clients of some groups anew, ascending: those of a cohort together, up to so many test samples."""
+    """The clients of some groups, regrouped in ascending order by cohort and by at most `_MOST` test samples."""
     clients = clients_of(groups)
     for cohort in np.unique(executor.cohort[clients]):
-        mine = clients[executor.cohort[clients] == cohort]
-        before = np.cumsum(executor.federation.num_test[mine]) // _MOST
-        yield from np.split(mine, np.flatnonzero(np.diff(before)) + 1)
+        members = clients[executor.cohort[clients] == cohort]
+        part = np.cumsum(executor.federation.num_test[members]) // _MOST
+        yield from np.split(members, np.flatnonzero(np.diff(part)) + 1)
 
 
 def evaluate_together(executor: Executor, clients: np.ndarray, received: Messages, round: int) -> Callable[[], Counts]:
-    """Begin what clients of one cohort that keep nothing get right; see `Executor.evaluate`.
+    """Begin to test clients of one cohort that keep nothing; see `Executor.evaluate`.
 
     Args:
         clients: [m] ids.
@@ -102,9 +95,9 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
     task, width = executor.task(clients), _width(executor)
     samples = executor.pool.places(np.concatenate([executor.federation.test[client] for client in clients]))
     filled = np.resize(samples, -(-len(samples) // width) * width)
-    there = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)
-    batches = ClientBatches(task, executor.pool, tree.leaf(there, "tests"), [width] * (len(filled) // width))
-    down = tree.part(there, "down")
+    uploaded = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)
+    batches = ClientBatches(task, executor.pool, tree.leaf(uploaded, "tests"), [width] * (len(filled) // width))
+    down = tree.part(uploaded, "down")
     with calling(executor.algorithm, "predict", round, clients.tolist(), reads={"down": down}):
         scores = predictions(executor.algorithm, task, {}, as_messages(down), batches)
     done = download_all(scores, executor.device)

@@ -1,4 +1,4 @@
-"""What the personal models of clients get right on some samples: every figure of an evaluation, from its counts."""
+"""Test results of personal models: counts by client and class, and every figure of an evaluation from them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ LOWEST = 0.1  # share of the clients whose mean is `accuracy_bottom`
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """What is counted while clients are tested; their rows can be put together in any order and number.
+    """Test results of clients; their rows can be put together in any order and number.
 
     Attributes:
         hits: [N, K] int64, samples of each class that are classified correctly.
@@ -90,7 +90,7 @@ class Counts:
 def concatenated(parts: Sequence[Counts]) -> Counts:
     """The counts of some clients, then of others."""
     names = ("hits", "predicted", "total", "loss")
-    return Counts(*(np.concatenate([getattr(one, name) for one in parts]) for name in names))
+    return Counts(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], num_classes: int) -> Counts:
@@ -134,8 +134,8 @@ def lowest(values: np.ndarray) -> float:
 
 
 def _over_clients(figure: Callable[[np.ndarray], float], values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(figure(known)) if len(known) else float("nan")
+    values = values[~np.isnan(values)]
+    return float(figure(values)) if len(values) else float("nan")
 
 
 def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -156,7 +156,7 @@ def predictions(
 
 
 def counts(federation: Federation, clients: np.ndarray, scores: Tensor) -> Counts:
-    """What scores of test samples get right, for each client.
+    """The test results of each client, from the scores of its samples.
 
     Args:
         clients: [m] ids.
@@ -173,5 +173,5 @@ def counts(federation: Federation, clients: np.ndarray, scores: Tensor) -> Count
         return counts_by_class.reshape(len(clients), num_classes)
 
     likely = scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels]
-    loss = np.array([-mine.sum() for mine in np.split(likely, np.cumsum(sizes)[:-1])], np.float64)
+    loss = np.array([-part.sum() for part in np.split(likely, np.cumsum(sizes)[:-1])], np.float64)
     return Counts(by_class(whose[right], labels[right]), by_class(whose, chosen), by_class(whose, labels), loss)

@@ -23,19 +23,19 @@ from pflmpi.tree import Tree
 MOST_TOGETHER = 32  # clients in one call, where no more are configured
 _ROUNDS = 1000  # homes are chosen by the work of as many rounds
 _SEARCHED = 2**15  # loads that are compared for the home of a client
-_AT_ONCE = 32  # hosts, at first
+_AT_ONCE = 32  # ranks, at first
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where clients live.
+    """Groups of clients, and the rank that each client lives on.
 
     Attributes:
         ranks: number of ranks.
         groups: the lanes: groups of clients of one cohort, of which a rank computes those at hand together.
         most: clients in one call; of a group with more at hand, several calls are made.
         home: [N] the rank of each client, or None when clients keep nothing and may be computed anywhere.
-        hosts: the ranks that compute.
+        computing_ranks: the ranks that compute clients.
         work: [N] the relative cost of one round of training, whole numbers.
         test_work: [N] that of testing.
     """
@@ -44,7 +44,7 @@ class Placement:
     groups: tuple[ClientGroup, ...]
     most: int
     home: np.ndarray | None
-    hosts: tuple[int, ...]
+    computing_ranks: tuple[int, ...]
     work: np.ndarray
     test_work: np.ndarray
 
@@ -68,7 +68,7 @@ class Placement:
                 ranks[rank].append(part)
             return ranks
         cost = np.add.reduceat((self.test_work if tested else self.work)[ordered], starts)
-        for rank, call in longest_first(cost, ordered[starts], self.hosts):
+        for rank, call in longest_first(cost, ordered[starts], self.computing_ranks):
             ranks[rank].append(parts[call])
         return ranks
 
@@ -81,7 +81,7 @@ class Placement:
         return group_of
 
     def at_home(self, clients: np.ndarray) -> list[np.ndarray]:
-        """Those of the given clients whose state lives on each rank; none where clients keep nothing."""
+        """The given clients by the rank that their state lives on; none where clients keep nothing."""
         if self.home is None:
             return [clients[:0]] * self.ranks
         clients = clients[np.argsort(self.home[clients], kind="stable")]
@@ -96,18 +96,12 @@ class Placement:
 
 
 def place(
-    executor: Executor,
-    declared: Declared,
-    templates: Sequence[Tree],
-    runtime: RuntimeConfig,
-    ranks: int,
-    slots: int,
+    executor: Executor, declared: Declared, templates: Sequence[Tree], runtime: RuntimeConfig, ranks: int, slots: int
 ) -> Placement:
     """Cut the clients into groups, and give each a home rank unless it keeps nothing and gets no message of its own.
 
     Args:
         executor: knows the clients and their data.
-        declared: what they receive.
         templates: one per cohort, what a client keeps.
         runtime: settings, with `lanes` decided.
         ranks: R.
@@ -118,19 +112,20 @@ def place(
     steps = np.array([training.num_steps(int(samples)) for samples in federation.num_train], np.int64)
     lanes = runtime.lanes or 1
     groups, most = cut_groups(executor.cohort, steps, lanes), max(MOST_TOGETHER, int(lanes * training.participation))
-    hosts = choose_hosts(runtime.server, ranks, n, slots)
+    computing = choose_computing_ranks(runtime.server, ranks, n, slots)
     sample_work = relative_flops(executor.tasks)[executor.cohort]
     work = 3.0 * steps * training.batch_size * sample_work  # forward, and twice as much backward
     test_work = federation.num_test * sample_work
     if not any(templates) and all(type(kind) is Shared for kind in declared.down.values()):
-        return Placement(ranks, groups, most, None, hosts, work, test_work)
+        return Placement(ranks, groups, most, None, computing, work, test_work)
     cost = np.zeros((n, min(max(training.rounds, 1), _ROUNDS)))
     for round in range(cost.shape[1]):
         chosen = training.participants(seed, round + 1, n)
         cost[chosen, round] = work[chosen] + test_work[chosen]
     if executor.algorithm.predicts_with:
         cost += test_work[:, None]
-    return Placement(ranks, groups, most, place_clients(groups, cost, hosts), hosts, work, test_work)
+    home = place_clients(groups, cost, computing)
+    return Placement(ranks, groups, most, home, computing, work, test_work)
 
 
 def relative_flops(tasks: Sequence[Task]) -> np.ndarray:
@@ -171,7 +166,7 @@ def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[Clien
     return tuple(groups)
 
 
-def choose_hosts(server: str, ranks: int, clients: int, slots: int) -> tuple[int, ...]:
+def choose_computing_ranks(server: str, ranks: int, clients: int, slots: int) -> tuple[int, ...]:
     """The ranks that compute clients.
 
     Args:
@@ -185,18 +180,18 @@ def choose_hosts(server: str, ranks: int, clients: int, slots: int) -> tuple[int
     return tuple(range(1, ranks)) if dedicated and ranks > 1 else tuple(range(ranks))
 
 
-def longest_first(cost: np.ndarray, clients: np.ndarray, hosts: Sequence[int]) -> list[tuple[int, int]]:
+def longest_first(cost: np.ndarray, clients: np.ndarray, ranks: Sequence[int]) -> list[tuple[int, int]]:
     """The rank of each call with its place, longest first: each goes to the rank with the least to do.
 
     Args:
         cost: [C] of each call, whole numbers.
         clients: [C] the first client of each, which decides between calls of the same cost.
-        hosts: ranks to spread over.
+        ranks: ranks to spread over.
 
     >>> longest_first(np.array([2, 3, 2, 1]), np.arange(4), [0, 1])
     [(0, 1), (1, 0), (1, 2), (0, 3)]
     """
-    loads, assigned = [(0.0, rank) for rank in hosts], []
+    loads, assigned = [(0.0, rank) for rank in ranks], []
     for call in np.lexsort((clients, -cost)).tolist():
         load, rank = loads[0]
         heapq.heapreplace(loads, (load + float(cost[call]), rank))
@@ -205,40 +200,40 @@ def longest_first(cost: np.ndarray, clients: np.ndarray, hosts: Sequence[int]) -
 
 
 def place_clients(
-    groups: Sequence[ClientGroup], work: np.ndarray, hosts: Sequence[int], searched: int = _SEARCHED
+    groups: Sequence[ClientGroup], work: np.ndarray, ranks: Sequence[int], searched: int = _SEARCHED
 ) -> np.ndarray:
     """The home rank [N] of every client, chosen so that the slowest rank of each round has the least to do.
 
     Who takes part in which round is known from the seed, so the placement can look at all of it. The group with the
-    most work comes first; each goes where it makes all rounds together the least longer, of equal hosts to the one with
+    most work comes first; each goes where it makes all rounds together the least longer, of equal ranks to the one with
     the least work, then to the first.
 
     Args:
         groups: the groups; one stays together.
         work: [N, T] cost of each client in each round: whole numbers, so that sums are exact in any order.
-        hosts: ranks to spread over.
-        searched: rounds of a group times hosts that are compared for it; of more, those hosts with the least work.
+        ranks: ranks to spread over.
+        searched: rounds of a group times ranks that are compared for it; of more, those ranks with the least work.
     """
     home = np.full(len(work), -1, np.int64)
-    load, slowest, longest = np.zeros((len(hosts), work.shape[1])), np.zeros(work.shape[1]), 0.0
-    least = [(0.0, host) for host in range(len(hosts))]  # ascending; work of each host in all rounds
-    whole = np.array([work[group].sum() for group in groups])
-    for index in np.lexsort(([group[0] for group in groups], -whole)):
+    load, slowest, longest = np.zeros((len(ranks), work.shape[1])), np.zeros(work.shape[1]), 0.0
+    least = [(0.0, place) for place in range(len(ranks))]  # ascending; work of each rank in all rounds
+    total = np.array([work[group].sum() for group in groups])
+    for index in np.lexsort(([group[0] for group in groups], -total)):
         cost = work[groups[index]].sum(0)
         rounds = np.flatnonzero(cost)
         cost, most = cost[rounds], max(_AT_ONCE, searched // max(len(rounds), 1))
         best, longer, start = 0, np.inf, 0
-        # A host makes the rounds longer at least by the work that does not fit below the slowest ones.
-        while start < min(most, len(least)) and max(least[start][0] + whole[index] - longest, 0.0) < longer:
-            some = np.array([host for _, host in least[start : min(2 * start + _AT_ONCE, most)]])
-            added = np.maximum(load[np.ix_(some, rounds)] + (cost - slowest[rounds]), 0).sum(1)
+        # A rank makes the rounds longer at least by the work that does not fit below the slowest ones.
+        while start < min(most, len(least)) and max(least[start][0] + total[index] - longest, 0.0) < longer:
+            compared = np.array([place for _, place in least[start : min(2 * start + _AT_ONCE, most)]])
+            added = np.maximum(load[np.ix_(compared, rounds)] + (cost - slowest[rounds]), 0).sum(1)
             if added.min() < longer:
                 best, longer = start + int(added.argmin()), float(added.min())
-            start += len(some)
-        total, host = least.pop(best)
-        bisect.insort(least, (total + float(whole[index]), host))
-        load[host, rounds] += cost
-        slowest[rounds] = np.maximum(slowest[rounds], load[host, rounds])
+            start += len(compared)
+        before, place = least.pop(best)
+        bisect.insort(least, (before + float(total[index]), place))
+        load[place, rounds] += cost
+        slowest[rounds] = np.maximum(slowest[rounds], load[place, rounds])
         longest += longer
-        home[groups[index]] = hosts[host]
+        home[groups[index]] = ranks[place]
     return home

@@ -1,4 +1,4 @@
-"""What rank 0 knows after a round, for the checkpoint, the metrics file and the display."""
+"""Progress after a round on rank 0, for the checkpoint, the metrics file and the display."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,10 +15,9 @@ _OTHERS = ("test_loss", "f1_macro", "accuracy_bottom")
 
 @dataclass(frozen=True)
 class Progress:
-    """What rank 0 knows after a round.
+    """Metrics and cost of a round, on rank 0.
 
     Attributes:
-        round: its number.
         participants: [P] ascending ids of the clients that trained.
         skipped: ascending ids of those that failed, and count as absent.
         scores: None in rounds without an evaluation.
@@ -68,11 +67,11 @@ class Progress:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The metrics of the round as a checkpoint stores them."""
-        found = {"participants": self.participants, "skipped": self.skipped, "client_train_loss": self.train_loss}
-        found.update({f"seconds_{name}": np.array(value) for name, value in self.seconds.items()})
-        for before, scores in (("", self.scores), ("unseen_", self.unseen), ("trained_", self.trained)):
+        arrays = {"participants": self.participants, "skipped": self.skipped, "client_train_loss": self.train_loss}
+        arrays.update({f"seconds_{name}": np.array(value) for name, value in self.seconds.items()})
+        for prefix, scores in (("", self.scores), ("unseen_", self.unseen), ("trained_", self.trained)):
             if scores is not None:
-                each = {
+                by_client = {
                     "correct": scores.correct,
                     "total": scores.samples,
                     "accuracy": scores.accuracy,
@@ -83,8 +82,8 @@ class Progress:
                     "class_accuracy": scores.class_accuracy,
                 }
                 over_all = {name: np.array(value) for name, value in figures(scores).items()}
-                found.update({f"{before}{name}": value for name, value in (each | over_all).items()})
-        return found
+                arrays.update({f"{prefix}{name}": value for name, value in (by_client | over_all).items()})
+        return arrays
 
 
 def _figures(scores: Counts | None, names: tuple[str, ...]) -> list[str]:
@@ -95,8 +94,8 @@ def _figures(scores: Counts | None, names: tuple[str, ...]) -> list[str]:
 
 
 def _mean(losses: np.ndarray) -> str:
-    known = losses[~np.isnan(losses)]
-    return f"{known.mean():.6f}" if len(known) else ""
+    losses = losses[~np.isnan(losses)]
+    return f"{losses.mean():.6f}" if len(losses) else ""
 
 
 Observer = Callable[[Progress], None]

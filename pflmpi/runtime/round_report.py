@@ -1,4 +1,4 @@
-"""What surrounds the training loop: the report of each rank to rank 0, the metrics of a round, waiting and stopping."""
+"""Hooks around the training loop: reports of all ranks to rank 0, metrics of a round, timeouts, stopping."""
 
 import time
 from collections import defaultdict
@@ -24,7 +24,7 @@ _HEAD = 5  # microseconds of training and of testing, most memory, and what `Sto
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What rank 0 knows of a round from all ranks.
+    """Reports of all ranks on a round, on rank 0.
 
     Attributes:
         tested: [T] scores of the tested clients, in ascending order of their ids.
@@ -51,7 +51,7 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rank reports.
+    """Report of a rank on a round.
 
     Attributes:
         tested: scores of the clients tested here, in ascending order of their ids, as `gather` numbers them.
@@ -82,7 +82,6 @@ def gather(
         training: the groups trained by each rank.
         totals: [N + U, K] int64, test samples of every client by class.
         num_clients: N; those of higher ids are unseen, and from N + U on client N + U + i is client i after training.
-        measured: here.
     """
     lengths = _lengths(testing, training, totals.shape[1])
     reports = transport.gather(_packed(measured).view(np.uint8), (8 * lengths.sum(1)).tolist())
@@ -156,19 +155,17 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it was made."""
         return time.perf_counter() - self._began
 
 
 class RoundHooks:
-    """What happens around a round: seconds, the report of all ranks, metrics, progress, and whether all go on.
+    """Hooks of the training loop: reports, metrics and progress of a round, and whether all ranks go on.
 
     Attributes:
         stop: whether this rank has a reason to stop.
 
     Args:
         test_class_counts: [N, K] int64, test samples of each client by class.
-        transport: to the other ranks.
         checkpoints: get the metrics of each round.
         observe: called on rank 0 after every round.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
@@ -202,7 +199,7 @@ class RoundHooks:
             What rank 0 knows of the round, None elsewhere; why all ranks stop after it, None if they go on.
         """
         self.stop.round_took(watch.seconds)
-        measured = Measured(counts, losses, watch.laps["training"], watch.laps["testing"], self.stop.said)
+        measured = Measured(counts, losses, watch.laps["training"], watch.laps["testing"], self.stop.report)
         num_clients = len(self._scores.loss)
         reported = gather(self._transport, now.reporting, now.training, now.test_class_counts, num_clients, measured)
         progress = None if reported is None else self._progress(now, reported, watch.laps["exchange"])
@@ -211,7 +208,7 @@ class RoundHooks:
         return progress, pause
 
     def _progress(self, now: RoundSchedule, reported: RoundReport, exchanging: float) -> Progress:
-        """What rank 0 knows after a round, once it is in metrics.csv and shown."""
+        """Progress of rank 0 after a round, once it is in metrics.csv and shown."""
         if now.evaluates:
             self._scores = self._scores.updated(now.tested, reported.tested)
         before, self._last_report = self._last_report, time.perf_counter()

@@ -175,7 +175,7 @@ _NO_CLIENTS = np.empty(0, np.int64)
 
 
 def _opening(setup: Setup, evaluation: EvaluationConfig, round: int, upcoming: np.ndarray, new: bool) -> RoundSchedule:
-    """What precedes the first round of a new run, or the next one of a run that is resumed after `round`."""
+    """The exchange before the first round of a new run, or before the next one of a run resumed after `round`."""
     everyone, before = np.arange(setup.task.num_clients), _participants(setup, round)
     return RoundSchedule(
         setup,
@@ -221,16 +221,16 @@ _FEW = 4  # ranks of which it does not matter
 
 
 def advise_fewer_ranks(setup: Setup, rounds: Sequence[RoundSchedule]) -> str:
-    """What to change if half of the ranks that compute have no client to train in any of these rounds; else ""."""
-    hosts = len(setup.placement.hosts)
+    """Advice if half of the ranks that compute have no client to train in any of these rounds; else ""."""
+    ranks = len(setup.placement.computing_ranks)
     busy = [sum(map(bool, scheduled.training)) for scheduled in rounds]
-    if hosts < _FEW or not busy or 2 * max(busy) > hosts:
+    if ranks < _FEW or not busy or 2 * max(busy) > ranks:
         return ""
     participants = max(len(scheduled.participants) for scheduled in rounds)
     lanes = min(max(map(len, setup.placement.groups)), setup.placement.most)
     calls = f" in calls of up to {lanes}" if lanes > 1 else ""
     lower = ", or set runtime.lanes lower" if lanes > 1 else ""
     return (
-        f"{hosts} ranks compute clients, at most {max(busy)} of them at a time ({participants} participants{calls}); "
+        f"{ranks} ranks compute clients, at most {max(busy)} of them at a time ({participants} participants{calls}); "
         f"fewer ranks would be as quick{lower}"
     )

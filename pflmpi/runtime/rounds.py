@@ -73,7 +73,9 @@ def run(
         watch.lap("training")
         if skips:
             now = without_failed(setup, transport, now, trained.failed)
-        after_training = _evaluate_trained(setup, population, reply, trained, now)
+        after_training = []
+        if now.tests_trained:  # with the models that local training leaves
+            after_training = [evaluate_trained(setup.executor, population, reply, trained.ups, now.round)]
         watch.lap("testing")
 
         # aggregate, server_update, publish
@@ -145,15 +147,6 @@ def without_failed(setup: Setup, transport: Transport, now: RoundSchedule, faile
         _log.warning("skipped: %s", why)
     client_errors.check_enough(setup.algorithm, setup.task, now.round, len(now.participants) - len(failed), failed)
     return now.without(np.array(list(failed), np.int64))
-
-
-def _evaluate_trained(
-    setup: Setup, population: Population, reply: Reply, trained: Trained, now: RoundSchedule
-) -> list[Counts]:
-    """Test the participants of this rank with the models that local training leaves, where that is configured."""
-    if not now.tests_trained:
-        return []
-    return [evaluate_trained(setup.executor, population, reply, trained.ups, now.round)]
 
 
 def _evaluate(

@@ -62,7 +62,7 @@ class Setup:
         The first one of the dataset is always among them: it fills the batches of lanes.
         """
         placement = self.placement
-        if placement.home is None and rank in placement.hosts:
+        if placement.home is None and rank in placement.computing_ranks:
             return None
         samples = [np.zeros(1, np.int64), *_samples_of(self.executor, placement.hosted(rank))]
         if self.unseen is not None:

@@ -50,26 +50,25 @@ class Stop:
         self.at_once: Callable[[], None] = lambda: None
 
     def round_took(self, seconds: float) -> None:
-        """Note the seconds of a round."""
         self.longest = max(self.longest, seconds)
         if self._end is not None and time.time() + _ROUNDS * self.longest + self._spare > self._end:
             self.reason = self.reason or "the job's time limit is near"
 
     @property
-    def said(self) -> tuple[float, float]:
-        """What a rank reports of itself: seconds of its longest round, and whether it has a reason."""
+    def report(self) -> tuple[float, float]:
+        """Seconds of the longest round of this rank, and whether it has a reason to stop."""
         return self.longest, float(bool(self.reason))
 
-    def agree(self, transport: Transport, seconds: float, said: np.ndarray | None) -> Pause | None:
-        """Why all ranks pause or end after a round of so many seconds, if they do; `longest` is then that of all.
+    def agree(self, transport: Transport, seconds: float, reports: np.ndarray | None) -> Pause | None:
+        """Agree on whether and why to stop after a round of so many seconds; also synchronises `longest`.
 
         Args:
-            said: on rank 0, [R, 2] what each rank has `said`; None elsewhere.
+            reports: on rank 0, [R, 2] the `report` of each rank; None elsewhere.
         """
         self.round_took(seconds)
         agreed = np.zeros(2)
-        if said is not None:
-            longest, stops = max(said[:, 0].max(), self.longest), said[:, 1].any()
+        if reports is not None:
+            longest, stops = max(reports[:, 0].max(), self.longest), reports[:, 1].any()
             pause: Pause | None = "stop" if stops or self.reason else None
             pause = "end" if self.early.met else pause
             agreed[:] = [longest, _PAUSES.index(pause)]
@@ -78,7 +77,7 @@ class Stop:
         return _PAUSES[int(agreed[1])]
 
     def interruption(self, round: int) -> Stopped:
-        """What all ranks raise where they stop after a round."""
+        """Exception that all ranks raise where they stop after a round."""
         return Stopped(f"{self.reason or 'another rank was asked to stop'}: stopped after round {round}")
 
 

@@ -30,7 +30,6 @@ class TrackedRun:
     """The run that is tracked.
 
     Attributes:
-        folder: of the run.
         id: which stays when the run is resumed.
         options: its configuration by `section.key`.
     """

@@ -28,7 +28,7 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Unseen:
-    """What testing the unseen clients needs; the same on every rank.
+    """Setup of the tests of unseen clients; the same on every rank.
 
     Attributes:
         executor: of the trained clients and then the unseen ones.
@@ -59,11 +59,6 @@ class Unseen:
         return clients_of_all(self.groups)
 
     @property
-    def num_test(self) -> np.ndarray:
-        """[U] test samples."""
-        return np.asarray(self.executor.federation.num_test[self.clients])
-
-    @property
     def calls(self) -> list[Traffic]:
         """The calls of `mean_answers` and `evaluate_unseen`."""
         calls = down_calls(self.declared, self.groups, self.home)
@@ -74,7 +69,7 @@ class Unseen:
 
     @property
     def _rows_on_server(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """What `deliver` needs to bring the rows of all trained clients to rank 0: who wants which, where they live."""
+        """Receivers and homes of a delivery of the rows of all trained clients to rank 0; see `deliver`."""
         assert self.home is not None, "clients that keep messages have a home"
         return [np.arange(len(self.home)), *[np.empty(0, np.int64)] * (len(self.groups) - 1)], self.home
 
@@ -82,7 +77,7 @@ class Unseen:
 def unseen_setup(
     executor: Executor, down: Mapping[str, Shared], placement: Placement, lanes: int, rule: Newcomer, updates: int
 ) -> Unseen:
-    """What testing the unseen clients needs.
+    """Place the unseen clients on ranks, and declare their messages.
 
     Args:
         executor: of the trained clients and then the unseen ones.
@@ -98,10 +93,10 @@ def unseen_setup(
     samples = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
     work = samples * relative_flops(executor.tasks)[executor.cohort]
     groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
-    places = Placement(placement.ranks, groups, placement.most, None, placement.hosts, work, work).assign(clients)
+    places = Placement(placement.ranks, groups, placement.most, None, placement.computing_ranks, work, work)
     own = {name: kind for name, kind in down.items() if type(kind) is not Shared}
     declared = Declared({}, own, federation.class_counts > 0, federation.num_train)
-    return Unseen(executor, declared, places, updates if rule.trains else 0, placement.home)
+    return Unseen(executor, declared, places.assign(clients), updates if rule.trains else 0, placement.home)
 
 
 def mean_answers(unseen: Unseen, transport: Transport, population: Population) -> Messages:
@@ -149,7 +144,7 @@ def evaluate_unseen(
 
 
 def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int) -> Reply:
-    """What the unseen clients of this rank receive after a round; arguments as of `evaluate_unseen`."""
+    """The messages that the unseen clients of this rank receive after a round; arguments as of `evaluate_unseen`."""
     if not unseen.declared.down:
         return Reply(shared)
     published = None

@@ -7,10 +7,9 @@ import torch
 import numpy_network
 import small_task
 from pflmpi import tree
-from pflmpi.learning.batch_order import batch_order
 from pflmpi.learning.client import class_means, model_loss, squared_distance
 from pflmpi.learning.sgd import train
-from pflmpi.learning.training import TrainingConfig
+from pflmpi.learning.training import TrainingConfig, batch_order
 
 
 def test_clients_begin_with_the_same_model_but_none_with_that_of_another():

@@ -8,10 +8,9 @@ import numpy_network
 import small_task
 from pflmpi import tree
 from pflmpi.learning import sgd
-from pflmpi.learning.batch_order import batch_order, samples_of
 from pflmpi.learning.client import Batch, model_loss, uniform
 from pflmpi.learning.sgd import Phase
-from pflmpi.learning.training import Pass, TrainingConfig
+from pflmpi.learning.training import Pass, TrainingConfig, batch_order, samples_of
 from pflmpi.models import MODELS
 
 

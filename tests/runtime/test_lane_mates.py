@@ -11,10 +11,10 @@ from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import prepare, setup
+from pflmpi.experiment.training_checks import example
 from pflmpi.learning.task import HOST
 from pflmpi.rng import stream
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.padding_check import example
 
 # Their own products of small matrices come out differently with other mates, as convolutions and weight decay do.
 EXCEPTIONS = {"fedcp", "fedfomo", "pfedcfr", "pfedcfr-tensor", "pfedpm-relation"}

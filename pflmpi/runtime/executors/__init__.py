@@ -1,1 +1,1 @@
-"""How a rank computes its clients: one after another (`loop`) or many in one vmapped call (`lanes`)."""
+"""Executors compute the clients of a rank: one after another (`loop`) or many in one vmapped call (`lanes`)."""

@@ -1,4 +1,4 @@
-"""What a rank needs to compute its clients, and the loop over them; `lanes.py` computes many in one call."""
+"""Executors: computing clients on a rank, here one after another; `lanes.py` computes many in one call."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -12,11 +12,10 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
-from pflmpi.learning.batch_order import batch_order, samples_of, share_of
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
 from pflmpi.learning.task import Task
-from pflmpi.learning.training import Pass
+from pflmpi.learning.training import Pass, batch_order, samples_of, share_of
 from pflmpi.learning.transforms import Transform
 from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages, as_messages
@@ -34,7 +33,7 @@ TRAIN = "/train"  # a client's whole training split, beside its passes; no pass 
 
 @dataclass(frozen=True)
 class Executor(ABC):
-    """What a rank needs to compute clients; the subclasses say how it computes them.
+    """Data, models and algorithm for computing clients; subclasses compute one or many at a time.
 
     Attributes:
         algorithm: its methods are called.
@@ -92,7 +91,6 @@ class Executor(ABC):
         """Begin to test the personal models of the clients of one group on their test samples, [m, ...]."""
 
     def task(self, clients: np.ndarray) -> Task:
-        """The task of a group."""
         return self.tasks[int(self.cohort[clients[0]])]
 
     @abstractmethod
@@ -105,7 +103,6 @@ class Executor(ABC):
         return frozenset(name for name, kind in up.items() if is_folded(kind))
 
     def passes(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
-        """The passes that the clients of a group train with."""
         return dict(self.algorithm.passes(self.task(clients), round))
 
     def of_one_client(self, method: LocalUpdate) -> Callable[[Task, Tree, Messages, ClientData], Tree]:
@@ -142,11 +139,11 @@ class Executor(ABC):
         return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length, times)]
 
     def train_samples(self, client: int) -> np.ndarray:
-        """Where the training samples of a client are in the pool, ascending."""
+        """Positions of the training samples of a client in the pool, ascending."""
         return self.pool.places(self.federation.train[client])
 
     def test_samples(self, client: int) -> np.ndarray:
-        """Where the test samples of a client are in the pool, ascending."""
+        """Positions of the test samples of a client in the pool, ascending."""
         return self.pool.places(self.federation.test[client])
 
     def decay(self, clients: np.ndarray, round: int) -> np.ndarray:
@@ -182,7 +179,7 @@ class Executor(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where clients are computed."""
+        """Device that computes clients."""
         return self.pool.images.device
 
     @property

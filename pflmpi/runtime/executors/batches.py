@@ -41,20 +41,20 @@ class Pool:
         """Some samples of a dataset, by their ascending indices, on a device; the host copies few of them at a time."""
         place_of = np.full(len(dataset.labels), -1)
         place_of[samples] = np.arange(len(samples))
-        few, one = max(1, _COPIED // dataset.images[:1].nbytes), torch.from_numpy(dataset.images[samples[:1]])
-        images = torch.empty(len(samples), *one.shape[1:], dtype=one.dtype, device=device)
-        for first in range(0, len(samples), few):
-            some = slice(first, first + few)
-            images[some].copy_(torch.from_numpy(dataset.images[samples[some]]))
+        count, like = max(1, _COPIED // dataset.images[:1].nbytes), torch.from_numpy(dataset.images[samples[:1]])
+        images = torch.empty(len(samples), *like.shape[1:], dtype=like.dtype, device=device)
+        for first in range(0, len(samples), count):
+            part = slice(first, first + count)
+            images[part].copy_(torch.from_numpy(dataset.images[samples[part]]))
         return cls(images, torch.from_numpy(dataset.labels[samples]).to(device), place_of)
 
     def places(self, samples: np.ndarray) -> np.ndarray:
-        """Where samples of the dataset are in the pool, in the same order."""
+        """Positions in the pool of samples of the dataset, in the same order."""
         if self.place_of is None:
             return samples
-        found: np.ndarray = self.place_of[samples]
-        assert (found >= 0).all(), "a rank has the samples of its own clients"
-        return found
+        places: np.ndarray = self.place_of[samples]
+        assert (places >= 0).all(), "a rank has the samples of its own clients"
+        return places
 
     @property
     def sample_size(self) -> int:
@@ -152,11 +152,11 @@ class LaneBatches:
 
     def _prepared(self, images: Tensor) -> Iterator[Tensor]:
         if self.transform is not None and self.draws is not None:
-            for one, key in zip(images.unbind(0), self.draws.unbind(0), strict=True):
-                yield self.task.prepare(self.transform(one, key))
+            for batch, key in zip(images.unbind(0), self.draws.unbind(0), strict=True):
+                yield self.task.prepare(self.transform(batch, key))
             return
-        for several in torch.split(images, self.together):
-            yield from aligned(self.task.prepare(several).unbind(0))
+        for batches in torch.split(images, self.together):
+            yield from aligned(self.task.prepare(batches).unbind(0))
 
 
 def aligned(parts: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -197,9 +197,8 @@ def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
             index[i, s, : len(batch)] = batch
             weight[i, s, : len(batch)] = 1
     places: Tree = {"index": torch.from_numpy(index), "weight": torch.from_numpy(weight)}
-    return LanePass(
-        places, min((len(lane) for lane in lanes), default=0), tuple(bool(one) for one in weight.min((0, 2), initial=1))
-    )
+    full: list[bool] = (weight.min((0, 2), initial=1) > 0).tolist()
+    return LanePass(places, min((len(lane) for lane in lanes), default=0), tuple(full))
 
 
 def gather_samples(pool: Pool, index: Tensor) -> Samples:
@@ -221,12 +220,12 @@ def gather_in_lane(pool: Pool, index: Tensor) -> Samples:
     """The samples [S, B, ...] of one lane inside a vmapped call, of their places [S, B]; of all lanes in one go."""
     with outside_vmap():
         samples = gather_samples(pool, of_all_lanes(index))
-    images, labels = (in_lanes_of(each, index) for each in samples)
-    return images, labels
+    images, labels = samples
+    return in_lanes_of(images, index), in_lanes_of(labels, index)
 
 
 def steps_at_once(pool: Pool, index: Tensor) -> int:
-    """Of how many steps of all lanes, with samples at places [L, S, B], the images are prepared at once."""
+    """Number of steps of all lanes whose images are prepared at once, for samples at places [L, S, B]."""
     return max(1, _PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size))
 
 

@@ -158,7 +158,7 @@ class Lanes(Executor):
 
 
 def _in_lanes(method: Callable[[Tree], Tree], lanes: Tree) -> Tree:
-    """What a method of one lane gives for trees [m, ...]; torch takes much longer than this to take them apart."""
+    """Apply a method of one lane to trees [m, ...] by vmap, as flat tensors: torch takes long to flatten trees."""
     structure: Tree = {}
 
     def flat(*leaves: Tensor) -> tuple[Tensor, ...]:

@@ -66,13 +66,13 @@ def upload(value: Tree, device: torch.device) -> Tree:
     if streams is None:
         return tree.to(value, device)
     with streams.on(streams.up):
-        there = tree.to(value, device)
-    here = streams.current()
-    here.wait_stream(streams.up)
-    for (_, before), (_, after) in zip(tree.leaves(value), tree.leaves(there), strict=True):
+        uploaded = tree.to(value, device)
+    current = streams.current()
+    current.wait_stream(streams.up)
+    for (_, before), (_, after) in zip(tree.leaves(value), tree.leaves(uploaded), strict=True):
         if after is not before:
-            after.record_stream(here)  # its memory is not given away before what is launched here has read it
-    return there
+            after.record_stream(current)  # its memory is not given away before what is launched there has read it
+    return uploaded
 
 
 def download(value: Tree, device: torch.device) -> Callable[[], Tree]:
@@ -82,8 +82,8 @@ def download(value: Tree, device: torch.device) -> Callable[[], Tree]:
     """
     streams = streams_of(device)
     if streams is None:
-        found = tree.to_host(value)
-        return lambda: found
+        on_host = tree.to_host(value)
+        return lambda: on_host
 
     def bring(packed: Tensor) -> Tensor:
         streams.down.wait_stream(streams.current())
@@ -93,12 +93,12 @@ def download(value: Tree, device: torch.device) -> Callable[[], Tree]:
         packed.record_stream(streams.down)
         return host
 
-    there = tree.to_host(value, bring)
+    pinned = tree.to_host(value, bring)
     arrived = streams.down.record_event()
 
     def wait() -> Tree:
         arrived.synchronize()
-        return tree.clone(there)  # so that few pinned buffers serve all units
+        return tree.clone(pinned)  # so that few pinned buffers serve all units
 
     return wait
 
@@ -114,8 +114,8 @@ def download_all(values: Sequence[Tensor], device: torch.device) -> Callable[[],
 def pipelined(begun: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
     """The results of calls that have been begun, in order; one is waited for when `ahead` more have been begun."""
     waiting: deque[Callable[[], T]] = deque()
-    for one in begun:
-        waiting.append(one)
+    for call in begun:
+        waiting.append(call)
         if len(waiting) > ahead:
             yield waiting.popleft()()
     while waiting:
@@ -127,7 +127,7 @@ _NOT_KNOWN = torch.tensor(torch.nan)
 
 @dataclass(frozen=True)
 class Update:
-    """What the clients of a group have trained, on the host, with a leading client axis.
+    """Local updates of a group, on the host, with a leading client axis.
 
     Attributes:
         states: their new states.
@@ -143,24 +143,24 @@ class Update:
 
 
 def download_update(results: Tree, kept: Collection[str], device: torch.device) -> Callable[[], Update]:
-    """Begin to bring to the host what the clients of a group come to, but for the messages that stay on a device.
+    """Begin to copy the results of a group to the host, but for the messages that stay on a device.
 
     Args:
         results: "state", "up" and "loss", with a leading client axis.
         kept: the names of these messages.
     """
     up = as_messages(tree.part(results, "up"))
-    there = {name: tree.map(Tensor.detach, message) for name, message in up.items() if name in kept}
-    if any(leaf.is_cpu for _, leaf in tree.leaves({**there})):
-        there = {}
-    sent: Tree = {**results, "up": {name: message for name, message in up.items() if name not in there}}
+    on_device = {name: tree.map(Tensor.detach, message) for name, message in up.items() if name in kept}
+    if any(leaf.is_cpu for _, leaf in tree.leaves({**on_device})):
+        on_device = {}
+    sent: Tree = {**results, "up": {name: message for name, message in up.items() if name not in on_device}}
     done = download({**sent, "finiteness": _finiteness(results)}, device)
 
     def wait() -> Update:
-        here = done()
-        brought = as_messages(tree.part(here, "up"))
-        is_finite = bool(tree.leaf(here, "finiteness") == 0)
-        return Update(tree.part(here, "state"), {**brought, **there}, tree.leaf(here, "loss"), is_finite)
+        on_host = done()
+        messages = {**as_messages(tree.part(on_host, "up")), **on_device}
+        is_finite = bool(tree.leaf(on_host, "finiteness") == 0)
+        return Update(tree.part(on_host, "state"), messages, tree.leaf(on_host, "loss"), is_finite)
 
     return wait
 
