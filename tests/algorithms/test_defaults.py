@@ -85,6 +85,7 @@ DEFAULTS = {
         "own_weight": 0.3,
         "prototype_weight": 1.0,
         "distance": "l2",
+        "norm_epsilon": 0.0,
         "class_mean_weighting": "samples",
         "relation": False,
         "relation_lr": None,
