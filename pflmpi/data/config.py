@@ -24,10 +24,10 @@ class DataConfig(BaseModel):
         Field(description="axes of an array of one's own, channels first or last; null: as its shape tells"),
     ] = None
     normalize: Annotated[
-        Literal["fixed", "standard"],
+        Literal["fixed", "standard", "pixel"],
         Field(
             description="fixed: bytes by mean and deviation 0.5, other values as they are; standard: by the mean and "
-            "standard deviation of all samples, per channel or column"
+            "standard deviation of all samples, per channel or column; pixel: by those of each pixel, in float32"
         ),
     ] = "fixed"
     transform: Annotated[
