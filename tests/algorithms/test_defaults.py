@@ -10,7 +10,12 @@ from pflmpi.algorithms import ALGORITHMS
 # the plain mean that a paper writes.
 DEFAULTS = {
     "apfl": {"weighting": "clients", "alpha": 0.5, "adaptive": True, "alpha_lr": None},  # the authors' code: 0.5
-    "ditto": {"weighting": "clients", "prox_weight": 1.0, "personal_epochs": None},  # lambda = 1 of {0.1, 1, 2}
+    "ditto": {
+        "weighting": "clients",
+        "prox_weight": 1.0,
+        "personal_epochs": None,
+        "personal_steps": None,
+    },  # lambda = 1 of {0.1, 1, 2}
     "fedamp": {
         "alpha": 1e4,  # paper, section 5: alpha_k, sigma, lambda
         "prox_weight": 1.0,
