@@ -78,6 +78,8 @@ DEFAULTS = {
     },
     "pfedcfr": {
         "num_personal_layers": None,
+        "thresholds": None,
+        "rules": None,
         "layer_unit": "module",
         "alpha": 1e4,
         "sigma": 1e6,
