@@ -10,6 +10,7 @@ from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.proximal import proximal_loss
 from pflmpi.algorithms.shared_parts import ClientWeighting
+from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
@@ -35,7 +36,8 @@ class Ditto(FedAvg):
     Bit for bit, v_k is Local with `prox_weight: 0`, and w is FedAvg with any (and the same `weighting`).
 
     Readings. The plain mean over participants, as in the authors' code (`weighting: samples` for FedAvg's). Both
-    models train on the same minibatches, as there; with `personal_epochs` the personal one has a pass of its own.
+    models train on the same minibatches, as there; with `personal_epochs` or `personal_steps` the personal one has a
+    pass of its own (pFedCFR gives Ditto "local step l_lambda = 1").
     lambda is one number for all; the authors also choose it per client, among a few values on validation data. A
     client that is absent trains neither model.
 
@@ -57,11 +59,21 @@ class Ditto(FedAvg):
     personal_epochs: Annotated[
         int | None, Field(ge=1, description="epochs of the personal model (s); null: the minibatches of the global one")
     ] = None
+    personal_steps: Annotated[
+        int | None, Field(ge=1, description="minibatches of the personal model, instead of personal_epochs")
+    ] = None
     weighting: ClientWeighting = "clients"
 
+    def check(self, task: Task, participants: int) -> None:
+        if self.personal_epochs is not None and self.personal_steps is not None:
+            raise ConfigError(
+                f"algorithm.personal_epochs = {self.personal_epochs} and algorithm.personal_steps = "
+                f"{self.personal_steps} both say how long the personal model trains; leave out one of them"
+            )
+
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
-        own = {} if self.personal_epochs is None else {"personal": Pass(epochs=self.personal_epochs)}
-        return {"train": Pass(), **own}
+        own = Pass(epochs=self.personal_epochs, steps=self.personal_steps)
+        return {"train": Pass()} | ({} if own == Pass() else {"personal": own})
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
         whole = super().trainings(task)

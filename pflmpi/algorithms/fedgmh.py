@@ -144,8 +144,11 @@ class FedGMH(Algorithm):
 
         Importance is |(after - before) after| (eqs. 7, 8); ties go to the lower index, weight before bias.
         """
-        power = 2 if self.importance == "squared_change" else 1
-        importance = [((leaf(after, n) - leaf(before, n)) ** power * leaf(after, n)).abs() for n in ("weight", "bias")]
+        names = ("weight", "bias")
+        changes = [leaf(after, name) - leaf(before, name) for name in names]
+        if self.importance == "squared_change":
+            changes = [change.square() for change in changes]
+        importance = [(change * leaf(after, name)).abs() for name, change in zip(names, changes, strict=True)]
         if self.ranked == "tensor":
             weight, bias = (_largest(values.flatten(), self.critical_share) for values in importance)
         else:

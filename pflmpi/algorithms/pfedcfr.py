@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from pflmpi.algorithms.distances import attention, inner_products, squared_dista
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
-from pflmpi.learning.parts import parameters_of
+from pflmpi.learning.parts import overlay, parameters_of
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -44,9 +44,11 @@ class PFedCFR(Algorithm):
     Readings. `num_personal_layers: null` is the paper's threshold by function (eq. 8): the layers before the first
     fully connected one, and at least the first (r = 1 of 2 for its DNN, 2 of 4 for its CNN). A layer is a module,
     weight and bias together; `layer_unit: tensor` numbers tensors, as for ResNet-18, where r = 56 of 64 was best
-    (here resnet18 with `hidden`, and null is 60). Local training starts from what was received, or with
-    `start: local` from the own model. Batch-norm statistics are no layers, for they are not among the 64: they stay
-    with the client, whatever `training.bn`.
+    (here resnet18 with `hidden`, and null is 60). The general form (eqs. 7, 8) has a rule for each group of layers:
+    with `thresholds` [l_1, l_2, ...] layers 1 to l_1 have the first of `rules`, l_1 + 1 to l_2 the second and so on:
+    attention is eqs. 10 and 11, mean eqs. 12 and 13, and own layers are neither sent nor pulled.
+    Local training starts from what was received, or with `start: local` from the own model. Batch-norm statistics are
+    no layers, for they are not among the 64: they stay with the client, whatever `training.bn`.
 
     Departures. With partial participation the participants of the round are fused, and a client uses its layers
     when it next takes part. Where a self weight could become negative, the configuration is refused.
@@ -59,6 +61,14 @@ class PFedCFR(Algorithm):
     paper: ClassVar[str] = "Yang et al., 2023"
 
     num_personal_layers: Annotated[int | None, Field(ge=0, description="the fused layers (r); null: the body")] = None
+    thresholds: Annotated[
+        list[int] | None,
+        Field(description="last layer of each group but the last; null: num_personal_layers alone"),
+    ] = None
+    rules: Annotated[
+        list[Literal["attention", "mean", "own"]] | None,
+        Field(description="of each group: fused by distance, averaged, or the client's own; null: attention, mean"),
+    ] = None
     layer_unit: Annotated[Literal["module", "tensor"], Field(description="what counts as a layer")] = "module"
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False, description="step size of the fusion (alpha_t)")] = 1e4
     sigma: Annotated[float, Field(gt=0, allow_inf_nan=False, description="scale of squared distances")] = 1e6
@@ -69,6 +79,7 @@ class PFedCFR(Algorithm):
     start: Annotated[Literal["fused", "local"], Field(description="model that training starts from")] = "fused"
 
     def check(self, task: Task, participants: int) -> None:
+        self._check_thresholds(task)
         personal, decision = self.split(task)
         if len(personal) < (self.num_personal_layers or 0):
             raise ConfigError(
@@ -83,8 +94,26 @@ class PFedCFR(Algorithm):
                 f"choose algorithm.alpha of at most {self.sigma / (participants - 1):g}, or a larger algorithm.sigma"
             )
 
+    def _check_thresholds(self, task: Task) -> None:
+        layers, ends, rules = self._layers(task)
+        given, two = self.thresholds is not None, self.num_personal_layers is not None
+        if len(ends) != len(rules) - 1 or (given and (two or ends != sorted({*ends} & {*range(1, len(layers))}))):
+            raise ConfigError(
+                f"algorithm.thresholds = {self.thresholds} with algorithm.rules = {rules}, and {len(layers)} layers by "
+                f"algorithm.layer_unit = {self.layer_unit} of {task.architecture.name}: give {len(rules) - 1} rising "
+                f"thresholds from 1 to {len(layers) - 1}, and no algorithm.num_personal_layers"
+            )
+
     def split(self, task: Task) -> tuple[list[Layer], list[Layer]]:
-        """The personal layers (l <= r) and the decision layers (l > r) in forward order."""
+        """The personal layers (eq. 10) and the decision layers (eq. 12) in forward order."""
+        layers, ends, rules = self._layers(task)
+        groups = [layers[first:end] for first, end in pairwise((0, *ends, len(layers)))]
+        personal = [group for rule, group in zip(rules, groups, strict=True) if rule == "attention"]
+        decision = [group for rule, group in zip(rules, groups, strict=True) if rule == "mean"]
+        return [*chain(*personal)], [*chain(*decision)]
+
+    def _layers(self, task: Task) -> tuple[list[Layer], list[int], list[str]]:
+        """All layers in forward order, the last one of each group but the last, and the groups' rules."""
         owned = dict(tree.leaves(task.like("body", "head")))
         modules: list[Layer] = [*parameters_of(task.architecture.layers, task.like("body", "head")).values()]
         feature = max(1, next(i for i, (weight, *_) in enumerate(modules) if owned[weight].ndim == 2))
@@ -92,7 +121,7 @@ class PFedCFR(Algorithm):
         if self.layer_unit == "tensor":
             layers, r = [(path,) for path in chain(*modules)], sum(map(len, modules[:feature]))
         r = r if self.num_personal_layers is None else self.num_personal_layers
-        return layers[:r], layers[r:]
+        return layers, [r] if self.thresholds is None else self.thresholds, [*(self.rules or ("attention", "mean"))]
 
     def _parts(self, task: Task, model: Tree) -> Messages:
         """The personal and the decision layers of a model; those of which it has any."""
@@ -120,7 +149,7 @@ class PFedCFR(Algorithm):
         return {name: part(server, name) for name in server}
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
-        return {"model": {**part(client, "model"), **_join(*down.values())}}
+        return {"model": overlay(part(client, "model"), _join(*down.values()))}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         plain, own, received = model_loss(task), part(client, "model"), tuple(down)
@@ -132,7 +161,7 @@ class PFedCFR(Algorithm):
                 value = value + strengths[name] * squared_distance(model, part(model, name))
             return value
 
-        begin = own if self.start == "local" else {**own, **_join(*down.values())}
+        begin = own if self.start == "local" else overlay(own, _join(*down.values()))
         model = train(task, begin, data.passes["train"], loss, data.learning_rate, fixed={**down})
         return {"model": model}, self._parts(task, model)
 

@@ -48,7 +48,9 @@ class PFedPM(Algorithm):
     Readings. Eq. 7 divides weights that sum to one once more by the number of clients; `class_mean_weighting:
     as_printed` does too, the default does not. Eq. 10 weighs a class by |D_ij| / N_j, the client's share of all samples
     of the class, which no message tells a client; b_j / b, the class's share of the batch, is in its place. Eq. 11
-    prints a norm, not its square; `distance: mse` is (1/d) ||.||^2.
+    prints a norm, not its square; `distance: mse` is (1/d) ||.||^2. Where one client alone holds a class and has all of
+    it in one batch, m_j is M_ij but for rounding, and the gradient of the norm, a unit vector, is rounding noise: with
+    `norm_epsilon` e it is that of sqrt(||.||^2 + e), which vanishes there.
     A class without a global mean, such as all in round 1, adds nothing to either loss and is never predicted by g;
     until the classes that a client holds all had one in its last round, its head predicts. The step of g sees features
     in evaluation mode, as prediction does. Eq. 12 prints a sum over samples too: that is a matter of g's learning rate,
@@ -70,6 +72,9 @@ class PFedPM(Algorithm):
         1.0
     )
     distance: Annotated[Literal["l2", "mse"], Field(description="Euclidean, or the mean of squares")] = "l2"
+    norm_epsilon: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="added to the square under the root of the l2 distance")
+    ] = 0.0
     class_mean_weighting: Annotated[Weighting, Field(description="how class means are weighted")] = "samples"
     relation: Annotated[bool, Field(description="predict with a learned relation instead of distances")] = False
     relation_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="null: the model's")] = None
@@ -151,6 +156,8 @@ class PFedPM(Algorithm):
         share, means = batch_means(z, batch, len(known))
         if self.distance == "mse":
             distance = (mixed - means).square().mean(-1)
+        elif self.norm_epsilon:
+            distance = ((mixed - means).square().sum(-1) + self.norm_epsilon).sqrt()
         else:
             distance = torch.linalg.vector_norm(mixed - means, dim=-1)  # its gradient at zero is defined as zero
         return (share * known * distance).sum()

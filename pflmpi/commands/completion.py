@@ -20,7 +20,9 @@ _NAMES = {
     "partition": "dirichlet exdir iid lognormal nway_kshot pathological writers".split(),
 }
 _KEYS = {
-    "data": "name path label client layout normalize transform root download split test_share limit".split(),
+    "data": """
+        name path label client layout normalize transform root download split test_share test_per_class limit
+    """.split(),
     "training": """
         rounds stop participation epochs steps batch_size drop_last lr schedule lr_decay decay_rounds decay_floor
         decay_by warmup optimizer momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm label_smoothing

@@ -24,10 +24,10 @@ class DataConfig(BaseModel):
         Field(description="axes of an array of one's own, channels first or last; null: as its shape tells"),
     ] = None
     normalize: Annotated[
-        Literal["fixed", "standard"],
+        Literal["fixed", "standard", "pixel"],
         Field(
             description="fixed: bytes by mean and deviation 0.5, other values as they are; standard: by the mean and "
-            "standard deviation of all samples, per channel or column"
+            "standard deviation of all samples, per channel or column; pixel: by those of each pixel, in float32"
         ),
     ] = "fixed"
     transform: Annotated[
@@ -49,6 +49,12 @@ class DataConfig(BaseModel):
     test_share: Annotated[
         float, Field(gt=0, lt=1, description="share of a client's pooled samples that are for testing")
     ] = 0.25
+    test_per_class: Annotated[
+        int | None,
+        Field(
+            ge=1, description="with split official: test samples of each class that a client holds; null: all are given"
+        ),
+    ] = None
     limit: Annotated[int | None, Field(ge=1, description="use only this many samples, from all classes")] = None
     _options: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -102,6 +102,20 @@ def standardised(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset
     return replace(dataset, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
+def standardised_by_pixel(dataset: Dataset) -> Dataset:
+    """The dataset as float32, every pixel less its mean over all samples, over its deviation plus 0.001 (of 255).
+
+    As the authors of Ditto prepare MNIST. Each rank then has the samples in memory of its own, four bytes a value.
+    """
+    mean = dataset.images.mean(0, dtype=np.float64)
+    few = np.array_split(dataset.images, 1 + len(dataset.images) // 1000)  # of all, float64 would fill the memory
+    std = np.sqrt(sum(np.square(part - mean).sum(0) for part in few) / len(dataset.images))
+    images = dataset.images - mean.astype(np.float32)
+    images /= (std + 0.001).astype(np.float32)
+    channels = dataset.images.shape[1]
+    return replace(dataset, images=images, mean=(0.0,) * channels, std=(1.0,) * channels)
+
+
 def unscaled(dataset: Dataset) -> str:
     """The columns or channels of numbers that are far from mean 0 and deviation 1, in words; empty if none is."""
     images = dataset.images

@@ -78,6 +78,11 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     by_writer = divides(partition.name) == "writers"
     key = _writers(dataset, partition.name) if by_writer else dataset.labels
     split = resolved_split(data, dataset)
+    if data.test_per_class is not None and (split == "pooled" or by_writer):
+        raise DataError(
+            f"data.test_per_class = {data.test_per_class} divides official test samples by class: set data.split: "
+            "official, with a partition by label"
+        )
     pool = np.arange(len(key)) if split == "pooled" else np.flatnonzero(~dataset.official_test)
     _check_pool(dataset, pool, by_writer)
     with _seeded(seed) if PARTITIONS.reference(partition.name) else nullcontext():
@@ -95,9 +100,11 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     if by_writer:
         tests = official_by_writer(parts, key, official)
     else:
-        tests = official_by_class(_class_counts(dataset, parts), dataset.labels[official], official, rng)
+        counts, labels = _class_counts(dataset, parts), dataset.labels[official]
+        tests = official_by_class(counts, labels, official, rng, data.test_per_class)
         if unused := len(official) - sum(map(len, tests)):
-            logger.warning("%d of %d test samples are left out: no client trains on their class", unused, len(official))
+            why = "no client trains on their class" if data.test_per_class is None else "data.test_per_class"
+            logger.warning("%d of %d test samples are left out: %s", unused, len(official), why)
     if not any(len(test) for test in tests):
         raise DataError(
             f"data.split: official leaves all {len(parts)} clients of dataset {dataset.name!r} without test samples: "

@@ -10,7 +10,7 @@ import numpy as np
 from pflmpi import outside
 from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import Dataset, assemble, standardised
+from pflmpi.data.dataset import Dataset, assemble, standardised, standardised_by_pixel
 from pflmpi.data.own_files import read_own
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
@@ -35,6 +35,8 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
     dataset = _read(config, cache)
     if config.normalize == "standard":
         dataset = standardised(dataset)
+    if config.normalize == "pixel":
+        dataset = standardised_by_pixel(dataset)
     if config.limit is None:
         return dataset
     return limited(dataset, config.limit, stream(seed, 0, -1, "limit"))

@@ -28,6 +28,7 @@ class ResidualNetwork(Architecture):
     Attributes:
         stem: "imagenet" is a 7x7 convolution and a 3x3 max-pool, "small" a 3x3 convolution.
         stem_stride: of the first convolution.
+        pool_stride: of the max-pool, 1 where there is none.
         first_stage_stride: of the first residual block.
         hidden: width of the layer between pool and head, d; None: no such layer, and d is 512.
     """
@@ -38,6 +39,7 @@ class ResidualNetwork(Architecture):
 
     stem: str
     stem_stride: int
+    pool_stride: int
     first_stage_stride: int
     hidden: int | None
     # Skeletons on the device "meta": only names and shapes. One per mode, so that no call changes either.
@@ -82,7 +84,7 @@ class ResidualNetwork(Architecture):
         return z
 
     def _last_size(self) -> tuple[int, int]:
-        stride = self.stem_stride * (2 if self.stem == "imagenet" else 1) * self.first_stage_stride * 8
+        stride = self.stem_stride * self.pool_stride * self.first_stage_stride * 8
         return -(-self.shape[1] // stride), -(-self.shape[2] // stride)
 
     def _skeleton(self) -> nn.Module:
@@ -92,8 +94,8 @@ class ResidualNetwork(Architecture):
             module: nn.Module = resnet.resnet18()
             kernel = 7 if self.stem == "imagenet" else 3
             module.conv1 = nn.Conv2d(self.shape[0], 64, kernel, self.stem_stride, kernel // 2, bias=False)
-            if self.stem == "small":
-                module.maxpool = nn.Identity()
+            pool = nn.MaxPool2d(3, self.pool_stride, 1)
+            module.maxpool = pool if self.stem == "imagenet" else nn.Identity()
             if self.first_stage_stride > 1:
                 shortcut = nn.Sequential(resnet.conv1x1(64, 64, self.first_stage_stride), nn.BatchNorm2d(64))
                 module.set_submodule("layer1.0", resnet.BasicBlock(64, 64, self.first_stage_stride, shortcut))
@@ -110,8 +112,9 @@ class ResidualNetwork(Architecture):
 class ResNet18(Model):
     """torchvision's ResNet-18, d = 512, with a stem for small images by default (CIFAR-10 and CIFAR-100 in the papers).
 
-    In pFedPM's "-mh" runs clients differ in the strides; d stays 512. A first stage with a stride gets the shortcut
-    that the later stages have (1x1 convolution and batch norm).
+    In pFedPM's "-mh" runs clients differ in the strides; d stays 512. Which ones it does not say; FedProto, whose
+    setting it takes over, has the stem `imagenet` with `stem_stride` and `pool_stride` 2 and 2, or 1 and 4. A first
+    stage with a stride gets the shortcut that the later stages have (1x1 convolution and batch norm).
 
     With `hidden` the body ends in a fully connected layer of that width with a ReLU, so that the decision part has two
     layers and the model 64 tensors, as pFedCFR counts them (60 of convolutions and batch norms, and 4).
@@ -127,12 +130,19 @@ class ResNet18(Model):
     stem_stride: Annotated[
         int | None, Field(ge=1, le=4, description="stride of the first convolution; null: 2 for imagenet, 1 for small")
     ] = None
+    pool_stride: Annotated[
+        int | None, Field(ge=1, le=4, description="stride of the max-pool of the stem imagenet; null: 2")
+    ] = None
     first_stage_stride: Annotated[int, Field(ge=1, le=4, description="stride of the first residual block")] = 1
     hidden: Annotated[
         int | None, Field(ge=1, le=65536, description="width of a fully connected layer before the head, d; null: none")
     ] = None
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        if self.stem == "small" and self.pool_stride is not None:
+            raise ConfigError(
+                f"model.pool_stride = {self.pool_stride}, but the stem small has no max-pool; set model.stem: imagenet"
+            )
         return ResidualNetwork(
             name=self.name,
             shape=shape,
@@ -140,6 +150,7 @@ class ResNet18(Model):
             num_features=self.hidden or POOLED_FEATURES,
             stem=self.stem,
             stem_stride=self.stem_stride or (2 if self.stem == "imagenet" else 1),
+            pool_stride=(self.pool_stride or 2) if self.stem == "imagenet" else 1,
             first_stage_stride=self.first_stage_stride,
             hidden=self.hidden,
         )

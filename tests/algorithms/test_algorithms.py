@@ -191,6 +191,24 @@ def test_class_means_combine_in_three_ways() -> None:
         assert now.tolist() == [True, True, True]
 
 
+@pytest.mark.parametrize("algorithm", [FedProto(), FedFCD(), PFedPM()], ids=lambda one: type(one).__name__)
+def test_a_class_without_uploads_keeps_the_global_mean_it_had(algorithm: Algorithm) -> None:
+    task = small_task.task()
+    old = other(8, {"means": torch.zeros(small_task.CLASSES, small_task.FEATURES)})["means"]
+    server = {**algorithm.init_server(task), "means": old, "known": torch.tensor([True, True, False])}
+    up = {
+        "means": {
+            "labels": torch.tensor([0], dtype=torch.int32),
+            "counts": torch.tensor([4], dtype=torch.int32),
+            "means": torch.ones(1, small_task.FEATURES),
+            "clients": torch.tensor([1]),
+        }
+    }
+    new = algorithm.server_update(task, server, up, Round(2, np.array([1]), 0))
+    assert torch.equal(new["means"], torch.stack([torch.ones(small_task.FEATURES), old[1], old[2]]))
+    assert new["known"].tolist() == [True, True, False]
+
+
 def test_fedproto_predicts_the_nearest_known_prototype() -> None:
     task = small_task.task()
     model = task.init()

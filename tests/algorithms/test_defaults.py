@@ -10,7 +10,12 @@ from pflmpi.algorithms import ALGORITHMS
 # the plain mean that a paper writes.
 DEFAULTS = {
     "apfl": {"weighting": "clients", "alpha": 0.5, "adaptive": True, "alpha_lr": None},  # the authors' code: 0.5
-    "ditto": {"weighting": "clients", "prox_weight": 1.0, "personal_epochs": None},  # lambda = 1 of {0.1, 1, 2}
+    "ditto": {
+        "weighting": "clients",
+        "prox_weight": 1.0,
+        "personal_epochs": None,
+        "personal_steps": None,
+    },  # lambda = 1 of {0.1, 1, 2}
     "fedamp": {
         "alpha": 1e4,  # paper, section 5: alpha_k, sigma, lambda
         "prox_weight": 1.0,
@@ -73,6 +78,8 @@ DEFAULTS = {
     },
     "pfedcfr": {
         "num_personal_layers": None,
+        "thresholds": None,
+        "rules": None,
         "layer_unit": "module",
         "alpha": 1e4,
         "sigma": 1e6,
@@ -85,6 +92,7 @@ DEFAULTS = {
         "own_weight": 0.3,
         "prototype_weight": 1.0,
         "distance": "l2",
+        "norm_epsilon": 0.0,
         "class_mean_weighting": "samples",
         "relation": False,
         "relation_lr": None,

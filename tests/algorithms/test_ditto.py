@@ -14,6 +14,7 @@ from pflmpi import tree
 from pflmpi.algorithms.ditto import Ditto
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.local_only import Local
+from pflmpi.errors import ConfigError
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Mean
 from pflmpi.store import run_folder
@@ -99,6 +100,10 @@ def test_the_personal_model_can_have_a_pass_of_its_own_length():
     )
     _, sent = FedAvg().client_update(task, {}, down, small_task.data([small_task.batch(0)], LR))
     assert comparisons.same(state["personal"], alone["personal"]) and comparisons.same(up["model"], sent["model"])
+    one_step = Ditto(personal_steps=1)
+    assert one_step.passes(task, 1) == {"train": Pass(), "personal": Pass(steps=1)}
+    with pytest.raises(ConfigError, match=r"personal_epochs = 2 and algorithm.personal_steps = 1 both say how long"):
+        Ditto(personal_epochs=2, personal_steps=1).check(task, 4)
 
 
 def test_only_the_global_model_travels_and_its_mean_is_plain():

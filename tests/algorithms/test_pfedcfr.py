@@ -1,6 +1,6 @@
 """pFedCFR: the cross-fusion rule layer by layer, the client's objective, which layers are which, what travels."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.kinds import Mean
 from pflmpi.models import MODELS
+from pflmpi.testing import AlgorithmTests
 from pflmpi.tree import Tree
 
 LR = 0.1
@@ -72,6 +73,7 @@ def part_of(model: Tree, like: Tree) -> Tree:
         ({"layer_unit": "tensor", "num_personal_layers": 1}, [FEATURE[:1]]),
         ({"num_personal_layers": 2}, [FEATURE, DECISION]),
         ({"num_personal_layers": 0}, []),
+        ({"rules": ["mean", "attention"], "thresholds": [1]}, [DECISION]),
     ],
 )
 def test_personal_layers_are_fused_by_their_own_distance_and_the_others_averaged(fields: Any, layers: Any) -> None:
@@ -240,6 +242,39 @@ def test_the_feature_layers_are_the_own_ones_and_the_decision_layers_the_shared_
     }
 
 
+class TestPFedCFROfFourGroups(AlgorithmTests):
+    algorithm: ClassVar[str] = "pfedcfr"
+    options: ClassVar[dict[str, Any]] = {
+        "rules": ["own", "attention", "mean", "attention"],
+        "thresholds": [1, 2, 3],
+        "alpha": 0.5,
+        "sigma": 2.0,
+    }
+    sections: ClassVar[dict[str, Any]] = {
+        "model": {"name": "cnn", "first_channels": 2, "second_channels": 3, "kernel": 3, "padding": 1, "hidden": 5}
+    }
+
+
+def test_every_group_of_layers_has_its_rule_and_own_layers_neither_travel_nor_are_pulled() -> None:
+    groups: Any = {"rules": ["attention", "own", "mean", "attention"], "thresholds": [1, 2, 3]}
+    algorithm = PFedCFR(**groups, alpha=2.0, prox_weight=3.0)
+    assert algorithm.split(bound("cnn")) == (
+        [("body/conv1/weight", "body/conv1/bias"), ("head/weight", "head/bias")],
+        [("body/fc1/weight", "body/fc1/bias")],
+    )
+    task, one = small_task.task(), small_task.batch(0)
+    algorithm = PFedCFR(rules=["own", "mean"], thresholds=[1], decision_prox_weight=0.7)
+    far = {"decision": part_of(tree.row(models(2), 0), algorithm.downlink(task)["decision"].like)}
+    w, anchor = small_task.to_numpy(task.init()), small_task.to_numpy({**task.init(), **far["decision"]})
+    w = {**w, "W2": anchor["W2"], "b2": anchor["b2"]}
+    slopes = numpy_network.gradients(w, *small_task.flat(one))
+    state, up = algorithm.client_update(task, {"model": task.init()}, far, small_task.data([one], LR))
+    small_task.assert_close(state["model"], {name: w[name] - LR * slopes[name] for name in w})
+    assert [*up] == [*algorithm.uplink(task)] == ["decision"] and dict(tree.leaves(up["decision"])).keys() == {
+        *DECISION
+    }
+
+
 # --- what is refused
 
 
@@ -250,6 +285,22 @@ def test_a_self_weight_that_can_become_negative_is_refused() -> None:
         PFedCFR().check(task, 102)
     PFedCFR(num_personal_layers=0).check(task, 102)
     PFedCFR(alpha=5, sigma=1).check(task, 1)
+
+
+@pytest.mark.parametrize(
+    "fields, found",
+    [
+        ({"rules": ["mean", "own", "attention"]}, "None"),
+        ({"rules": ["mean", "own", "attention"], "thresholds": [2]}, r"\[2\]"),
+        ({"rules": ["mean", "own", "attention"], "thresholds": [3, 2]}, r"\[3, 2\]"),
+        ({"rules": ["mean", "own", "attention"], "thresholds": [2, 4]}, r"\[2, 4\]"),
+        ({"rules": ["mean", "own", "attention"], "thresholds": [1, 2], "num_personal_layers": 1}, r"\[1, 2\]"),
+    ],
+)
+def test_thresholds_that_do_not_part_the_layers_by_the_rules_are_refused(fields: Any, found: str) -> None:
+    wanted = rf"thresholds = {found} .* 4 layers .* of cnn: give 2 rising thresholds from 1 to 3"
+    with pytest.raises(ConfigError, match=wanted):
+        PFedCFR(**fields).check(bound("cnn"), 3)
 
 
 def test_more_personal_layers_than_the_model_has_are_refused() -> None:

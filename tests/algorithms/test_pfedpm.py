@@ -13,6 +13,7 @@ from comparisons import data_of
 from pflmpi import tree
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.pfedpm import PFedPM, init_relation, relation_scores
+from pflmpi.algorithms.prototypes import one_hot
 from pflmpi.learning.client import Batch, ClientData
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
@@ -47,13 +48,14 @@ def client_of(algorithm, task, own):
     return {**algorithm.init_client(task), "own": own}
 
 
-def pull(z, mixed, known, distance):
+def pull(z, mixed, known, algorithm):
     """The gradient by z of sum_j b_j/b l(M_j, mean of z over class j), class by class."""
     found = np.zeros_like(z)
     for j in range(K):
         mine = LABELS.numpy() == j
         gap = z[mine].mean(0) - mixed[j]
-        slope = 2 * gap / D if distance == "mse" else gap / np.sqrt((gap**2).sum())
+        length = np.sqrt((gap**2).sum() + algorithm.norm_epsilon)
+        slope = 2 * gap / D if algorithm.distance == "mse" else gap / length
         found[mine] += known[j] * mine.sum() / len(z) * slope / mine.sum()
     return found
 
@@ -61,7 +63,7 @@ def pull(z, mixed, known, distance):
 def trained_by_hand(w, one, mixed, known, algorithm):
     x, y = small_task.flat(one)
     z, _ = numpy_network.forward(w, x)
-    slopes = numpy_network.gradients(w, x, y, algorithm.prototype_weight * pull(z, mixed, known, algorithm.distance))
+    slopes = numpy_network.gradients(w, x, y, algorithm.prototype_weight * pull(z, mixed, known, algorithm))
     for name in w:
         w[name] = w[name] - LR * slopes[name]
 
@@ -76,10 +78,10 @@ def test_means_are_mixed_where_a_client_has_its_own():
     assert torch.equal(only_own, torch.where(own["known"].unsqueeze(-1), own["means"], everyone["means"]))
 
 
-@pytest.mark.parametrize("distance", ["l2", "mse"])
-def test_the_model_is_drawn_from_the_batch_means_to_the_mixed_means(distance):
+@pytest.mark.parametrize("options", [{"distance": "l2"}, {"distance": "mse"}, {"norm_epsilon": 0.5}], ids=str)
+def test_the_model_is_drawn_from_the_batch_means_to_the_mixed_means(options):
     task, one = small_task.task(), batch(0)
-    algorithm = PFedPM(own_weight=0.4, prototype_weight=0.7, distance=distance)
+    algorithm = PFedPM(own_weight=0.4, prototype_weight=0.7, **options)
     own, everyone = class_means(1, True, False, False), class_means(2, True, True, False)
     client = client_of(algorithm, task, own)
     state, up = algorithm.client_update(task, client, {"class_means": everyone}, small_task.data([one]))
@@ -130,6 +132,22 @@ def test_a_norm_of_zero_has_no_gradient_and_no_nan():
     for path, expected in tree.leaves(alone["model"]):
         for found in (tree.at(state["model"], path), tree.at(lanes["model"], path)[0]):
             np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=path)
+
+
+def test_a_mean_that_misses_its_aim_by_rounding_pulls_nowhere_with_an_epsilon():
+    task, one = small_task.task(), batch(0)
+    share = one_hot(one, K).mT / torch.bincount(LABELS, minlength=K).unsqueeze(-1)
+    means = share @ task.features(task.init(), one.x)
+    down = {"class_means": {"means": means * (1 + 1e-6), "known": torch.tensor([True] * K)}}
+    alone, _ = Local().client_update(task, {"model": task.init()}, {}, small_task.data([one]))
+
+    def moved(epsilon):
+        algorithm = PFedPM(own_weight=0.0, norm_epsilon=epsilon)
+        state, _ = algorithm.client_update(task, algorithm.init_client(task), down, small_task.data([one]))
+        leaves = [(leaf - tree.at(alone["model"], path)).abs().max() for path, leaf in tree.leaves(state["model"])]
+        return float(max(leaves))
+
+    assert moved(0.0) > 1e-2 and moved(1e-6) < 1e-3
 
 
 def in_lanes(algorithm, task, client, received, x, y, weight):

@@ -47,26 +47,26 @@ def test_a_page_is_short_and_has_a_question_and_a_date(path: Path) -> None:
         assert "?" in text and re.search(r"^Measured .* 20\d\d", text, re.MULTILINE)
 
 
-def test_cells_are_counted_once_by_how_near_they_come(overview, tmp_path) -> None:
+def test_cells_are_counted_by_one_reading_of_the_paper_and_apart_by_the_one_before_it(overview, tmp_path) -> None:
     head = "row,column,metric,figure,ours,published,published_spread\n"
     lines = ["a,c,mean,best,90,90.2,0.3", "b,c,mean,best,90,91.0,0.3", "c,c,mean,best,90,91.01,", "d,c,mean,best,90,,",
              "e,c,mean,best,,90,", "f,c,parameters,last,105.6,106,", "g,c,mean,best,90,90.5,"]  # fmt: skip
     (tmp_path / "fedgmh_table2.csv").write_text(head + "\n".join(lines) + "\n")
-    readings = ["a,c; more rounds,mean,best,90,90.2,0.3", "c,c; a; b,mean,best,90,91.01,",
-                "c,c; a,mean,best,90.5,91.01,", "c,d; a,mean,best,91,91.01,", "h,c; a,mean,best,90,90,"]  # fmt: skip
+    readings = ["a,c; more rounds,mean,best,90,90.2,0.3", "c,c; a,mean,best,90.5,91.01,", "h,c; a,mean,best,90,90,"]
     (tmp_path / "fedgmh_table2_readings.csv").write_text(head + "\n".join(readings) + "\n")
-    (tmp_path / "fedgmh_table5.csv").write_text(head + "c,c,mean,best,90,91.01,\n")  # no reading of this table
-    (tmp_path / "page.md").write_text("```\npflmpi sweep configs/papers/fedgmh/fedgmh_table2.yaml --seeds 1\n```\n")
+    (tmp_path / "fedgmh_table5_earlier.csv").write_text(head + "c,c,mean,best,90,91.01,\na,c,mean,best,90,90,\n")
     table = overview.overview(results=tmp_path)
     rows = {line.split(" | ")[0][2:]: line.strip("|\n ").split(" | ")[1:] for line in table.splitlines()}
-    names = ["run", "inside", "within a point", "outside", "explained", "unpublished", "readings"]
-    assert rows["paper"][3:] == names
-    assert rows["FedGMH"] == ["8", "1", rows["FedGMH"][2], "5", "1", "2", "2", "1", "2", "5"]
-    assert rows["FedFCD"][3:] == ["0"] * 7 and rows["all"][3:] == rows["FedGMH"][3:]
+    fits = ["inside", "near", "outside"]
+    assert rows["paper"][2:] == ["run", *fits, "before", *fits, "unpublished", "readings"]
+    assert rows["FedGMH"] == ["8", rows["FedGMH"][1], *"4121", *"2011", "2", "3"]
+    assert rows["FedFCD"][2:] == ["0"] * 10 and rows["all"][2:] == rows["FedGMH"][2:]
 
 
-def test_cells_that_only_a_far_reading_has_stay_unexplained(overview, tmp_path):
+@pytest.mark.parametrize("fedavg, outside", [(95, "1"), (90, "1"), (None, "1")])
+def test_fedprox_beside_a_fedavg_that_misses_too_is_not_a_second_miss(fedavg, outside, overview, tmp_path):
+    lines = ["FedProx,c,mean,best,90,92,", *([f"FedAvg,c,mean,best,{fedavg},90,"] if fedavg else [])]
     head = "row,column,metric,figure,ours,published,published_spread\n"
-    (tmp_path / "fedgmh_table2.csv").write_text(head + "c,c,mean,best,90,91.01,\n")
-    (tmp_path / "fedgmh_table2_readings.csv").write_text(head + "c,c; a,mean,best,90,91.01,\n")
-    assert overview.overview(results=tmp_path).splitlines()[2].split(" | ")[7:9] == ["1", "0"]
+    (tmp_path / "fedgmh_table2.csv").write_text(head + "\n".join(lines) + "\n")
+    counted = overview.overview(results=tmp_path).splitlines()[2].split(" | ")
+    assert counted[6] == outside and counted[3] == ("2" if fedavg == 90 else "1")

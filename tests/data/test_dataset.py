@@ -104,3 +104,15 @@ def test_importing_the_data_room_imports_no_torch():
     heavy = "{'torch', 'torchvision', 'sklearn'}"
     code = f"import sys, pflmpi.data, pflmpi.data.federation; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_every_pixel_may_be_standardised_by_itself():
+    plain, pixel = (
+        load(DataConfig.model_validate({"name": "digits", "normalize": how}), 0) for how in ("fixed", "pixel")
+    )
+    raw = plain.images.astype(np.float64)
+    expected = (raw - raw.mean(0)) / (raw.std(0) + 0.001)
+    assert pixel.images.dtype == np.float32 and (pixel.mean, pixel.std) == ((0.0,), (1.0,))
+    np.testing.assert_allclose(pixel.images, expected, atol=1e-4)  # of single precision, by deviations from 0.001
+    assert not pixel.images[:, 0, 0, 0].any(), "a pixel that is always black stays 0"
+    assert pixel.digest == plain.digest

@@ -334,6 +334,19 @@ def test_a_split_of_the_configuration_beside_that_of_the_partition_is_refused(ke
         build(toy(), partition(PFLLIB), data, 0)
 
 
+@pytest.mark.parametrize("name, split", [("iid", "pooled"), ("writers", "official")])
+def test_numbers_of_test_samples_by_class_need_the_official_split_by_label(name, split):
+    data = DataConfig(name="toy", split=split, test_per_class=2)
+    with pytest.raises(
+        DataError, match=r"data.test_per_class = 2 .* set data.split: official, with a partition by label"
+    ):
+        build(toy(), partition({"name": name, **SECTIONS[name]}), data, 0)
+    shared = build(
+        toy(), partition({"name": "iid", "clients": 3}), DataConfig(name="toy", split="official", test_per_class=2), 0
+    )
+    assert (shared.test_class_counts == 2).all()
+
+
 def test_a_partition_that_splits_for_some_clients_alone_is_refused(monkeypatch):
     samples = np.arange(200)
     monkeypatch.setitem(PARTITIONS._objects, "iid", lambda *_, **__: [(samples, samples + 200), samples])

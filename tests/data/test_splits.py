@@ -1,11 +1,13 @@
 """Training and test samples of a client: its own split, and the official one."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partition_helpers import rng
 from pflmpi.data.splits import official_by_class, split_pooled
+from pflmpi.errors import DataError
 
 # --- pooled -------------------------------------------------------------------------------------------------
 
@@ -57,9 +59,9 @@ def test_test_samples_are_drawn_at_random():
 # --- official -----------------------------------------------------------------------------------------------
 
 
-def official_counts(train_counts, tests):
+def official_counts(train_counts, tests, per_class=None):
     labels = np.repeat(np.arange(len(tests)), tests)
-    parts = official_by_class(np.array(train_counts), labels, np.arange(len(labels)), rng())
+    parts = official_by_class(np.array(train_counts), labels, np.arange(len(labels)), rng(), per_class)
     given = np.concatenate(parts)
     assert len(np.unique(given)) == len(given)
     return [np.bincount(labels[part], minlength=len(tests)).tolist() for part in parts]
@@ -67,6 +69,12 @@ def official_counts(train_counts, tests):
 
 def test_official_test_samples_follow_the_training_counts_of_each_class():
     assert official_counts([[30, 0], [10, 5], [0, 15]], [8, 4]) == [[6, 0], [2, 1], [0, 3]]
+
+
+def test_every_holder_of_a_class_may_have_the_same_number_of_its_test_samples():
+    assert official_counts([[30, 0], [10, 5], [0, 15]], [8, 4], 2) == [[2, 0], [2, 2], [0, 2]]
+    with pytest.raises(DataError, match=r"data.test_per_class = 3: class 1 has 4 test samples for 2 clients; lower it"):
+        official_counts([[30, 0], [10, 5], [0, 15]], [8, 4], 3)
 
 
 def test_official_test_samples_of_a_class_that_nobody_holds_are_left_out():

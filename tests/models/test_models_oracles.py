@@ -135,13 +135,20 @@ def with_small_stem() -> nn.Module:
     return module
 
 
+def with_the_strides_of_fedproto() -> nn.Module:
+    module = torchvision.models.resnet18(num_classes=10)
+    module.conv1.stride, module.maxpool.stride = (1, 1), 4
+    return module
+
+
 @pytest.mark.parametrize(
     ("model", "build"),
     [
         (ResNet18(), with_small_stem),
         (ResNet18(stem="imagenet"), lambda: torchvision.models.resnet18(num_classes=10)),
+        (ResNet18(stem="imagenet", stem_stride=1, pool_stride=4), with_the_strides_of_fedproto),
     ],
-    ids=["small", "imagenet"],
+    ids=["small", "imagenet", "strides"],
 )
 def test_resnet_is_torchvisions_in_both_modes_and_moves_the_same_statistics(model, build):
     architecture = model.bind((3, 24, 24), 10)
@@ -172,6 +179,11 @@ def test_resnet_strides_keep_the_features_and_shrink_the_images():
     assert extra == 64 * 64 + 2 * 64  # the shortcut of the first block: 1x1 convolution, scale and shift
     body, stats = params["body"]["layer1"]["0"]["downsample"], params["stats"]["layer1"]["0"]["downsample"]
     assert (sorted(body), sorted(stats)) == (["0", "1"], ["1"])
+
+
+def test_a_stride_of_a_max_pool_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"model.pool_stride = 4, but the stem small .* set model.stem: imagenet"):
+        ResNet18(pool_stride=4).bind(CIFAR, 10)
 
 
 def test_resnet_gradients_reach_every_trained_leaf():
