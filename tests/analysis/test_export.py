@@ -13,8 +13,9 @@ from torchvision.models import resnet18
 
 import newcomer
 import quick_run
-from every_algorithm import every_algorithm
+from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
+from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import client_state, names
 from pflmpi.analysis.run import open_run
@@ -77,8 +78,16 @@ def tensors(state):
 # --- what a client predicts with ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("absent", ["latest", "last_received"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case, absent",
+    [
+        *(
+            (case, "last_received" if ALGORITHMS[CASES[case]["algorithm"]["name"]].predicts_with else "latest")
+            for case in CASES
+        ),
+        *((case, "latest") for case in MESSAGE_KINDS),
+    ],
+)
 def test_the_exported_model_is_right_as_often_as_in_the_run(case, absent, tmp_path):
     raw = quick_run.settings(CASES[case], evaluation={"absent": absent}, training={"rounds": 2})
     quick_run.run(raw, tmp_path / "run")
@@ -155,8 +164,7 @@ def test_the_names_are_those_of_the_module(name):
         assert torch.equal(module.eval()(images), architecture.logits(tree.part(model, "head"), features))
 
 
-@pytest.mark.parametrize("hidden", [None, 20])
-@pytest.mark.parametrize("bn", ["average", "local"])
+@pytest.mark.parametrize("hidden, bn", [(None, "average"), (20, "local")])
 def test_a_residual_network_loads_into_torchvisions(bn, hidden, tmp_path):
     raw = quick_run.settings(
         data={"name": "digits", "limit": 120},
