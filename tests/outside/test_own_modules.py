@@ -12,8 +12,6 @@ from torch import nn
 import quick_run
 from comparisons import state_of
 from pflmpi import outside, tree
-from pflmpi.analysis.model import client_state
-from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
@@ -81,13 +79,6 @@ def test_dropout_is_the_same_in_loop_and_lanes_and_drops(net: str, tmp_path: Pat
     for path, array in states["loop"].items():
         np.testing.assert_allclose(array, states["lanes"][path], atol=1e-5, err_msg=path)
     assert any(not np.allclose(array, states["none"][path]) for path, array in states["loop"].items())
-
-
-def test_an_exported_model_loads_into_the_module(net: str, tmp_path: Path) -> None:
-    quick_run.run(settings({"name": net, "head": "classify.2"}), tmp_path / "run")
-    flat = client_state(open_run(tmp_path / "run").round(), 1)
-    module = outside.load(net)(10, 1)  # type: ignore[operator]
-    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in flat.items()})
 
 
 def test_unlike_clients_may_have_unlike_modules(net: str, tmp_path: Path) -> None:

@@ -60,27 +60,6 @@ def test_participants_have_the_mean_of_equation_4_and_the_absent_keep_theirs(tmp
         before = cloud
 
 
-@pytest.mark.parametrize(
-    "algorithm", [AMP, {"name": "pfedcfr", "alpha": 0.5, "sigma": 2.0}], ids=lambda one: one["name"]
-)
-def test_the_same_bits_on_any_ranks_and_on_others_after_an_end(algorithm: dict[str, Any], tmp_path: Path) -> None:
-    raw = {**RAW, "algorithm": algorithm}
-    whole = quick_run.run(raw, tmp_path / "1", 1)
-    assert {quick_run.run(raw, tmp_path / str(ranks), ranks) for ranks in (2, 5)} == {whole}
-    for first, then in ((3, 2), (1, 5)):
-        quick_run.run({**raw, "training": {**raw["training"], "rounds": 2}}, tmp_path / f"{first}-{then}", first)
-        assert quick_run.resume(tmp_path / f"{first}-{then}", ("training.rounds=4",), then) == whole
-
-
-def test_a_newcomer_gets_the_mean_of_all_clients(tmp_path: Path) -> None:
-    raw = {**RAW, "partition": {**RAW["partition"], "clients": 9}, **UNSEEN}
-    scores = set()
-    for ranks in (1, 3):
-        quick_run.run(raw, tmp_path / str(ranks), ranks)
-        scores.add(run_folder.read_metrics(tmp_path / str(ranks), 4)["unseen_correct"].tobytes())
-    assert len(scores) == 1
-
-
 class Wrong(Local):
     """Declares what the tests say; its state has a part `model`."""
 
@@ -163,12 +142,9 @@ def test_a_run_without_the_answers_is_not_tested_with_zeros(tmp_path: Path, monk
             test()
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_run_trains_unseen_clients_and_tests_from_its_checkpoint_with_what_clients_keep(
-    ranks: int, tmp_path: Path
-) -> None:
+def test_a_run_trains_unseen_clients_and_tests_from_its_checkpoint_with_what_clients_keep(tmp_path):
     raw = {**FOMO_RAW, "partition": {**RAW["partition"], "clients": 9}, "evaluation": {"unseen": 0.2, "when": "both"}}
-    quick_run.run(raw, tmp_path, ranks)
+    quick_run.run(raw, tmp_path, 3)
     experiment = prepare(configuration.parse(raw), torch.device("cpu"))
     metrics = run_folder.read_metrics(tmp_path, 4)
     assert np.array_equal(count_unseen(experiment, tmp_path, 4).correct, metrics["unseen_correct"])
