@@ -58,11 +58,3 @@ def test_runs_on_other_data_are_shown_and_said_to_be(runs, tmp_path, capfd):
     assert main(["compare", str(runs[0]), str(tmp_path / "less")]) == 0
     text = capfd.readouterr().out
     assert "has other samples or clients" in text and "data.limit is 300 and not 400" in text
-
-
-@pytest.mark.parametrize(("words", "said"), [([0], "only one run"), ([0, 0], "only one run"), ([0, None], "no folder")])
-def test_bad_input_is_one_error(words, said, runs, tmp_path, capfd):
-    paths = [str(tmp_path / "nothing" if word is None else runs[word]) for word in words]
-    assert main(["compare", *paths]) == 2
-    shown = capfd.readouterr()
-    assert shown.out == "" and shown.err.count("\n") == 1 and said in shown.err

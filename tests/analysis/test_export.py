@@ -253,26 +253,6 @@ def test_what_is_printed_says_whose_it_is_and_how_good(finished, tmp_path, capsy
     assert f"right for {metrics['correct'][5]} of the client's {metrics['total'][5]} test samples" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--client", "7"], "has clients 0 to 6; client 7 was requested"),
-        (["--client", "-1"], "has clients 0 to 6; client -1 was requested"),
-        (["--client", "0", "--round", "12"], "no checkpoint of round 12; it has 1-3"),
-        (["--client", "0", "--leaf", "modell"], "client 0 keeps nothing at --leaf modell; known: critical, model"),
-        (["--server", "--leaf", "body"], "the server keeps nothing at --leaf body; known: heads"),
-        (["--client", "0", "-o", "model.onnx"], "unknown suffix '.onnx'; known: .npz, .pt, .safetensors"),
-        (["--client", "0", "-o", "model"], "unknown suffix 'none'"),
-        (["--client", "0", "-o", "/nowhere/at/all/model.npz"], "cannot write /nowhere/at/all/model.npz: No such file"),
-    ],
-)
-def test_wrong_input_ends_with_2(finished, tmp_path, capfd, words, complaint):
-    out = [] if "-o" in words else ["-o", str(tmp_path / "m.npz")]
-    assert main(["export", str(finished), *words, *out]) == 2
-    assert complaint in capfd.readouterr().err
-    assert not (tmp_path / "m.npz").exists()
-
-
 def test_a_file_in_the_way_is_kept_unless_forced(finished, tmp_path, capfd):
     file = tmp_path / "m.npz"
     file.write_bytes(b"precious")

@@ -234,23 +234,6 @@ def test_a_damaged_probe_is_named_and_the_rest_is_still_reported(tmp_path, capfd
     assert probe(run) == 0 and main(["inspect", str(run), "--verify"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        (["--samples", "3"], "4 samples"),
-        (["--clients", "1"], "2 clients"),
-        (["--round", "9"], "no checkpoint of round 9"),
-        (["-s", "training.lr=9"], "training.lr"),
-        (["-s", "data.limit=9"], "data.limit"),
-    ],
-)
-def test_bad_input_is_refused_and_nothing_written(options, word, tmp_path, capfd):
-    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
-    assert main(["probe", str(tmp_path / "run"), *options]) == 2
-    assert word in capfd.readouterr().err
-    assert probe_file.rounds(tmp_path / "run") == []
-
-
 def test_other_data_than_the_run_had_is_refused(tmp_path, capfd, monkeypatch):
     run = tmp_path / "run"
     quick_run.run(quick_run.settings(training={"rounds": 1}), run)
@@ -260,8 +243,3 @@ def test_other_data_than_the_run_had_is_refused(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(verify, "newest_index", lambda run: None)  # which has the other hash
     assert probe(run) == 2
     assert "the data has changed" in capfd.readouterr().err
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path, capfd):
-    assert probe(tmp_path) == 2
-    assert "is not a run" in capfd.readouterr().err

@@ -135,31 +135,6 @@ def test_new_clients_of_other_data_join_an_old_checkpoint(tmp_path: Path) -> Non
     assert len(once) == 3 and sum(correct(often)) > sum(correct(once)), "they learn what they are given"
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--unseen"], "has kept none out of training; give new ones with --data"),
-        (["--round", "9"], "no checkpoint of round 9"),
-        (["--data", "nothing.npz"], "does not exist"),
-        (["--data", "large.npz"], "has samples of uint8 [1, 9, 9], the run uint8 [1, 8, 8]"),
-        (["--data", "other.npz"], "differ in classes: only one has cat; those of the run are 0, 1, 2, 3 and 6 more"),
-        (["--updates", "2"], "--updates 2 is for clients kept out of training; add --unseen, or leave it out"),
-        (["--unseen", "--updates", "0"], "--updates 0: give a number of at least 1"),
-        (["-o", "no/such/file.csv"], "choose another -o"),
-        (["-o", "run/config.yaml"], "is there already; choose another -o, or overwrite it with --force"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_one_error(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.savez("large.npz", x=np.zeros((6, 9, 9), np.uint8), y=np.arange(6) % 3)
-    np.savez("other.npz", x=np.zeros((3, 8, 8), np.uint8), y=["1", "2", "cat"])
-    quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}), tmp_path / "run")
-    assert quick_run.command(["evaluate", "run", *words]) == 2
-    assert message in " ".join(capfd.readouterr().err.split())
-
-
 @pytest.mark.parametrize("command", ["evaluate", "probe"])
 def test_kernels_are_fixed_before_anything_is_computed(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -425,11 +425,3 @@ def test_a_picture_has_samples_of_each_class_and_the_clients(kind, tmp_path, cap
     assert main(["data", str(path), "--picture", str(drawn)]) == 0
     assert f"picture  {drawn}" in capfd.readouterr().out
     assert drawn.read_bytes().startswith(b"\x89PNG") and drawn.stat().st_size > 5000
-
-
-@pytest.mark.parametrize("name", ["my.jpeg", "nothing/my.png"])
-def test_a_picture_that_cannot_be_written_is_one_error(name, tmp_path, capfd):
-    np.savez(tmp_path / "my.npz", x=RNG.normal(size=(9, 2)), y=np.arange(9) % 3)
-    assert main(["data", str(tmp_path / "my.npz"), "--picture", str(tmp_path / name)]) == 2
-    shown = capfd.readouterr().err
-    assert shown.count("\n") == 1 and name in shown

@@ -1,10 +1,8 @@
 """Every registered algorithm with every variant that it declares, so that a new one is tested without being named."""
 
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from pflmpi.algorithms import ALGORITHMS
-
-Sections = dict[str, dict[str, Any]]
 
 # Where the defaults would not show much in a few rounds of a small model: nearer scales, shorter passes.
 OPTIONS = {

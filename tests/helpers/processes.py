@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -100,11 +99,6 @@ def wait_for(condition: Callable[[], object], what: str, timeout: float = PATIEN
     while not condition():
         assert time.monotonic() < end, f"waited {timeout} s for {what}"
         time.sleep(every)
-
-
-def have_mpi() -> bool:
-    """Whether the tests can use mpirun."""
-    return shutil.which(str(BIN / "mpirun")) is not None
 
 
 def _command(pid: int) -> str:

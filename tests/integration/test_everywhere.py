@@ -5,7 +5,6 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 WORKER = Path(everywhere_worker.__file__)
 LAUNCHES = [("mpirun", 5), ("torchrun", 3)]
-Results = dict[str, Any]
 
 
 def command(way, ranks):
