@@ -7,7 +7,7 @@ from pflmpi.data.config import PartitionConfig
 from pflmpi.errors import ConfigError
 
 
-def test_a_section_becomes_a_config_with_all_defaults() -> None:
+def test_a_section_becomes_a_config_with_all_defaults():
     section = {"name": "exdir", "clients": 20, "classes_per_client": 2, "alpha": 0.5}
     config = partition(section)
     parameters = {"classes_per_client": 2, "alpha": 0.5, "balanced_cap": True, "min_samples": 10, "max_tries": 5000}
@@ -17,14 +17,14 @@ def test_a_section_becomes_a_config_with_all_defaults() -> None:
     assert partition({"name": "iid", "clients": 3, "balanced": False}).parameters == {"balanced": False}
 
 
-def test_writers_need_no_number_of_clients_and_others_do() -> None:
+def test_writers_need_no_number_of_clients_and_others_do():
     assert partition({"name": "writers"}).clients is None
     assert partition({"name": "writers", "clients": 4}).clients == 4
     with pytest.raises(ConfigError, match=r"partition\.clients is missing: number of clients"):
         partition({"name": "iid"})
 
 
-def test_a_saved_partition_is_the_only_key() -> None:
+def test_a_saved_partition_is_the_only_key():
     config = partition({"path": "parts.npz"})
     assert config == PartitionConfig(path="parts.npz") and config.resolved() == {"path": "parts.npz"}
     with pytest.raises(
@@ -52,19 +52,19 @@ def test_a_saved_partition_is_the_only_key() -> None:
         ({"min_samples": 0}, r"partition\.min_samples = 0: must be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_section_is_refused_with_what_is_allowed(change: dict[str, object], message: str) -> None:
+def test_a_wrong_section_is_refused_with_what_is_allowed(change, message):
     section = {"name": "exdir", "clients": 20, "classes_per_client": 2, "alpha": 0.5}
     with pytest.raises(ConfigError, match=message):
         partition(section | change)
 
 
-def test_missing_keys_are_named() -> None:
+def test_missing_keys_are_named():
     with pytest.raises(ConfigError, match=r"partition\.classes_per_client is missing.*partition\.alpha is missing"):
         partition({"name": "exdir", "clients": 3})
     with pytest.raises(ConfigError, match=r"partition\.name is missing; known: .*; or give partition\.path"):
         partition({"clients": 3})
 
 
-def test_quoted_values_are_refused_as_in_every_section() -> None:
+def test_quoted_values_are_refused_as_in_every_section():
     with pytest.raises(ConfigError, match=r"partition\.balanced = 'false': must be a valid boolean"):
         partition({"name": "iid", "clients": 3, "balanced": "false"})

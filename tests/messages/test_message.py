@@ -20,24 +20,24 @@ from pflmpi.messages.kinds import (
 )
 
 
-def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
+def to_fixed(values, shift):
     fixed = np.zeros(len(values), np.int64)
     add_fixed(fixed, [(values[np.newaxis], np.ones(1))], shift)
     return fixed
 
 
-def from_fixed(fixed: np.ndarray, shift: int) -> np.ndarray:
+def from_fixed(fixed, shift):
     values = np.empty(len(fixed))
     fold_exactly([], [fixed], shift, 1.0, values)
     return values
 
 
-def fixed_sum(terms: np.ndarray) -> float:
+def fixed_sum(terms):
     shift = int(common_shift(np.array([np.abs(terms).max()]), len(terms))[0])
     return float(from_fixed(to_fixed(terms, shift).sum(keepdims=True), shift)[0])
 
 
-def test_sizes_are_the_papers() -> None:
+def test_sizes_are_the_papers():
     assert ClassMeans(512, counts=False).client_bytes(100) == 100 * (4 * 512 + 4)
     assert round(ClassMeans(512, counts=False).client_bytes(100) / 1024, 2) == 200.39
     assert ClassMeans(50).client_bytes(4) == 4 * (4 * 50 + 4 + 4)
@@ -52,37 +52,37 @@ def test_sizes_are_the_papers() -> None:
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=200, deadline=None)
-def test_the_sum_has_the_same_bits_in_every_order_and_grouping(values: list[float], random: object) -> None:
+def test_the_sum_has_the_same_bits_in_every_order_and_grouping(values, random):
     terms = np.array(values, np.float64)
     shift = int(common_shift(np.array([np.abs(terms).max()]), len(terms))[0])
     fixed = to_fixed(terms, shift)
-    cut = random.randint(0, len(terms))  # type: ignore[attr-defined]
+    cut = random.randint(0, len(terms))
     order = list(range(len(terms)))
-    random.shuffle(order)  # type: ignore[attr-defined]
+    random.shuffle(order)
     assert fixed[order][:cut].sum() + fixed[order][cut:].sum() == fixed.sum()
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=100))
 @settings(max_examples=200, deadline=None)
-def test_the_sum_is_right_to_the_last_float32_bit(values: list[float]) -> None:
+def test_the_sum_is_right_to_the_last_float32_bit(values):
     exact = sum((Fraction(value) for value in values), Fraction(0))
     scale = max(abs(Fraction(value)) for value in values)
     # Every term is rounded to 2**-54 of the largest at the worst: 62 bits less the bits that 100 terms need.
     assert abs(Fraction(fixed_sum(np.array(values, np.float64))) - exact) <= scale * len(values) / 2**53
 
 
-def test_the_sum_of_equal_largest_values_does_not_overflow() -> None:
+def test_the_sum_of_equal_largest_values_does_not_overflow():
     for terms in (1, 2, 3, 64, 1000):
         values = np.full(terms, np.nextafter(2.0**40, 0))
         assert fixed_sum(values) == pytest.approx(terms * 2.0**40, rel=1e-15)
         assert fixed_sum(-values) == pytest.approx(-terms * 2.0**40, rel=1e-15)
 
 
-def test_zeros_stay_zero() -> None:
+def test_zeros_stay_zero():
     assert fixed_sum(np.zeros(5)) == 0
 
 
-def test_a_large_message_is_added_in_blocks_that_need_little_memory() -> None:
+def test_a_large_message_is_added_in_blocks_that_need_little_memory():
     values = np.random.default_rng(0).normal(0, 0.1, 2**20 + 3).astype(np.float32)
     total = np.arange(len(values))
     expected = total + np.rint(values.astype(np.float64) * 3.0 * 2.0**50).astype(np.int64)
@@ -94,7 +94,7 @@ def test_a_large_message_is_added_in_blocks_that_need_little_memory() -> None:
     assert peak < 2**21, "of 4 MiB of values"
 
 
-def test_the_largest_magnitude_of_each_row_tells_what_is_not_finite() -> None:
+def test_the_largest_magnitude_of_each_row_tells_what_is_not_finite():
     leaf = np.array([[1.0, -3.0], [2.0, 0.5], [float("nan"), 9.0], [-float("inf"), 0.0]], np.float32)
     assert magnitudes(leaf)[:2].tolist() == [3.0, 2.0]
     assert np.isfinite(magnitudes(leaf)).tolist() == [True, True, False, False]

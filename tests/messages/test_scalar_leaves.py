@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -60,7 +59,7 @@ class Counts(Algorithm):
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_single_numbers_travel_in_every_kind_of_tree(executor: str, ranks: int, tmp_path: Path) -> None:
+def test_single_numbers_travel_in_every_kind_of_tree(executor, ranks, tmp_path):
     raw = quick_run.settings(algorithm={"name": f"{__file__}:Counts"}, runtime={"executor": executor})
     quick_run.run(raw, tmp_path / "run", ranks)
     chosen = run_folder.read_metrics(tmp_path / "run", 3)["participants"]
@@ -75,7 +74,7 @@ def test_single_numbers_travel_in_every_kind_of_tree(executor: str, ranks: int, 
     assert {name: float(value) for name, value in server.items()} == pytest.approx(expected, rel=1e-7)
 
 
-def test_models_with_single_numbers_are_compared_and_mixed() -> None:
+def test_models_with_single_numbers_are_compared_and_mixed():
     models: Tree = {"weight": torch.tensor([[3.0, 0.0], [0.0, 3.0]]), "number": torch.tensor([4.0, 4.0])}
     assert cosines(tree.map(inner_products, models)).tolist() == [[1.0, 0.64], [0.64, 1.0]]
     half = torch.full((2, 2), 0.5, dtype=torch.float64)

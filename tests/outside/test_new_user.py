@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -19,7 +18,7 @@ PAGE = (ROOT / "docs" / "new-algorithm.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A folder outside the repository with the file of the page, and a configuration that names it."""
     path = tmp_path_factory.mktemp("new user")
     (path / "fedmine.py").write_text(blocks("python")[0])
@@ -28,13 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_algorithm_of_the_page_is_known_to_the_commands(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_algorithm_of_the_page_is_known_to_the_commands(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert main(["list", "fedmine.py:FedMine"]) == 0
     shown = capsys.readouterr().out
@@ -42,7 +39,7 @@ def test_the_algorithm_of_the_page_is_known_to_the_commands(
     assert main(["plan", "mine.yaml", "--ranks", "2"]) == 0
 
 
-def test_the_tests_of_the_page_pass(folder: Path) -> None:
+def test_the_tests_of_the_page_pass(folder):
     (folder / "test_fedmine.py").write_text(blocks("python")[1])
     done = subprocess.run(
         [
@@ -65,7 +62,7 @@ def test_the_tests_of_the_page_pass(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_launchers_give_its_bits_and_continue_them(folder: Path, tmp_path: Path) -> None:
+def test_all_launchers_give_its_bits_and_continue_them(folder, tmp_path):
     config = own_code.write(tmp_path / "code", training={"rounds": 2})
     for name, path in (("page", folder / "mine.yaml"), ("own", config)):
         digests = []

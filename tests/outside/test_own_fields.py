@@ -1,7 +1,5 @@
 """Fields of an own class, and parameters of an own partition: what is refused, and how they are shown."""
 
-from pathlib import Path
-
 import pytest
 
 import own_code
@@ -13,14 +11,14 @@ from pflmpi.errors import ConfigError, PflmpiError
 IMPORTS = "from dataclasses import field\nfrom typing import Annotated\nfrom pydantic import Field\n"
 
 
-def with_field(folder: Path, line: str) -> tuple[Path, str]:
+def with_field(folder, line):
     """A configuration with an own algorithm of one more field, and what names the algorithm."""
     config = own_code.write(folder, algorithm={"name": "./mine.py:Mine"})
     (folder / "mine.py").write_text(IMPORTS + own_code.ALGORITHM + f"    {line}\n")
     return config, f"{folder}/mine.py:Mine"
 
 
-def refused_everywhere(config: Path, name: str, expected: str, capfd: pytest.CaptureFixture[str]) -> None:
+def refused_everywhere(config, name, expected, capfd):
     """`run` and `list` refuse it with the same line."""
     with pytest.raises(ConfigError) as raised:
         configuration.load(config)
@@ -41,14 +39,12 @@ def refused_everywhere(config: Path, name: str, expected: str, capfd: pytest.Cap
         ("lam: list[int] = field(default_factory=lambda: [0.5])", "Mine.lam.0 = 0.5: must be a valid integer"),
     ],
 )
-def test_a_default_that_no_configuration_could_set_is_refused(
-    line: str, expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_default_that_no_configuration_could_set_is_refused(line, expected, tmp_path, capfd):
     config, name = with_field(tmp_path, line)
     refused_everywhere(config, name, expected, capfd)
 
 
-def test_a_default_of_a_partition_is_checked_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_default_of_a_partition_is_checked_too(tmp_path, capfd):
     config = own_code.write(tmp_path)
     (tmp_path / "in_turn.py").write_text(own_code.PARTITION.replace("step: int = 1", 'step: int = "a"'))
     expected = "in_turn.step = 'a': must be a valid integer; change its default"
@@ -65,15 +61,13 @@ def test_a_default_of_a_partition_is_checked_too(tmp_path: Path, capfd: pytest.C
         ("lam: set[int]", "set[int]"),
     ],
 )
-def test_a_field_of_a_type_that_no_key_can_have_is_refused(
-    line: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_field_of_a_type_that_no_key_can_have_is_refused(line, kind, tmp_path, capfd):
     config, name = with_field(tmp_path, line)
     expected = f"Mine.lam is a {kind}, which no key can be; expected a number, text, true, false, null, or a list"
     refused_everywhere(config, name, expected, capfd)
 
 
-def test_a_default_that_a_function_makes_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_default_that_a_function_makes_is_shown(tmp_path, capfd):
     config, name = with_field(tmp_path, "lam: list[float] = field(default_factory=list)")
     assert configuration.load(config).resolved()["algorithm"]["lam"] == []
     assert main(["list", name]) == 0
@@ -82,7 +76,7 @@ def test_a_default_that_a_function_makes_is_shown(tmp_path: Path, capfd: pytest.
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_an_assignment_to_self_is_named_where_it_stands(executor: str, tmp_path: Path) -> None:
+def test_an_assignment_to_self_is_named_where_it_stands(executor, tmp_path):
     config = own_code.write(tmp_path, algorithm={"name": "./mine.py:Mine"}, runtime={"executor": executor})
     method = "def client_update(self, task, client, down, data):\n        self.seen = 1\n"
     (tmp_path / "mine.py").write_text(own_code.ALGORITHM + f"\n    {method}")
@@ -94,7 +88,7 @@ def test_an_assignment_to_self_is_named_where_it_stands(executor: str, tmp_path:
 
 
 @pytest.mark.parametrize("first", ["labels", "writers"])
-def test_only_the_keys_of_a_partition_need_types(first: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_keys_of_a_partition_need_types(first, tmp_path, capfd):
     config = own_code.write(tmp_path)
     file, name = tmp_path / "in_turn.py", f"{tmp_path}/in_turn.py:in_turn"
     body = "\n    return [np.arange(client, 100, clients * step) for client in range(clients)]\n"

@@ -17,7 +17,7 @@ from project import ROOT
 QUICK = {key: value for key, value in quick_run.QUICK.items() if key != "seed"}
 
 
-def test_keywords_give_what_yaml_gives() -> None:
+def test_keywords_give_what_yaml_gives():
     expected = configuration.parse(quick_run.QUICK).resolved()
     assert Config(seed=3, **QUICK).resolved() == expected
     training = TrainingConfig(rounds=3, participation=0.4, epochs=1, batch_size=10, lr=0.1)
@@ -26,12 +26,12 @@ def test_keywords_give_what_yaml_gives() -> None:
     assert Config(seed=3, **{**QUICK, "algorithm": "fedgmh"}).resolved() == expected
 
 
-def test_it_goes_through_yaml_unchanged_also_with_numbers_of_numpy() -> None:
+def test_it_goes_through_yaml_unchanged_also_with_numbers_of_numpy():
     config = Config(**{**QUICK, "seed": np.int64(3), "training": {"rounds": np.int32(2), "lr": np.float32(0.5)}})
     assert configuration.parse(yaml_file.parse(yaml_file.dump(config.resolved()), "")).resolved() == config.resolved()
 
 
-def test_replace_changes_keys_or_a_whole_named_section() -> None:
+def test_replace_changes_keys_or_a_whole_named_section():
     config = Config.load(ROOT / "configs" / "quickstart.yaml")
     other = config.replace(training={"rounds": 2}, algorithm="fedavg", seed=5)
     assert (other.seed, other.training.rounds, other.training.lr) == (5, 2, config.training.lr)
@@ -47,19 +47,19 @@ def test_replace_changes_keys_or_a_whole_named_section() -> None:
         ({"seed": 1.5}, "must be a whole number"),
     ],
 )
-def test_what_is_wrong_is_refused_with_what_is_allowed(changes: dict[str, object], said: str) -> None:
+def test_what_is_wrong_is_refused_with_what_is_allowed(changes, said):
     with pytest.raises(ConfigError, match=said):
         Config(**{**QUICK, **changes})
 
 
-def test_another_name_with_the_old_keys_is_refused_with_the_whole_section_to_give() -> None:
+def test_another_name_with_the_old_keys_is_refused_with_the_whole_section_to_give():
     with pytest.raises(ConfigError, match=r"'critical_share'.* -s 'algorithm=\{name: fedavg\}'$"):
         configuration.load(ROOT / "configs" / "quickstart.yaml", ["algorithm.name=fedavg"])
     given = configuration.load(ROOT / "configs" / "quickstart.yaml", ["algorithm={name: fedavg}"])
     assert given.resolved()["algorithm"]["name"] == "fedavg"
 
 
-def test_an_algorithm_that_no_other_process_can_import_is_refused() -> None:
+def test_an_algorithm_that_no_other_process_can_import_is_refused():
     class Mine(FedGMH):
         pass
 
@@ -67,5 +67,5 @@ def test_an_algorithm_that_no_other_process_can_import_is_refused() -> None:
         Config(**{**QUICK, "algorithm": Mine()})
 
 
-def test_the_names_of_the_package_are_listed_before_they_are_imported() -> None:
+def test_the_names_of_the_package_are_listed_before_they_are_imported():
     assert {"Config", "open_run", "open_runs", "run"} <= set(dir(pflmpi))

@@ -22,7 +22,7 @@ from project import ROOT
 CONFIG = Config(**quick_run.QUICK)
 
 
-def test_it_gives_the_bits_of_the_command_and_tells_each_round(tmp_path: Path) -> None:
+def test_it_gives_the_bits_of_the_command_and_tells_each_round(tmp_path):
     expected = quick_run.run(quick_run.settings(), tmp_path / "here")
     rows: list[Row] = []
     run = pflmpi.run(CONFIG, out=tmp_path / "run", ranks=2, on_round=rows.append, quiet=True)
@@ -34,7 +34,7 @@ def test_it_gives_the_bits_of_the_command_and_tells_each_round(tmp_path: Path) -
     assert run_folder.digest(run.path, 3) == expected
 
 
-def test_errors_have_the_class_that_they_have_where_they_are_raised(tmp_path: Path) -> None:
+def test_errors_have_the_class_that_they_have_where_they_are_raised(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml_file.dump({**quick_run.QUICK, "partition": {"path": str(tmp_path / "none.npz")}}))
     with pytest.raises(DataError, match=r"none\.npz does not exist"):
@@ -45,10 +45,10 @@ def test_errors_have_the_class_that_they_have_where_they_are_raised(tmp_path: Pa
         pflmpi.run(CONFIG, out="")
 
 
-def test_what_on_round_raises_stops_the_run_which_can_go_on(tmp_path: Path) -> None:
+def test_what_on_round_raises_stops_the_run_which_can_go_on(tmp_path):
     long = CONFIG.replace(training={"rounds": 2000}, checkpoint={"every": 2000})
 
-    def refuse(row: Row) -> None:
+    def refuse(row):
         if row["round"] >= 5:
             raise KeyError("enough")
 
@@ -59,7 +59,7 @@ def test_what_on_round_raises_stops_the_run_which_can_go_on(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_interrupt_stops_after_the_round_and_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interrupt_stops_after_the_round_and_leaves_no_process(tmp_path):
     script = (
         "import pflmpi\n"
         f"config = pflmpi.Config.load({str(tmp_path / 'config.yaml')!r})\n"
@@ -80,7 +80,7 @@ def test_an_interrupt_stops_after_the_round_and_leaves_no_process(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_ranks_stop_when_their_notebook_is_killed(tmp_path: Path) -> None:
+def test_the_ranks_stop_when_their_notebook_is_killed(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml_file.dump(quick_run.settings(training={"rounds": 100_000})))
     script = f"import pflmpi; pflmpi.run({str(tmp_path / 'config.yaml')!r}, out={str(tmp_path / 'run')!r}, ranks=2)"
     process = processes.launch([sys.executable, "-c", script], cwd=ROOT)
@@ -93,7 +93,7 @@ def test_the_ranks_stop_when_their_notebook_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["alone", "mpirun", "torchrun", "by hand"])
-def test_the_example_runs_in_every_way_with_the_same_bits(way: str, tmp_path: Path) -> None:
+def test_the_example_runs_in_every_way_with_the_same_bits(way, tmp_path):
     """Two runs in a process; by hand, as under srun without MPI, its rank 0 hosts the store in which the ranks meet."""
     command = {
         "alone": [sys.executable],

@@ -1,22 +1,17 @@
 """Arguments of a wrong type are refused by name, with what is allowed, before anything is started."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 import pflmpi
 import quick_run
-from pflmpi.analysis.run import Run
 from pflmpi.errors import ConfigError
 
 CONFIG = pflmpi.Config(**quick_run.QUICK)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wrong") / "run"
     quick_run.run(quick_run.settings(training={"rounds": 1}), folder)
     return pflmpi.open_run(folder)
@@ -35,9 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         (lambda: pflmpi.open_runs([None]), "path = None is a NoneType; expected a path"),
     ],
 )
-def test_a_wrong_type_is_refused(
-    call: Callable[[], Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_type_is_refused(call, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=expected):
         call()
@@ -57,12 +50,12 @@ def test_a_wrong_type_is_refused(
         (lambda run: pflmpi.open_runs([run.path]).summary(90), "target = 90: must be a share above 0"),
     ],
 )
-def test_a_wrong_argument_of_a_run_is_refused(call: Callable[[Run], Any], expected: str, run: Run) -> None:
+def test_a_wrong_argument_of_a_run_is_refused(call, expected, run):
     with pytest.raises(ConfigError, match=expected):
         call(run)
 
 
-def test_numbers_of_numpy_are_numbers(run: Run) -> None:
+def test_numbers_of_numpy_are_numbers(run):
     assert run.round(np.int64(1)).number == 1
     assert run.cost_to(np.float32(0.001)) == run.cost_to(0.001)
     assert run.cost_to(90, "test_loss") is not None

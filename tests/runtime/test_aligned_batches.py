@@ -15,7 +15,7 @@ META = torch.device("meta")  # which has places in memory, and no memory
 
 
 @pytest.mark.parametrize(("features", "copies"), [(64, 0), (13, 3), (32, 2)])
-def test_batches_that_begin_elsewhere_are_copied(features: int, copies: int) -> None:
+def test_batches_that_begin_elsewhere_are_copied(features, copies):
     values = torch.arange(4.0 * features).view(4, 1, features)
     with stub_device() as stub:
         parts = values.to(DEVICE).unbind(0)
@@ -25,20 +25,20 @@ def test_batches_that_begin_elsewhere_are_copied(features: int, copies: int) -> 
         assert [one.cpu().tolist() for one in found] == values.tolist()
 
 
-def begins(x: torch.Tensor) -> int:
+def begins(x):
     """The byte of its memory at which a batch begins, in lanes that of the first one."""
     if in_lane(x):
         x = behind(x)
     return int(x.storage_offset()) * x.element_size()
 
 
-def test_the_batches_of_a_client_and_of_lanes_begin_so() -> None:
+def test_the_batches_of_a_client_and_of_lanes_begin_so():
     task = Task(MODELS["mlp"]().bind((1, 5, 5), 3), TrainingConfig(), 2, 0, (0.5,), (0.5,)).replace(device=META)
     order = torch.empty(12, dtype=torch.int64, device=META)
     pool = Pool(torch.empty(12, 1, 5, 5, dtype=torch.uint8, device=META), labels=order)
     found = [begins(one.x) for one in ClientBatches(task, pool, order, [4] * 3)]
 
-    def lane(images: torch.Tensor) -> torch.Tensor:
+    def lane(images):
         labels, weight = pool.labels.view(3, 4), torch.empty(3, 4, device=META)
         batches = LaneBatches(task, lambda: (images, labels), weight, 3, together=3)
         found.extend(begins(one.x) for one in batches)
@@ -48,6 +48,6 @@ def test_the_batches_of_a_client_and_of_lanes_begin_so() -> None:
     assert len(found) == 6 and all(begin % ALIGNED == 0 for begin in found), found
 
 
-def test_on_a_cpu_they_stay_where_they_are() -> None:
+def test_on_a_cpu_they_stay_where_they_are():
     parts = torch.zeros(4, 13).unbind(0)
     assert [one.data_ptr() for one in aligned(parts)] == [one.data_ptr() for one in parts]

@@ -1,7 +1,5 @@
 """Clients are spread over ranks by a cost that is known before the run; results do not depend on it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -16,9 +14,7 @@ LIGHT, HEAVY = {"name": "mlp", "hidden": 16}, {"name": "cnn", "hidden": 16, "ker
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedavg"])
-def test_clients_with_large_models_are_spread_from_the_first_round_on_and_bits_are_the_same(
-    name: str, tmp_path: Path
-) -> None:
+def test_clients_with_large_models_are_spread_from_the_first_round_on_and_bits_are_the_same(name, tmp_path):
     raw = quick_run.settings(
         every_algorithm()[name],
         partition={"name": "iid", "clients": 4},
@@ -35,6 +31,6 @@ def test_clients_with_large_models_are_spread_from_the_first_round_on_and_bits_a
     assert quick_run.run(raw, tmp_path / "one") == quick_run.run(raw, tmp_path / "two", 2)
 
 
-def test_the_key_of_measured_balance_is_refused() -> None:
+def test_the_key_of_measured_balance_is_refused():
     with pytest.raises(ConfigError, match=r"runtime\.balance is no key any more: clients are spread over ranks by"):
         configuration.parse(quick_run.settings(runtime={"balance": "samples"}))

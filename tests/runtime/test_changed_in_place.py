@@ -1,7 +1,6 @@
 """What an algorithm is given it only reads: a change of it in place is refused by name, in both executors."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,15 @@ from pflmpi.tree import Tree
 Change = Callable[[Tree, Messages, ClientData], None]
 
 
-def change_batch(name: str) -> Change:
-    def change(client: Tree, down: Messages, data: ClientData) -> None:
+def change_batch(name):
+    def change(client, down, data):
         for batch in data.passes["train"]:
             getattr(batch, name).add_(1).sub_(1)
 
     return change
 
 
-def change_copies(client: Tree, down: Messages, data: ClientData) -> None:
+def change_copies(client, down, data):
     for _, leaf in tree.leaves(tree.clone({**client, **down})):
         leaf.add_(1)
     counts = data.class_counts.clone()
@@ -44,7 +43,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 BATCHES = {"samples": (change_batch("x"), "batch.x"), "labels": (change_batch("y"), "batch.y")}
 
 
-def run(change: Change, executor: str, folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int = 1) -> str:
+def run(change, executor, folder, monkeypatch, ranks=1):
     class Changing(FedPer):
         def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
             change(client, down, data)
@@ -56,25 +55,25 @@ def run(change: Change, executor: str, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("what", [*CHANGES, *BATCHES])
-def test_a_tensor_that_was_given_is_not_changed(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_was_given_is_not_changed(what, tmp_path, monkeypatch):
     change, path = (CHANGES | BATCHES)[what]
     with pytest.raises(AlgorithmError, match=rf"Changing.client_update \(round 1, client \d.* changes {path} in place"):
         run(change, "loop", tmp_path / "run", monkeypatch)
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_nor_in_lanes(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_in_lanes(what, tmp_path, monkeypatch):
     with pytest.raises(AlgorithmError, match=r"Changing.client_update \(round.* in place") as caught:
         run(CHANGES[what][0], "lanes", tmp_path / "run", monkeypatch)
     assert "runtime.executor" not in str(caught.value)  # no way out
 
 
-def test_copies_may_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_may_be_changed(tmp_path, monkeypatch):
     found = {run(change_copies, "loop", tmp_path / str(ranks), monkeypatch, ranks) for ranks in (1, 2)}
     assert len(found) == 1
 
 
-def test_the_server_publishes_its_state_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_publishes_its_state_as_it_is(tmp_path, monkeypatch):
     class Publishing(FedPer):
         def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Any:
             tree.at(server, "shared/body/fc1/bias").add_(torch.ones(()))

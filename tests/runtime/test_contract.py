@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch.nn import functional as F
 import quick_run
 from comparisons import state_of
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.algorithms.base import Algorithm
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.errors import RunError, UserError
@@ -22,16 +20,16 @@ from pflmpi.learning.personal import Kept, NotAModel, Received
 from pflmpi.learning.sgd import train
 
 
-def run(kind: type[Algorithm], folder: Path, patch: pytest.MonkeyPatch, executor: str = "loop") -> Path:
+def run(kind, folder, patch, executor="loop"):
     """A quick run of an algorithm that the package does not have."""
     kind = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
-    patch.setitem(ALGORITHMS._objects, "mine", kind)  # type: ignore[attr-defined]
+    patch.setitem(ALGORITHMS._objects, "mine", kind)
     raw = quick_run.settings(algorithm={"name": "mine"}, runtime={"executor": executor, "lanes": 3})
     quick_run.run(raw, folder / "run")
     return folder / "run"
 
 
-def with_loss(loss: Any) -> type[FedAvg]:
+def with_loss(loss):
     class Mine(FedAvg):
         def loss(self, task: Any) -> Any:
             return lambda model, batch: loss(task.predict(model, batch.x, training=True), batch)
@@ -39,32 +37,32 @@ def with_loss(loss: Any) -> type[FedAvg]:
     return Mine
 
 
-def updating(change: Any, base: type[Algorithm] = FedPer) -> type[Algorithm]:
+def updating(change, base=FedPer):
     """FedPer whose `client_update` returns something else."""
 
-    class Mine(base):  # type: ignore[misc, valid-type]
+    class Mine(base):
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
             return change(*super(type(self), self).client_update(task, client, down, data))
 
     return Mine
 
 
-def plain(scores: torch.Tensor, batch: Any) -> torch.Tensor:
+def plain(scores, batch):
     return F.cross_entropy(scores, batch.y)
 
 
-def over_real_samples(scores: torch.Tensor, batch: Any) -> torch.Tensor:
+def over_real_samples(scores, batch):
     return average(F.cross_entropy(scores, batch.y, reduction="none"), batch)
 
 
-def test_a_loss_that_counts_padding_is_refused_in_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_counts_padding_is_refused_in_lanes(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"Mine.client_update depends on images and labels in the padding.*average"):
         run(with_loss(plain), tmp_path, monkeypatch, "lanes")
     assert not (tmp_path / "run").exists()
     run(with_loss(plain), tmp_path, monkeypatch, "loop")
 
 
-def test_a_loss_over_real_samples_is_the_same_in_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_over_real_samples_is_the_same_in_lanes(tmp_path, monkeypatch):
     loop, lanes = (
         state_of(run(with_loss(over_real_samples), tmp_path / executor, monkeypatch, executor))
         for executor in ("loop", "lanes")
@@ -74,7 +72,7 @@ def test_a_loss_over_real_samples_is_the_same_in_lanes(tmp_path: Path, monkeypat
         np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
 
 
-def test_a_step_on_padding_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_on_padding_alone_is_refused(tmp_path, monkeypatch):
     class Mine(FedAvg):
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
             state, up = super(type(self), self).client_update(task, client, down, data)
@@ -103,18 +101,14 @@ STATES = {
 
 @pytest.mark.parametrize("case", STATES)
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_a_client_state_of_another_form_is_refused(
-    case: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_state_of_another_form_is_refused(case, executor, tmp_path, monkeypatch):
     change, text = STATES[case]
     with pytest.raises(RunError, match=r"Mine.client_update returned .*" + text):
         run(updating(change), tmp_path, monkeypatch, executor)
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_an_error_names_class_method_client_and_line(
-    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_names_class_method_client_and_line(executor, tmp_path, monkeypatch):
     class Mine(FedAvg):
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
             return {}, {"model": down["model"]["bdy"]}
@@ -129,8 +123,8 @@ DRAWS = {"torch": lambda: torch.rand(1), "numpy": lambda: np.random.rand(), "ran
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_global_random_numbers_are_refused(draw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn(state: Any, up: Any) -> Any:
+def test_global_random_numbers_are_refused(draw, tmp_path, monkeypatch):
+    def drawn(state, up):
         DRAWS[draw]()
         return state, up
 
@@ -139,7 +133,7 @@ def test_global_random_numbers_are_refused(draw: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_scores_of_another_shape_are_refused(executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_another_shape_are_refused(executor, tmp_path, monkeypatch):
     class Mine(FedAvg):
         def predict(self, task: Any, client: Any, down: Any, x: Any) -> Any:
             return super(type(self), self).predict(task, client, down, x)[:, :4]
@@ -181,15 +175,13 @@ class Receiving(FedAvg):
         (Refusing, "Refusing.personal says that clients predict with tea leaves; then it needs `predict`"),
     ],
 )
-def test_names_that_do_not_exist_are_refused_before_the_start(
-    kind: type[Algorithm], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_do_not_exist_are_refused_before_the_start(kind, text, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=text):
         run(kind, tmp_path, monkeypatch)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_part_to_freeze_that_the_model_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_to_freeze_that_the_model_lacks_is_refused(tmp_path, monkeypatch):
     class Mine(FedAvg):
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
             loss = self.loss(task)
@@ -200,12 +192,12 @@ def test_a_part_to_freeze_that_the_model_lacks_is_refused(tmp_path: Path, monkey
         run(Mine, tmp_path, monkeypatch)
 
 
-def test_a_draw_from_the_generator_of_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_from_the_generator_of_a_gpu_is_refused(tmp_path, monkeypatch):
     state = torch.zeros(16, dtype=torch.uint8)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", state.clone)
 
-    def drawing(client: Any, up: Any) -> Any:
+    def drawing(client, up):
         state.add_(1)
         return client, up
 
@@ -213,10 +205,8 @@ def test_a_draw_from_the_generator_of_a_gpu_is_refused(tmp_path: Path, monkeypat
         run(updating(drawing), tmp_path, monkeypatch)
 
 
-def test_an_operation_that_cannot_be_repeated_on_a_gpu_is_said_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def pooling(client: Any, up: Any) -> Any:
+def test_an_operation_that_cannot_be_repeated_on_a_gpu_is_said_with_what_to_do(tmp_path, monkeypatch):
+    def pooling(client, up):
         raise RuntimeError("adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but")
 
     with pytest.raises(RunError, match=r"adaptive_avg_pool2d_backward_cuda .*choose another one .*device = 'cpu'"):

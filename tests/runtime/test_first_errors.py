@@ -1,18 +1,16 @@
 """An author's first errors name class, method and what is expected, before a round or in the first one."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.errors import PflmpiError
-from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.client import ClientData
 from pflmpi.learning.personal import Kept, Merge, Mix, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -22,23 +20,23 @@ from pflmpi.tree import Tree
 
 class FloatState(FedPer):
     def init_client(self, task: Task) -> Tree:
-        return {**super().init_client(task), "alpha": 0.5}  # type: ignore[dict-item]
+        return {**super().init_client(task), "alpha": 0.5}
 
 
 class FloatServer(FedPer):
     def init_server(self, task: Task) -> Tree:
-        return {**super().init_server(task), "round": 1}  # type: ignore[dict-item]
+        return {**super().init_server(task), "round": 1}
 
 
 class FloatPublished(FedPer):
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return {**super().publish(task, server, receivers), "alpha": 0.5}  # type: ignore[dict-item]
+        return {**super().publish(task, server, receivers), "alpha": 0.5}
 
 
 class FloatSent(FedPer):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         state, up = super().client_update(task, client, down, data)
-        return state, {**up, "alpha": 0.5}  # type: ignore[dict-item]
+        return state, {**up, "alpha": 0.5}
 
 
 class UnknownKept(FedPer):
@@ -58,12 +56,12 @@ class OneForTwo(FedPer):
 
 class OtherPass(FedPer):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        return client, {"body": data.passes["fine_tuning"]}  # type: ignore[dict-item]
+        return client, {"body": data.passes["fine_tuning"]}
 
 
 class VectorLoss(FedPer):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        def loss(model: Tree, batch: Batch) -> Tensor:
+        def loss(model, batch):
             return torch.nn.functional.cross_entropy(task.predict(model, batch.x), batch.y, reduction="none")
 
         model = train(task, {**down["body"], **client}, data.passes["train"], loss, data.learning_rate)
@@ -85,9 +83,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("kind", ERRORS)
-def test_it_says_what_is_expected(
-    kind: type[FedPer], executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_what_is_expected(kind, executor, tmp_path, monkeypatch):
     monkeypatch.setitem(ALGORITHMS._objects, "first", kind)
     raw = quick_run.settings(algorithm={"name": "first"}, runtime={"executor": executor, "lanes": 3})
     with pytest.raises(PflmpiError, match=ERRORS[kind]):

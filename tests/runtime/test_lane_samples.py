@@ -1,6 +1,5 @@
 """Lanes gather the samples of what an algorithm goes over, and no others."""
 
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -11,7 +10,7 @@ from pflmpi.runtime.executors import batches
 
 
 @pytest.mark.parametrize(("case", "whole"), [("local", False), ("fedgmh-full", True)])
-def test_the_whole_training_split_is_not_gathered_for_nothing(case: str, whole: bool, tmp_path: Path) -> None:
+def test_the_whole_training_split_is_not_gathered_for_nothing(case, whole, tmp_path):
     training, runtime = {"steps": 1, "batch_size": 2, "rounds": 1}, {"executor": "lanes"}
     raw = quick_run.settings(every_algorithm()[case], training=training, runtime=runtime)
     with mock.patch.object(batches, "gather_samples", wraps=batches.gather_samples) as gathered:

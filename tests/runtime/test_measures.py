@@ -6,15 +6,15 @@ from sklearn.metrics import f1_score
 from pflmpi.runtime.measures import Counts, figures
 
 
-def counted(labels: list[np.ndarray], predictions: list[np.ndarray], classes: int) -> Counts:
-    def of(chosen: list[np.ndarray]) -> np.ndarray:
+def counted(labels, predictions, classes):
+    def of(chosen):
         return np.stack([np.bincount(each, minlength=classes) for each in chosen])
 
     hits = of([y[y == p] for y, p in zip(labels, predictions, strict=True)])
     return Counts(hits, of(predictions), of(labels), np.arange(len(labels), dtype=np.float64))
 
 
-def test_macro_f1_is_that_of_scikit_learn_for_each_client() -> None:
+def test_macro_f1_is_that_of_scikit_learn_for_each_client():
     rng = np.random.default_rng(0)
     labels = [rng.integers(0, 3, size) for size in (1, 7, 40)]  # classes 3 and 4: never there, sometimes predicted
     predictions = [rng.integers(0, 4, len(each)) for each in labels]
@@ -24,7 +24,7 @@ def test_macro_f1_is_that_of_scikit_learn_for_each_client() -> None:
     assert np.isclose(figures(found)["f1_macro"], np.mean(expected))
 
 
-def test_figures_leave_out_clients_without_samples() -> None:
+def test_figures_leave_out_clients_without_samples():
     hits = np.array([[1, 0], [2, 2], [0, 0], [0, 1]])
     counts = Counts(hits, hits, np.array([[2, 0], [2, 2], [0, 0], [3, 1]]), np.array([1.0, 2.0, 0.0, 6.0]))
     found = figures(counts)
@@ -34,7 +34,7 @@ def test_figures_leave_out_clients_without_samples() -> None:
     assert counts.class_accuracy.tolist() == [3 / 7, 1.0]
 
 
-def test_the_bottom_tenth_is_the_mean_of_the_lowest_clients() -> None:
+def test_the_bottom_tenth_is_the_mean_of_the_lowest_clients():
     total = np.full((30, 1), 100)
     hits = np.random.default_rng(0).permutation(30).reshape(30, 1)
     assert np.isclose(figures(Counts(hits, hits, total, np.zeros(30)))["accuracy_bottom"], 0.01)

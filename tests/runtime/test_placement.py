@@ -1,7 +1,5 @@
 """Clients are assigned to ranks by their groups."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from pflmpi.runtime.placement import Placement, cut_groups, place_clients
 
 
 @pytest.mark.parametrize("lives_somewhere", [True, False])
-def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: bool) -> None:
+def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere):
     rng = np.random.default_rng(0)
     steps = rng.integers(1, 9, 50)
     groups = cut_groups(rng.integers(0, 2, 50), steps, 4)
@@ -28,7 +26,7 @@ def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: 
 
 
 @pytest.mark.parametrize("lives_somewhere", [True, False])
-def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_ranks(lives_somewhere: bool) -> None:
+def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_ranks(lives_somewhere):
     groups = cut_groups(np.zeros(50, np.int64), np.arange(50), 20)
     calls = []
     for ranks in (1, 2, 5):
@@ -43,7 +41,7 @@ def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_rank
     assert [len(call) for call in calls[0]] == [8, 6, 8, 8, 1, 8, 8]
 
 
-def plain_homes(groups: Sequence[np.ndarray], work: np.ndarray, hosts: Sequence[int], most: int) -> list[int]:
+def plain_homes(groups, work, hosts, most):
     """As `place_clients` says, in plain words; `most` hosts are compared for each group."""
     home, load = [-1] * len(work), [np.zeros(work.shape[1]) for _ in hosts]
     for group in sorted(groups, key=lambda group: (-work[group].sum(), group[0])):
@@ -58,7 +56,7 @@ def plain_homes(groups: Sequence[np.ndarray], work: np.ndarray, hosts: Sequence[
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_homes_are_those_that_comparing_every_host_gives(seed: int) -> None:
+def test_homes_are_those_that_comparing_every_host_gives(seed):
     rng = np.random.default_rng(seed)
     clients, rounds, count = rng.integers(1, 60), rng.integers(1, 20), rng.integers(1, 70)
     cost = rng.integers(1, 4 if seed % 2 else 1000, clients)[:, None]

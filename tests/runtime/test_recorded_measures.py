@@ -1,6 +1,5 @@
 """What a run records of its clients: losses, F1, the lowest tenth; the same on any number of ranks."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from pflmpi.testing.conformance import EXECUTORS
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_losses_and_measures_are_recorded_and_the_same_on_three_ranks(executor: str, tmp_path: Path) -> None:
+def test_losses_and_measures_are_recorded_and_the_same_on_three_ranks(executor, tmp_path):
     raw = quick_run.settings(
         algorithm={"name": "fedper"}, training={"rounds": 2}, runtime={"executor": executor, "lanes": 2}
     )
@@ -37,7 +36,7 @@ def test_losses_and_measures_are_recorded_and_the_same_on_three_ranks(executor: 
         assert float(line[name]) == pytest.approx(value, abs=1e-6), name
 
 
-def test_the_training_loss_is_that_of_the_steps_before_they_are_taken(tmp_path: Path) -> None:
+def test_the_training_loss_is_that_of_the_steps_before_they_are_taken(tmp_path):
     """With one step over all samples it is the loss of the initial model on them."""
     raw: dict[str, Any] = quick_run.settings(
         algorithm={"name": "fedavg"}, training={"rounds": 1, "batch_size": 1000, "participation": 1.0}

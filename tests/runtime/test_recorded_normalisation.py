@@ -1,7 +1,6 @@
 """`normalize: standard`: its figures are in the run, and are the ones that count from then on."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -11,19 +10,18 @@ import quick_run
 from described import about
 from pflmpi.analysis.run import open_run
 from pflmpi.data import dataset, loading, unseen
-from pflmpi.data.dataset import Dataset
 
 RNG = np.random.default_rng(0)
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     x, who = RNG.normal(5, [1, 2, 30], (200, 3)), np.arange(200) % 5
     np.savez(tmp_path / "my.npz", x=x, y=(x[:, 0] > 5).astype(int), client=who)
     return tmp_path / "my.npz"
 
 
-def of_another_library(found: Dataset, samples: np.ndarray | None = None) -> Dataset:
+def of_another_library(found, samples=None):
     """The figures of a library that adds up differently, much exaggerated."""
     ours = dataset.standardised(found, samples)
     return replace(ours, mean=tuple(value + 0.1 for value in ours.mean), std=tuple(2 * value for value in ours.std))
@@ -31,8 +29,8 @@ def of_another_library(found: Dataset, samples: np.ndarray | None = None) -> Dat
 
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_a_continuation_and_other_data_are_normalised_by_the_recorded_figures(
-    share: float, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    share, table, tmp_path, monkeypatch, capsys
+):
     raw = quick_run.settings(
         data={"name": "my", "path": str(table), "normalize": "standard", "limit": None},
         partition={"name": "writers", "clients": None},
@@ -54,9 +52,7 @@ def test_a_continuation_and_other_data_are_normalised_by_the_recorded_figures(
     assert (tmp_path / "after.csv").read_text() == (tmp_path / "before.csv").read_text()
 
 
-def test_they_are_in_every_checkpoint_and_shown(
-    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_they_are_in_every_checkpoint_and_shown(table, tmp_path, capsys):
     data = {"name": "my", "path": str(table), "normalize": "standard", "limit": None}
     quick_run.run(quick_run.settings(data=data, partition={"name": "writers", "clients": None}), tmp_path / "run")
     x = np.load(table)["x"].astype(np.float32)
@@ -73,7 +69,7 @@ def test_they_are_in_every_checkpoint_and_shown(
     assert f"standard mean {shown}, deviation" in capsys.readouterr().out
 
 
-def test_bytes_are_normalised_as_the_checkpoint_says(tmp_path: Path) -> None:
+def test_bytes_are_normalised_as_the_checkpoint_says(tmp_path):
     quick_run.run(quick_run.settings(), tmp_path)
     found = open_run(tmp_path).round().normalisation
     assert (found["mean"].tolist(), found["std"].tolist()) == ([0.5], [0.5])

@@ -5,17 +5,16 @@ import numpy as np
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime import round_report
 from pflmpi.runtime.measures import Counts
-from pflmpi.transports.base import Transport
 from thread_transport import run_ranks
 
 SECONDS = [(0.0, 0.0), (3.0, 1.0), (1.0, 1.0)]  # of training and of testing
 GROUPS: list[list[ClientGroup]] = [[], [np.array([0])], [np.array([1])]]  # rank 0 serves and does not compute
 
 
-def test_waiting_and_testing_are_means_of_the_ranks_that_compute() -> None:
+def test_waiting_and_testing_are_means_of_the_ranks_that_compute():
     totals = np.full((2, 2), 3, np.int64)
 
-    def work(transport: Transport) -> round_report.RoundReport | None:
+    def work(transport):
         mine = GROUPS[transport.rank]
         tested = Counts.none(totals[: len(mine)])
         losses = {int(group[0]): 0.5 for group in mine}

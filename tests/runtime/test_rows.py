@@ -1,8 +1,5 @@
 """Clients that have not trained share their first state; what each keeps is as if all had rows of their own."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +10,7 @@ from pflmpi.algorithms.base import initial_client
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.learning.task import Task
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.client_rows import Rows, empty_rows
+from pflmpi.runtime.client_rows import empty_rows
 from pflmpi.runtime.client_state import allocate, initialise
 from pflmpi.tree import Tree
 from planned_run import planned
@@ -27,7 +24,7 @@ TEMPLATE: Tree = {
 WHO = np.array([2, 3, 7, 8, 20])
 
 
-def filled() -> tuple[Rows, dict[str, torch.Tensor]]:
+def filled():
     """Rows that all begin alike, and the same as whole arrays."""
     rows, whole = empty_rows(WHO, TEMPLATE), {}
     for path, leaf in tree.leaves(TEMPLATE):
@@ -37,7 +34,7 @@ def filled() -> tuple[Rows, dict[str, torch.Tensor]]:
     return rows, whole
 
 
-def check(rows: Rows, whole: dict[str, torch.Tensor], chosen: list[int]) -> None:
+def check(rows, whole, chosen):
     at = torch.tensor(chosen)
     found = rows.get(WHO[chosen])
     assert found["none"] == {}
@@ -47,7 +44,7 @@ def check(rows: Rows, whole: dict[str, torch.Tensor], chosen: list[int]) -> None
         assert np.array_equal(array, to_numpy(whole[path][at])), path
 
 
-def test_rows_come_to_life_when_they_are_written() -> None:
+def test_rows_come_to_life_when_they_are_written():
     rows, whole = filled()
     check(rows, whole, [0, 2, 4])
     assert all(array.strides[0] == 0 for array in rows.flat(WHO).values())
@@ -63,7 +60,7 @@ def test_rows_come_to_life_when_they_are_written() -> None:
     check(rows, whole, [0, 1, 2, 3, 4])
 
 
-def test_clients_that_begin_otherwise_have_rows_of_their_own() -> None:
+def test_clients_that_begin_otherwise_have_rows_of_their_own():
     rows, whole = filled()
     for path, value in (("model/bias", -1.0), ("steps", 9)):
         rows.begin(WHO[1:2], path, torch.full((1,), value, dtype=whole[path].dtype))
@@ -80,14 +77,14 @@ def test_clients_that_begin_otherwise_have_rows_of_their_own() -> None:
     }
 
 
-def test_zeros_of_another_sign_are_not_the_same() -> None:
+def test_zeros_of_another_sign_are_not_the_same():
     rows = empty_rows(WHO, {"x": torch.empty((), device="meta")})
     rows.begin(WHO[:1], "x", torch.tensor([0.0]))
     rows.begin(WHO[1:2], "x", torch.tensor([-0.0]))
     assert np.signbit(rows.flat(WHO)["x"]).tolist() == [False, True, False, False, False]
 
 
-def test_what_was_never_filled_is_zero() -> None:
+def test_what_was_never_filled_is_zero():
     rows = empty_rows(WHO, TEMPLATE)
     assert all(not leaf.any() for _, leaf in tree.leaves(rows.get(WHO)))
     assert rows.flat(WHO)["model/weight"].strides[0] == 0
@@ -103,7 +100,7 @@ class ByClient(FedGMH):
 
 @pytest.mark.parametrize("init", ["shared", "per_client"])
 @pytest.mark.parametrize("kind", [FedGMH, ByClient])
-def test_the_first_state_is_that_of_each_client(kind: Any, init: str) -> None:
+def test_the_first_state_is_that_of_each_client(kind, init):
     world = planned(quick_run.settings(training={"init": init}), 1)
     algorithm, task, n = kind(), world.setup.task, world.setup.task.num_clients
     template = tree.like(initial_client(algorithm, task, 0))
@@ -114,12 +111,12 @@ def test_the_first_state_is_that_of_each_client(kind: Any, init: str) -> None:
     for path, leaf in tree.leaves(population.get(np.arange(n))):
         assert torch.equal(leaf, tree.at(whole, path)), path
     if kind is ByClient:
-        assert population.get(np.arange(n))["number"].tolist() == [*range(n)]  # type: ignore[union-attr]
+        assert population.get(np.arange(n))["number"].tolist() == [*range(n)]
     changed = population.cohorts[0].changed["model/head/weight"]
     assert changed.any() == (init == "per_client")  # one row, where it is the same for all
 
 
-def test_a_start_that_is_common_to_all_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_is_common_to_all_is_made_once(monkeypatch):
     task, calls = planned(quick_run.settings(), 1).setup.task, []
     plain = FedGMH.init_client
     monkeypatch.setattr(FedGMH, "init_client", lambda self, task: calls.append(1) or plain(self, task))
@@ -128,7 +125,7 @@ def test_a_start_that_is_common_to_all_is_made_once(monkeypatch: pytest.MonkeyPa
     assert len(calls) == 1
 
 
-def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path, monkeypatch):
     """3 of 7 clients train in a round."""
     from pflmpi.experiment import run as experiment
     from pflmpi.store import shard
@@ -136,7 +133,7 @@ def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monk
     monkeypatch.setattr(shard, "_ONCE", 1000)
     made = []
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments):
         made.append(allocate(*arguments))
         return made[-1]
 

@@ -1,8 +1,6 @@
 """Clients with one model are tested together; the bits of a client do not depend on the samples beside its own."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +12,16 @@ from pflmpi.config import load as configuration
 from pflmpi.experiment.build import prepare, setup
 from pflmpi.learning.task import HOST
 from pflmpi.runtime import evaluation
-from pflmpi.runtime.setup import Setup
 
 FEDAVG = {"algorithm": {"name": "fedavg"}}
 
 
-def setup_of(base: dict[str, Any], **sections: Any) -> Setup:
+def setup_of(base, **sections):
     return setup(prepare(configuration.parse(quick_run.settings(base, **sections)), HOST), 1, 1)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def asked(monkeypatch):
     """The clients of each call, as they are tested."""
     called: list[list[int]] = []
     evaluate = evaluation.evaluate_together
@@ -33,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn", "resnet18"])
-def test_a_client_gets_the_same_whoever_is_tested_with_it(model: str) -> None:
+def test_a_client_gets_the_same_whoever_is_tested_with_it(model):
     torch.set_num_threads(1)
     size = {"kernel": 3, "padding": 1} if model == "cnn" else {}
     ready = setup_of(FEDAVG, model={"name": model, **size}, partition={"name": "dirichlet", "clients": 7, "beta": 0.5})
@@ -48,7 +45,7 @@ def test_a_client_gets_the_same_whoever_is_tested_with_it(model: str) -> None:
     assert alone.loss == pytest.approx(first.loss, rel=1e-5) and first.samples.sum() > 1
 
 
-def test_only_clients_with_one_model_are_tested_together() -> None:
+def test_only_clients_with_one_model_are_tested_together():
     assert setup_of(FEDAVG).shares_model
     assert not setup_of({"algorithm": {"name": "fedper"}}).shares_model, "a head of its own"
     assert not setup_of({"algorithm": {"name": "fesem"}}).shares_model, "the model of its group"
@@ -57,19 +54,19 @@ def test_only_clients_with_one_model_are_tested_together() -> None:
     assert not setup_of(FEDAVG, **late).shares_model, "an absent one keeps what it has received"
 
 
-def test_a_run_tests_them_together(asked: list[list[int]], tmp_path: Path) -> None:
+def test_a_run_tests_them_together(asked, tmp_path):
     quick_run.run(quick_run.settings(FEDAVG, partition={"clients": 5}, training={"rounds": 2}), tmp_path)
     assert asked == [[0, 1, 2, 3, 4]] * 2
 
 
 @pytest.mark.parametrize(("name", "together"), [("fedavg", [[0, 1, 2, 3], [4]]), ("perfedavg", [])])
-def test_so_are_unseen_clients(name: str, together: list[list[int]], asked: list[list[int]], tmp_path: Path) -> None:
+def test_so_are_unseen_clients(name, together, asked, tmp_path):
     settings = {"partition": {"clients": 5}, "evaluation": {"unseen": 0.2}, "training": {"rounds": 1}}
     quick_run.run(quick_run.settings({"algorithm": {"name": name}}, **settings), tmp_path)
     assert asked == together, "perfedavg adapts the model of each"
 
 
-def test_cohorts_and_many_samples_are_tested_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cohorts_and_many_samples_are_tested_apart(monkeypatch):
     executor = replace(setup_of(FEDAVG, partition={"clients": 6}).executor, cohort=np.array([1, 0, 0, 1, 1, 0]))
     groups = [np.array([4]), np.array([1, 5]), np.array([0, 2, 3])]
     assert [one.tolist() for one in evaluation.regrouped(executor, groups)] == [[1, 2, 5], [0, 3, 4]]

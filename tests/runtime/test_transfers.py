@@ -1,7 +1,5 @@
 """Copies overlap with computing: a group goes up while the one before computes, in order, and with the host's bits."""
 
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,13 +13,13 @@ from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.transfers import pipelined
 
 
-def run(case: str, executor: str) -> tuple[stub_run.Outcome, stub_run.Outcome, Timeline]:
+def run(case, executor):
     """A round of three groups on the stub device with streams, the same on the host, and what happened."""
     raw = stub_run.settings(every_algorithm()[case], "mlp", executor)
     raw["runtime"]["lanes"] = 1
     with fake_streams() as timeline:
 
-        def noted(self: Executor, *args: Any) -> Any:
+        def noted(self, *args):
             timeline.log.append("begin")
             return update(self, *args)
 
@@ -33,7 +31,7 @@ def run(case: str, executor: str) -> tuple[stub_run.Outcome, stub_run.Outcome, T
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("case", ["fedavg", "fedproto", "ditto", "fedgmh-full"])
-def test_a_group_is_begun_before_the_one_before_is_waited_for(case: str, executor: str) -> None:
+def test_a_group_is_begun_before_the_one_before_is_waited_for(case, executor):
     torch.set_num_threads(1)
     found, expected, timeline = run(case, executor)
     assert timeline.races == []
@@ -45,14 +43,14 @@ def test_a_group_is_begun_before_the_one_before_is_waited_for(case: str, executo
     assert timeline.up.waits == set(), "what goes up waits for no results"
 
 
-def test_unseen_clients_are_begun_before_those_before_are_waited_for() -> None:
+def test_unseen_clients_are_begun_before_those_before_are_waited_for():
     torch.set_num_threads(1)
     raw = stub_run.settings(every_algorithm()["fedper"], "mlp", "loop")
     raw["runtime"]["lanes"], raw["evaluation"] = 1, {"unseen": 0.67}  # two of three
     evaluate_unseen = rounds.evaluate_unseen
     with fake_streams() as timeline:
 
-        def noted(*args: Any) -> Any:
+        def noted(*args):
             timeline.log.append("unseen")
             return evaluate_unseen(*args)
 
@@ -64,20 +62,20 @@ def test_unseen_clients_are_begun_before_those_before_are_waited_for() -> None:
     assert timeline.log[first:] == ["unseen", *joins, *test, *joins, *test, "wait", "wait"]
 
 
-def _forgetting(name: str) -> Callable[[FakeStream, FakeStream], None]:
+def _forgetting(name):
     wait_stream = FakeStream.wait_stream
     return lambda self, other: None if self.name == name else wait_stream(self, other)
 
 
 @pytest.mark.parametrize("queue", ["computing", "down", "host"])
-def test_a_queue_that_does_not_wait_is_found(queue: str) -> None:
+def test_a_queue_that_does_not_wait_is_found(queue):
     torch.set_num_threads(1)
     with mock.patch.object(FakeStream, "wait_stream", _forgetting(queue)):
         _, _, timeline = run("ditto", "lanes")
     assert any(f"on {queue} does not wait" in race for race in timeline.races)
 
 
-def test_memory_that_is_given_away_too_early_is_found() -> None:
+def test_memory_that_is_given_away_too_early_is_found():
     torch.set_num_threads(1)
     with mock.patch.object(Timeline, "keep", lambda *_: None):
         _, _, timeline = run("ditto", "lanes")
@@ -88,10 +86,10 @@ def test_memory_that_is_given_away_too_early_is_found() -> None:
 @pytest.mark.parametrize(
     ("ahead", "expected"), [(0, "b0 w0 b1 w1 b2 w2"), (1, "b0 b1 w0 b2 w1 w2"), (5, "b0 b1 b2 w0 w1 w2")]
 )
-def test_as_many_are_begun_ahead_as_asked(ahead: int, expected: str) -> None:
+def test_as_many_are_begun_ahead_as_asked(ahead, expected):
     log: list[str] = []
 
-    def begin(number: int) -> Callable[[], int]:
+    def begin(number):
         log.append(f"b{number}")
         return lambda: log.append(f"w{number}") or number
 

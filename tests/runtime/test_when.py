@@ -1,6 +1,5 @@
 """`evaluation.when: both`: the participants are tested with the models that local training leaves, too."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,17 @@ from pflmpi.store import metrics_file
 BOTH = {"when": "both"}
 
 
-def settings(**sections: Any) -> dict[str, Any]:
+def settings(**sections):
     return quick_run.settings(sections, evaluation={**BOTH, **sections.pop("evaluation", {})})
 
 
-def trained(run: Path) -> list[np.ndarray]:
+def trained(run):
     last = open_run(run).round()
     return [last.metrics[f"trained_{name}"] for name in ("hits", "predicted", "client_test_loss")]
 
 
 @pytest.mark.parametrize("name", [*TESTED, "l2gd"])
-def test_the_bits_of_the_run_stay_and_every_rank_counts_the_same(name: str, tmp_path: Path) -> None:
+def test_the_bits_of_the_run_stay_and_every_rank_counts_the_same(name, tmp_path):
     share = 1.0 if name == "l2gd" else 0.5
     sections: dict[str, Any] = {"algorithm": {"name": name}, "training": {"rounds": 2, "participation": share}}
     plain = quick_run.run(quick_run.settings(sections), tmp_path / "plain")
@@ -37,7 +36,7 @@ def test_the_bits_of_the_run_stay_and_every_rank_counts_the_same(name: str, tmp_
     assert len(after["trained_accuracy"]) == len(after["participants"])
 
 
-def test_a_client_alone_has_after_training_what_it_receives(tmp_path: Path) -> None:
+def test_a_client_alone_has_after_training_what_it_receives(tmp_path):
     """The mean of one model is that model."""
     one = settings(
         algorithm={"name": "fedavg"}, partition={"name": "iid", "clients": 1}, training={"participation": 1.0}
@@ -48,14 +47,14 @@ def test_a_client_alone_has_after_training_what_it_receives(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "changes"), [("fedavg", True), ("fesem", True), ("ditto", False), ("local", False)])
-def test_what_is_tested_is_the_model_before_the_server_answers(name: str, changes: bool, tmp_path: Path) -> None:
+def test_what_is_tested_is_the_model_before_the_server_answers(name, changes, tmp_path):
     quick_run.run(settings(algorithm={"name": name}, training={"participation": 1.0, "lr": 0.3}), tmp_path / "run")
     last = open_run(tmp_path / "run").round().metrics
     same = np.array_equal(last["trained_client_test_loss"], last["client_test_loss"])
     assert same != changes, "a model of its own is the same before and after the answer"
 
 
-def test_columns_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+def test_columns_are_those_of_the_checkpoint(tmp_path):
     quick_run.run(settings(algorithm={"name": "fedavg"}, evaluation={"every": 2}), tmp_path / "run")
     first, second, third = metrics_file.read(tmp_path / "run")
     names = ["trained_accuracy_mean", "trained_accuracy_weighted", "trained_accuracy_std", "trained_test_loss"]
@@ -66,7 +65,7 @@ def test_columns_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     assert third["trained_accuracy_mean"] != third["accuracy_mean"]
 
 
-def test_with_unseen_clients_and_failing_ones(tmp_path: Path) -> None:
+def test_with_unseen_clients_and_failing_ones(tmp_path):
     both = settings(algorithm={"name": "fedavg"}, evaluation={"unseen": 0.3})
     digest = quick_run.run(both, tmp_path / "run")
     assert quick_run.run(both, tmp_path / "two", ranks=2) == digest
@@ -75,9 +74,7 @@ def test_with_unseen_clients_and_failing_ones(tmp_path: Path) -> None:
         assert one[name] == two[name] != ""
 
 
-def test_evaluate_trains_from_a_checkpoint_as_the_next_round_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_trains_from_a_checkpoint_as_the_next_round_does(tmp_path, capsys):
     run = tmp_path / "run"
     quick_run.run(settings(checkpoint={"keep": 0}), run)
     table = tmp_path / "clients.csv"

@@ -53,9 +53,7 @@ def test_points_and_repeats_can_be_added_and_nothing_else(tmp_path):
 
 
 def test_speed_up_efficiency_and_parts_leave_the_first_round_out(tmp_path):
-    def seconds(
-        ranks,
-    ):  # two ranks: one of them trains 3 s, the other 2 s; then 1 s of messages
+    def seconds(ranks):  # two ranks: one of them trains 3 s, the other 2 s; then 1 s of messages
         if ranks == 1:
             return {"seconds": 6, "compute_seconds": 5, "evaluation_seconds": 0.5, "checkpoint_seconds": 0.25}
         return {"seconds": 4, "compute_seconds": 3, "waiting_seconds": 0.5, "evaluation_seconds": 0.25}

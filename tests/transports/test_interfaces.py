@@ -15,7 +15,7 @@ from pflmpi.transports.waiting import lost
 
 @pytest.mark.parametrize("port", ["99999", "0", "-1", "abc", ""])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_impossible_port_is_refused_at_once(port: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_port_is_refused_at_once(port, rank, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", port)
     began = time.monotonic()
@@ -24,7 +24,7 @@ def test_an_impossible_port_is_refused_at_once(port: str, rank: int, monkeypatch
     assert time.monotonic() - began < 5
 
 
-def test_a_port_in_use_is_refused() -> None:
+def test_a_port_in_use_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port} .Address already in use.*another"):
@@ -32,26 +32,26 @@ def test_a_port_in_use_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_host_that_nobody_knows_is_refused(rank: int) -> None:
+def test_a_host_that_nobody_knows_is_refused(rank):
     with pytest.raises(ConfigError, match=r"MASTER_ADDR = 'no\.such\.host\.invalid' stands for no machine"):
         connect(Launch("torchrun", rank, 2, "no.such.host.invalid:29872"), 2)
 
 
-def test_an_unknown_interface_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_interface_is_refused_with_those_that_there_are(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
     with pytest.raises(ConfigError, match=r"GLOO_SOCKET_IFNAME = 'nope0', which .* does not have; it has .*lo"):
         TorchTransport(Launch("torchrun", 0, 2, "127.0.0.1:1"), 30)
 
 
 @pytest.mark.parametrize(("value", "fits"), [("no", False), ("=l", False), ("l", True), ("^no", True), ("=lo", True)])
-def test_interfaces_of_nccl_may_be_beginnings_of_names(value: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interfaces_of_nccl_may_be_beginnings_of_names(value, fits, monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
     transport = object.__new__(TorchTransport)
     with pytest.raises(AttributeError if fits else ConfigError, match="_arrivals" if fits else "NCCL_SOCKET_IFNAME"):
         transport.use_gpus([0], torch.device("cpu"))
 
 
-def test_the_whole_reason_of_a_library_is_shown() -> None:
+def test_the_whole_reason_of_a_library_is_shown():
     nccl = (
         "NCCL error in: /torch/NCCLUtils.cpp:93, unhandled system error (run with NCCL_DEBUG=INFO for details). "
         + "x" * 200

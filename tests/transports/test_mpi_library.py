@@ -39,5 +39,5 @@ class Library:
     ],
     ids=["yes", "no", "yes by the other function", "no by it", "no by the first", "absent", "not started"],
 )
-def test_a_library_is_asked_for_gpu_memory(library: Any, expected: bool | None) -> None:
+def test_a_library_is_asked_for_gpu_memory(library, expected):
     assert mpi_library._device_buffers(library) is expected

@@ -6,7 +6,7 @@ import thread_transport
 from pflmpi.transports.text import from_root, gather_texts
 
 
-def test_texts_of_any_length_reach_rank_0() -> None:
+def test_texts_of_any_length_reach_rank_0():
     texts = ["ä" * 5000, "", "x"]
     assert thread_transport.run_ranks(3, lambda one: gather_texts(one, texts[one.rank])) == [
         texts,
@@ -16,6 +16,6 @@ def test_texts_of_any_length_reach_rank_0() -> None:
 
 
 @pytest.mark.parametrize("text", ["ä" * 5000, "", "x"])
-def test_rank_0s_text_of_any_length_reaches_all(text: str) -> None:
+def test_rank_0s_text_of_any_length_reaches_all(text):
     texts = [text, "another", ""]
     assert thread_transport.run_ranks(3, lambda one: from_root(one, texts[one.rank])) == [text] * 3
