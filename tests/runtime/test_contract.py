@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,13 +12,17 @@ from torch.nn import functional as F
 
 import quick_run
 from comparisons import state_of
+from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
-from pflmpi.errors import RunError, UserError
-from pflmpi.learning.client import average
-from pflmpi.learning.personal import Kept, NotAModel, Received
+from pflmpi.errors import AlgorithmError, PflmpiError, RunError, UserError
+from pflmpi.learning.client import ClientData, average
+from pflmpi.learning.personal import Kept, Merge, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
+from pflmpi.tree import Tree
 
 
 def run(kind, folder, patch, executor="loop"):
@@ -211,3 +216,142 @@ def test_an_operation_that_cannot_be_repeated_on_a_gpu_is_said_with_what_to_do(t
 
     with pytest.raises(RunError, match=r"adaptive_avg_pool2d_backward_cuda .*choose another one .*device = 'cpu'"):
         run(updating(pooling), tmp_path, monkeypatch)
+
+
+Change = Callable[[Tree, Messages, ClientData], None]
+
+
+def change_batch(name):
+    def change(client, down, data):
+        for batch in data.passes["train"]:
+            getattr(batch, name).add_(1).sub_(1)
+
+    return change
+
+
+def change_copies(client, down, data):
+    for _, leaf in tree.leaves(tree.clone({**client, **down})):
+        leaf.add_(1)
+    counts = data.class_counts.clone()
+    counts += 1
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "its state": (lambda client, down, data: tree.at(client, "head/bias").add_(1), "client/head/bias"),
+    "a message": (lambda client, down, data: tree.at(down["body"], "body/fc1/bias").mul_(0), "down/body/body/fc1/bias"),
+    "class counts": (lambda client, down, data: data.class_counts.add_(1), "data.class_counts"),
+}
+BATCHES = {"samples": (change_batch("x"), "batch.x"), "labels": (change_batch("y"), "batch.y")}
+
+
+def run_changing(change, executor, folder, monkeypatch, ranks=1):
+    class Changing(FedPer):
+        def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+            change(client, down, data)
+            return super().client_update(task, client, down, data)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "changing", Changing)
+    raw = quick_run.settings(algorithm={"name": "changing"}, runtime={"executor": executor, "lanes": 3})
+    return quick_run.run_changing(raw, folder, ranks)
+
+
+@pytest.mark.parametrize("what", [*CHANGES, *BATCHES])
+def test_a_tensor_that_was_given_is_not_changed(what, tmp_path, monkeypatch):
+    change, path = (CHANGES | BATCHES)[what]
+    with pytest.raises(AlgorithmError, match=rf"Changing.client_update \(round 1, client \d.* changes {path} in place"):
+        run_changing(change, "loop", tmp_path / "run_changing", monkeypatch)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_nor_in_lanes(what, tmp_path, monkeypatch):
+    with pytest.raises(AlgorithmError, match=r"Changing.client_update \(round.* in place") as caught:
+        run_changing(CHANGES[what][0], "lanes", tmp_path / "run_changing", monkeypatch)
+    assert "runtime.executor" not in str(caught.value)  # no way out
+
+
+def test_copies_may_be_changed(tmp_path, monkeypatch):
+    found = {run_changing(change_copies, "loop", tmp_path / str(ranks), monkeypatch, ranks) for ranks in (1, 2)}
+    assert len(found) == 1
+
+
+def test_the_server_publishes_its_state_as_it_is(tmp_path, monkeypatch):
+    class Publishing(FedPer):
+        def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Any:
+            tree.at(server, "shared/body/fc1/bias").add_(torch.ones(()))
+            return super().publish(task, server, receivers)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "publishing", Publishing)
+    with pytest.raises(AlgorithmError, match=r"Publishing.publish .* changes server/shared/body/fc1/bias in place"):
+        quick_run.run_changing(quick_run.settings(algorithm={"name": "publishing"}), tmp_path / "run_changing")
+
+
+class FloatState(FedPer):
+    def init_client(self, task: Task) -> Tree:
+        return {**super().init_client(task), "alpha": 0.5}
+
+
+class FloatServer(FedPer):
+    def init_server(self, task: Task) -> Tree:
+        return {**super().init_server(task), "round": 1}
+
+
+class FloatPublished(FedPer):
+    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
+        return {**super().publish(task, server, receivers), "alpha": 0.5}
+
+
+class FloatSent(FedPer):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        state, up = super().client_update(task, client, down, data)
+        return state, {**up, "alpha": 0.5}
+
+
+class UnknownKept(FedPer):
+    def personal(self, task: Task) -> Personal:
+        return Merge((Received("body"), Kept("haed", at="head")))
+
+
+class UnknownShare(FedPer):
+    def personal(self, task: Task) -> Personal:
+        return Mix(Received("body"), Kept(), share="beta")
+
+
+class OneForTwo(FedPer):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Any:
+        return {**client, **super().client_update(task, client, down, data)[1]}
+
+
+class OtherPass(FedPer):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        return client, {"body": data.passes["fine_tuning"]}
+
+
+class VectorLoss(FedPer):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        def loss(model, batch):
+            return torch.nn.functional.cross_entropy(task.predict(model, batch.x), batch.y, reduction="none")
+
+        model = train(task, {**down["body"], **client}, data.passes["train"], loss, data.learning_rate)
+        return {name: model[name] for name in client}, {"body": {"body": model["body"]}}
+
+
+ERRORS = {
+    FloatState: r"FloatState.init_client returned alpha = 0.5, a float; expected are tensors .* torch.tensor\(0.5\)",
+    FloatServer: r"FloatServer.init_server returned round = 1, a int; expected are tensors .* torch.tensor\(1\)",
+    FloatPublished: r"FloatPublished.publish returned alpha = 0.5, a float; expected are tensors",
+    FloatSent: r"FloatSent.client_update returned alpha = 0.5, a float; expected are tensors",
+    UnknownKept: r"UnknownKept.personal names 'haed', which `init_client` does not return; known: head/bias, head",
+    UnknownShare: r"UnknownShare.personal names 'beta', which `init_client` does not return",
+    OneForTwo: r"OneForTwo.client_update returned a dict; expected the new state and the messages, two dicts",
+    OtherPass: r"OtherPass.client_update .* there is no pass 'fine_tuning'; those that `passes` returns: train",
+    VectorLoss: r"VectorLoss.client_update .* the loss has shape \[\d+\]; expected a scalar tensor",
+}
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("kind", ERRORS)
+def test_it_says_what_is_expected(kind, executor, tmp_path, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS._objects, "first", kind)
+    raw = quick_run.settings(algorithm={"name": "first"}, runtime={"executor": executor, "lanes": 3})
+    with pytest.raises(PflmpiError, match=ERRORS[kind]):
+        quick_run.run(raw, tmp_path / "run")

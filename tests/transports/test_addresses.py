@@ -1,13 +1,18 @@
-"""An address or a network interface that cannot be used is one error that names the variable."""
+"""Addresses, network interfaces and libraries that cannot be used are one error that names the variable."""
 
+import ctypes
 import socket
 import time
+from typing import Any
 
 import pytest
 import torch
 
+import thread_transport
 from pflmpi.errors import ConfigError
+from pflmpi.transports import mpi_library
 from pflmpi.transports.detect import Launch
+from pflmpi.transports.text import from_root, gather_texts
 from pflmpi.transports.torch_store import connect
 from pflmpi.transports.torchdist import TorchTransport
 from pflmpi.transports.waiting import lost
@@ -60,3 +65,53 @@ def test_the_whole_reason_of_a_library_is_shown():
     shown = lost("broadcast", RuntimeError(nccl + "Exception raised from checkForNCCLErrors at x (most recent"), "")
     assert "Last error: socketStartConnect: Connect to 10.0.0.1<4000> failed : No route to host)" in shown
     assert shown.isprintable() and "most recent" not in shown
+
+
+def test_texts_of_any_length_reach_rank_0():
+    texts = ["ä" * 5000, "", "x"]
+    assert thread_transport.run_ranks(3, lambda one: gather_texts(one, texts[one.rank])) == [
+        texts,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize("text", ["ä" * 5000, "", "x"])
+def test_rank_0s_text_of_any_length_reaches_all(text):
+    texts = [text, "another", ""]
+    assert thread_transport.run_ranks(3, lambda one: from_root(one, texts[one.rank])) == [text] * 3
+
+
+class Library:
+    """The C functions of a library that answers 1 or 0, by one function or the other, or has neither."""
+
+    def __init__(self, started: bool = True, open_mpi: int | None = None, other: int | None = None) -> None:
+        self._started = started
+        if open_mpi is not None:
+            self.MPIX_Query_cuda_support = lambda: open_mpi
+        if other is not None:
+            self.MPIX_GPU_query_support = lambda kind, answer: self._set(answer, other) if kind == 0 else 1
+
+    def MPI_Initialized(self, answer: Any) -> int:
+        return self._set(answer, self._started)
+
+    def _set(self, answer: Any, value: int) -> int:
+        ctypes.cast(answer, ctypes.POINTER(ctypes.c_int))[0] = value
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (Library(open_mpi=1), True),
+        (Library(open_mpi=0), False),
+        (Library(other=1), True),
+        (Library(other=0), False),
+        (Library(open_mpi=0, other=1), False),
+        (Library(), None),
+        (Library(started=False, open_mpi=1), None),  # Open MPI decides when it starts
+    ],
+    ids=["yes", "no", "yes by the other function", "no by it", "no by the first", "absent", "not started"],
+)
+def test_a_library_is_asked_for_gpu_memory(library, expected):
+    assert mpi_library._device_buffers(library) is expected

@@ -1,4 +1,6 @@
-"""On a CPU with one thread the bits of a client do not depend on the other lanes of its call, nor on their number."""
+"""Lanes: a client's bits do not depend on the others of its call; what is gathered for them, where batches begin."""
+
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,9 +11,16 @@ from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import prepare, setup
-from pflmpi.learning.task import HOST
+from pflmpi.learning.task import HOST, Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.models import MODELS
 from pflmpi.rng import stream
+from pflmpi.runtime.executors import batches
+from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, Pool, aligned
 from pflmpi.runtime.executors.padding_check import example
+from pflmpi.tree import ALIGNED
+from pflmpi.vmap_lanes import behind, in_lane
+from stub_device import DEVICE, stub_device
 
 # Their own products of small matrices come out differently with other mates, as convolutions and weight decay do.
 EXCEPTIONS = {"fedcp", "fedfomo", "pfedcfr", "pfedcfr-tensor", "pfedpm-relation"}
@@ -60,3 +69,56 @@ def test_so_it_has_with_other_options(model, training):
 def test_with_convolutions_it_has_not_which_the_documentation_says():
     sections = {"model": {"name": "cnn", "kernel": 3, "padding": 1}, "algorithm": {"name": "fedavg"}}
     assert differing(executor_of(sections)), "grouped convolutions agree now, too: say so in docs/configuration.md"
+
+
+@pytest.mark.parametrize(("case", "whole"), [("local", False), ("fedgmh-full", True)])
+def test_the_whole_training_split_is_not_gathered_for_nothing(case, whole, tmp_path):
+    training, runtime = {"steps": 1, "batch_size": 2, "rounds": 1}, {"executor": "lanes"}
+    raw = quick_run.settings(every_algorithm()[case], training=training, runtime=runtime)
+    with mock.patch.object(batches, "gather_samples", wraps=batches.gather_samples) as gathered:
+        quick_run.run(raw, tmp_path / "run")
+    shapes = [tuple(call.args[1].shape[1:]) for call in gathered.call_args_list]
+    assert (1, 2) in shapes, "the pass"
+    assert (len(set(shapes)) > 1) == whole, shapes
+
+
+META = torch.device("meta")  # which has places in memory, and no memory
+
+
+@pytest.mark.parametrize(("features", "copies"), [(64, 0), (13, 3), (32, 2)])
+def test_batches_that_begin_elsewhere_are_copied(features, copies):
+    values = torch.arange(4.0 * features).view(4, 1, features)
+    with stub_device() as stub:
+        parts = values.to(DEVICE).unbind(0)
+        before = stub.counts.launches
+        found = list(aligned(parts))
+        assert stub.counts.launches - before == copies
+        assert [one.cpu().tolist() for one in found] == values.tolist()
+
+
+def begins(x):
+    """The byte of its memory at which a batch begins, in lanes that of the first one."""
+    if in_lane(x):
+        x = behind(x)
+    return int(x.storage_offset()) * x.element_size()
+
+
+def test_the_batches_of_a_client_and_of_lanes_begin_so():
+    task = Task(MODELS["mlp"]().bind((1, 5, 5), 3), TrainingConfig(), 2, 0, (0.5,), (0.5,)).replace(device=META)
+    order = torch.empty(12, dtype=torch.int64, device=META)
+    pool = Pool(torch.empty(12, 1, 5, 5, dtype=torch.uint8, device=META), labels=order)
+    found = [begins(one.x) for one in ClientBatches(task, pool, order, [4] * 3)]
+
+    def lane(images):
+        labels, weight = pool.labels.view(3, 4), torch.empty(3, 4, device=META)
+        batches = LaneBatches(task, lambda: (images, labels), weight, 3, together=3)
+        found.extend(begins(one.x) for one in batches)
+        return images
+
+    torch.func.vmap(lane)(pool.images.view(1, 3, 4, 1, 5, 5))
+    assert len(found) == 6 and all(begin % ALIGNED == 0 for begin in found), found
+
+
+def test_on_a_cpu_they_stay_where_they_are():
+    parts = torch.zeros(4, 13).unbind(0)
+    assert [one.data_ptr() for one in aligned(parts)] == [one.data_ptr() for one in parts]
