@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import json
 import os
+import pickle
 import threading
 import tracemalloc
 import zipfile
@@ -16,6 +17,7 @@ import pytest
 import torchvision
 
 from pflmpi.data import SOURCES, load
+from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import content_digest, whole
 from pflmpi.errors import ConfigError, DataError
@@ -462,3 +464,26 @@ def test_the_data_folder_comes_from_the_configuration_or_the_environment(root, t
     assert load(DataConfig(name="mnist"), seed=0, cache=str(tmp_path / "cache")).digest == expected
     monkeypatch.setenv("PFLMPI_DATA", str(tmp_path / "elsewhere"))
     assert load(config("mnist", root), seed=0, cache=str(tmp_path / "cache")).digest == expected
+
+
+def test_every_dataset_has_names():
+    assert sorted(CLASS_NAMES) == sorted(SOURCES)
+    assert all(len(set(names)) == len(names) for names in CLASS_NAMES.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "key"),
+    [
+        ("cifar10", "cifar-10-batches-py/batches.meta", "label_names"),
+        ("cifar100", "cifar-100-python/meta", "fine_label_names"),
+    ],
+)
+def test_the_names_are_those_in_the_files(name, file, key, data_root):
+    with open(data_root / file, "rb") as opened:
+        assert CLASS_NAMES[name] == tuple(pickle.load(opened, encoding="latin1")[key])
+
+
+def test_there_is_a_name_for_each_class(data_root):
+    for name in ("fashion_mnist", "femnist"):
+        dataset = SOURCES[name].read(data_root)
+        assert dataset.num_classes == len(CLASS_NAMES[name]) >= int(np.max(dataset.labels)) + 1
