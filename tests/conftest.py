@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,18 +36,18 @@ ALLOWED_SKIPS = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--strict-skips", action="store_true", help="fail on a skip whose reason is not a known one")
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """With several workers (`pytest -n 2 --dist loadgroup`) a file is one worker's, and so is all of the test bed."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group("slurm" if item.get_closest_marker("slurm") else str(item.path)))
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+def pytest_runtest_logreport(report):
     if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
         _SKIPPED.append((report.nodeid, report.longrepr[2].removeprefix("Skipped: ")))
 
@@ -56,7 +55,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 _SKIPPED: list[tuple[str, str]] = []
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+def pytest_sessionfinish(session, exitstatus):
     shutil.rmtree(OWN, ignore_errors=True)
     unexpected = [f"{node}: {reason}" for node, reason in _SKIPPED if not reason.startswith(ALLOWED_SKIPS)]
     if session.config.getoption("--strict-skips") and unexpected:
@@ -65,7 +64,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 @pytest.fixture
-def data_root() -> Path:
+def data_root():
     """The folder with real datasets."""
     root = os.environ.get("PFLMPI_DATA")
     if not root:
@@ -74,7 +73,7 @@ def data_root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[None]:
+def slurm():
     """A real Slurm, up while the tests that ask for it run."""
     with testbed.cluster():
         yield

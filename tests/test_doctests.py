@@ -9,7 +9,7 @@ from project import ROOT
 NOT_IMPORTED = {"pflmpi.__main__", "pflmpi.transports.mpi"}  # they start something
 
 
-def test_every_example_in_a_docstring_is_true() -> None:
+def test_every_example_in_a_docstring_is_true():
     failed, tried = [], 0
     for path in sorted((ROOT / "pflmpi").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,7 @@ from pflmpi.machine import cores, memory
         ),
     ],
 )
-def test_the_memory_of_a_job_is_what_its_group_leaves(
-    group: str, files: dict[str, str], total: int, free: int, tmp_path: Path
-) -> None:
+def test_the_memory_of_a_job_is_what_its_group_leaves(group, files, total, free, tmp_path):
     for name, text in {
         "proc/meminfo": "MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  600 kB\n",
         "proc/self/cgroup": f"1:name=systemd:/\n{group}\n",
@@ -42,13 +39,13 @@ def test_the_memory_of_a_job_is_what_its_group_leaves(
     assert memory(tmp_path) == (1024 * total, 1024 * free)
 
 
-def test_without_proc_all_memory_counts_as_free(tmp_path: Path) -> None:
+def test_without_proc_all_memory_counts_as_free(tmp_path):
     total, free = memory(tmp_path)
     assert total == free == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
-def test_a_bound_process_has_the_cores_it_is_bound_to() -> None:
+def test_a_bound_process_has_the_cores_it_is_bound_to():
     last = cores()[-1]
     code = f"import os; os.sched_setaffinity(0, [{last}]); from pflmpi.machine import cores; print(*cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from pflmpi.vmap_lanes import behind, in_lane, in_lanes_of, in_vmap, lane_axis, of_all_lanes, outside_vmap
 
@@ -10,10 +9,10 @@ VALUES = torch.arange(24.0).view(2, 3, 4)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_the_values_of_all_lanes_have_the_lanes_first(axis: int) -> None:
+def test_the_values_of_all_lanes_have_the_lanes_first(axis):
     found = []
 
-    def one_lane(lane: Tensor) -> Tensor:
+    def one_lane(lane):
         assert in_vmap() and in_lane(lane) and lane_axis(lane) == axis
         assert behind(lane) is not lane
         with outside_vmap():
@@ -27,10 +26,10 @@ def test_the_values_of_all_lanes_have_the_lanes_first(axis: int) -> None:
     assert not in_vmap()
 
 
-def test_what_a_gradient_is_taken_of_is_found_behind_it() -> None:
+def test_what_a_gradient_is_taken_of_is_found_behind_it():
     found = []
 
-    def loss(lane: Tensor) -> Tensor:
+    def loss(lane):
         with outside_vmap(), torch.no_grad():
             found.append(of_all_lanes(lane).clone())
         return lane.square().sum()
@@ -40,10 +39,10 @@ def test_what_a_gradient_is_taken_of_is_found_behind_it() -> None:
     assert torch.equal(slopes, 2 * VALUES.movedim(1, 0))
 
 
-def test_what_is_the_same_in_all_lanes_is_itself() -> None:
+def test_what_is_the_same_in_all_lanes_is_itself():
     same = torch.ones(3)
 
-    def one_lane(lane: Tensor) -> Tensor:
+    def one_lane(lane):
         assert not in_lane(same) and of_all_lanes(same) is same
         return lane + same
 

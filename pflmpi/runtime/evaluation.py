@@ -1,7 +1,7 @@
 """Testing the personal models of clients, where they live; those that predict with one and the same model, together.
 
 What a sample scores may depend on the size of its batch, which decides the kernels, but not on the samples beside it
-(`tests/runtime/test_shared_model.py`). So where clients share a model, batches hold samples of all of them and are
+(`tests/runtime/test_evaluation.py`). So where clients share a model, batches hold samples of all of them and are
 filled up, and who is tested on which rank decides no bit.
 """
 

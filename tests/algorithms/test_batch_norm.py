@@ -15,7 +15,7 @@ from pflmpi.messages.kinds import Own
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_local_training_is_in_training_mode_and_moves_the_statistics(name: str, bn: str) -> None:
+def test_local_training_is_in_training_mode_and_moves_the_statistics(name, bn):
     task, algorithm = comparisons.with_batch_norm(bn=bn), ALGORITHMS[name]()
     client, kinds = algorithm.init_client(task), algorithm.downlink(task)
     published = algorithm.publish(task, algorithm.init_server(task), np.arange(1))

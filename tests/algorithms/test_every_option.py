@@ -1,7 +1,6 @@
 """Every option of training, evaluation and checkpoints does what it says, on one rank and on two."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("executor, ranks", [("loop", 1), ("lanes", 2)])
-def test_every_training_option_changes_the_result(executor: str, ranks: int, tmp_path: Path) -> None:
+def test_every_training_option_changes_the_result(executor, ranks, tmp_path):
     digests = {}
     for number, change in enumerate([{}, *OPTIONS]):
         raw = quick_run.settings(
@@ -45,7 +44,7 @@ def test_every_training_option_changes_the_result(executor: str, ranks: int, tmp
     assert len(set(digests.values())) == len(digests), digests
 
 
-def test_bf16_keeps_float32_weights_near_those_of_fp32(tmp_path: Path) -> None:
+def test_bf16_keeps_float32_weights_near_those_of_fp32(tmp_path):
     servers = []
     for precision in ("fp32", "bf16"):
         raw = quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 2, "precision": precision})
@@ -56,7 +55,7 @@ def test_bf16_keeps_float32_weights_near_those_of_fp32(tmp_path: Path) -> None:
         np.testing.assert_allclose(array, servers[0][path], atol=0.01, err_msg=path)
 
 
-def test_evaluating_every_second_round_leaves_the_state_as_it_is(tmp_path: Path) -> None:
+def test_evaluating_every_second_round_leaves_the_state_as_it_is(tmp_path):
     each = quick_run.run(quick_run.settings(training={"rounds": 5}), tmp_path / "each")
     second, folder = run(quick_run.settings(training={"rounds": 5}, evaluation={"every": 2}), tmp_path)
     assert second == each
@@ -68,7 +67,7 @@ def test_evaluating_every_second_round_leaves_the_state_as_it_is(tmp_path: Path)
             assert (here["accuracy_mean"], here["accuracy_std"]) == (there["accuracy_mean"], there["accuracy_std"])
 
 
-def test_a_checkpoint_every_second_round_and_after_the_last(tmp_path: Path) -> None:
+def test_a_checkpoint_every_second_round_and_after_the_last(tmp_path):
     each = quick_run.run(quick_run.settings(training={"rounds": 5}), tmp_path / "each")
     second, folder = run(quick_run.settings(training={"rounds": 5}, checkpoint={"every": 2}), tmp_path)
     assert second == each
@@ -79,7 +78,7 @@ def test_a_checkpoint_every_second_round_and_after_the_last(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
-def test_an_absent_client_is_tested_with_the_reply_that_is_named(absent: str, tmp_path: Path) -> None:
+def test_an_absent_client_is_tested_with_the_reply_that_is_named(absent, tmp_path):
     raw = quick_run.settings(
         algorithm={"name": "fedavg"},
         training={"rounds": 4, "participation": 0.15},  # one client of seven

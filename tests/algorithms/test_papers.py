@@ -2,8 +2,6 @@
 
 import functools
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +13,12 @@ from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
 from pflmpi.data import dataset
 from pflmpi.data.config import DataConfig, PartitionConfig
-from pflmpi.data.federation import Federation, build
+from pflmpi.data.federation import build
 from pflmpi.experiment.build import prepare
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Sum
 from pflmpi.models.resnet18 import ResNet18
-from pflmpi.sweep.table import Cell, cells, folder, load
+from pflmpi.sweep.table import cells, folder, load
 from project import ROOT
 
 PAPERS = ROOT / "configs" / "papers"
@@ -37,12 +35,12 @@ SIZES = {
 }
 
 
-def cell(name: str, row: str, column: str) -> Cell:
+def cell(name, row, column):
     """The cell of a file, with the first seed."""
     return next(one for one in cells(load(PAPERS / name), (), 1) if (one.row, one.column) == (row, column))
 
 
-def published(name: str) -> dict[str, dict[str, list[float]]]:
+def published(name):
     return load(PAPERS / name).published
 
 
@@ -50,7 +48,7 @@ bind_once = functools.cache(ResNet18.bind)  # which takes longer than everything
 
 
 @functools.cache
-def federation(name: str, partition: str, split: str, test_share: float) -> Federation:
+def federation(name, partition, split, test_share):
     """The clients of a partition of samples as many as a dataset has, without the dataset."""
     shape, num_classes, train, test = SIZES[name]
     labels = np.tile(np.arange(num_classes), train + test)
@@ -58,7 +56,7 @@ def federation(name: str, partition: str, split: str, test_share: float) -> Fede
     official_test = np.arange(len(labels)) >= num_classes * train
     blank = dataset.assemble(name, images, labels, official_test, num_classes, digest="0")
     section = PartitionConfig(**json.loads(partition))
-    return build(blank, section, DataConfig(name=name, split=split, test_share=test_share), 0)  # type: ignore[arg-type]
+    return build(blank, section, DataConfig(name=name, split=split, test_share=test_share), 0)
 
 
 # Every table and figure with data of the five papers, a part with a quantity of its own counted by itself.
@@ -71,7 +69,7 @@ PUBLISHED = {
 }
 
 
-def test_there_is_a_file_for_every_table_and_figure_of_the_papers() -> None:
+def test_there_is_a_file_for_every_table_and_figure_of_the_papers():
     there = {str(path.relative_to(PAPERS).with_suffix("")) for path in FILES}
     assert there == {
         "digits",
@@ -81,14 +79,14 @@ def test_there_is_a_file_for_every_table_and_figure_of_the_papers() -> None:
     }
 
 
-def test_a_file_has_a_sweep_folder_of_its_own_or_that_of_the_runs_it_shows() -> None:
+def test_a_file_has_a_sweep_folder_of_its_own_or_that_of_the_runs_it_shows():
     assert len({folder(path, None) for path in WITH_RUNS}) == len(WITH_RUNS)
     for path in set(FILES) - set(WITH_RUNS):
         assert folder(path, None) in {folder(other, None) for other in WITH_RUNS if other.parent == path.parent}
 
 
 @pytest.mark.parametrize("path", WITH_RUNS, ids=lambda path: path.stem)
-def test_a_run_can_start_from_every_row_and_every_column(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_start_from_every_row_and_every_column(path, monkeypatch):
     """All cells are valid configurations; the clients are made for the first cell of each row and of each column."""
     monkeypatch.setattr(ResNet18, "bind", bind_once)
     rows: set[str] = set()
@@ -105,7 +103,7 @@ def test_a_run_can_start_from_every_row_and_every_column(path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_file_names_its_source_and_its_figures_are_percentages(path: Path) -> None:
+def test_every_file_names_its_source_and_its_figures_are_percentages(path):
     table = load(path)
     assert len(table.source) > 5 and "\n" not in table.source
     low, high = {"train_loss": (0, 3), "parameters": (1, 1e6)}.get(table.metric, (1, 100))
@@ -115,7 +113,7 @@ def test_every_file_names_its_source_and_its_figures_are_percentages(path: Path)
 
 
 @pytest.mark.parametrize("path", WITH_RUNS, ids=lambda path: path.stem)
-def test_data_folders_are_left_to_the_user_and_disks_do_not_fill(path: Path) -> None:
+def test_data_folders_are_left_to_the_user_and_disks_do_not_fill(path):
     for one in cells(load(path), (), 1):
         assert "root" not in one.raw["data"] and "runtime" not in one.raw
         assert one.raw["checkpoint"]["every"] >= 30 and one.raw["checkpoint"]["keep"] == 1
@@ -157,9 +155,7 @@ def test_data_folders_are_left_to_the_user_and_disks_do_not_fill(path: Path) -> 
         ("fedgmh/fedgmh_table7.yaml", "eta_h=0.01", "CIFAR-100", [76.06, 0.30]),
     ],
 )
-def test_the_published_figures_are_those_that_are_printed(
-    name: str, row: str, column: str, figure: list[float]
-) -> None:
+def test_the_published_figures_are_those_that_are_printed(name, row, column, figure):
     assert published(name)[row][column] == figure
 
 
@@ -180,7 +176,7 @@ def test_the_published_figures_are_those_that_are_printed(
         ("fedgmh/fedgmh_table7.yaml", 5, 1),
     ],
 )
-def test_whole_tables_are_published(name: str, rows: int, columns: int) -> None:
+def test_whole_tables_are_published(name, rows, columns):
     figures = published(name)
     assert len(figures) == rows and all(len(one) == columns for one in figures.values())
 
@@ -206,9 +202,7 @@ def test_whole_tables_are_published(name: str, rows: int, columns: int) -> None:
         ("fedgmh/fedgmh_table3.yaml", "FedGH", "E=8", {"training": {"epochs": 8, "lr_decay": 0.99}}),
     ],
 )
-def test_the_settings_of_a_cell_are_those_of_the_paper(
-    name: str, row: str, column: str, sections: dict[str, dict[str, Any]]
-) -> None:
+def test_the_settings_of_a_cell_are_those_of_the_paper(name, row, column, sections):
     raw = cell(name, row, column).raw
     for section, values in sections.items():
         assert {key: raw[section][key] for key in values} == values
@@ -219,7 +213,7 @@ def test_the_settings_of_a_cell_are_those_of_the_paper(
     [("FedPer", "MNIST"), ("FedRep", "MNIST"), ("FedAvg", "MNIST"), ("FeSEM", "MNIST"), ("FedProx", "MNIST"),
      ("FedPer", "FEMNIST"), ("FedRep", "FEMNIST")],
 )  # fmt: skip
-def test_the_averaged_parts_of_all_clients_are_as_large_as_published(row: str, column: str) -> None:
+def test_the_averaged_parts_of_all_clients_are_as_large_as_published(row, column):
     name = "pfedpm/pfedpm_table1_parameters.yaml"
     config = configuration.parse(cell(name, row, column).raw)
     (model,) = config.models
@@ -236,14 +230,14 @@ def test_the_averaged_parts_of_all_clients_are_as_large_as_published(row: str, c
 
 
 @pytest.mark.parametrize("column", ["MNIST n=3", "FEMNIST n=3", "CIFAR-10 n=3"])
-def test_model_heterogeneity_means_several_models_and_the_same_features(column: str) -> None:
+def test_model_heterogeneity_means_several_models_and_the_same_features(column):
     models = cell("pfedpm/pfedpm_table1.yaml", "pFedPM-mh", column).raw["model"]
     assert len({json.dumps(model) for model in models}) == (2 if "CIFAR" in column else 3)  # FedProto has two
     one = cell("pfedpm/pfedpm_table1.yaml", "pFedPM", column).raw["model"]
     assert {model["name"] for model in models} == {one["name"]}
 
 
-def test_the_digits_table_has_every_algorithm_and_trains_as_the_quickstart() -> None:
+def test_the_digits_table_has_every_algorithm_and_trains_as_the_quickstart():
     every = cells(load(PAPERS / "digits.yaml"), (), 1)
     assert {one.raw["algorithm"]["name"] for one in every} == set(ALGORITHMS)
     quickstart = yaml_file.read(PAPERS.parent / "quickstart.yaml")

@@ -25,7 +25,7 @@ LR = 0.1
 FEATURE, DECISION = ["body/fc1/weight", "body/fc1/bias"], ["head/weight", "head/bias"]
 
 
-def models(count: int) -> Tree:
+def models(count):
     """Models whose layers are unlike each other in how far apart they are."""
     generator = torch.Generator().manual_seed(count)
     rows = tree.stack(
@@ -34,7 +34,7 @@ def models(count: int) -> Tree:
     return tree.map(lambda leaf: leaf + 0.5 * torch.randn(leaf.shape, generator=generator), rows)
 
 
-def fuse(layer: list[np.ndarray], alpha: float, sigma: float) -> list[np.ndarray]:
+def fuse(layer, alpha, sigma):
     """Equation 10, client by client; `layer` is one vector for each client."""
     fused = []
     for n, mine in enumerate(layer):
@@ -47,17 +47,17 @@ def fuse(layer: list[np.ndarray], alpha: float, sigma: float) -> list[np.ndarray
     return fused
 
 
-def vectors(rows: Tree, paths: list[str]) -> list[np.ndarray]:
+def vectors(rows, paths):
     """The tensors of a layer of each client, as one vector."""
     return list(np.concatenate([tree.at(rows, path).flatten(1).double().numpy() for path in paths], 1))
 
 
-def bound(name: str, shape: tuple[int, int, int] = (3, 32, 32), bn: Any = "average", **fields: Any) -> Task:
+def bound(name, shape=(3, 32, 32), bn="average", **fields):
     architecture = MODELS[name](**fields).bind(shape, 10)
     return Task(architecture, TrainingConfig(bn=bn), 3, 0, (0.5,), (0.5,))
 
 
-def part_of(model: Tree, like: Tree) -> Tree:
+def part_of(model, like):
     """The leaves of a model that a template has."""
     return tree.unflatten({path: tree.at(model, path) for path, _ in tree.leaves(like)})
 
@@ -76,7 +76,7 @@ def part_of(model: Tree, like: Tree) -> Tree:
         ({"rules": ["mean", "attention"], "thresholds": [1]}, [DECISION]),
     ],
 )
-def test_personal_layers_are_fused_by_their_own_distance_and_the_others_averaged(fields: Any, layers: Any) -> None:
+def test_personal_layers_are_fused_by_their_own_distance_and_the_others_averaged(fields, layers):
     task, up = small_task.task(clients=5), models(3)
     algorithm = PFedCFR(alpha=1.5, sigma=4.0, **fields)
     sent = {name: part_of(up, kind.like) for name, kind in algorithm.uplink(task).items()}
@@ -94,7 +94,7 @@ def test_personal_layers_are_fused_by_their_own_distance_and_the_others_averaged
         assert not tree.differences(new, {"decision": kind.like}) and new["decision"] is mean
 
 
-def test_with_a_tiny_alpha_every_client_keeps_its_own_feature_layers() -> None:
+def test_with_a_tiny_alpha_every_client_keeps_its_own_feature_layers():
     task, up = small_task.task(clients=3), models(3)
     algorithm = PFedCFR(alpha=1e-12)
     sent = {"personal": part_of(up, algorithm.uplink(task)["personal"].like)}
@@ -102,7 +102,7 @@ def test_with_a_tiny_alpha_every_client_keeps_its_own_feature_layers() -> None:
     assert all(torch.equal(tree.at(new, path), tree.at(up, path)) for path in FEATURE)
 
 
-def test_distances_of_models_that_are_near_each_other_do_not_cancel() -> None:
+def test_distances_of_models_that_are_near_each_other_do_not_cancel():
     # Differences of 1e-4 in weights of 1000: 4e-5 in all, of norms of 4e9, which float64 keeps to 1e-6.
     rng = np.random.default_rng(0)
     w = (rng.normal(1000, 1, 4000) + rng.integers(-3, 4, (5, 4000)) * 2.0**-13).astype(np.float32)
@@ -114,7 +114,7 @@ def test_distances_of_models_that_are_near_each_other_do_not_cancel() -> None:
     assert torch.equal(squared_distances(seen, some), found[:, some])
 
 
-def test_the_reply_has_the_common_decision_layers() -> None:
+def test_the_reply_has_the_common_decision_layers():
     task, algorithm = small_task.task(clients=3), PFedCFR(alpha=1.0, sigma=4.0)
     server: Tree = {"decision": part_of(tree.row(models(2), 1), algorithm.uplink(task)["decision"].like)}
     down = algorithm.publish(task, server, np.array([2, 0]))
@@ -123,7 +123,7 @@ def test_the_reply_has_the_common_decision_layers() -> None:
         assert torch.equal(tree.at(down["decision"], path), tree.at(models(2), path)[1])
 
 
-def test_the_first_reply_is_every_clients_own_initial_feature_layers() -> None:
+def test_the_first_reply_is_every_clients_own_initial_feature_layers():
     task, algorithm = small_task.task(clients=3, init="per_client"), PFedCFR()
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(3))
     for client in range(3):
@@ -136,7 +136,7 @@ def test_the_first_reply_is_every_clients_own_initial_feature_layers() -> None:
 # --- the client
 
 
-def received(algorithm: PFedCFR, task: Task) -> dict[str, Tree]:
+def received(algorithm, task):
     rows = tree.row(models(2), 0)
     paths = {"personal": FEATURE, "decision": DECISION}
     kinds = algorithm.downlink(task)
@@ -144,7 +144,7 @@ def received(algorithm: PFedCFR, task: Task) -> dict[str, Tree]:
 
 
 @pytest.mark.parametrize("start", ["fused", "local"])
-def test_the_client_is_pulled_to_what_it_received_by_two_terms(start: Any) -> None:
+def test_the_client_is_pulled_to_what_it_received_by_two_terms(start):
     # Also the known defect of FedAMP in public code: a proximal term without a gradient.
     task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
     algorithm = PFedCFR(alpha=2.0, sigma=10.0, prox_weight=3.0, decision_prox_weight=0.7, start=start)
@@ -162,7 +162,7 @@ def test_the_client_is_pulled_to_what_it_received_by_two_terms(start: Any) -> No
     assert all(torch.equal(leaf, tree.at(state["model"], path)) for path, leaf in sent)
 
 
-def test_without_personal_layers_the_client_is_that_of_fedprox() -> None:
+def test_without_personal_layers_the_client_is_that_of_fedprox():
     task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     algorithm = PFedCFR(num_personal_layers=0, decision_prox_weight=0.4)
     model = tree.row(models(2), 0)
@@ -172,14 +172,14 @@ def test_without_personal_layers_the_client_is_that_of_fedprox() -> None:
     assert list(algorithm.downlink(task)) == ["decision"]
 
 
-def test_the_model_after_local_training_predicts() -> None:
+def test_the_model_after_local_training_predicts():
     task, one = small_task.task(), small_task.batch(0)
     model = tree.row(models(2), 1)
     assert torch.equal(PFedCFR().predict(task, {"model": model}, {}, one.x), task.predict(model, one.x))
     assert PFedCFR.predicts_with == ()
 
 
-def test_batch_norm_statistics_stay_with_the_client() -> None:
+def test_batch_norm_statistics_stay_with_the_client():
     task = bound("resnet18", (1, 8, 8), bn="average")
     algorithm = PFedCFR()
     messages = [*algorithm.uplink(task).values(), *algorithm.downlink(task).values()]
@@ -213,12 +213,12 @@ def test_batch_norm_statistics_stay_with_the_client() -> None:
         ({"name": "resnet18", "hidden": 30}, {"layer_unit": "tensor", "num_personal_layers": 56}, (56, 64)),
     ],
 )
-def test_the_threshold_is_by_function_unless_it_is_given(model: Any, fields: Any, expected: Any) -> None:
+def test_the_threshold_is_by_function_unless_it_is_given(model, fields, expected):
     personal, decision = PFedCFR(**fields).split(bound(**model))
     assert (len(personal), len(personal) + len(decision)) == expected
 
 
-def test_a_tensor_as_a_layer_has_the_weight_before_the_bias() -> None:
+def test_a_tensor_as_a_layer_has_the_weight_before_the_bias():
     personal, decision = PFedCFR(layer_unit="tensor", num_personal_layers=3).split(bound("cnn"))
     assert personal == [("body/conv1/weight",), ("body/conv1/bias",), ("body/conv2/weight",)]
     assert decision[0] == ("body/conv2/bias",) and decision[-1] == ("head/bias",)
@@ -227,13 +227,13 @@ def test_a_tensor_as_a_layer_has_the_weight_before_the_bias() -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"num_personal_layers": 0}, {"num_personal_layers": 4}, {"layer_unit": "tensor"}]
 )
-def test_every_layer_travels_once_each_way(fields: Any) -> None:
+def test_every_layer_travels_once_each_way(fields):
     task, algorithm = bound("cnn"), PFedCFR(**fields)
     assert sum(kind.client_bytes(2) for kind in algorithm.uplink(task).values()) == 4 * 878_538
     assert sum(kind.client_bytes(2) for kind in algorithm.downlink(task).values()) == 4 * 878_538
 
 
-def test_the_feature_layers_are_the_own_ones_and_the_decision_layers_the_shared_ones() -> None:
+def test_the_feature_layers_are_the_own_ones_and_the_decision_layers_the_shared_ones():
     down = PFedCFR().downlink(bound("cnn"))
     convolutions = (3 * 25 * 32 + 32) + (32 * 25 * 64 + 64)
     assert {name: (type(kind).__name__, kind.client_bytes(2)) for name, kind in down.items()} == {
@@ -278,7 +278,7 @@ def test_every_group_of_layers_has_its_rule_and_own_layers_neither_travel_nor_ar
 # --- what is refused
 
 
-def test_a_self_weight_that_can_become_negative_is_refused() -> None:
+def test_a_self_weight_that_can_become_negative_is_refused():
     task = bound("cnn")
     PFedCFR().check(task, 101)
     with pytest.raises(ConfigError, match=r"alpha = 10000.*sigma = 1e\+06.*P = 102 .*is 1\.01.*at most 9900\.99"):
@@ -297,13 +297,13 @@ def test_a_self_weight_that_can_become_negative_is_refused() -> None:
         ({"rules": ["mean", "own", "attention"], "thresholds": [1, 2], "num_personal_layers": 1}, r"\[1, 2\]"),
     ],
 )
-def test_thresholds_that_do_not_part_the_layers_by_the_rules_are_refused(fields: Any, found: str) -> None:
+def test_thresholds_that_do_not_part_the_layers_by_the_rules_are_refused(fields, found):
     wanted = rf"thresholds = {found} .* 4 layers .* of cnn: give 2 rising thresholds from 1 to 3"
     with pytest.raises(ConfigError, match=wanted):
         PFedCFR(**fields).check(bound("cnn"), 3)
 
 
-def test_more_personal_layers_than_the_model_has_are_refused() -> None:
+def test_more_personal_layers_than_the_model_has_are_refused():
     PFedCFR(num_personal_layers=4).check(bound("cnn"), 3)
     with pytest.raises(ConfigError, match=r"num_personal_layers = 5, but model cnn has 4 layers.*layer_unit = module"):
         PFedCFR(num_personal_layers=5).check(bound("cnn"), 3)

@@ -13,8 +13,9 @@ from torchvision.models import resnet18
 
 import newcomer
 import quick_run
-from every_algorithm import every_algorithm
+from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
+from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import client_state, names
 from pflmpi.analysis.run import open_run
@@ -77,8 +78,16 @@ def tensors(state):
 # --- what a client predicts with ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("absent", ["latest", "last_received"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case, absent",
+    [
+        *(
+            (case, "last_received" if ALGORITHMS[CASES[case]["algorithm"]["name"]].predicts_with else "latest")
+            for case in CASES
+        ),
+        *((case, "latest") for case in MESSAGE_KINDS),
+    ],
+)
 def test_the_exported_model_is_right_as_often_as_in_the_run(case, absent, tmp_path):
     raw = quick_run.settings(CASES[case], evaluation={"absent": absent}, training={"rounds": 2})
     quick_run.run(raw, tmp_path / "run")
@@ -155,8 +164,7 @@ def test_the_names_are_those_of_the_module(name):
         assert torch.equal(module.eval()(images), architecture.logits(tree.part(model, "head"), features))
 
 
-@pytest.mark.parametrize("hidden", [None, 20])
-@pytest.mark.parametrize("bn", ["average", "local"])
+@pytest.mark.parametrize("hidden, bn", [(None, "average"), (20, "local")])
 def test_a_residual_network_loads_into_torchvisions(bn, hidden, tmp_path):
     raw = quick_run.settings(
         data={"name": "digits", "limit": 120},
@@ -243,26 +251,6 @@ def test_what_is_printed_says_whose_it_is_and_how_good(finished, tmp_path, capsy
     said = capsys.readouterr().out
     assert "client 5 after round 3 of fedgmh, 4 arrays" in said
     assert f"right for {metrics['correct'][5]} of the client's {metrics['total'][5]} test samples" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--client", "7"], "has clients 0 to 6; client 7 was requested"),
-        (["--client", "-1"], "has clients 0 to 6; client -1 was requested"),
-        (["--client", "0", "--round", "12"], "no checkpoint of round 12; it has 1-3"),
-        (["--client", "0", "--leaf", "modell"], "client 0 keeps nothing at --leaf modell; known: critical, model"),
-        (["--server", "--leaf", "body"], "the server keeps nothing at --leaf body; known: heads"),
-        (["--client", "0", "-o", "model.onnx"], "unknown suffix '.onnx'; known: .npz, .pt, .safetensors"),
-        (["--client", "0", "-o", "model"], "unknown suffix 'none'"),
-        (["--client", "0", "-o", "/nowhere/at/all/model.npz"], "cannot write /nowhere/at/all/model.npz: No such file"),
-    ],
-)
-def test_wrong_input_ends_with_2(finished, tmp_path, capfd, words, complaint):
-    out = [] if "-o" in words else ["-o", str(tmp_path / "m.npz")]
-    assert main(["export", str(finished), *words, *out]) == 2
-    assert complaint in capfd.readouterr().err
-    assert not (tmp_path / "m.npz").exists()
 
 
 def test_a_file_in_the_way_is_kept_unless_forced(finished, tmp_path, capfd):

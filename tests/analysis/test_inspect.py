@@ -108,17 +108,6 @@ def test_diff_says_of_what_did_not_change_that_it_did_not(finished, capfd):
     assert shown.count("unchanged") == arrays and f"changed: 0 of {arrays} arrays" in shown
 
 
-def test_diff_of_a_round_that_is_not_there_ends_with_2(finished, capfd):
-    assert main(["inspect", str(finished), "--diff", "3", "9"]) == 2
-    assert "no checkpoint of round 9; it has 0-4" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--verify"], ["--diff", "1", "2"]])
-def test_a_round_does_not_go_with_what_is_about_others(finished, capfd, words):
-    assert main(["inspect", str(finished), "--round", "2", *words]) == 2
-    assert f"--round 2 cannot go with {words[0]}" in capfd.readouterr().err
-
-
 # --- verification -------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ import csv
 import shutil
 import sys
 
-import h5py
 import numpy as np
 import pandas
 import pytest
@@ -12,10 +11,9 @@ import yaml
 
 import pflmpi
 import quick_run
-from described import about
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, run_folder, verify
+from pflmpi.store import run_folder, verify
 
 UNLIKE = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
 
@@ -202,12 +200,6 @@ def test_a_flipped_bit_in_what_is_read_whole_is_found(copy):
         np.asarray(rows)
 
 
-def test_a_newer_format_is_refused_when_the_run_is_opened(alike_run, monkeypatch):
-    monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 0)
-    with pytest.raises(CheckpointError, match=r"its format version is \d+, this one reads up to 0; update pflmpi"):
-        open_run(alike_run)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
@@ -241,12 +233,6 @@ def test_the_package_opens_runs_and_has_nothing_else_that_is_unknown(alike_run):
     assert isinstance(pflmpi.open_run(alike_run), Run)
     with pytest.raises(AttributeError, match="has no attribute 'close_run'"):
         _ = pflmpi.close_run
-
-
-def test_a_file_that_the_reader_has_open_is_read_all_the_same(tmp_path):
-    quick_run.run(quick_run.settings(), tmp_path)
-    with h5py.File(tmp_path / "round_00003.h5") as file:
-        assert open_run(tmp_path).round().number == 3 and about(file)["run"]["round"] == 3
 
 
 def test_a_figure_in_a_notebook_is_a_chart_with_the_values_of_the_run(alike_run):

@@ -2,7 +2,6 @@
 
 import csv
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -38,7 +37,7 @@ def test_the_fit_of_every_cell_is_that_of_its_figures(path):
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
-def test_a_page_is_short_and_has_a_question_and_a_date(path: Path) -> None:
+def test_a_page_is_short_and_has_a_question_and_a_date(path):
     text = path.read_text(encoding="utf-8")
     assert max(map(len, text.splitlines())) <= 120
     words = [word for word in text.split() if any(map(str.isalnum, word))]
@@ -47,7 +46,7 @@ def test_a_page_is_short_and_has_a_question_and_a_date(path: Path) -> None:
         assert "?" in text and re.search(r"^Measured .* 20\d\d", text, re.MULTILINE)
 
 
-def test_cells_are_counted_by_one_reading_of_the_paper_and_apart_by_the_one_before_it(overview, tmp_path) -> None:
+def test_cells_are_counted_by_one_reading_of_the_paper_and_apart_by_the_one_before_it(overview, tmp_path):
     head = "row,column,metric,figure,ours,published,published_spread\n"
     lines = ["a,c,mean,best,90,90.2,0.3", "b,c,mean,best,90,91.0,0.3", "c,c,mean,best,90,91.01,", "d,c,mean,best,90,,",
              "e,c,mean,best,,90,", "f,c,parameters,last,105.6,106,", "g,c,mean,best,90,90.5,"]  # fmt: skip

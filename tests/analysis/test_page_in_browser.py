@@ -85,7 +85,6 @@ def test_what_is_shown_of_a_client_is_its_own(runs):
     curve = next(each for each in accuracy.curves if (each.label, each.client) == ("fedgmh", 3))
     assert curve.y.tolist() == [100 * run.round(int(number)).metrics["accuracy"][3] for number in curve.x]
     counts = partition_file.read(other.path)
-    assert counts is not None
     held = {label: counts.train[3, int(label)] for label in map(str, range(10)) if counts.train[3, int(label)]}
     assert {name: count for client, _, name, part, count in samples.bars if (client, part) == (3, "training")} == held
     heads = np.concatenate(
@@ -110,7 +109,6 @@ def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs, tmp_pat
     accuracy = float(found["line"][-1].removeprefix("accuracy, mean over clients (%)"))
     assert accuracy == pytest.approx(100 * first.columns["accuracy_mean"][0], abs=0.05)
     counts = partition_file.read(first.path)
-    assert counts is not None
     label = int(np.flatnonzero(counts.train[0])[0])
     assert found["cell"] == ["client0", f"class {label}", f"samples{counts.train[0, label]}"]
     client = found["client"]

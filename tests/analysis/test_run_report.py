@@ -274,27 +274,6 @@ def test_a_folder_of_runs_is_reported_as_its_runs(runs, tmp_path):
     assert folders == [str(tmp_path / "sweep" / name / "digits" / "seed0") for name in ("gmh", "local")]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["small.yaml", "--only", "FedGMH/*"], "small.yaml is a table, .* `pflmpi table small.yaml` prints the table"),
-        (["empty"], "empty is not a run: it has no config.yaml"),
-        (["runs/local", "--to", "8"], "--to is for the report of scaling experiments"),
-        (["runs/local", "--target", "90"], "must be a share above 0"),
-        (["runs/local", "--target", "nan"], "must be a share above 0"),
-        (["runs/local", "--out", "file/out"], "cannot write the report in file/out"),
-    ],
-)
-def test_bad_input_is_refused(words, message, runs, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").symlink_to(runs)
-    (tmp_path / "empty").mkdir()
-    for name in ("small.yaml", "file"):
-        (tmp_path / name).write_text("")
-    assert quick_run.command(["report", *words]) == 2
-    assert re.search(message, " ".join(capfd.readouterr().err.split()))
-
-
 # --- files ---------------------------------------------------------------------------------------------------------
 
 

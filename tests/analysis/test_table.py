@@ -14,8 +14,6 @@ from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file, metrics_file, verify
 from pflmpi.sweep.table import cells, load
 
-Scores = tuple[float, float, float]  # mean over clients, over all samples, standard deviation over clients
-
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):

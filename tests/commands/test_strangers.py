@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ WATCHED = Path(__file__).parents[1] / "helpers" / "watched.py"
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(tmp_path_factory):
     folder = tmp_path_factory.mktemp("good") / "run"
     partition = {**quick_run.QUICK["partition"], "clients": 4}
     quick_run.run(quick_run.settings(training={"rounds": 2}, partition=partition), folder)
@@ -114,14 +114,14 @@ class Cases:
 Results = dict[tuple[str, str], dict[str, Any]]
 
 
-def _over(good: Path, folder: Path, command: str, words: list[str], names: Iterable[str]) -> Results:
+def _over(good, folder, command, words, names):
     cases = Cases(good, folder)
     for name in names:
         cases.add(name, HOSTILE[name], command, words)
     return cases.results()
 
 
-def _names_for(command: str) -> list[str]:
+def _names_for(command):
     """Hostile files that a command is tried over; every third for those that take seconds.
 
     A CONFIG that a user types may be a pipe, which `plan` waits for as any program does.
@@ -131,16 +131,16 @@ def _names_for(command: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def quick(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def quick(good, tmp_path_factory):
     return _over(good, tmp_path_factory.mktemp("quick"), "verify", VERIFY, HOSTILE)
 
 
 @pytest.fixture(scope="module")
-def slow(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
+def slow(good, tmp_path_factory):
     return cache(lambda name: _over(good, tmp_path_factory.mktemp(name), name, SLOW[name], _names_for(name)))
 
 
-def check(found: dict[str, Any]) -> None:
+def check(found):
     """It ended by itself with at most one clear error, opened nothing elsewhere and wrote only what `-o` names."""
     assert found["code"] in (0, 1, 2), found
     assert found["code"] or not found["err"].startswith("pflmpi: "), found
@@ -155,24 +155,24 @@ def check(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_named_or_left_alone(name: str, quick: Results) -> None:
+def test_a_hostile_file_is_named_or_left_alone(name, quick):
     check(quick[name, "verify"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "name"), [(each, name) for each in SLOW for name in _names_for(each)])
-def test_every_other_command_too(command: str, name: str, slow: Callable[[str], Results]) -> None:
+def test_every_other_command_too(command, name, slow):
     check(slow(command)[name, command])
 
 
 @pytest.mark.parametrize("name", sorted(CONTENT.keys() - {"a circle", "a soft circle", "doubling groups"}))
-def test_what_a_file_must_not_hold_is_refused_by_name(name: str, quick: Results) -> None:
+def test_what_a_file_must_not_hold_is_refused_by_name(name, quick):
     found = quick[name, "verify"]
     assert found["code"] == 2 and re.search(f"{ROUND}|{SHARD}", found["err"] + found["out"]), found
 
 
 @pytest.fixture(scope="module")
-def data(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def data(good, tmp_path_factory):
     cases = Cases(good, tmp_path_factory.mktemp("data"))
     for name, make in DATA.items():
         cases.add_data(name, make)
@@ -180,13 +180,13 @@ def data(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_hostile_data_is_one_error(name: str, data: Results) -> None:
+def test_hostile_data_is_one_error(name, data):
     found = data[name, "data"]
     check(found)
     assert found["code"] == 2 and found["err"].count("\n") == 1, found
 
 
-def test_the_good_run_is_good(good: Path, tmp_path: Path) -> None:
+def test_the_good_run_is_good(good, tmp_path):
     """So that what is refused above is not refused for another reason."""
     cases = Cases(good, tmp_path)
     for command in ("verify", "digest", "all"):
@@ -196,13 +196,13 @@ def test_the_good_run_is_good(good: Path, tmp_path: Path) -> None:
         assert found["code"] == 0, found
 
 
-def _name_algorithm(run: Path, name: str) -> None:
+def _name_algorithm(run, name):
     """Name another algorithm in config.yaml and in the checkpoint that vouches for it."""
 
-    def named(text: str) -> str:
+    def named(text):
         return text.replace("name: fedgmh", f"name: {name}")
 
-    def change(file: Any, outside: Path) -> None:
+    def change(file, outside):
         said = about(file)
         said["run"]["config"] = named(said["run"]["config"])
         restate(file, said)
@@ -211,7 +211,7 @@ def _name_algorithm(run: Path, name: str) -> None:
     config_file.write(run, named((run / "config.yaml").read_text()).rpartition("# CRC-32")[0])
 
 
-def _names(run: Path, outside: Path) -> None:
+def _names(run, outside):
     """Names with what a terminal obeys: of an array, the algorithm, the host."""
     crafted(ROUND, escaping_name("server"))(run, outside)
     _name_algorithm(run, json.dumps(ESC))
@@ -219,7 +219,7 @@ def _names(run: Path, outside: Path) -> None:
     (run / "lock.json").write_text(json.dumps({**owner, "folder": run.stat().st_ino}))
 
 
-def test_no_control_character_of_a_file_reaches_the_terminal(good: Path, tmp_path: Path) -> None:
+def test_no_control_character_of_a_file_reaches_the_terminal(good, tmp_path):
     cases = Cases(good, tmp_path)
     for command in ("inspect", "server", "status"):
         cases.add("names", _names, command, SLOW[command])
@@ -230,8 +230,8 @@ def test_no_control_character_of_a_file_reaches_the_terminal(good: Path, tmp_pat
     assert "\\x1b]0;owned" in found["names", "status"]["out"]
 
 
-def test_code_of_a_run_is_announced_before_it_is_imported(good: Path, tmp_path: Path) -> None:
-    def names_code(run: Path, outside: Path) -> None:
+def test_code_of_a_run_is_announced_before_it_is_imported(good, tmp_path):
+    def names_code(run, outside):
         (run / "evil.py").write_text("raise SystemExit('executed')\n")
         _name_algorithm(run, f"{run}/evil.py:Evil")
 
@@ -244,7 +244,7 @@ def test_code_of_a_run_is_announced_before_it_is_imported(good: Path, tmp_path: 
     assert not any(path.endswith("evil.py") for one in ("inspect", "server") for path in found["code", one]["opened"])
 
 
-def test_reading_never_repairs(good: Path, tmp_path: Path) -> None:
+def test_reading_never_repairs(good, tmp_path):
     """What a killed run leaves stays as it is."""
     run = shutil.copytree(good, tmp_path / "run")
     newest = max(run_folder.rounds(run))
@@ -260,7 +260,7 @@ def test_reading_never_repairs(good: Path, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_nothing_is_written_or_deleted_through_a_link(good: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_or_deleted_through_a_link(good, tmp_path):
     run = shutil.copytree(good, tmp_path / "run")
     (run / "shards").rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere/round_00009_rank_000.h5").write_text("not the run's")

@@ -1,7 +1,6 @@
 """A small run of every dataset, model and partition: on one rank and on two, with the same bits."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ TINY_CNN = {"name": "cnn", "first_channels": 3, "second_channels": 4, "hidden": 
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch):
     """A data folder with a few samples of every source, in the files' own formats."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where the cache is
     folder = tmp_path / "data"
@@ -48,7 +47,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", list(SOURCES))
 @pytest.mark.parametrize("split", ["pooled", "official"])
-def test_every_dataset_runs(name: str, split: str, root: Path, tmp_path: Path) -> None:
+def test_every_dataset_runs(name, split, root, tmp_path):
     raw = quick_run.settings(
         data={"name": name, "root": str(root), "split": split, **({"limit": 100} if name == "digits" else {})},
         partition={"name": "writers"} if name == "femnist" else {"name": "iid", "clients": 3},
@@ -76,7 +75,7 @@ def test_every_dataset_runs(name: str, split: str, root: Path, tmp_path: Path) -
         ("femnist", 500, {"name": "dnn"}),
     ],
 )
-def test_real_data_run(name: str, limit: int, model: dict[str, Any], data_root: Path, tmp_path: Path) -> None:
+def test_real_data_run(name, limit, model, data_root, tmp_path):
     natural = name in ("mnist", "femnist")
     raw = quick_run.settings(
         data={"name": name, "root": str(data_root), "limit": limit},
@@ -101,7 +100,7 @@ PARTITION_KEYS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name, keys", [(name, keys) for name in PARTITIONS for keys in PARTITION_KEYS[name]])
-def test_every_partition_runs(name: str, keys: dict[str, Any], root: Path, tmp_path: Path) -> None:
+def test_every_partition_runs(name, keys, root, tmp_path):
     raw = quick_run.settings(
         partition={"name": name, "clients": 5, **keys}, training={"rounds": 1, "participation": 1.0}
     )
@@ -115,7 +114,7 @@ def test_every_partition_runs(name: str, keys: dict[str, Any], root: Path, tmp_p
     assert run_folder.read_bytes(folder, 1)["up"].tolist() == (held * (4 * 12 + 4)).tolist()
 
 
-def test_a_saved_partition_gives_the_same_bits(tmp_path: Path) -> None:
+def test_a_saved_partition_gives_the_same_bits(tmp_path):
     by_name = quick_run.settings(training={"rounds": 2})
     save(federation_of(by_name), tmp_path / "who.npz")
     by_path = {**by_name, "partition": {"path": str(tmp_path / "who.npz")}}
@@ -140,7 +139,7 @@ FOUR = {"name": "iid", "clients": 4}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_runs(name: str, tmp_path: Path) -> None:
+def test_every_model_runs(name, tmp_path):
     raw = quick_run.settings(
         data={"name": "digits", "limit": 80},
         partition={"name": "iid", "clients": 2},
@@ -161,9 +160,7 @@ class NormedMLP(MLP):
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
 @pytest.mark.parametrize("bn, where", [("average", "server"), ("local", "clients")])
-def test_batch_norm_statistics_are_averaged_or_stay(
-    algorithm: str, bn: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_norm_statistics_are_averaged_or_stay(algorithm, bn, where, tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS._objects, "normed", NormedMLP)
     raw = quick_run.settings(
         data={"name": "digits", "limit": 40},
@@ -197,7 +194,7 @@ UNLIKE: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("algorithm", UNLIKE)
-def test_unlike_models_are_cycled_over_the_clients(algorithm: str, tmp_path: Path) -> None:
+def test_unlike_models_are_cycled_over_the_clients(algorithm, tmp_path):
     models = UNLIKE[algorithm]
     raw = quick_run.settings(
         model=models,

@@ -1,6 +1,5 @@
 """Numbers that no array, clock or file can count to are refused by name, in every key that takes a number."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
 
 
-def numeric_keys() -> Iterator[tuple[str, str | None, str]]:
+def numeric_keys():
     """Section, name and key of everything in the schema that is a number."""
     kinds: list[tuple[str, str | None, Any]] = [(name, None, kind) for name, kind in SECTIONS.items()]
     kinds += [("partition", name, section_model(name)) for name in PARTITIONS]
@@ -33,7 +32,7 @@ KEYS = list(numeric_keys())
 @pytest.mark.parametrize(
     "number", ["2147483648", "-2147483649", "9223372036854775807", "1e308", "1e400", ".nan", "-.inf"]
 )
-def test_a_number_without_measure_is_refused_by_name(number: str) -> None:
+def test_a_number_without_measure_is_refused_by_name(number):
     assert len(KEYS) > 60
     for section, name, key in KEYS:
         raw = dict(quick_run.QUICK)
@@ -48,7 +47,7 @@ def test_a_number_without_measure_is_refused_by_name(number: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1" + "0" * 400, "9" * 5000, "0x" + "f" * 5000, "9223372036854775808"])
-def test_a_whole_number_of_many_digits_is_refused(text: str) -> None:
+def test_a_whole_number_of_many_digits_is_refused(text):
     with pytest.raises(ConfigError, match="here has a value that cannot be read: the whole number in line 2 has more"):
         yaml_file.parse(f"a: 1\nb: {text}", "here")
 
@@ -57,19 +56,19 @@ TAGS = ["2026-99-99", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "!!bi
 
 
 @pytest.mark.parametrize("text", [*TAGS, "? [a]\n: b", "<<: 5", 'a: "\\uD800"', 'a: "\\0"'])
-def test_a_value_that_cannot_be_read_is_one_error(text: str) -> None:
+def test_a_value_that_cannot_be_read_is_one_error(text):
     with pytest.raises(ConfigError, match="here") as caught:
         yaml_file.parse(text, "here")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("words", [["seed.x=1"], ["seed.x=1", "seed=3"]])
-def test_a_key_of_a_single_value_is_refused_as_such(words: list[str]) -> None:
+def test_a_key_of_a_single_value_is_refused_as_such(words):
     with pytest.raises(ConfigError, match=r"seed\.x=1': seed is a single value and has no keys; .* as seed="):
         override({"seed": 3}, words)
 
 
-def test_a_long_value_is_cut_in_the_error() -> None:
+def test_a_long_value_is_cut_in_the_error():
     for raw in (
         {"seed": ["x" * 9] * 9999},
         {"training": {"lr": "x" * 99999}},
@@ -81,11 +80,11 @@ def test_a_long_value_is_cut_in_the_error() -> None:
         assert len(str(caught.value)) < 600
 
 
-def test_an_override_without_a_key_after_its_point_is_the_one_named() -> None:
+def test_an_override_without_a_key_after_its_point_is_the_one_named():
     with pytest.raises(ConfigError, match=r"override 'training.=3' is not of the form section.key=value"):
         override({}, ["training.=3", "training.rounds=1"])
 
 
-def test_a_number_out_of_range_is_given_the_bound_that_it_breaks() -> None:
+def test_a_number_out_of_range_is_given_the_bound_that_it_breaks():
     with pytest.raises(ConfigError, match=r"^training.rounds = 99999999999: .* must be at most 2147483647$"):
         parse(override(dict(quick_run.QUICK), ["training.rounds=99999999999"]))

@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import json
 import os
+import pickle
 import threading
 import tracemalloc
 import zipfile
@@ -16,6 +17,7 @@ import pytest
 import torchvision
 
 from pflmpi.data import SOURCES, load
+from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import content_digest, whole
 from pflmpi.errors import ConfigError, DataError
@@ -214,7 +216,6 @@ def test_leaf_json_and_the_sample_file_agree(root, tmp_path):
     leaf = load(config("femnist", root), seed=0, cache=str(tmp_path / "cache"))
     sample = load(config("femnist", tmp_path / "other"), seed=0, cache=str(tmp_path / "cache"))
     assert alike(leaf, sample)
-    assert leaf.writers is not None
     assert np.bincount(leaf.writers).tolist() == [4 + 4, 5, 6 + 5, 6], "f0001, f0002, f0003, f0099 in this order"
 
 
@@ -463,3 +464,26 @@ def test_the_data_folder_comes_from_the_configuration_or_the_environment(root, t
     assert load(DataConfig(name="mnist"), seed=0, cache=str(tmp_path / "cache")).digest == expected
     monkeypatch.setenv("PFLMPI_DATA", str(tmp_path / "elsewhere"))
     assert load(config("mnist", root), seed=0, cache=str(tmp_path / "cache")).digest == expected
+
+
+def test_every_dataset_has_names():
+    assert sorted(CLASS_NAMES) == sorted(SOURCES)
+    assert all(len(set(names)) == len(names) for names in CLASS_NAMES.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "key"),
+    [
+        ("cifar10", "cifar-10-batches-py/batches.meta", "label_names"),
+        ("cifar100", "cifar-100-python/meta", "fine_label_names"),
+    ],
+)
+def test_the_names_are_those_in_the_files(name, file, key, data_root):
+    with open(data_root / file, "rb") as opened:
+        assert CLASS_NAMES[name] == tuple(pickle.load(opened, encoding="latin1")[key])
+
+
+def test_there_is_a_name_for_each_class(data_root):
+    for name in ("fashion_mnist", "femnist"):
+        dataset = SOURCES[name].read(data_root)
+        assert dataset.num_classes == len(CLASS_NAMES[name]) >= int(np.max(dataset.labels)) + 1

@@ -100,13 +100,12 @@ def test_the_exit_code_goes_where_a_launcher_wants_it(tmp_path, monkeypatch, her
 # --- broken --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["alone", "mpi"])
-def test_no_mpi_is_named_by_every_rank(way, tmp_path):
+def test_no_mpi_is_named_by_every_rank(tmp_path):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('there is no MPI')")
-    code, printed = doctor(way, tmp_path, PYTHONPATH=first_in_path(tmp_path))
+    code, printed = doctor("mpi", tmp_path, PYTHONPATH=first_in_path(tmp_path))
     found = problems(printed)
-    assert code == 1 and len(found) == (1 if way == "alone" else 2), printed
+    assert code == 1 and len(found) == 2, printed
     assert printed.count("┃ rank ┃") == 1
     for line in found:
         assert "MPI cannot be used (there is no MPI); load the cluster's MPI module" in line
@@ -213,10 +212,9 @@ def test_a_torch_that_is_broken_is_named_whatever_needs_it(tmp_path):
 # --- wrong use -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["alone", "mpi"])
-def test_a_configuration_that_is_wrong_everywhere_is_wrong_use(way, tmp_path):
-    processes_of_way = [*processes.start_way(way, 2), "doctor", "--config", "nothing.yaml"]
-    done = processes.call(processes_of_way, cwd=tmp_path, env=ENVIRONMENT)
+def test_a_configuration_that_is_wrong_everywhere_is_wrong_use(tmp_path):
+    command = [*processes.start_way("mpi", 2), "doctor", "--config", "nothing.yaml"]
+    done = processes.call(command, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 2 and "rank" not in done.stdout
     assert done.stderr.count("pflmpi: cannot read nothing.yaml: No such file or directory") == 1, done.stderr
 

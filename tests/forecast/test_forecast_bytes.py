@@ -79,14 +79,6 @@ def test_bytes_of_unlike_models(tmp_path):
     check_bytes(raw, 3, tmp_path / "run")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", every_algorithm())
-def test_bytes_and_server_state_of_every_algorithm(name, tmp_path):
-    raw = quick_run.settings(every_algorithm()[name])
-    check_bytes(raw, 3, tmp_path / "run")
-    check_server(raw)
-
-
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_state_of_a_rank_is_that_of_its_population(name, absent):

@@ -204,34 +204,6 @@ def test_says_which_ranks_are_of_no_use(sections, ranks, note, machine):
     assert note in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--ranks", 0], "--ranks 0: must be at least 1"),
-        (["--ranks", 10**6], "--ranks 1000000: a forecast is for at most 10000"),
-        (["--nodes", 0], "--nodes 0: must be at least 1"),
-        (["--gpus", -1], "--gpus -1: must be at least 0"),
-        (["--memory", 0], "--memory 0: must be greater than 0"),
-        (["--gpu-memory", "nan"], "--gpu-memory nan: must be greater than 0"),
-        (["--rate", "-5"], "--rate -5: must be greater than 0"),
-        (["--delay", "-1"], "--delay -1: must be at least 0"),
-        (["--delay", "inf"], "--delay inf: must be at least 0"),
-        (["--ranks", 2, "--nodes", 3], "--ranks 2 on --nodes 3: give every node a rank"),
-        (["-s", "runtime.device=cuda"], "runtime.device = 'cuda', and no GPUs; say how many a node has with --gpus"),
-        (["--gpus", 2, "-s", "runtime.gpus=3"], "runtime.gpus = 3, and --gpus 2"),
-        (["--ranks", 2, "-s", "runtime.transport=inprocess"], "runtime.transport = 'inprocess', which has 1; use auto"),
-        (["-s", "training.precision=tf32"], "training.precision = 'tf32' needs a CUDA device"),
-        (["-s", "training.epoch=1"], "unknown key"),
-    ],
-)
-def test_wrong_input(arguments, said, machine):
-    code, shown, errors = machine.plan(machine.config(), *arguments)
-    assert code == 2
-    assert shown == ""
-    assert said in errors
-    assert "Traceback" not in errors
-
-
 def test_is_refused_under_a_launcher(machine, monkeypatch):
     for name, value in {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 
-def about(file: Any) -> dict[str, Any]:
+def about(file):
     found: dict[str, Any] = json.loads(file.attrs["about"])
     return found
 
 
-def restate(file: Any, values: dict[str, Any]) -> None:
+def restate(file, values):
     """Put texts in place of what a file says."""
     file.attrs["about"] = json.dumps(values)
 
 
-def stamp(dataset: Any, checksum: int | None = None) -> None:
+def stamp(dataset, checksum=None):
     """Say that an array has a checksum: by default its own."""
     found = about(dataset.file)
     own = zlib.crc32(np.ascontiguousarray(dataset[()]).tobytes()) if checksum is None else checksum

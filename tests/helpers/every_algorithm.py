@@ -1,10 +1,8 @@
 """Every registered algorithm with every variant that it declares, so that a new one is tested without being named."""
 
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from pflmpi.algorithms import ALGORITHMS
-
-Sections = dict[str, dict[str, Any]]
 
 # Where the defaults would not show much in a few rounds of a small model: nearer scales, shorter passes.
 OPTIONS = {
@@ -38,6 +36,12 @@ TRAINING = {"l2gd": {"participation": 1.0}}  # those that need every client in e
 # Cases that have every kind of message between them: means, what is compared and mixed, what is offered and chosen,
 # rows and own rows, class means and what is shared by all, rows of the classes held, introductions.
 MESSAGE_KINDS = ("fedavg", "fedamp", "fedfomo", "fesem", "fedproto", "fedgmh-full", "fedfcd-full")
+# Algorithms whose clients are tested each in a way of its own: with what they keep or receive, parts of both, a mixture
+# of models, an answer of the server, models of others, after an adaptation.
+TESTED = (
+    *("fedavg", "local", "fedper", "fedproto", "fedgmh", "fedfcd", "fedamp", "fedfomo", "fesem", "apfl"),
+    *("pfedafe", "perfedavg"),
+)
 # Cases whose clients train each with a loss or a loop of its own.
 LOSSES = ("fedavg", "fedproto", "fedfcd-full", "apfl", "fedcp", "gpfl", "pfedpm-relation")
 

@@ -22,11 +22,9 @@ from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import load_federation
 from pflmpi.experiment.run import RankContext, run
 from pflmpi.runtime.devices import fix_kernels
-from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder
 from pflmpi.transports import open_transport
-from pflmpi.transports.base import Transport
-from pflmpi.transports.detect import Launch, detect
+from pflmpi.transports.detect import detect
 from pflmpi.transports.process_exit import exit_process
 
 ROUNDS = 3
@@ -37,7 +35,7 @@ WIDE = {"name": "mlp", "hidden": 1300}  # large enough to be folded in slices, b
 CONVOLUTIONS = {"name": "cnn", "first_channels": 3, "second_channels": 4, "hidden": 8}
 
 
-def cases(data_root: str | None) -> dict[str, dict[str, Any]]:
+def cases(data_root):
     """The configurations by name, which begins with the dataset."""
     fashion = {"name": "fashion_mnist", "root": data_root, "limit": 400}
     result = {}
@@ -57,7 +55,7 @@ def cases(data_root: str | None) -> dict[str, dict[str, Any]]:
     return result
 
 
-def run_cases(transport: Transport, launch: Launch, folder: Path, data_root: str | None) -> dict[str, Any]:
+def run_cases(transport, launch, folder, data_root):
     """Run the cases on an open transport; return the results on rank 0."""
     federations: dict[str, Federation] = {}
     results: dict[str, Any] = {}
@@ -69,8 +67,7 @@ def run_cases(transport: Transport, launch: Launch, folder: Path, data_root: str
         federation = federations[config.data.name]
         rounds: list[dict[str, Any]] = []
 
-        def observe(progress: Progress, rounds: list[dict[str, Any]] = rounds) -> None:
-            assert progress.scores is not None
+        def observe(progress, rounds=rounds):
             rounds.append(
                 {
                     "participants": progress.participants.tolist(),
@@ -87,7 +84,7 @@ def run_cases(transport: Transport, launch: Launch, folder: Path, data_root: str
     return results
 
 
-def main() -> None:
+def main():
     """Run on the ranks that a launcher has started."""
     folder, data_root = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
     launch = detect(os.environ)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 TIMES = int(os.environ.get("PFLMPI_FUZZ_TIMES", "0"))  # as many examples as in the suite, and other ones for each seed
 
 
-def fuzz(examples: int) -> settings:
+def fuzz(examples):
     """Settings of a test with that many examples."""
     return settings(
         derandomize=not TIMES,

@@ -26,7 +26,7 @@ _3_GB, _36_TIB = 3 << 30, 36 << 40
 Hostile = Callable[[Path, Path], None]  # of the run, and of the folder of what is none of its business
 
 
-def secrets(outside: Path) -> None:
+def secrets(outside):
     """What no command may open: a FIFO, and files with something in them."""
     outside.mkdir()
     os.mkfifo(outside / "fifo")
@@ -36,34 +36,34 @@ def secrets(outside: Path) -> None:
     (outside / "folder").mkdir()
 
 
-def fifo(path: Path, outside: Path) -> None:
+def fifo(path, outside):
     path.unlink(missing_ok=True)
     os.mkfifo(path)
 
 
-def endless(path: Path, outside: Path) -> None:
+def endless(path, outside):
     path.unlink(missing_ok=True)
     path.symlink_to("/dev/zero")
 
 
-def link_out(path: Path, outside: Path) -> None:
+def link_out(path, outside):
     content = path.read_bytes() if path.exists() else b"x"
     (outside / path.name).write_bytes(content)
     path.unlink(missing_ok=True)
     path.symlink_to(outside / path.name)
 
 
-def link_to_fifo(path: Path, outside: Path) -> None:
+def link_to_fifo(path, outside):
     path.unlink(missing_ok=True)
     path.symlink_to(outside / "fifo")
 
 
-def folder(path: Path, outside: Path) -> None:
+def folder(path, outside):
     path.unlink(missing_ok=True)
     path.mkdir()
 
 
-def sparse(path: Path, outside: Path) -> None:
+def sparse(path, outside):
     """As long as a file system allows, and almost nothing of it stored."""
     if path.suffix == ".h5":
         path.write_bytes((b"pflmpi bytes=%d crc32=00000000\n" % (_SPARSE - _HEAD)).ljust(_HEAD, b"\0"))
@@ -78,8 +78,8 @@ PLACES = (
 )
 
 
-def in_place(kind: Hostile, place: str) -> Hostile:
-    def put(run: Path, outside: Path) -> None:
+def in_place(kind, place):
+    def put(run, outside):
         if not (run / place).exists() and kind is sparse:
             (run / place).write_bytes(b"")
         kind(run / place, outside)
@@ -87,14 +87,14 @@ def in_place(kind: Hostile, place: str) -> Hostile:
     return put
 
 
-def folder_out(run: Path, outside: Path) -> None:
+def folder_out(run, outside):
     """The folder of the shards is elsewhere."""
     (run / "shards").rename(outside / "shards")
     (run / "shards").symlink_to(outside / "shards")
 
 
-def crafted(place: str, change: Callable[[Any, Path], None]) -> Hostile:
-    def put(run: Path, outside: Path) -> None:
+def crafted(place, change):
+    def put(run, outside):
         with h5py.File(run / place, "r+") as file:
             change(file, outside)
         seal(run, place)
@@ -102,7 +102,7 @@ def crafted(place: str, change: Callable[[Any, Path], None]) -> Hostile:
     return put
 
 
-def seal(run: Path, place: str) -> None:
+def seal(run, place):
     """Give a file the checksums that its content has, and those of a shard to the round files."""
     seal_file(run / place)
     if not place.startswith("shards/"):
@@ -118,21 +118,21 @@ def seal(run: Path, place: str) -> None:
         seal_file(path)
 
 
-def seal_file(path: Path) -> None:
+def seal_file(path):
     content = path.read_bytes()[_HEAD:]
     head = b"pflmpi bytes=%d crc32=%08x\n" % (len(content), zlib.crc32(content))
     path.write_bytes(head.ljust(_HEAD, b"\0") + content)
 
 
-def _array(file: Any, group: str) -> str:
+def _array(file, group):
     """The path of the first array below a group."""
     found: list[str] = []
     file[group].visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
     return f"{group}/{found[0]}"
 
 
-def external_link(group: str, to: str) -> Callable[[Any, Path], None]:
-    def change(file: Any, outside: Path) -> None:
+def external_link(group, to):
+    def change(file, outside):
         path = _array(file, group)
         del file[path]
         file[path] = h5py.ExternalLink(str(outside / to), "/x")
@@ -140,16 +140,16 @@ def external_link(group: str, to: str) -> Callable[[Any, Path], None]:
     return change
 
 
-def external_group(group: str, to: str) -> Callable[[Any, Path], None]:
-    def change(file: Any, outside: Path) -> None:
+def external_group(group, to):
+    def change(file, outside):
         del file[group]
         file[group] = h5py.ExternalLink(str(outside / to), "/")
 
     return change
 
 
-def external_storage(group: str, to: str) -> Callable[[Any, Path], None]:
-    def change(file: Any, outside: Path) -> None:
+def external_storage(group, to):
+    def change(file, outside):
         path = _array(file, group)
         before = file[path]
         shape, dtype = before.shape, before.dtype
@@ -160,8 +160,8 @@ def external_storage(group: str, to: str) -> Callable[[Any, Path], None]:
     return change
 
 
-def virtual(group: str, to: str, growing: bool = False) -> Callable[[Any, Path], None]:
-    def change(file: Any, outside: Path) -> None:
+def virtual(group, to, growing=False):
+    def change(file, outside):
         path = _array(file, group)
         shape = tuple(file[path].shape) or (1,)
         del file[path]
@@ -178,10 +178,10 @@ def virtual(group: str, to: str, growing: bool = False) -> Callable[[Any, Path],
     return change
 
 
-def declared(group: str, size: int) -> Callable[[Any, Path], None]:
+def declared(group, size):
     """An array of which nothing is stored, with the checksum of what it shows: zeros."""
 
-    def change(file: Any, outside: Path) -> None:
+    def change(file, outside):
         path = _array(file, group)
         dtype = file[path].dtype
         rest = tuple(file[path].shape[1:])
@@ -193,7 +193,7 @@ def declared(group: str, size: int) -> Callable[[Any, Path], None]:
 
 
 @cache
-def _zeros(size: int) -> int:
+def _zeros(size):
     if size > _3_GB:
         return 0
     block, checksum = bytes(1 << 24), 0
@@ -202,10 +202,10 @@ def _zeros(size: int) -> int:
     return checksum
 
 
-def packed(group: str) -> Callable[[Any, Path], None]:
+def packed(group):
     """Chunks that unpack to more than any memory has, by two rounds of compression."""
 
-    def change(file: Any, outside: Path) -> None:
+    def change(file, outside):
         path = _array(file, group)
         del file[path]
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -221,7 +221,7 @@ def packed(group: str) -> Callable[[Any, Path], None]:
     return change
 
 
-def doubling(file: Any, outside: Path) -> None:
+def doubling(file, outside):
     """2^60 paths to one array."""
     group = file.create_group("server/many")
     group["x"] = np.zeros(3, np.float32)
@@ -232,31 +232,31 @@ def doubling(file: Any, outside: Path) -> None:
         group = above
 
 
-def circle(file: Any, outside: Path) -> None:
+def circle(file, outside):
     file["server/round"] = file["server"]
 
 
-def soft_circle(file: Any, outside: Path) -> None:
+def soft_circle(file, outside):
     file["server/round"] = h5py.SoftLink("/server")
 
 
-def escaping_name(group: str) -> Callable[[Any, Path], None]:
-    def change(file: Any, outside: Path) -> None:
+def escaping_name(group):
+    def change(file, outside):
         file[f"{group}/{ESC}"] = np.zeros(3, np.float32)
         stamp(file[f"{group}/{ESC}"])
 
     return change
 
 
-def references(file: Any, outside: Path) -> None:
+def references(file, outside):
     """Texts of any length, which are no arrays."""
     made = file.create_dataset("server/texts", (3,), h5py.string_dtype())
     made[:] = "x" * 99
     stamp(made, 0)
 
 
-def shard_names(name: str) -> Callable[[Any, Path], None]:
-    def change(file: Any, outside: Path) -> None:
+def shard_names(name):
+    def change(file, outside):
         restate(file, about(file) | {"shards": {name.replace("OUT", str(outside)): [0, 0]}})
         for each in ("file", "row"):
             file[f"layout/{each}"][...] = 0
@@ -265,13 +265,13 @@ def shard_names(name: str) -> Callable[[Any, Path], None]:
     return change
 
 
-def far_clients(file: Any, outside: Path) -> None:
+def far_clients(file, outside):
     """Cohorts that are not there."""
     file["layout/cohort"][-1] = 1 << 60
     stamp(file["layout/cohort"])
 
 
-def wrong_rows(file: Any, outside: Path) -> None:
+def wrong_rows(file, outside):
     file["layout/file"][...] = 7
     stamp(file["layout/file"])
 
@@ -313,8 +313,8 @@ CONTENT = {
 }
 
 
-def _h5_data(change: Callable[[Any, Path], None]) -> Callable[[Path, Path], Path]:
-    def make(folder: Path, outside: Path) -> Path:
+def _h5_data(change):
+    def make(folder, outside):
         with h5py.File(folder / "own.h5", "w") as file:
             file["y"] = np.arange(12) % 2
             change(file, outside)
@@ -323,24 +323,24 @@ def _h5_data(change: Callable[[Any, Path], None]) -> Callable[[Path, Path], Path
     return make
 
 
-def _link(to: str) -> Callable[[Any, Path], None]:
-    def change(file: Any, outside: Path) -> None:
+def _link(to):
+    def change(file, outside):
         file["x"] = h5py.ExternalLink(str(outside / to), "/x")
 
     return change
 
 
-def _storage(file: Any, outside: Path) -> None:
+def _storage(file, outside):
     file.create_dataset("x", (12, 1), "f4", external=[(str(outside / "secret.h5"), 0, 48)])
 
 
-def _virtual(file: Any, outside: Path) -> None:
+def _virtual(file, outside):
     layout = h5py.VirtualLayout((12,), "f4")
     layout[...] = h5py.VirtualSource(str(outside / "secret.h5"), "x", (12,), "f4")
     file.create_virtual_dataset("x", layout)
 
 
-def _bomb(folder: Path, outside: Path) -> Path:
+def _bomb(folder, outside):
     """8 MB that unpack to 1.8 GB, which is more than a command may take."""
     with zipfile.ZipFile(folder / "own.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         _zeros_member(archive, "x.npy", (450_000, 1000))
@@ -349,14 +349,14 @@ def _bomb(folder: Path, outside: Path) -> Path:
     return folder / "own.npz"
 
 
-def _pfllib_bomb(folder: Path, outside: Path) -> Path:
+def _pfllib_bomb(folder, outside):
     (folder / "own/train").mkdir(parents=True)
     with zipfile.ZipFile(folder / "own/train/0.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         _zeros_member(archive, "data.npy", (450_000, 1000))
     return folder / "own"
 
 
-def _zeros_member(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> None:
+def _zeros_member(archive, name, shape):
     with archive.open(name, "w", force_zip64=True) as member:
         np.lib.format.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
         block = bytes(1 << 24)
@@ -365,8 +365,8 @@ def _zeros_member(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -
             left -= member.write(block[:left])
 
 
-def _waits(name: str) -> Callable[[Path, Path], Path]:
-    def make(folder: Path, outside: Path) -> Path:
+def _waits(name):
+    def make(folder, outside):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(path)
@@ -375,12 +375,12 @@ def _waits(name: str) -> Callable[[Path, Path], Path]:
     return make
 
 
-def _never_ends(folder: Path, outside: Path) -> Path:
+def _never_ends(folder, outside):
     (folder / "own.csv").symlink_to("/dev/zero")
     return folder / "own.csv"
 
 
-def _pictures(folder: Path, outside: Path) -> Path:
+def _pictures(folder, outside):
     (folder / "own/a").mkdir(parents=True)
     os.mkfifo(folder / "own/a/0.png")
     return folder / "own"

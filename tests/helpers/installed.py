@@ -59,7 +59,7 @@ class OutsideWorld:
         return run
 
 
-def build_wheel(folder: Path) -> Path:
+def build_wheel(folder):
     """A wheel that is built in a folder from a copy of the checkout, without a network."""
     for name in _SOURCE:
         if (ROOT / name).is_dir():
@@ -73,7 +73,7 @@ def build_wheel(folder: Path) -> Path:
     return path
 
 
-def environment_with(package: Path, folder: Path) -> dict[str, str]:
+def environment_with(package, folder):
     """An active virtual environment with a wheel. What pflmpi depends on, torch above all, is taken from the one in
     which the tests run: its folder comes last in `sys.path`, where the links of editable packages have no effect.
     """
@@ -87,7 +87,7 @@ def environment_with(package: Path, folder: Path) -> dict[str, str]:
     return {**_CLEAN, **libraries, "PATH": os.pathsep.join(paths), "VIRTUAL_ENV": str(folder)}
 
 
-def install(package: Path, environment: Path) -> None:
+def install(package, environment):
     """Install a wheel or the source of a package into a virtual environment, without a network."""
     words = ["--python", str(environment / "bin" / "python"), "install", "--no-deps", "--no-index"]
     done = processes.call([*_PIP, *words, "--no-build-isolation", str(package)], env=_CLEAN)

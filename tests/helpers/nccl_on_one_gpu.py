@@ -13,7 +13,7 @@ from pflmpi import cli, machine
 from pflmpi.commands import context
 
 
-def gpus(visible: str | None) -> tuple[machine.Gpu, ...]:
+def gpus(visible):
     """The GPUs, by names that each rank alone has; rank 0 sees none where it is to serve from the CPU."""
     if os.environ["RANK"] == "0" and "SERVER_WITHOUT_GPU" in os.environ:
         return ()

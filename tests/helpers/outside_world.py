@@ -1,7 +1,6 @@
 """What a user has beside an installed pflmpi: data of every kind, an installed package of their own, configurations."""
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -168,7 +167,7 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-def write(folder: Path) -> None:
+def write(folder):
     """Data, weights, own code and configurations, and a table for a sweep."""
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("*.npz", "__pycache__"))
     outside_data.write(folder)
@@ -185,7 +184,7 @@ def write(folder: Path) -> None:
     table_file.write(folder, seeds=[0], columns={"few": {}}, rows={"Mine": {"algorithm": {"name": "./mine.py:Mine"}}})
 
 
-def write_package(folder: Path) -> None:
+def write_package(folder):
     """The source of a package with an algorithm, models, a dataset and a partition, registered by entry points."""
     (folder / "my_package").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PROJECT)

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-Parts = list[np.ndarray]
-
 
 def rng(seed=0):
     return np.random.Generator(np.random.Philox(key=seed))

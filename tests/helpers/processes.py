@@ -2,12 +2,10 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 PATIENCE = 240.0  # seconds: of a loaded machine, where a rank may need half a minute to import torch
@@ -27,7 +25,7 @@ BIN = Path(sys.executable).parent
 PFLMPI = [sys.executable, "-m", "pflmpi"]
 
 
-def start_way(way: str, ranks: int) -> list[str]:
+def start_way(way, ranks):
     """The command that starts `pflmpi` on that many ranks; alone, its own option `--ranks` says how many."""
     if way == "alone":
         return PFLMPI
@@ -36,7 +34,7 @@ def start_way(way: str, ranks: int) -> list[str]:
     return [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "-m", "pflmpi"]
 
 
-def call(command: list[str], timeout: float = PATIENCE, **options: object) -> subprocess.CompletedProcess[str]:
+def call(command, timeout=PATIENCE, **options):
     """Run a command to its end; whatever is left of it after the time limit is killed."""
     process = launch(command, **options)
     try:
@@ -48,15 +46,14 @@ def call(command: list[str], timeout: float = PATIENCE, **options: object) -> su
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def launch(command: list[str], **options: object) -> "subprocess.Popen[str]":
+def launch(command, **options):
     """Start a command with its output in pipes."""
     settings = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, **settings)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, **settings)
 
 
-def errors_until(process: "subprocess.Popen[str]", words: str | None = None) -> str:
+def errors_until(process, words=None):
     """What a process writes to its standard error, up to a line with these words or to its end."""
-    assert process.stderr is not None
     text = ""
     for line in iter(process.stderr.readline, ""):
         text += line
@@ -66,7 +63,7 @@ def errors_until(process: "subprocess.Popen[str]", words: str | None = None) -> 
     return text
 
 
-def descendants(pid: int) -> list[int]:
+def descendants(pid):
     """All processes below one, children before grandchildren."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
@@ -81,20 +78,20 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def ranks_of(pid: int) -> list[int]:
+def ranks_of(pid):
     """The processes below one that are ranks: they run `pflmpi` and have no child that does."""
     mine = [one for one in descendants(pid) if "pflmpi" in _command(one)]
     return [one for one in mine if not any(child in mine for child in descendants(one))]
 
 
-def kill_all(pid: int) -> None:
+def kill_all(pid):
     """SIGKILL a process and everything below it, at once."""
     for one in [pid, *descendants(pid)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout: float = PATIENCE, every: float = 0.02) -> None:
+def wait_for(condition, what, timeout=PATIENCE, every=0.02):
     """Wait until a condition holds; ask every so many seconds."""
     end = time.monotonic() + timeout
     while not condition():
@@ -102,12 +99,7 @@ def wait_for(condition: Callable[[], object], what: str, timeout: float = PATIEN
         time.sleep(every)
 
 
-def have_mpi() -> bool:
-    """Whether the tests can use mpirun."""
-    return shutil.which(str(BIN / "mpirun")) is not None
-
-
-def _command(pid: int) -> str:
+def _command(pid):
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

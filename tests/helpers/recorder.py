@@ -37,9 +37,9 @@ class Recorder(Transport):
         self.sent: list[Payload] = []
 
     @contextmanager
-    def channel(self, name: str) -> Iterator[None]:  # type: ignore[override]
+    def channel(self, name: str) -> Iterator[None]:
         before, self._now = self._now, name
-        with super().channel(name):  # type: ignore[arg-type]
+        with super().channel(name):
             yield
         self._now = before
 

@@ -1,14 +1,12 @@
 """The folder of a scaling experiment as it would be after its runs, without running anything."""
 
 import csv
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.scaling import experiment, records
-from pflmpi.scaling.experiment import Mode, ScaleRun, Scaling, runs
+from pflmpi.scaling.experiment import Scaling, runs
 from pflmpi.store import metrics_file
 
 ABOUT = {"device": "x86_64", "transport": "torch", "cpu": "Old Faithful", "cores": "8", "commit": "abc+", "torch": "2"}
@@ -16,20 +14,18 @@ ROUNDS = 4
 Seconds = Callable[[int], dict[str, float]]  # ranks -> the columns of a round
 
 
-def scaling(ranks: Sequence[int], mode: Mode = "strong", repeats: int = 2, **sections: Any) -> Scaling:
+def scaling(ranks, mode="strong", repeats=2, **sections):
     """An experiment with the quick configuration."""
     config = configuration.parse(quick_run.settings(**sections)).resolved()
     return Scaling(mode, tuple(ranks), repeats, ROUNDS, ranks[0], 8 if mode == "packing" else 0, config)
 
 
-def ideal(ranks: int) -> dict[str, float]:
+def ideal(ranks):
     """Eight seconds of work, a quarter of it evaluation, shared evenly."""
     return {"seconds": 8 / ranks, "compute_seconds": 8 / ranks, "evaluation_seconds": 2 / ranks}
 
 
-def measured(
-    out: Path, found: Scaling, seconds: Seconds = ideal, digest: Callable[[ScaleRun], str] = lambda _: "d"
-) -> Path:
+def measured(out, found, seconds=ideal, digest=lambda _: "d"):
     """Write the experiment with all its runs; the first round takes ten times as long."""
     experiment.write(found, out)
     for one in runs(found):
@@ -39,7 +35,7 @@ def measured(
     return out
 
 
-def run(out: Path, one: ScaleRun, columns: dict[str, float]) -> None:
+def run(out, one, columns):
     """Write the metrics of a run."""
     folder = one.run(out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,7 @@ class World:
         return digest_of_blocks(self.server, [self.flat(np.arange(self.n))])
 
 
-def alike(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def alike(found, expected):
     assert sorted(found) == sorted(expected)
     for name, array in expected.items():
         assert found[name].dtype == array.dtype, name
@@ -127,7 +127,7 @@ class Dying:
             patch.setattr(os, name, self._step(name, getattr(os, name)))
 
     def _step(self, name: str, real: Any) -> Any:
-        def step(*arguments: Any, **options: Any) -> Any:
+        def step(*arguments, **options):
             if not self.dead and self.left > 0:
                 self.left -= 1
                 return real(*arguments, **options)

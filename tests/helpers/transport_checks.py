@@ -10,32 +10,31 @@ Check = Callable[[Transport], None]
 LARGE = 5_000_000
 
 
-def payload(seed: int, size: int) -> np.ndarray:
+def payload(seed, size):
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
-def same(found: np.ndarray | None, right: np.ndarray) -> None:
+def same(found, right):
     """Equal in type, shape and bits; `==` would not tell 0.0 from -0.0."""
-    assert found is not None
     assert found.dtype == right.dtype and found.shape == right.shape
     assert found.tobytes() == right.tobytes()
 
 
-def check_broadcast(transport: Transport, size: int = 1000, seed: int = 1) -> None:
+def check_broadcast(transport, size=1000, seed=1):
     right = payload(seed, size)
     buffer = right.copy() if transport.rank == 0 else np.zeros(size, np.uint8)
     transport.broadcast(buffer)
     same(buffer, right)
 
 
-def check_broadcast_of_read_only_memory(transport: Transport) -> None:
+def check_broadcast_of_read_only_memory(transport):
     buffer = payload(2, 100) if transport.rank == 0 else np.zeros(100, np.uint8)
     buffer.flags.writeable = transport.rank != 0
     transport.broadcast(buffer)
     same(buffer, payload(2, 100))
 
 
-def check_gather(transport: Transport, sizes: list[int] | None = None, seed: int = 4) -> None:
+def check_gather(transport, sizes=None, seed=4):
     sizes = sizes or [10 + 7 * rank for rank in range(transport.size)]
     parts = [payload(seed + rank, size) for rank, size in enumerate(sizes)]
     found = transport.gather(parts[transport.rank], sizes)
@@ -44,12 +43,12 @@ def check_gather(transport: Transport, sizes: list[int] | None = None, seed: int
         same(part, right)
 
 
-def check_exchange(transport: Transport, sizes: np.ndarray | None = None, seed: int = 5, down: bool = False) -> None:
+def check_exchange(transport, sizes=None, seed=5, down=False):
     """Every rank has something else, of another size, for every rank."""
     count, rank = transport.size, transport.rank
     sizes = 10 + np.arange(count * count).reshape(count, count) if sizes is None else sizes
 
-    def between(sender: int, receiver: int) -> np.ndarray:
+    def between(sender, receiver):
         return payload(seed + sender * count + receiver, int(sizes[sender, receiver]))
 
     mine = {other: between(rank, other) for other in range(count) if sizes[rank, other]}
@@ -60,7 +59,7 @@ def check_exchange(transport: Transport, sizes: np.ndarray | None = None, seed: 
         same(part, between(sender, rank))
 
 
-def check_some_ranks_have_nothing(transport: Transport) -> None:
+def check_some_ranks_have_nothing(transport):
     for sizes in (
         [0] * transport.size,
         [5 * (rank % 2) for rank in range(transport.size)],
@@ -71,30 +70,30 @@ def check_some_ranks_have_nothing(transport: Transport) -> None:
         check_exchange(transport, np.outer(np.ones(transport.size, np.int64), sizes))
 
 
-def check_empty_messages(transport: Transport) -> None:
+def check_empty_messages(transport):
     transport.broadcast(np.zeros(0, np.uint8))
     same(transport.maximum(np.zeros(0)), np.zeros(0))
 
 
-def check_maximum(transport: Transport) -> None:
+def check_maximum(transport):
     values = np.array([transport.rank, -transport.rank - 1.0, 2.0**-1074 * transport.rank, 0.1])
     last = transport.size - 1
     same(transport.maximum(values), np.array([last, -1.0, 2.0**-1074 * last, 0.1]))
     same(values, np.array([transport.rank, -transport.rank - 1.0, 2.0**-1074 * transport.rank, 0.1]))
 
 
-def check_maximum_of_special_values(transport: Transport) -> None:
+def check_maximum_of_special_values(transport):
     last = transport.rank == transport.size - 1
     found = transport.maximum(np.array([np.inf if last else 1.0, -np.inf, np.nan if last else np.inf]))
     assert found[:2].tolist() == [np.inf, -np.inf] and np.isnan(found[2]), "a NaN is not lost"
 
 
-def check_barrier(transport: Transport) -> None:
+def check_barrier(transport):
     for _ in range(3):
         transport.barrier()
 
 
-def check_counters(transport: Transport) -> None:
+def check_counters(transport):
     others = transport.size - 1
     transport.counter.take("control"), transport.counter.take("data")
     with transport.channel("data"):
@@ -111,13 +110,13 @@ def check_counters(transport: Transport) -> None:
     assert transport.counter.take("data") == transport.counter.take("control") == (0, 0)
 
 
-def check_large_messages(transport: Transport) -> None:
+def check_large_messages(transport):
     check_broadcast(transport, LARGE)
     check_gather(transport, [LARGE] * transport.size)
     check_exchange(transport, np.full((transport.size, transport.size), LARGE // 4))
 
 
-def check_a_random_sequence(transport: Transport) -> None:
+def check_a_random_sequence(transport):
     """200 calls of random kinds and sizes: nothing gets out of step, and everything is counted."""
     random = np.random.default_rng(7)
     transport.counter.take("control")

@@ -21,17 +21,17 @@ from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import Peer
 
 if TYPE_CHECKING:
-    from pflmpi.transports.gpu_group import Backend
+    pass
 
 LARGE = 100_000  # bytes
 LONG = 600.0  # seconds: a rank that notices only by this time limit has not noticed
 
 
-def say(text: str) -> None:
+def say(text):
     os.write(1, f"{text}\n".encode())  # one write: the lines of ranks do not mix
 
 
-def check(transport: Transport) -> None:
+def check(transport):
     for name, one in transport_checks.CHECKS.items():
         one(transport)
         say(f"rank {transport.rank} of {transport.size} over {transport.name}: {name} holds")
@@ -49,7 +49,7 @@ def check(transport: Transport) -> None:
     say(f"rank {transport.rank} closed")
 
 
-def check_messages_between_gpus(transport: Transport, device: str = "cpu", backend: "Backend" = "gloo") -> None:
+def check_messages_between_gpus(transport, device="cpu", backend="gloo"):
     """By default with gloo in NCCL's place: all ranks have a GPU, or all but rank 0."""
     import torch  # which mpirun's ranks can do without
 
@@ -104,7 +104,7 @@ class GpuBytes:
         return bool(self.values.flags.c_contiguous)
 
 
-def check_messages_in_gpu_memory(transport: Transport) -> None:
+def check_messages_in_gpu_memory(transport):
     """Rank 0 sends from its host or from its GPU, the others receive on a GPU, the last one on its host."""
     right = transport_checks.payload(7, LARGE)
     transport.use_gpus(range(transport.size), cast(Any, "cuda:0"))
@@ -122,7 +122,7 @@ def check_messages_in_gpu_memory(transport: Transport) -> None:
         one(transport)
 
 
-def go_wrong(transport: Transport, how: str) -> None:
+def go_wrong(transport, how):
     transport.barrier()
     if how in ("late", "stopped server"):
         transport.timeout = 1.5
@@ -147,7 +147,7 @@ def go_wrong(transport: Transport, how: str) -> None:
         transport.abort(3)
 
 
-def stop_at_the_start(rank: int, folder: Path) -> None:
+def stop_at_the_start(rank, folder):
     """Let rank 0 stop once it hosts torch's store."""
     from pflmpi.transports import torchdist
 
@@ -157,8 +157,8 @@ def stop_at_the_start(rank: int, folder: Path) -> None:
     if rank == 0:
         connect = torchdist.connect
 
-        def stopping(*arguments: object) -> object:
-            store = connect(*arguments)  # type: ignore[arg-type]
+        def stopping(*arguments):
+            store = connect(*arguments)
             os.kill(os.getpid(), signal.SIGSTOP)
             return store
 

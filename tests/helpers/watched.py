@@ -17,7 +17,6 @@ import struct
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 SECONDS = int(os.environ.get("WATCHED_SECONDS", "20"))
 MEMORY = 1500 << 20  # bytes of address space beyond what is mapped at the start; torch needs some for threads
@@ -58,7 +57,7 @@ class Watch:
         return sorted(opened), sorted(written)
 
 
-def main() -> None:
+def main():
     cases = json.loads(Path(sys.argv[1]).read_text())
     import h5py  # noqa: F401
     import numpy  # noqa: F401
@@ -79,7 +78,7 @@ def main() -> None:
         print(json.dumps(_case(words, [Path(folder) for folder in folders])), flush=True)
 
 
-def _case(words: list[str], folders: list[Path]) -> dict[str, Any]:
+def _case(words, folders):
     watch = Watch([folder for folder in folders if folder.is_dir()])
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as hook:
         child = os.fork()
@@ -101,18 +100,18 @@ def _case(words: list[str], folders: list[Path]) -> dict[str, Any]:
     }
 
 
-def _text(file: Any) -> str:
+def _text(file):
     file.seek(0)
     return str(file.read().decode(errors="surrogateescape"))
 
 
-def _command(words: list[str], hook: int) -> int:
+def _command(words, hook):
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(SECONDS)  # ends a process that waits inside of a library, too
     data = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, data + MEMORY))  # not of addresses: drawing reserves many
 
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+    def audit(event, arguments):
         if event in _WRITES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
             os.write(hook, f"{event} {arguments[0]}\0".encode(errors="surrogateescape"))
 

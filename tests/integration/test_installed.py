@@ -73,7 +73,7 @@ assert right == run.round().metrics["correct"][1]
 """
 
 
-def test_the_wheel_holds_what_the_commands_use_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_what_the_commands_use_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     walked = (Path(place) / name for place, _, names in os.walk(ROOT / "pflmpi", followlinks=True) for name in names)
@@ -83,7 +83,7 @@ def test_the_wheel_holds_what_the_commands_use_and_nothing_else(wheel: Path) -> 
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_one_process_three_ranks_and_a_resumed_run_agree(name: str, world: OutsideWorld) -> None:
+def test_one_process_three_ranks_and_a_resumed_run_agree(name, world):
     place = world.call(["python", "-c", "import pflmpi; print(pflmpi.__file__)"])
     assert place.startswith(world.environment["VIRTUAL_ENV"])
     alone, run, rounds = world.alone(name), world.resumed(name), CONFIGURATIONS[name][1]
@@ -94,7 +94,7 @@ def test_one_process_three_ranks_and_a_resumed_run_agree(name: str, world: Outsi
     assert recorded["versions"]["pflmpi"] == pflmpi.__version__
 
 
-def test_what_these_runs_were_asked_to_measure_is_there(world: OutsideWorld) -> None:
+def test_what_these_runs_were_asked_to_measure_is_there(world):
     for run in (world.alone("pictures"), world.resumed("pictures")):
         columns = open_run(run).columns
         for column in ("trained_accuracy_mean", "trained_test_loss", "unseen_accuracy_mean", "train_loss", "f1_macro"):
@@ -106,7 +106,7 @@ def test_what_these_runs_were_asked_to_measure_is_there(world: OutsideWorld) -> 
     assert open_run(world.alone("table")).stopped_early.startswith("test_loss has not improved")
 
 
-def test_python_works_alone_under_a_launcher_and_resumed(world: OutsideWorld) -> None:
+def test_python_works_alone_under_a_launcher_and_resumed(world):
     (world.folder / "script.py").write_text(SCRIPT)
     (world.folder / "reading.py").write_text(READING)
     alone = world.call(["python", "script.py", "runs/python-alone", "3", "1"])
@@ -145,7 +145,7 @@ COMMANDS = [
 ]
 
 
-def test_the_commands_work(world: OutsideWorld) -> None:
+def test_the_commands_work(world):
     for name in ("pictures", "table", "squares"):
         world.alone(name)
     for line, expected in COMMANDS:
@@ -155,7 +155,7 @@ def test_the_commands_work(world: OutsideWorld) -> None:
     assert headed.split()[-1] == "0"
 
 
-def test_the_examples_work_where_they_are_written(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_examples_work_where_they_are_written(environment, tmp_path):
     OutsideWorld(tmp_path, environment).call(["pflmpi", "examples", "work"])
     work = OutsideWorld(tmp_path / "work", environment)
     one = ["-s", "training.rounds=1", "--quiet"]

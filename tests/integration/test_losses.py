@@ -4,8 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,7 +18,7 @@ ROUNDS = 20
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def whole(tmp_path_factory):
     """A configuration, and the digest of its undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     raw = quick_run.settings(
@@ -33,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return path, quick_run.run(raw, folder / "run")
 
 
-def ranks_after_round(process: "subprocess.Popen[str]", run: Path, round: int) -> list[int]:
+def ranks_after_round(process, run, round):
     """Wait for a checkpoint and return the processes of the ranks in their order."""
     processes.wait_for(lambda: round in run_folder.rounds(run) or process.poll() is not None, "a checkpoint")
     assert process.poll() is None, process.communicate()
@@ -50,9 +48,7 @@ RESTARTING = {
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("way", RESTARTING)
-def test_all_ranks_start_again_after_one_was_killed_and_reach_the_same_bits(
-    way: str, victim: int, whole: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_all_ranks_start_again_after_one_was_killed_and_reach_the_same_bits(way, victim, whole, tmp_path):
     config, expected = whole
     process = processes.launch([*RESTARTING[way], str(config), "--out", str(tmp_path / "run")], cwd=tmp_path)
     os.kill(ranks_after_round(process, tmp_path / "run", 2)[victim], signal.SIGKILL)
@@ -66,7 +62,7 @@ def test_all_ranks_start_again_after_one_was_killed_and_reach_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", RESTARTING)
-def test_a_rank_that_fails_by_itself_is_not_started_again(way: str, tmp_path: Path) -> None:
+def test_a_rank_that_fails_by_itself_is_not_started_again(way, tmp_path):
     (tmp_path / "own.py").write_text(FAILS)
     raw = quick_run.settings(algorithm={"name": f"{tmp_path}/own.py:Fails"})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw))
@@ -102,7 +98,7 @@ class Fails(FedAvg):
 )
 def test_restarts_that_cannot_be_are_refused_with_what_to_use(
     environment, words, expected, tmp_path, monkeypatch, capfd
-) -> None:
+):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(quick_run.settings()))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -112,7 +108,7 @@ def test_restarts_that_cannot_be_are_refused_with_what_to_use(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["mpi", "torchrun"])
-def test_a_rank_that_hangs_is_named(way: str, whole: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named(way, whole, tmp_path):
     start = [*processes.start_way(way, 3), "run", str(whole[0]), "--out", str(tmp_path / "run")]
     process = processes.launch([*start, "-s", "runtime.timeout=12"])
     ranks = ranks_after_round(process, tmp_path / "run", 1)
@@ -130,7 +126,7 @@ def test_a_rank_that_hangs_is_named(way: str, whole: tuple[Path, str], tmp_path:
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_before_mpi_has_started_ends_the_run(whole: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_rank_that_hangs_before_mpi_has_started_ends_the_run(whole, tmp_path):
     one_sleeps = '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || exec sleep 1000; exec "$@"'
     launcher, *options = processes.start_way("mpi", 2)
     command = [launcher, *options[:2], "sh", "-c", one_sleeps, "sh", *options[2:]]
@@ -141,7 +137,7 @@ def test_a_rank_that_hangs_before_mpi_has_started_ends_the_run(whole: tuple[Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["mpi", "torchrun", "alone"])
-def test_by_default_all_stop_and_the_dead_rank_is_named(way: str, whole: tuple[Path, str], tmp_path: Path) -> None:
+def test_by_default_all_stop_and_the_dead_rank_is_named(way, whole, tmp_path):
     start = [*processes.start_way(way, 3), "run", str(whole[0]), "--out", str(tmp_path / "run")]
     process = processes.launch([*start, *(["--ranks", "3"] if way == "alone" else [])])
     ranks = ranks_after_round(process, tmp_path / "run", 1)

@@ -6,7 +6,6 @@ The environment is a real one, and has links to the distributions that are insta
 import re
 import sys
 import venv
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -31,7 +30,7 @@ print(type(run.metrics).__name__, len(run.metrics), np.asarray(weights).shape, r
 """
 
 
-def named() -> list[str]:
+def named():
     """What the documentation tells to install for reading alone."""
     section = (ROOT / "docs" / "reading-runs.md").read_text()
     assert "`pip install --no-deps -e .`" in section
@@ -39,7 +38,7 @@ def named() -> list[str]:
     return names.split()
 
 
-def needed(names: Iterable[str]) -> dict[str, metadata.Distribution]:
+def needed(names):
     """The named distributions and all that they need, as they are installed here."""
     found: dict[str, metadata.Distribution] = {}
     queue = list(names)
@@ -52,7 +51,7 @@ def needed(names: Iterable[str]) -> dict[str, metadata.Distribution]:
     return found
 
 
-def environment(folder: Path, names: Iterable[str]) -> Path:
+def environment(folder, names):
     """A virtual environment with nothing but pflmpi and the named distributions; return its Python."""
     venv.create(folder, symlinks=True, with_pip=False)
     (site,) = (folder / "lib").glob("python*/site-packages")
@@ -65,25 +64,25 @@ def environment(folder: Path, names: Iterable[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def laptop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def laptop(tmp_path_factory):
     return environment(tmp_path_factory.mktemp("laptop"), named())
 
 
 @pytest.fixture(scope="module")
-def fuller(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fuller(tmp_path_factory):
     """The same with the optional libraries."""
     return environment(tmp_path_factory.mktemp("fuller"), [*named(), *OPTIONAL])
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run that keeps class means, for which a report needs scikit-learn."""
     folder = tmp_path_factory.mktemp("run") / "fedproto"
     quick_run.run(quick_run.settings(algorithm={"name": "fedproto", "predict_with": "head"}), folder, ranks=2)
     return folder
 
 
-def call(python: Path, *words: str | Path, code: int = 0) -> str:
+def call(python, *words, code=0):
     """What an isolated Python says; every warning is an error."""
     done = processes.call([str(python), "-I", "-W", "error", *map(str, words)])
     assert done.returncode == code, done.stdout + done.stderr
@@ -91,23 +90,23 @@ def call(python: Path, *words: str | Path, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def pflmpi(python: Path, *words: str | Path, code: int = 0) -> str:
+def pflmpi(python, *words, code=0):
     return call(python, "-m", "pflmpi", *words, code=code)
 
 
-def present(python: Path) -> set[str]:
+def present(python):
     """Which of the libraries can be found there."""
     find = "import sys; from importlib.util import find_spec; print(*filter(find_spec, sys.argv[1:]))"
     return set(call(python, "-c", find, *ABSENT, *OPTIONAL).split())
 
 
-def test_the_environments_have_what_they_should(laptop: Path, fuller: Path) -> None:
+def test_the_environments_have_what_they_should(laptop, fuller):
     assert present(HERE) >= {"torch", "torchvision", *OPTIONAL}
     assert present(laptop) == set()
     assert present(fuller) == set(OPTIONAL)
 
 
-def test_a_report_has_the_same_figures(laptop: Path, run: Path, tmp_path: Path) -> None:
+def test_a_report_has_the_same_figures(laptop, run, tmp_path):
     tables, names = [], []
     for python, out in ((HERE, tmp_path / "here"), (laptop, tmp_path / "there")):
         said = pflmpi(python, "report", run, "--out", out)
@@ -119,19 +118,19 @@ def test_a_report_has_the_same_figures(laptop: Path, run: Path, tmp_path: Path) 
     assert any(path.name.startswith("class_means") for path in tables[0])
 
 
-def test_a_table_is_the_same(laptop: Path, tmp_path: Path) -> None:
+def test_a_table_is_the_same(laptop, tmp_path):
     words = ["table", ROOT / "configs/papers/digits.yaml", "--only", "FedGMH/*", "--out", tmp_path]
     assert pflmpi(laptop, *words) == pflmpi(HERE, *words)
 
 
 @pytest.mark.parametrize("words", [["--digest"], ["--diff", "1", "3"], ["--verify"]], ids=" ".join)
-def test_inspect_says_the_same(laptop: Path, run: Path, words: list[str]) -> None:
+def test_inspect_says_the_same(laptop, run, words):
     said = pflmpi(laptop, "inspect", run, *words)
     assert said == pflmpi(HERE, "inspect", run, *words)
     assert words != ["--digest"] or said.strip() == quick_run.digest(run)
 
 
-def test_arrays_are_exported_alike(laptop: Path, run: Path, tmp_path: Path) -> None:
+def test_arrays_are_exported_alike(laptop, run, tmp_path):
     found = []
     for python, file in ((HERE, tmp_path / "here.npz"), (laptop, tmp_path / "there.npz")):
         pflmpi(python, "export", run, "--client", "2", "-o", file)
@@ -140,27 +139,27 @@ def test_arrays_are_exported_alike(laptop: Path, run: Path, tmp_path: Path) -> N
     assert "head.weight" in found[0] and found[0] == found[1]
 
 
-def test_safetensors_are_exported_alike(fuller: Path, run: Path, tmp_path: Path) -> None:
+def test_safetensors_are_exported_alike(fuller, run, tmp_path):
     files = [tmp_path / "here.safetensors", tmp_path / "there.safetensors"]
     for python, file in zip((HERE, fuller), files, strict=True):
         pflmpi(python, "export", run, "--client", "2", "-o", file)
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_file_of_torch_is_refused_with_what_to_do(laptop: Path, run: Path, tmp_path: Path) -> None:
+def test_a_file_of_torch_is_refused_with_what_to_do(laptop, run, tmp_path):
     said = pflmpi(laptop, "export", run, "--client", "2", "-o", tmp_path / "m.pt", code=2)
     assert said.count("\n") == 1 and "`pip install torch`, or choose .npz" in said
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", ["run", "resume", "probe", "plan", "list"])
-def test_what_computes_is_refused_with_what_is_missing(laptop: Path, run: Path, command: str) -> None:
+def test_what_computes_is_refused_with_what_is_missing(laptop, run, command):
     words = {"list": [], "resume": [run], "probe": [run]}.get(command, [ROOT / "configs/quickstart.yaml"])
     said = pflmpi(laptop, command, *words, code=2)
     assert said.count("\n") == 1 and f"{command} needs torch, which is not installed" in said
 
 
-def test_the_example_shows_the_same(laptop: Path, fuller: Path, run: Path) -> None:
+def test_the_example_shows_the_same(laptop, fuller, run):
     words = [ROOT / "examples" / "read_a_run.py", run]
     expected = call(HERE, *words)
     assert call(fuller, *words) == expected
@@ -168,6 +167,6 @@ def test_the_example_shows_the_same(laptop: Path, fuller: Path, run: Path) -> No
     assert call(laptop, *words).endswith(after_the_metrics)
 
 
-def test_a_run_is_opened_with_and_without_pandas(laptop: Path, fuller: Path, run: Path) -> None:
+def test_a_run_is_opened_with_and_without_pandas(laptop, fuller, run):
     for python, kind in ((laptop, "recarray"), (fuller, "DataFrame")):
         assert call(python, "-c", OPEN, run) == f"{kind} 3 (7, 10, 12) {quick_run.digest(run)}\n"

@@ -1,7 +1,5 @@
 """Transforms of training samples: what they do, and the same bits on any number of ranks, in lanes, resumed."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -40,19 +38,19 @@ def fails(x, key):
 """
 
 
-def settings(executor: str = "loop", transform: list[str] = BOTH, **sections: dict[str, object]) -> dict[str, object]:
+def settings(executor="loop", transform=BOTH, **sections):
     changes = {"data": {"name": "digits", "limit": 400, "transform": transform}, "runtime": {"executor": executor}}
     return quick_run.settings(changes, **{"training": {"rounds": 2, "epochs": 3}, **sections})
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def own(tmp_path):
     path = tmp_path / "change.py"
     path.write_text(OWN)
     return path
 
 
-def test_a_crop_moves_images_and_a_flip_mirrors_them() -> None:
+def test_a_crop_moves_images_and_a_flip_mirrors_them():
     images = torch.arange(1, 1 + 200 * 3 * 16 * 16).view(200, 3, 16, 16)
     padded = np.pad(images.numpy(), [(0, 0), (0, 0), (2, 2), (2, 2)])
     moves = {(y, x): padded[:, :, y : y + 16, x : x + 16] for y in range(5) for x in range(5)}
@@ -64,7 +62,7 @@ def test_a_crop_moves_images_and_a_flip_mirrors_them() -> None:
     assert all((flipped[i] == images[i]).all() for i in range(200) if not mirrored[i]) and 70 < sum(mirrored) < 130
 
 
-def test_loop_and_lanes_see_the_same_samples() -> None:
+def test_loop_and_lanes_see_the_same_samples():
     pool = Pool(torch.randint(0, 256, (12, 1, 8, 8), dtype=torch.uint8), torch.arange(12) % 3)
     task = Task(MODELS["mlp"]().bind((1, 8, 8), 3), TrainingConfig(), 2, 0, (0.5,), (0.5,))
     transform, draws = Transform(tuple(BOTH)), torch.tensor([5, -9, 2**62])
@@ -74,7 +72,7 @@ def test_loop_and_lanes_see_the_same_samples() -> None:
     weight = torch.ones(3, 4)
     weight[2, 3] = 0
 
-    def lane(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    def lane(images, draws):
         samples = images, pool.labels[index]
         batches = LaneBatches(task, lambda: samples, weight, 3, 2, None, 0.0, transform, draws)
         return torch.stack([batch.x for batch in batches])
@@ -85,7 +83,7 @@ def test_loop_and_lanes_see_the_same_samples() -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_the_bits_are_the_same_on_any_number_of_ranks_and_resumed(executor: str, tmp_path: Path) -> None:
+def test_the_bits_are_the_same_on_any_number_of_ranks_and_resumed(executor, tmp_path):
     one = quick_run.run(settings(executor), tmp_path / "one")
     assert one != quick_run.run(settings(executor, []), tmp_path / "plain")
     assert quick_run.run(settings(executor), tmp_path / "three", ranks=3) == one
@@ -96,7 +94,7 @@ def test_the_bits_are_the_same_on_any_number_of_ranks_and_resumed(executor: str,
     assert yaml.safe_load(config_file.path(tmp_path / "one").read_text())["data"]["transform"] == BOTH
 
 
-def test_a_test_sees_no_transform(tmp_path: Path) -> None:
+def test_a_test_sees_no_transform(tmp_path):
     still = {"rounds": 1, "lr": 1e-30}
     for name, transform in (("changed", BOTH), ("plain", [])):
         quick_run.run(settings("loop", transform, training=still), tmp_path / name)
@@ -106,7 +104,7 @@ def test_a_test_sees_no_transform(tmp_path: Path) -> None:
     assert tests[0]["test_loss"] == tests[1]["test_loss"] and tests[0]["train_loss"] != tests[1]["train_loss"]
 
 
-def test_one_of_a_file_is_run_recorded_and_hashed(own: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_of_a_file_is_run_recorded_and_hashed(own, tmp_path, capfd):
     quick_run.run(settings("lanes", [f"{own}:darker"]), tmp_path / "run")
     written = yaml.safe_load(config_file.path(tmp_path / "run").read_text())
     assert written["data"]["transform"] == [f"{own}:darker"] and "transform/0" in str(written["recorded"]["code"])
@@ -132,21 +130,20 @@ def test_one_of_a_file_is_run_recorded_and_hashed(own: Path, tmp_path: Path, cap
         ("{own}:lost", "has no 'lost'; known: darker"),
     ],
 )
-def test_a_wrong_one_is_refused_before_the_start(name: str, said: str, own: Path, tmp_path: Path) -> None:
+def test_a_wrong_one_is_refused_before_the_start(name, said, own, tmp_path):
     with pytest.raises(ConfigError, match=said):
         quick_run.run(settings("loop", [name.format(own=own)]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_tables_have_nothing_to_crop() -> None:
+def test_tables_have_nothing_to_crop():
     table = assemble("t", np.zeros((4, 5), np.float32), np.arange(4) % 2, np.zeros(4, bool), 2, None)
     with pytest.raises(ConfigError, match="takes images, CxHxW; the samples are 5"):
         transform_of(["random_crop"], torch.from_numpy(table.images))
 
 
-def test_keys_alone_decide(own: Path) -> None:
+def test_keys_alone_decide(own):
     transform = transform_of([f"{own}:darker"], torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
-    assert transform is not None
     images = torch.full((3, 1, 8, 8), 200, dtype=torch.uint8)
     one, other = transform(images, torch.tensor(1)), transform(images, torch.tensor(2))
     assert not torch.equal(one, other) and torch.equal(one, transform(images, torch.tensor(1)))

@@ -1,7 +1,5 @@
 """Rows reach the ranks that want them from where they live, once each; kept rows of clients among them."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from pflmpi.messages.declared import Declared
 from pflmpi.messages.downlink import Homes, down_calls, send_answers, send_down
 from pflmpi.messages.kinds import NOBODY, Messages, Own, OwnClasses, Rows, tensor, with_rows
 from pflmpi.messages.traffic import wire_bytes
-from pflmpi.transports.base import Transport
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
 from thread_transport import run_ranks
@@ -37,27 +34,27 @@ HOMES = {  # ranks, and the home of each client
 }
 
 
-def rows_of(clients: list[int]) -> Tree:
+def rows_of(clients):
     """What each client keeps; zeros for nobody."""
     values = torch.tensor([0.0 if client == NOBODY else 1.5 + client for client in clients])
     return tree.map(lambda leaf: (values.view(-1, *[1] * leaf.ndim) + torch.zeros(leaf.shape)).to(leaf.dtype), LIKE)
 
 
-def groups(clients: list[int], home: list[int], ranks: int) -> list[list[np.ndarray]]:
+def groups(clients, home, ranks):
     """The receivers of each rank."""
     here = [[client for client in clients if home[client] == rank] for rank in range(ranks)]
     return [[np.array(mine)] if mine else [] for mine in here]
 
 
-def send(choice: dict[int, list[int]], homes: str) -> list[Any]:
+def send(choice, homes):
     """Of each rank: messages by receiver, ids that it was asked for, bytes that travelled down."""
     ranks, home = HOMES[homes]
     assigned = groups(sorted(choice), home, ranks)
 
-    def work(transport: Transport) -> Any:
+    def work(transport):
         asked: list[int] = []
 
-        def rows(name: str, like: Tree, clients: np.ndarray) -> Tree:
+        def rows(name, like, clients):
             assert name == "m" and not tree.differences(like, LIKE)
             assert all(home[client] == transport.rank for client in clients), "only of those who live here"
             asked.extend(clients.tolist())
@@ -74,7 +71,7 @@ def send(choice: dict[int, list[int]], homes: str) -> list[Any]:
 
 @pytest.mark.parametrize("homes", HOMES)
 @pytest.mark.parametrize("choice", CHOICES)
-def test_each_receiver_gets_the_rows_of_those_chosen_for_it(choice: str, homes: str) -> None:
+def test_each_receiver_gets_the_rows_of_those_chosen_for_it(choice, homes):
     (ranks, home), wanted = HOMES[homes], CHOICES[choice]
     results = send(wanted, homes)
     found = {client: message for mine, _, _ in results for client, message in mine.items()}
@@ -96,14 +93,14 @@ def test_each_receiver_gets_the_rows_of_those_chosen_for_it(choice: str, homes: 
     assert wire_bytes(calls)[1] >= results[0][2], "a bound: whose rows is known later"
 
 
-def test_ranks_that_want_the_same_are_sent_one_packed_copy() -> None:
+def test_ranks_that_want_the_same_are_sent_one_packed_copy():
     """Three ranks want the models of three clients: each is asked for once, by the only set that it is in."""
     asked = [ids for _, ids, _ in send(CHOICES["the same for all"], "one client each")]
     assert asked == [[], [], [], [2], [3], [], [5]]
 
 
 @pytest.mark.parametrize("wrong", [N, -2])
-def test_whoever_is_no_client_is_refused(wrong: int) -> None:
+def test_whoever_is_no_client_is_refused(wrong):
     published: Messages = {"u": {"clients": torch.tensor([[0, wrong, NOBODY]])}}
     homes = Homes(np.zeros(N, np.int64), lambda *_: rows_of([0]))
     with pytest.raises(RunError, match=rf"chose client {wrong} for its message 'u'; allowed are 0 to 5, and NOBODY"):
@@ -111,13 +108,13 @@ def test_whoever_is_no_client_is_refused(wrong: int) -> None:
 
 
 @pytest.mark.parametrize("homes", HOMES)
-def test_rows_of_the_server_reach_their_receivers_and_the_holders_of_their_classes(homes: str) -> None:
+def test_rows_of_the_server_reach_their_receivers_and_the_holders_of_their_classes(homes):
     (ranks, home), clients = HOMES[homes], [0, 2, 3, 5]
     holds = np.array([[1, 0, 0], [1, 1, 1], [0, 0, 1], [0, 0, 0], [1, 1, 1], [0, 0, 1]], bool)
     what = Declared({}, {"own": Own(LIKE), "k": OwnClasses(LIKE), "a": Own(LIKE, kept=True)}, holds, NOT_KNOWN[1])
     assigned = groups(clients, home, ranks)
 
-    def work(transport: Transport) -> Any:
+    def work(transport):
         first, mine = transport.rank == 0, assigned[transport.rank]
         published: Messages = {"own": rows_of([10, 12, 13, 15]), "k": rows_of([20, 21, 22])}
         reply = send_down(transport, what, published if first else None, assigned)
@@ -138,6 +135,6 @@ def test_rows_of_the_server_reach_their_receivers_and_the_holders_of_their_class
     assert results[0][2] == (rows * SIZE, 0) == wire_bytes(down_calls(what, assigned, None))[::-1]
 
 
-def assert_equal(found: Tree, expected: Tree) -> None:
+def assert_equal(found, expected):
     assert not tree.differences(found, expected)
     assert all(torch.equal(leaf, tree.at(expected, path)) for path, leaf in tree.leaves(found))

@@ -2,8 +2,6 @@
 
 import itertools
 import tracemalloc
-from collections.abc import Mapping
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -15,12 +13,10 @@ from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
 from pflmpi.messages import device_sum, fold, slices
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import Mean, Messages, Rows, Sum, Updates, tensor
+from pflmpi.messages.kinds import Mean, Rows, Sum, tensor
 from pflmpi.messages.packing import to_numpy
 from pflmpi.messages.traffic import wire_bytes
 from pflmpi.messages.uplink import send_up, up_calls, up_slices
-from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 from thread_transport import run_ranks
 
@@ -38,11 +34,11 @@ ASSIGNED = {  # clients of each rank, in groups
 MANY = {2: [[[0, 4], [5, 6, 7]], [[1]]], 3: [[[3]], [], [[0, 1, 2, 4, 5, 6, 7, 8]]]}
 
 
-def likes(number: torch.dtype) -> Tree:
+def likes(number):
     return {name: tensor(*shape, dtype=number) for name, shape in LEAVES.items()}
 
 
-def declared() -> Declared:
+def declared():
     whole: Tree = {
         "n": tensor(5, dtype=torch.int32),
         "o": tensor(2, dtype=torch.int64),
@@ -56,10 +52,10 @@ def declared() -> Declared:
     return Declared(up, {}, np.ones((len(NUM_TRAIN), 2), bool), NUM_TRAIN)
 
 
-def message(kinds: Mapping[str, Sum], client: int) -> Messages:
+def message(kinds, client):
     random = np.random.default_rng(client)
 
-    def values(leaf: torch.Tensor) -> torch.Tensor:
+    def values(leaf):
         if not leaf.is_floating_point():
             return torch.from_numpy(random.integers(0, 20, tuple(leaf.shape))).to(leaf.dtype)
         scale = 10.0 ** random.integers(-30, 30)
@@ -68,18 +64,18 @@ def message(kinds: Mapping[str, Sum], client: int) -> Messages:
     return {name: tree.map(values, kind.like) for name, kind in kinds.items()}
 
 
-def ups(kinds: Mapping[str, Sum], groups: list[ClientGroup]) -> Updates:
+def ups(kinds, groups):
     return [
-        (group, {name: tree.stack([message(kinds, client)[name] for client in group.tolist()]) for name in kinds})  # type: ignore[misc]
+        (group, {name: tree.stack([message(kinds, client)[name] for client in group.tolist()]) for name in kinds})
         for group in groups
     ]
 
 
-def slices_of(what: Declared, layout: list[list[list[int]]]) -> slices.Slices:
+def slices_of(what, layout):
     return up_slices(what, [[np.array(group) for group in groups] for groups in layout])
 
 
-def plain_sum(kind: Sum, rows: list[np.ndarray], clients: np.ndarray) -> np.ndarray:
+def plain_sum(kind, rows, clients):
     """What the fold is, written out: multiples of a power of two as integers, added, and divided.
 
     A mean of what is not floating is the first participant's.
@@ -96,16 +92,16 @@ def plain_sum(kind: Sum, rows: list[np.ndarray], clients: np.ndarray) -> np.ndar
     return found.astype(rows[0].dtype)
 
 
-def lead(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def lead(monkeypatch, way):
     for name, value in zip(("_GATHERED", "_LEAST_SLICE"), LIMITS[way], strict=True):
         monkeypatch.setattr(slices, name, value)
 
 
-def check(what: Declared, layout: list[list[list[int]]]) -> None:
+def check(what, layout):
     kinds: dict[str, Sum] = {name: kind for name, kind in what.up.items() if isinstance(kind, Sum)}
     assigned = [[np.array(group) for group in groups] for groups in layout]
 
-    def work(transport: Transport) -> tuple[Messages | None, tuple[int, int]]:
+    def work(transport):
         found = send_up(transport, what, ups(kinds, assigned[transport.rank]), assigned)
         return found, transport.counter.take("data")
 
@@ -126,7 +122,7 @@ def check(what: Declared, layout: list[list[list[int]]]) -> None:
 
 @pytest.mark.parametrize("way", LIMITS)
 @pytest.mark.parametrize("ranks", ASSIGNED)
-def test_every_owner_makes_the_bits_of_a_plain_sum(way: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_owner_makes_the_bits_of_a_plain_sum(way, ranks, monkeypatch):
     lead(monkeypatch, way)
     cut = slices_of(declared(), ASSIGNED[ranks])
     owners = np.flatnonzero(cut.widths).tolist()
@@ -136,7 +132,7 @@ def test_every_owner_makes_the_bits_of_a_plain_sum(way: str, ranks: int, monkeyp
 
 @pytest.mark.parametrize("way", LIMITS)
 @pytest.mark.parametrize("ranks", MANY)
-def test_likewise_with_many_participants_on_a_rank(way: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_likewise_with_many_participants_on_a_rank(way, ranks, monkeypatch):
     lead(monkeypatch, way)
     cut = slices_of(declared(), MANY[ranks])
     assert cut.sums.any() == (way != "entries to rank 0") and not cut.sums.all()  # some send entries, some sums
@@ -146,10 +142,8 @@ def test_likewise_with_many_participants_on_a_rank(way: str, ranks: int, monkeyp
 @pytest.mark.parametrize("some", [False, True], ids=["all there", "some there"])
 @pytest.mark.parametrize("way", LIMITS)
 @pytest.mark.parametrize("layout", [*ASSIGNED.values(), *MANY.values()], ids=str)
-def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(
-    way: str, layout: list[list[list[int]]], some: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def is_on_host(messages: Messages) -> bool:  # those of the groups of several clients
+def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(way, layout, some, monkeypatch):
+    def is_on_host(messages):  # those of the groups of several clients
         return some and len(tree.leaf(messages["sum"], "float")) > 1
 
     lead(monkeypatch, way)
@@ -168,14 +162,14 @@ def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(
 
 
 @pytest.mark.parametrize("way", LIMITS)
-def test_what_is_gathered_goes_beside_what_is_folded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_gathered_goes_beside_what_is_folded(way, monkeypatch):
     lead(monkeypatch, way)
     what = declared()
     rows = {"each": Rows({"x": tensor(3), "y": tensor(2, dtype=torch.int32)}), "zero": Rows({"x": tensor()})}
     check(Declared({**what.up, **rows}, {}, what.holds, what.num_train), ASSIGNED[3])
 
 
-def test_gathered_models_of_rank_0_are_not_packed() -> None:
+def test_gathered_models_of_rank_0_are_not_packed():
     size, clients = 2**18, np.arange(8)
     what = Declared({"model": Rows({"x": tensor(size)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
     models = torch.rand(len(clients), size)
@@ -188,22 +182,21 @@ def test_gathered_models_of_rank_0_are_not_packed() -> None:
 
 
 @pytest.mark.parametrize("way", LIMITS)
-def test_messages_without_entries(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_without_entries(way, monkeypatch):
     lead(monkeypatch, way)
     empty: Tree = {"x": tensor(0), "y": tensor(3, 0)}
     check(Declared({"mean": Mean(empty)}, {}, np.ones((12, 2), bool), NUM_TRAIN), ASSIGNED[2])
 
 
-def test_very_small_doubles_are_summed() -> None:
+def test_very_small_doubles_are_summed():
     """2.0**shift would not be a number."""
     what = Declared({"sum": Sum({"x": tensor(2, dtype=torch.float64)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
     tiny = torch.tensor([[2.0**-1000, 0.0], [2.0**-960, -(2.0**-950)]], dtype=torch.float64)
 
-    def work(transport: Transport) -> Messages | None:
+    def work(transport):
         return send_up(transport, what, [(np.array([0, 1]), {"sum": {"x": tiny}})], [[np.array([0, 1])]])
 
     (found,) = run_ranks(1, work)
-    assert found is not None
     assert tree.leaf(tree.part(found, "sum"), "x").tolist() == [2.0**-960, -(2.0**-950)]
 
 
@@ -213,7 +206,7 @@ RESNET = 11_181_642  # entries
 MODEL = 4 * RESNET
 
 
-def cut(layout: list[int], entries: int = RESNET) -> slices.Slices:
+def cut(layout, entries=RESNET):
     """The slices where each rank has so many participants."""
     ends = np.cumsum(layout)
     assigned = [[np.arange(end - count, end)] if count else [] for count, end in zip(layout, ends, strict=True)]
@@ -221,7 +214,7 @@ def cut(layout: list[int], entries: int = RESNET) -> slices.Slices:
     return slices.cut_slices(slices.Entries.of({"model": Mean(like)}), assigned, np.zeros(len(layout), np.int64))
 
 
-def sent(found: slices.Slices) -> np.ndarray:
+def sent(found):
     """Bytes that each rank sends to others, as a share of the model."""
     result: np.ndarray = (found.traffic.sent + found.finished) / (4 * found.entries.count)
     return result
@@ -240,7 +233,7 @@ def sent(found: slices.Slices) -> np.ndarray:
         ([0, 0, 7, 0], 1.0),
     ],
 )
-def test_a_rank_sends_at_most_one_and_a_half_models(layout: list[int], most: float) -> None:
+def test_a_rank_sends_at_most_one_and_a_half_models(layout, most):
     assert sent(cut(layout)).max() == pytest.approx(most, abs=1e-3)
 
 
@@ -253,7 +246,7 @@ LAYOUTS = [
 ]
 
 
-def test_bytes_up_of_every_rank_in_every_layout() -> None:
+def test_bytes_up_of_every_rank_in_every_layout():
     """One model with one participant; two less a slice with several; a rank without has only its slice to send."""
     for layout in filter(any, LAYOUTS):
         found, senders = cut(list(layout)), np.count_nonzero(layout)
@@ -264,15 +257,15 @@ def test_bytes_up_of_every_rank_in_every_layout() -> None:
         assert (found.traffic.received <= 2.001 * MODEL).all(), layout  # nor is any rank sent more than two models
 
 
-def test_slices_are_equal_and_not_too_small() -> None:
+def test_slices_are_equal_and_not_too_small():
     assert np.ptp(cut([1] * 7).slice_bytes) <= 4
     owners = cut([1] * 1000, 200_000).slice_bytes
     assert owners[0] >= slices._LEAST_SLICE
     assert owners.sum() == 800_000 and np.count_nonzero(owners) == 12
 
 
-def test_small_messages_make_one_exchange_and_large_ones_at_most_three_and_a_broadcast() -> None:
-    def moving(found: slices.Slices) -> list[bool]:
+def test_small_messages_make_one_exchange_and_large_ones_at_most_three_and_a_broadcast():
+    def moving(found):
         return [call.moved > 0 for call in found.calls]
 
     assert moving(cut([5, 5], 500)) == [True, False]
@@ -282,9 +275,7 @@ def test_small_messages_make_one_exchange_and_large_ones_at_most_three_and_a_bro
 
 @pytest.mark.parametrize("name", MESSAGE_KINDS)
 @pytest.mark.parametrize("way", ["sums to rank 0", "slices"])
-def test_a_run_in_slices_has_the_bits_of_one_rank(
-    way: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_slices_has_the_bits_of_one_rank(way, name, tmp_path, monkeypatch):
     raw = quick_run.settings(every_algorithm()[name])
     expected = quick_run.run(raw, tmp_path / "one", 1)
     lead(monkeypatch, way)

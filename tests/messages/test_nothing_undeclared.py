@@ -3,10 +3,8 @@
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +26,6 @@ from pflmpi.models import MODELS
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder, run_identity
-from pflmpi.transports.base import Transport
 from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
@@ -53,7 +50,7 @@ class Recorded:
         return sum(map(len, self.content(channel, up=up)))
 
 
-def record(folder: Path, case: Mapping[str, Any]) -> Recorded:
+def record(folder, case):
     """Run on `RANKS` threads that are ranks, of which rank 0 computes clients too."""
     raw = quick_run.settings(
         case,
@@ -67,7 +64,7 @@ def record(folder: Path, case: Mapping[str, Any]) -> Recorded:
     experiment = prepare(config, torch.device("cpu"))
     progress: list[Progress] = []
 
-    def work(inner: Transport) -> list[Payload]:
+    def work(inner):
         transport = Recorder(inner)
         place = RankContext(transport, torch.device("cpu"), slots=RANKS)
         run(config, folder, place, progress.append)
@@ -78,24 +75,24 @@ def record(folder: Path, case: Mapping[str, Any]) -> Recorded:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Recorded]:
+def recorded(tmp_path_factory):
     return {name: record(tmp_path_factory.mktemp("recorded") / "run", case) for name, case in every_algorithm().items()}
 
 
-def participants(run: Recorded, round: int) -> np.ndarray:
+def participants(run, round):
     config = run.experiment.config
     return config.training.participants(config.seed, round, CLIENTS)
 
 
-def rank_of(run: Recorded, clients: np.ndarray) -> dict[int, int]:
+def rank_of(run, clients):
     return {int(c): rank for rank, groups in enumerate(run.placement.assign(clients)) for c in clients_of(groups)}
 
 
-def size(like: tree.Tree) -> int:
+def size(like):
     return sum(leaf.numel() * leaf.element_size() for _, leaf in tree.leaves(like))
 
 
-def expected_up(run: Recorded) -> int:
+def expected_up(run):
     """The bytes that follow from the declared kinds alone."""
     task, total = run.experiment.tasks[0], 0
     held = (run.experiment.federation.class_counts > 0).sum(1)
@@ -114,7 +111,7 @@ def expected_up(run: Recorded) -> int:
     return total
 
 
-def receivers(run: Recorded, round: int) -> np.ndarray:
+def receivers(run, round):
     """Who gets rows of its own after a round: who trains next, and all where they are tested with such rows."""
     algorithm, task = run.experiment.config.algorithm, run.experiment.tasks[0]
     kinds = [algorithm.downlink(task)[name] for name in algorithm.predicts_with]
@@ -123,7 +120,7 @@ def receivers(run: Recorded, round: int) -> np.ndarray:
     return participants(run, round + 1) if round < ROUNDS else np.empty(0, np.int64)
 
 
-def expected_down(run: Recorded) -> int:
+def expected_down(run):
     task, total = run.experiment.tasks[0], 0
     holds = run.experiment.federation.class_counts > 0
     for round in range(ROUNDS + 1):  # once before the first round, and once after each
@@ -148,22 +145,22 @@ def expected_down(run: Recorded) -> int:
     return total
 
 
-def kept_bytes(run: Recorded, kind: Own, round: int, by_rank: Mapping[int, list[int]]) -> int:
+def kept_bytes(run, kind, round, by_rank):
     """To every rank whose rows go where; to each, once, those of clients that live elsewhere."""
     home, everyone = rank_of(run, np.arange(CLIENTS)), sorted(client for mine in by_rank.values() for client in mine)
-    total, count = 0, kind.like["clients"].shape[0]  # type: ignore[union-attr]
+    total, count = 0, kind.like["clients"].shape[0]
     if everyone:  # who trains next has kept whose models it was sent
         (ids, state) = run_folder.read_clients(run.folder, round + 1, np.array(everyone))["cohort0"]
         assert ids.tolist() == everyone
         total += (RANKS - 1) * len(everyone) * count * 8
         for rank, mine in by_rank.items():
             wanted = set(state["mix/clients"][np.isin(ids, mine)].ravel().tolist()) - {NOBODY}
-            total += sum(home[client] != rank for client in wanted) * size(kind.like["model"]) // count  # type: ignore[arg-type]
+            total += sum(home[client] != rank for client in wanted) * size(kind.like["model"]) // count
     return total
 
 
 @pytest.mark.parametrize("name", every_algorithm())
-def test_the_data_channel_carries_exactly_what_is_declared(name: str, recorded: Mapping[str, Recorded]) -> None:
+def test_the_data_channel_carries_exactly_what_is_declared(name, recorded):
     run = recorded[name]
     assert len(set(rank_of(run, np.arange(CLIENTS)).values())) == RANKS, "every rank has clients"
     assert run.total("data", up=True) == expected_up(run)
@@ -172,14 +169,14 @@ def test_the_data_channel_carries_exactly_what_is_declared(name: str, recorded: 
 
 
 @pytest.mark.parametrize("name", every_algorithm())
-def test_wire_bytes_in_the_metrics_are_those_that_moved(name: str, recorded: Mapping[str, Recorded]) -> None:
+def test_wire_bytes_in_the_metrics_are_those_that_moved(name, recorded):
     run = recorded[name]
     for way, up in (("wire_up", True), ("wire_down", False)):
         assert sum(int(one.bytes[way]) for one in run.progress) == run.total("data", up=up), way
 
 
 @pytest.mark.parametrize("name", every_algorithm())
-def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded: Mapping[str, Recorded]) -> None:
+def test_the_control_channel_carries_scores_and_times_alone(name, recorded):
     run = recorded[name]
     algorithm = run.experiment.config.algorithm
     may_change = bool(algorithm.predicts_with) or type(algorithm).adapt is not Algorithm.adapt
@@ -215,7 +212,6 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
             counts, losses = np.split(rest, [(2 * k + 1) * len(tested)])
             hits, predicted, loss = np.split(counts.reshape(-1, 2 * k + 1), [k, 2 * k], axis=1)
             found = known[round].scores
-            assert found is not None
             for sent, recorded_as in ((hits, found.hits), (predicted, found.predicted), (loss[:, 0], found.loss)):
                 assert np.array_equal(sent, recorded_as[tested])
             here = np.isin(participants(run, round), trained[rank][round - 1])
@@ -236,7 +232,7 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
         assert 0 < longest < 60 and wish == 0
 
 
-def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded: Mapping[str, Recorded]) -> None:
+def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded):
     """The payload is decoded here without the product: labels int32 of all clients, then their means float32 [., d]."""
     run = recorded["fedgmh-full"]
     federation = run.experiment.federation
@@ -272,11 +268,11 @@ def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded: Mapping[str,
     assert checked >= ROUNDS
 
 
-def found_in(needles: list[bytes], hay: list[bytes]) -> int:
+def found_in(needles, hay):
     return sum(any(needle in one for one in hay) for needle in needles)
 
 
-def head_rows(run: Recorded) -> list[bytes]:
+def head_rows(run):
     """Every row of every head that a client had after a round, except what all share from the start."""
     rows = []
     for round in range(1, ROUNDS + 1):
@@ -286,7 +282,7 @@ def head_rows(run: Recorded) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", [name for name in every_algorithm() if name.startswith("fedgmh")])
-def test_no_head_no_image_and_no_count_leaves_a_client_with_fedgmh(name: str, recorded: Mapping[str, Recorded]) -> None:
+def test_no_head_no_image_and_no_count_leaves_a_client_with_fedgmh(name, recorded):
     run = recorded[name]
     federation = run.experiment.federation
     up = run.content("data", up=True) + run.content("control", up=True)
@@ -301,7 +297,7 @@ def test_no_head_no_image_and_no_count_leaves_a_client_with_fedgmh(name: str, re
     assert found_in(needles, up) == 0
 
 
-def test_the_search_finds_heads_where_they_do_travel(recorded: Mapping[str, Recorded]) -> None:
+def test_the_search_finds_heads_where_they_do_travel(recorded):
     run = recorded["fedamp"]
     rows = head_rows(run)
     assert found_in(rows, run.content("data", up=True)) > len(rows) / RANKS / 2
@@ -310,12 +306,12 @@ def test_the_search_finds_heads_where_they_do_travel(recorded: Mapping[str, Reco
 # --- the paper's numbers ----------------------------------------------------------------------------------------
 
 
-def task(classes: int, width: int) -> Task:
+def task(classes, width):
     architecture = MODELS["mlp"](hidden=width).bind((1, 2, 2), classes)
     return Task(architecture, TrainingConfig(), 4, 0, (0.5,), (0.5,))
 
 
-def test_fedgmh_bytes_are_those_of_the_paper() -> None:
+def test_fedgmh_bytes_are_those_of_the_paper():
     hundred = FedGMH().uplink(task(100, 512))["means"].client_bytes(100)
     assert hundred == 100 * (4 * 512 + 4) == 205200 and round(hundred / 1024, 2) == 200.39  # KiB up
     ten = FedGMH().downlink(task(10, 512))["heads"]
@@ -323,7 +319,7 @@ def test_fedgmh_bytes_are_those_of_the_paper() -> None:
     assert ten.client_bytes(100) == 4 * 100 * 5130 and round(ten.client_bytes(100) / 1024) == 2004  # KiB down
 
 
-def test_fedgmh_bytes_in_the_metrics_follow_from_the_classes_held(recorded: Mapping[str, Recorded]) -> None:
+def test_fedgmh_bytes_in_the_metrics_follow_from_the_classes_held(recorded):
     run = recorded["fedgmh-full"]
     d, num_classes = 12, 10
     entries = d * num_classes + num_classes  # L

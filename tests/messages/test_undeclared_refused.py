@@ -1,6 +1,5 @@
 """Algorithms that do not keep to what they declare are refused, before anything is sent."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,20 +19,20 @@ from pflmpi.messages.kinds import Own
 from pflmpi.store import run_folder
 
 
-def up_with(change: Any) -> dict[str, Any]:
+def up_with(change):
     """Return a `client_update` whose messages are changed."""
 
-    def client_update(self: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
+    def client_update(self, task, client, down, data):
         state, up = super(type(self), self).client_update(task, client, down, data)
         return state, change(up, state, data)
 
     return {"client_update": client_update}
 
 
-def down_with(change: Any) -> dict[str, Any]:
+def down_with(change):
     """Return a `publish` whose messages are changed."""
 
-    def publish(self: Any, task: Any, server: Any, receivers: Any) -> Any:
+    def publish(self, task, server, receivers):
         return change(super(type(self), self).publish(task, server, receivers))
 
     return {"publish": publish}
@@ -143,9 +142,7 @@ ROGUES: dict[str, tuple[type, dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("name", ROGUES)
-def test_what_was_not_declared_is_refused(
-    name: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_not_declared_is_refused(name, executor, tmp_path, monkeypatch):
     parent, methods, words = ROGUES[name]
     registered = next(key for key, kind in ALGORITHMS.items() if kind is parent)
     monkeypatch.setitem(ALGORITHMS._objects, registered, type("Rogue", (parent,), methods))

@@ -1,8 +1,6 @@
 """Modules of every build: each trains as a plain PyTorch loop over the same batches does, or is refused by name."""
 
 import warnings
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +20,10 @@ from pflmpi.errors import CheckpointError, ConfigError, RunError
 from pflmpi.experiment import build
 from pflmpi.experiment.build import executor_of, prepare
 from pflmpi.experiment.stored_config import stored_config
-from pflmpi.learning.client import Batch
 from pflmpi.models import MODELS
 from pflmpi.models.module_parts import KeyedDropout, forward_pass
 from pflmpi.models.noise import dropped
 from pflmpi.runtime.executors.base import Loop
-from pflmpi.tree import Tree
 
 HERE = f"{__file__}:"
 COUNT = 0
@@ -194,11 +190,11 @@ class Doubled(torch.autograd.Function):
     """Without `setup_context`, which vmap needs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return 2 * x
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
         return 2 * slope
 
 
@@ -522,22 +518,20 @@ TRAINING = {
 }
 
 
-def settings(kind: type[nn.Module], **sections: Any) -> dict[str, Any]:
+def settings(kind, **sections):
     model = {"name": HERE + kind.__name__, "head": "fc", **sections.pop("options", {})}
     return quick_run.settings(model=model, **{"algorithm": {"name": "local"}, "training": TRAINING, **sections})
 
 
 @pytest.fixture(autouse=True)
-def calm() -> Iterator[None]:
+def calm():
     """Warnings of torch about its older parts are not ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def plain(
-    kind: type[nn.Module], initial: Tree, batches: Iterable[Batch]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def plain(kind, initial, batches):
     """Parameters and buffers before and after a loop as anybody writes it, by their names in the module."""
     with global_generators.seeded(0):
         module = kind(10)
@@ -558,7 +552,7 @@ def plain(
 
 
 @pytest.mark.parametrize("kind", TRAINED, ids=lambda kind: kind.__name__)
-def test_a_module_is_trained_as_plain_pytorch_trains_it(kind: type[nn.Module], tmp_path: Path) -> None:
+def test_a_module_is_trained_as_plain_pytorch_trains_it(kind, tmp_path):
     raw = settings(kind)
     digest = quick_run.run(raw, tmp_path / "1", 2)
     if kind in SEVERAL:
@@ -583,15 +577,13 @@ def test_a_module_is_trained_as_plain_pytorch_trains_it(kind: type[nn.Module], t
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
-def test_a_module_that_would_be_trained_otherwise_is_refused_by_name(kind: type[nn.Module], tmp_path: Path) -> None:
+def test_a_module_that_would_be_trained_otherwise_is_refused_by_name(kind, tmp_path):
     with pytest.raises(ConfigError, match=REFUSED[kind]):
         quick_run.run(settings(kind), tmp_path / "run")
 
 
 @pytest.mark.parametrize("kind", [OwnFunction, BackwardHooked, Looking, Masked], ids=lambda kind: kind.__name__)
-def test_what_suits_no_lanes_is_computed_in_a_loop_or_refused_in_lanes(
-    kind: type[nn.Module], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_suits_no_lanes_is_computed_in_a_loop_or_refused_in_lanes(kind, tmp_path, caplog):
     automatic = settings(kind, runtime={"executor": "auto"})
     digest = quick_run.run(automatic, tmp_path / "1", 2)
     assert (f"model {kind.__name__} in lanes: " in caplog.text) == (kind is not Masked), "its hook is known before"
@@ -601,7 +593,7 @@ def test_what_suits_no_lanes_is_computed_in_a_loop_or_refused_in_lanes(
         quick_run.run(settings(kind, runtime={"executor": "lanes"}), tmp_path / "3")
 
 
-def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path: Path) -> None:
+def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path):
     for executor in ("auto", "lanes"):
         sections = {"algorithm": {"name": "fedavg"}, "runtime": {"executor": executor, "lanes": 2}}
         raw = settings(Recurrent, training={**TRAINING, "steps": 12}, **sections)
@@ -613,19 +605,19 @@ def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path: Path) -
         np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
 
 
-def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path: Path) -> None:
+def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path):
     raw = settings(Normed, training={**TRAINING, "batch_size": 1, "drop_last": False})
     with pytest.raises(RunError, match=r"more than 1 value per channel.*training.drop_last = true .*model.norm"):
         quick_run.run(raw, tmp_path / "run")
 
 
-def test_what_a_module_draws_from_numpy_follows_from_the_seed(tmp_path: Path) -> None:
+def test_what_a_module_draws_from_numpy_follows_from_the_seed(tmp_path):
     alone = quick_run.run(settings(Drawn), tmp_path / "1")
     np.random.rand()  # as another program would have done
     assert quick_run.run(settings(Drawn), tmp_path / "2", 2) == alone
 
 
-def test_the_choice_of_rank_0_holds_for_all_and_at_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_of_rank_0_holds_for_all_and_at_resume(tmp_path, monkeypatch):
     """The second rank and the resumed run compare nothing."""
     whole = quick_run.run(settings(Looking, training={**TRAINING, "rounds": 2}), tmp_path / "whole", 2)
     checked = []
@@ -636,7 +628,7 @@ def test_the_choice_of_rank_0_holds_for_all_and_at_resume(tmp_path: Path, monkey
     assert len(checked) == 1
 
 
-def test_a_layer_of_dropout_draws_anew_in_each_call() -> None:
+def test_a_layer_of_dropout_draws_anew_in_each_call():
     layer, x = KeyedDropout(0.5, 0, False, "drop"), torch.ones(50)
     layer.key = torch.tensor(7)
     with forward_pass([layer]):
@@ -648,7 +640,7 @@ def test_a_layer_of_dropout_draws_anew_in_each_call() -> None:
     assert torch.equal(first, next_pass) and torch.equal(first, recomputed) and not torch.equal(first, second)
 
 
-def test_recomputing_dropout_changes_no_gradient(tmp_path: Path) -> None:
+def test_recomputing_dropout_changes_no_gradient(tmp_path):
     """A checkpointed body and the same body without, which has the same layers of dropout."""
     kinds, loop = (CheckpointedDropout, Dropping), {"executor": "loop"}
     digests = [quick_run.run(settings(kind, runtime=loop), tmp_path / kind.__name__) for kind in kinds]
@@ -656,7 +648,7 @@ def test_recomputing_dropout_changes_no_gradient(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["apfl", "fedcp"])
-def test_recomputing_sees_the_weights_that_a_loss_was_called_with(algorithm: str, tmp_path: Path) -> None:
+def test_recomputing_sees_the_weights_that_a_loss_was_called_with(algorithm, tmp_path):
     """A loss that calls the module with several sets of them, which recompute one after the other."""
     states: list[dict[str, np.ndarray]] = []
     for kind in (Convolutional, Checkpointed):
@@ -668,7 +660,7 @@ def test_recomputing_sees_the_weights_that_a_loss_was_called_with(algorithm: str
             np.testing.assert_array_equal(array, states[1][path], err_msg=path)
 
 
-def test_in_bfloat16_a_module_stays_near_what_it_is_in_float32(tmp_path: Path) -> None:
+def test_in_bfloat16_a_module_stays_near_what_it_is_in_float32(tmp_path):
     states = []
     for precision in ("fp32", "bf16"):
         raw = settings(Checkpointed, training={**TRAINING, "precision": precision})
@@ -679,12 +671,12 @@ def test_in_bfloat16_a_module_stays_near_what_it_is_in_float32(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("algorithm", ["fedcp", "fedfcd", "fedgh", "fedgmh"])
-def test_algorithms_that_compute_with_the_heads_matrix_refuse_another_head(algorithm: str, tmp_path: Path) -> None:
+def test_algorithms_that_compute_with_the_heads_matrix_refuse_another_head(algorithm, tmp_path):
     with pytest.raises(ConfigError, match=r"(computes with|adds) .*model CosineHead has a head with"):
         quick_run.run(settings(CosineHead, algorithm={"name": algorithm}), tmp_path / "run")
 
 
-def test_constants_are_no_state_and_what_training_changes_is() -> None:
+def test_constants_are_no_state_and_what_training_changes_is():
     for kind, stats in ((Attentive, []), (Normed, ["running_mean", "running_var"]), (RandomFeatures, ["projection"])):
         initial = MODELS[HERE + kind.__name__](head="fc").bind((1, 8, 8), 10).init(np.random.default_rng(0))
         names = [path.rpartition("/")[2] for path, _ in tree.leaves(tree.part(initial, "stats"))] if stats else []
@@ -692,17 +684,15 @@ def test_constants_are_no_state_and_what_training_changes_is() -> None:
 
 
 @pytest.mark.parametrize("kind", [CumulativeNorm, CountedInPlace], ids=lambda kind: kind.__name__)
-def test_a_count_travels_with_fedavg(kind: type[nn.Module], tmp_path: Path) -> None:
+def test_a_count_travels_with_fedavg(kind, tmp_path):
     raw = settings(kind, algorithm={"name": "fedavg"}, training={**TRAINING, "rounds": 2})
     assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
 
 
 @pytest.mark.parametrize("kind", [Tied, Attentive, Normed, CosineHead, Normalised, Recurrent], ids=lambda k: k.__name__)
-def test_an_export_is_the_modules_own_state_dict(
-    kind: type[nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_is_the_modules_own_state_dict(kind, tmp_path, monkeypatch):
     quick_run.run(settings(kind), tmp_path / "run")
-    oracle = outside.load(HERE + kind.__name__)(10)  # type: ignore[operator]
+    oracle = outside.load(HERE + kind.__name__)(10)
     monkeypatch.setattr(outside, "load", lambda reference: pytest.fail("an export runs no code of the user's"))
     assert main(["export", str(tmp_path / "run"), "--client", "1", "-o", str(tmp_path / "one.pt")]) == 0
     exported = torch.load(tmp_path / "one.pt", weights_only=True)
@@ -716,5 +706,5 @@ def test_an_export_is_the_modules_own_state_dict(
         client_state(open_run(tmp_path / "run").round(), 1)
 
 
-def test_the_comparison_can_be_switched_off(tmp_path: Path) -> None:
+def test_the_comparison_can_be_switched_off(tmp_path):
     quick_run.run(settings(Aliased, options={"check": False}), tmp_path / "run")

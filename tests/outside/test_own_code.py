@@ -16,11 +16,11 @@ from pflmpi.experiment.stored_config import stored_config
 from pflmpi.outside import code_hash
 
 
-def run(config: Path, folder: Path, ranks: int = 1, *overrides: str) -> str:
+def run(config, folder, ranks=1, *overrides):
     return quick_run.run(configuration.load(config, overrides).resolved(), folder, ranks)
 
 
-def test_all_four_run_and_resume_anywhere_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_four_run_and_resume_anywhere_with_the_same_bits(tmp_path, monkeypatch):
     config = own_code.write(tmp_path / "code")
     alone = run(config, tmp_path / "alone")
     monkeypatch.chdir(tmp_path)
@@ -34,9 +34,7 @@ def test_all_four_run_and_resume_anywhere_with_the_same_bits(tmp_path: Path, mon
     assert sorted(stored["recorded"]["code"]) == ["algorithm", "data", "model", "partition"]
 
 
-def test_an_override_names_a_file_relative_to_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_override_names_a_file_relative_to_the_working_directory(tmp_path, monkeypatch):
     config = own_code.write(tmp_path / "code")
     monkeypatch.chdir(tmp_path / "code")
     shutil.copy("mine.py", tmp_path / "other.py")
@@ -44,7 +42,7 @@ def test_an_override_names_a_file_relative_to_the_working_directory(
     assert found.resolved()["algorithm"]["name"] == f"{tmp_path}/other.py:Mine"
 
 
-def test_changed_code_is_said_and_asks_to_be_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_code_is_said_and_asks_to_be_allowed(tmp_path, caplog):
     config = own_code.write(tmp_path / "code")
     run(config, tmp_path / "run", 1, "training.rounds=1")
     file = tmp_path / "code" / "mine.py"
@@ -56,7 +54,7 @@ def test_changed_code_is_said_and_asks_to_be_allowed(tmp_path: Path, caplog: pyt
     quick_run.resume(tmp_path / "run", ("training.rounds=3",))  # what is recorded now is the changed code
 
 
-def test_a_file_that_was_moved_or_renamed_is_named_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_moved_or_renamed_is_named_anew(tmp_path):
     config = own_code.write(tmp_path / "code")
     whole = run(config, tmp_path / "whole")
     run(config, tmp_path / "run", 1, "training.rounds=1")
@@ -75,7 +73,7 @@ def test_a_file_that_was_moved_or_renamed_is_named_anew(tmp_path: Path) -> None:
     quick_run.resume(tmp_path / "run", again, changed_code=True)
 
 
-def test_reading_a_run_executes_nothing_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_reading_a_run_executes_nothing_of_it(tmp_path, capfd):
     config = own_code.write(tmp_path / "code")
     run(config, tmp_path / "run")
     for file in (tmp_path / "code").glob("*.py"):
@@ -164,7 +162,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_an_error_in_a_file_names_file_class_and_what_was_expected(case: str, tmp_path: Path) -> None:
+def test_an_error_in_a_file_names_file_class_and_what_was_expected(case, tmp_path):
     name, text, expected = BROKEN[case]
     config = own_code.write(tmp_path / "code", algorithm={"name": name})
     if text:
@@ -175,7 +173,7 @@ def test_an_error_in_a_file_names_file_class_and_what_was_expected(case: str, tm
         assert words in str(raised.value)
 
 
-def test_errors_of_data_and_partitions_are_named_too(tmp_path: Path) -> None:
+def test_errors_of_data_and_partitions_are_named_too(tmp_path):
     config = own_code.write(tmp_path / "code")
     for file, text, expected in (
         ("in_turn", own_code.PARTITION.replace("return [", "return [x * 0.5 for x in ["), "SyntaxError|syntax error"),
@@ -190,7 +188,7 @@ def test_errors_of_data_and_partitions_are_named_too(tmp_path: Path) -> None:
         own_code.write(tmp_path / "code")
 
 
-def test_the_hash_covers_what_lies_beside_the_file_and_executes_nothing(tmp_path: Path) -> None:
+def test_the_hash_covers_what_lies_beside_the_file_and_executes_nothing(tmp_path):
     (tmp_path / "mine.py").write_text("import beside\nraise SystemExit\n")
     (tmp_path / "beside.py").write_text("import json\n")
     first = code_hash(f"{tmp_path}/mine.py:Mine")
@@ -200,7 +198,7 @@ def test_the_hash_covers_what_lies_beside_the_file_and_executes_nothing(tmp_path
     assert code_hash(f"{tmp_path}/mine.py:Mine") != first
 
 
-def installed(folder: Path, name: str, lines: str) -> None:
+def installed(folder, name, lines):
     """A package that is installed as far as Python can see, with entry points."""
     folder.joinpath(f"{name}-1.0.dist-info").mkdir(parents=True)
     folder.joinpath(f"{name}-1.0.dist-info", "METADATA").write_text(
@@ -210,7 +208,7 @@ def installed(folder: Path, name: str, lines: str) -> None:
     folder.joinpath(f"{name}_module.py").write_text(own_code.ALGORITHM)
 
 
-def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_packages_add_names(tmp_path, monkeypatch):
     from pflmpi.algorithms import ALGORITHMS
 
     installed(tmp_path / "site", "fedmine", "[pflmpi.algorithms]\nfedmine = fedmine_module:Mine\n")
@@ -230,7 +228,7 @@ def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delitem(ALGORITHMS.__dict__, "installed", raising=False)
 
 
-def test_other_commands_know_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands_know_them(tmp_path, capsys):
     config = own_code.write(tmp_path / "code")
     assert main(["list", f"{tmp_path}/code/mine.py:Mine"]) == 0 and "factor" in capsys.readouterr().out
     assert main(["list", f"{tmp_path}/code/squares.py:Squares"]) == 0 and "samples" in capsys.readouterr().out
@@ -245,8 +243,99 @@ def test_other_commands_know_them(tmp_path: Path, capsys: pytest.CaptureFixture[
         "columns": {"all": {}},
         "rows": {"Mine": {"algorithm": {"name": "./mine.py:Mine"}}},
     }
-    del table["base"]["seed"]  # type: ignore[attr-defined]
+    del table["base"]["seed"]
     (tmp_path / "code" / "table.yaml").write_text(yaml_file.dump(table))
     os.makedirs(tmp_path / "elsewhere")
     assert main(["sweep", str(tmp_path / "code" / "table.yaml"), "--dry-run", "--out", str(tmp_path / "sweep")]) == 0
     assert "Mine" in capsys.readouterr().out
+
+
+IMPORTS = "from dataclasses import field\nfrom typing import Annotated\nfrom pydantic import Field\n"
+
+
+def with_field(folder, line):
+    """A configuration with an own algorithm of one more field, and what names the algorithm."""
+    config = own_code.write(folder, algorithm={"name": "./mine.py:Mine"})
+    (folder / "mine.py").write_text(IMPORTS + own_code.ALGORITHM + f"    {line}\n")
+    return config, f"{folder}/mine.py:Mine"
+
+
+def refused_everywhere(config, name, expected, capfd):
+    """`run` and `list` refuse it with the same line."""
+    with pytest.raises(ConfigError) as raised:
+        configuration.load(config)
+    assert expected in str(raised.value) and "\n" not in str(raised.value)
+    assert main(["list", name]) == 2
+    output, error = capfd.readouterr()
+    assert not output and expected in " ".join(error.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("lam: Annotated[float, Field(ge=0)] = -1.0", "Mine.lam = -1.0: must be greater than or equal to 0"),
+        ("lam: float = Field(-1.0, ge=0)", "Mine.lam = -1.0: must be greater than or equal to 0"),
+        ('lam: int = "a"', "Mine.lam = 'a': must be a valid integer; change its default"),
+        ("lam: float = None", "Mine.lam = None: must be a valid number"),
+        ('lam: float = float("inf")', "Mine.lam = inf: no option takes such a number; must be at most 3.4e+38"),
+        ("lam: list[int] = field(default_factory=lambda: [0.5])", "Mine.lam.0 = 0.5: must be a valid integer"),
+    ],
+)
+def test_a_default_that_no_configuration_could_set_is_refused(line, expected, tmp_path, capfd):
+    config, name = with_field(tmp_path, line)
+    refused_everywhere(config, name, expected, capfd)
+
+
+def test_a_default_of_a_partition_is_checked_too(tmp_path, capfd):
+    config = own_code.write(tmp_path)
+    (tmp_path / "in_turn.py").write_text(own_code.PARTITION.replace("step: int = 1", 'step: int = "a"'))
+    expected = "in_turn.step = 'a': must be a valid integer; change its default"
+    refused_everywhere(config, f"{tmp_path}/in_turn.py:in_turn", expected, capfd)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("lam: tuple[int, ...] = (1, 2)", "tuple[int, ...]"),
+        ("lam: dict[str, float] = field(default_factory=dict)", "dict[str, float]"),
+        ("lam: dict | None = None", "dict"),
+        ("lam: list[tuple[int, int]] = field(default_factory=list)", "tuple[int, int]"),
+        ("lam: set[int]", "set[int]"),
+    ],
+)
+def test_a_field_of_a_type_that_no_key_can_have_is_refused(line, kind, tmp_path, capfd):
+    config, name = with_field(tmp_path, line)
+    expected = f"Mine.lam is a {kind}, which no key can be; expected a number, text, true, false, null, or a list"
+    refused_everywhere(config, name, expected, capfd)
+
+
+def test_a_default_that_a_function_makes_is_shown(tmp_path, capfd):
+    config, name = with_field(tmp_path, "lam: list[float] = field(default_factory=list)")
+    assert configuration.load(config).resolved()["algorithm"]["lam"] == []
+    assert main(["list", name]) == 0
+    output = capfd.readouterr().out
+    assert "[]" in output and "Undefined" not in output and "list[float]" in output
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_an_assignment_to_self_is_named_where_it_stands(executor, tmp_path):
+    config = own_code.write(tmp_path, algorithm={"name": "./mine.py:Mine"}, runtime={"executor": executor})
+    method = "def client_update(self, task, client, down, data):\n        self.seen = 1\n"
+    (tmp_path / "mine.py").write_text(own_code.ALGORITHM + f"\n    {method}")
+    with pytest.raises(PflmpiError) as raised:
+        quick_run.run(configuration.load(config).resolved(), tmp_path / "run")
+    line = (tmp_path / "mine.py").read_text().split("\n").index("        self.seen = 1") + 1
+    assert f"at {tmp_path}/mine.py:{line}, in Mine.client_update" in str(raised.value)
+    assert "what a client keeps belongs in its state (`init_client`)" in str(raised.value)
+
+
+@pytest.mark.parametrize("first", ["labels", "writers"])
+def test_only_the_keys_of_a_partition_need_types(first, tmp_path, capfd):
+    config = own_code.write(tmp_path)
+    file, name = tmp_path / "in_turn.py", f"{tmp_path}/in_turn.py:in_turn"
+    body = "\n    return [np.arange(client, 100, clients * step) for client in range(clients)]\n"
+    file.write_text(f"import numpy as np\ndef in_turn({first}, clients, rng, *, step: int = 1):" + body)
+    assert configuration.load(config).resolved()["partition"] == {"name": name, "clients": 5, "step": 1}
+    assert main(["list", name]) == 0 and "clients" in capfd.readouterr().out
+    file.write_text(f"import numpy as np\ndef in_turn({first}, clients, rng, *, step=1):" + body)
+    refused_everywhere(config, name, "in_turn: step has no type; expected step: int, or float, bool, str,", capfd)

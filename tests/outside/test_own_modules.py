@@ -1,7 +1,6 @@
 """Torch modules from outside the package as models: named head, pretrained weights, dropout, unlike clients."""
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ from torch import nn
 import quick_run
 from comparisons import state_of
 from pflmpi import outside, tree
-from pflmpi.analysis.model import client_state
-from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
@@ -45,12 +42,12 @@ class Soft(Net):
 
 
 @pytest.fixture
-def net(tmp_path: Path) -> str:
+def net(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     return f"{tmp_path}/net.py:Net"
 
 
-def settings(model: Any, **sections: Any) -> dict[str, Any]:
+def settings(model, **sections):
     return quick_run.settings(model=model, algorithm={"name": "fedper"}, **sections)
 
 
@@ -62,9 +59,7 @@ def settings(model: Any, **sections: Any) -> dict[str, Any]:
         ({"normed": True, "norm": "group"}, "lanes"),
     ],
 )
-def test_a_module_has_the_same_bits_on_any_number_of_ranks(
-    options: dict[str, Any], executor: str, net: str, tmp_path: Path
-) -> None:
+def test_a_module_has_the_same_bits_on_any_number_of_ranks(options, executor, net, tmp_path):
     raw = settings({"name": net, "head": "classify.2", **options}, runtime={"executor": executor, "lanes": 2})
     alone = quick_run.run(raw, tmp_path / "1")
     assert quick_run.run(raw, tmp_path / "3", 3) == alone
@@ -72,7 +67,7 @@ def test_a_module_has_the_same_bits_on_any_number_of_ranks(
     assert quick_run.resume(tmp_path / "parts", ("training.rounds=3",)) == alone
 
 
-def test_dropout_is_the_same_in_loop_and_lanes_and_drops(net: str, tmp_path: Path) -> None:
+def test_dropout_is_the_same_in_loop_and_lanes_and_drops(net, tmp_path):
     states = {}
     for name, drop, executor in (("loop", 0.3, "loop"), ("lanes", 0.3, "lanes"), ("none", 0.0, "loop")):
         raw = settings({"name": net, "head": "classify.2", "drop": drop}, runtime={"executor": executor, "lanes": 3})
@@ -83,25 +78,18 @@ def test_dropout_is_the_same_in_loop_and_lanes_and_drops(net: str, tmp_path: Pat
     assert any(not np.allclose(array, states["none"][path]) for path, array in states["loop"].items())
 
 
-def test_an_exported_model_loads_into_the_module(net: str, tmp_path: Path) -> None:
-    quick_run.run(settings({"name": net, "head": "classify.2"}), tmp_path / "run")
-    flat = client_state(open_run(tmp_path / "run").round(), 1)
-    module = outside.load(net)(10, 1)  # type: ignore[operator]
-    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in flat.items()})
-
-
-def test_unlike_clients_may_have_unlike_modules(net: str, tmp_path: Path) -> None:
+def test_unlike_clients_may_have_unlike_modules(net, tmp_path):
     models = [{"name": net, "head": "classify.2", "width": width} for width in (3, 4)]
     raw = quick_run.settings(model=models, algorithm={"name": "fedproto"})
     assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_pretrained_weights_are_where_clients_start(suffix: str, net: str, tmp_path: Path) -> None:
+def test_pretrained_weights_are_where_clients_start(suffix, net, tmp_path):
     from safetensors.torch import save_file
 
     torch.manual_seed(3)
-    module = outside.load(net)(7, 1)  # type: ignore[operator]
+    module = outside.load(net)(7, 1)
     path = tmp_path / f"weights{suffix}"
     torch.save(module.state_dict(), path) if suffix == ".pt" else save_file(module.state_dict(), path)
     for classes, same_head in ((10, False), (7, True)):
@@ -113,7 +101,7 @@ def test_pretrained_weights_are_where_clients_start(suffix: str, net: str, tmp_p
         assert not same_head or torch.equal(tree.at(found, "head/bias"), module.classify[2].bias)
 
 
-def _plain() -> nn.Module:
+def _plain():
     """As a module is when its weights are read: batch norm has no counter."""
     norm = nn.BatchNorm1d(2)
     norm.num_batches_tracked = None
@@ -133,14 +121,14 @@ def _plain() -> nn.Module:
         ({7: torch.ones(2)}, "is no state dict, it has 7 with a Tensor"),
     ],
 )
-def test_weights_that_are_no_numbers_are_named(changes: dict[Any, Any], said: str, tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers_are_named(changes, said, tmp_path):
     torch.save({**_plain().state_dict(), **changes}, tmp_path / "weights.pt")
     with pytest.raises(ConfigError, match=said):
         read_weights(tmp_path / "weights.pt", _plain(), "fc", 3)
 
 
 @pytest.mark.parametrize("content", ["module", "script", "text"])
-def test_a_file_that_is_no_state_dict_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_state_dict_is_refused_in_one_line(content, tmp_path):
     path = tmp_path / "weights.pt"
     if content == "module":
         torch.save(_plain(), path)
@@ -156,14 +144,14 @@ def test_a_file_that_is_no_state_dict_is_refused_in_one_line(content: str, tmp_p
     assert "\x1b" not in str(caught.value)
 
 
-def test_a_mask_of_infinities_is_a_buffer_as_any(tmp_path: Path) -> None:
+def test_a_mask_of_infinities_is_a_buffer_as_any(tmp_path):
     module = _plain()
     module.register_buffer("mask", torch.tensor([0, float("-inf")]))
     torch.save(module.state_dict(), tmp_path / "weights.pt")
     assert read_weights(tmp_path / "weights.pt", module, "fc", 3).keys() == {"weight", "bias"}
 
 
-def test_torchvision_by_name_with_its_own_weights(tmp_path: Path) -> None:
+def test_torchvision_by_name_with_its_own_weights(tmp_path):
     from torchvision.models.resnet import resnet18
 
     torch.manual_seed(1)
@@ -174,12 +162,12 @@ def test_torchvision_by_name_with_its_own_weights(tmp_path: Path) -> None:
     weights = bound.init(np.random.default_rng(0))
     x = torch.randn(2, 3, 32, 32)
     expected = module.eval()(x)
-    scores = bound.logits(weights["head"], bound.features(weights, x, False))  # type: ignore[arg-type]
+    scores = bound.logits(weights["head"], bound.features(weights, x, False))
     torch.testing.assert_close(scores, expected)
     assert bound.has_batch_norm and bound.num_features == 512
 
 
-def test_what_is_no_model_is_refused(net: str, tmp_path: Path) -> None:
+def test_what_is_no_model_is_refused(net, tmp_path):
     class Evil:
         def __reduce__(self) -> Any:
             return print, ("executed",)
@@ -213,6 +201,6 @@ def test_what_is_no_model_is_refused(net: str, tmp_path: Path) -> None:
     "name, shape, count",
     [("lenet", (1, 28, 28), 61706), ("logistic", (1, 28, 28), 7850), ("dropout_cnn", (1, 28, 28), 1199882)],
 )
-def test_models_of_speed_comparisons_have_their_sizes(name: str, shape: tuple[int, int, int], count: int) -> None:
+def test_models_of_speed_comparisons_have_their_sizes(name, shape, count):
     found = MODELS[name]().bind(shape, 10).init(np.random.default_rng(0))
     assert sum(leaf.numel() for _, leaf in tree.leaves(found)) == count

@@ -1,5 +1,6 @@
-"""`pflmpi.run` from a script: its ranks are processes, its errors are exceptions, and this process stays as it is."""
+"""pflmpi from a script: configurations from keywords, runs whose ranks are processes, rounds as they come."""
 
+import math
 import os
 import signal
 import socket
@@ -7,22 +8,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import pflmpi
 import processes
 import quick_run
+from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
 from pflmpi.config.keywords import Config
 from pflmpi.errors import ConfigError, DataError
-from pflmpi.python.rounds import Row
-from pflmpi.store import run_folder
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.models import MODELS
+from pflmpi.python.rounds import NewRounds, Row
+from pflmpi.store import metrics_file, run_folder
 from project import ROOT
 
 CONFIG = Config(**quick_run.QUICK)
 
 
-def test_it_gives_the_bits_of_the_command_and_tells_each_round(tmp_path: Path) -> None:
+def test_it_gives_the_bits_of_the_command_and_tells_each_round(tmp_path):
     expected = quick_run.run(quick_run.settings(), tmp_path / "here")
     rows: list[Row] = []
     run = pflmpi.run(CONFIG, out=tmp_path / "run", ranks=2, on_round=rows.append, quiet=True)
@@ -34,7 +40,7 @@ def test_it_gives_the_bits_of_the_command_and_tells_each_round(tmp_path: Path) -
     assert run_folder.digest(run.path, 3) == expected
 
 
-def test_errors_have_the_class_that_they_have_where_they_are_raised(tmp_path: Path) -> None:
+def test_errors_have_the_class_that_they_have_where_they_are_raised(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml_file.dump({**quick_run.QUICK, "partition": {"path": str(tmp_path / "none.npz")}}))
     with pytest.raises(DataError, match=r"none\.npz does not exist"):
@@ -45,10 +51,10 @@ def test_errors_have_the_class_that_they_have_where_they_are_raised(tmp_path: Pa
         pflmpi.run(CONFIG, out="")
 
 
-def test_what_on_round_raises_stops_the_run_which_can_go_on(tmp_path: Path) -> None:
+def test_what_on_round_raises_stops_the_run_which_can_go_on(tmp_path):
     long = CONFIG.replace(training={"rounds": 2000}, checkpoint={"every": 2000})
 
-    def refuse(row: Row) -> None:
+    def refuse(row):
         if row["round"] >= 5:
             raise KeyError("enough")
 
@@ -59,7 +65,7 @@ def test_what_on_round_raises_stops_the_run_which_can_go_on(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_interrupt_stops_after_the_round_and_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interrupt_stops_after_the_round_and_leaves_no_process(tmp_path):
     script = (
         "import pflmpi\n"
         f"config = pflmpi.Config.load({str(tmp_path / 'config.yaml')!r})\n"
@@ -80,7 +86,7 @@ def test_an_interrupt_stops_after_the_round_and_leaves_no_process(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_ranks_stop_when_their_notebook_is_killed(tmp_path: Path) -> None:
+def test_the_ranks_stop_when_their_notebook_is_killed(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml_file.dump(quick_run.settings(training={"rounds": 100_000})))
     script = f"import pflmpi; pflmpi.run({str(tmp_path / 'config.yaml')!r}, out={str(tmp_path / 'run')!r}, ranks=2)"
     process = processes.launch([sys.executable, "-c", script], cwd=ROOT)
@@ -93,7 +99,7 @@ def test_the_ranks_stop_when_their_notebook_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["alone", "mpirun", "torchrun", "by hand"])
-def test_the_example_runs_in_every_way_with_the_same_bits(way: str, tmp_path: Path) -> None:
+def test_the_example_runs_in_every_way_with_the_same_bits(way, tmp_path):
     """Two runs in a process; by hand, as under srun without MPI, its rank 0 hosts the store in which the ranks meet."""
     command = {
         "alone": [sys.executable],
@@ -113,3 +119,169 @@ def test_the_example_runs_in_every_way_with_the_same_bits(way: str, tmp_path: Pa
     (line,) = {line for line in done.stdout.splitlines() if line.startswith("client 2 of fedavg")}
     right, recorded = line.split(": ")[1].split()[0], line.split()[-1]
     assert right == recorded
+
+
+QUICK = {key: value for key, value in quick_run.QUICK.items() if key != "seed"}
+
+
+def test_keywords_give_what_yaml_gives():
+    expected = configuration.parse(quick_run.QUICK).resolved()
+    assert Config(seed=3, **QUICK).resolved() == expected
+    training = TrainingConfig(rounds=3, participation=0.4, epochs=1, batch_size=10, lr=0.1)
+    objects = {**QUICK, "algorithm": FedGMH(), "model": MODELS["mlp"](hidden=12), "training": training}
+    assert Config(seed=3, **objects).resolved() == expected
+    assert Config(seed=3, **{**QUICK, "algorithm": "fedgmh"}).resolved() == expected
+
+
+def test_it_goes_through_yaml_unchanged_also_with_numbers_of_numpy():
+    config = Config(**{**QUICK, "seed": np.int64(3), "training": {"rounds": np.int32(2), "lr": np.float32(0.5)}})
+    assert configuration.parse(yaml_file.parse(yaml_file.dump(config.resolved()), "")).resolved() == config.resolved()
+
+
+def test_replace_changes_keys_or_a_whole_named_section():
+    config = Config.load(ROOT / "configs" / "quickstart.yaml")
+    other = config.replace(training={"rounds": 2}, algorithm="fedavg", seed=5)
+    assert (other.seed, other.training.rounds, other.training.lr) == (5, 2, config.training.lr)
+    assert other.resolved()["algorithm"]["name"] == "fedavg" and config.training.rounds == 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"training": {"round": 3}}, "did you mean 'rounds'"),
+        ({"training": 3}, "training = 3: give its keys as a mapping"),
+        ({"algorithm": "fedavgg"}, "did you mean 'fedavg'"),
+        ({"seed": 1.5}, "must be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_what_is_allowed(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        Config(**{**QUICK, **changes})
+
+
+def test_another_name_with_the_old_keys_is_refused_with_the_whole_section_to_give():
+    with pytest.raises(ConfigError, match=r"'critical_share'.* -s 'algorithm=\{name: fedavg\}'$"):
+        configuration.load(ROOT / "configs" / "quickstart.yaml", ["algorithm.name=fedavg"])
+    given = configuration.load(ROOT / "configs" / "quickstart.yaml", ["algorithm={name: fedavg}"])
+    assert given.resolved()["algorithm"]["name"] == "fedavg"
+
+
+def test_an_algorithm_that_no_other_process_can_import_is_refused():
+    class Mine(FedGMH):
+        pass
+
+    with pytest.raises(ConfigError, match="Mine is defined where no other process can import it; put it in a file"):
+        Config(**{**QUICK, "algorithm": Mine()})
+
+
+def test_the_names_of_the_package_are_listed_before_they_are_imported():
+    assert {"Config", "open_run", "open_runs", "run"} <= set(dir(pflmpi))
+
+
+LINE = {"participants": 3, "accuracy_mean": "0.5", "accuracy_weighted": "", "up_bytes": 10}
+
+
+def add(run, *rounds):
+    for round in rounds:
+        line = {**dict.fromkeys(metrics_file.COLUMNS, 0), **LINE, "round": round}
+        metrics_file.append(run, list(line.values()))
+
+
+def numbers(rows):
+    return [row["round"] for row in rows]
+
+
+def test_a_line_becomes_numbers_and_what_is_missing_nan(tmp_path):
+    with NewRounds(tmp_path, 0) as rows:
+        assert not list(rows)
+        metrics_file.restart(tmp_path, 0)
+        add(tmp_path, 1)
+        (row,) = list[Row](rows)
+    assert (row["round"], row["participants"], row["accuracy_mean"], row["up_bytes"]) == (1, 3, 0.5, 10)
+    assert math.isnan(row["accuracy_weighted"]) and isinstance(row["round"], int)
+
+
+def test_each_round_comes_once_also_when_the_file_is_written_anew(tmp_path):
+    with NewRounds(tmp_path, 0) as rows:
+        metrics_file.restart(tmp_path, 0)
+        add(tmp_path, 1, 2)
+        assert numbers(rows) == [1, 2]
+        with open(metrics_file.path(tmp_path), "a") as file:
+            file.write("3,3,0.")  # is being written
+        assert numbers(rows) == []
+        metrics_file.restart(tmp_path, 1)  # after the loss of a rank
+        add(tmp_path, 2, 3)
+        assert numbers(rows) == [3]
+
+
+def test_the_rounds_of_an_earlier_run_are_not_new(tmp_path):
+    metrics_file.restart(tmp_path, 0)
+    add(tmp_path, 1, 2, 3)
+    with NewRounds(tmp_path, 2) as rows:
+        assert numbers(rows) == []
+        metrics_file.restart(tmp_path, 2)
+        add(tmp_path, 3, 4)
+        assert numbers(rows) == [3, 4]
+
+
+def test_a_file_that_is_written_anew_twice_between_two_looks_is_another(tmp_path):
+    """As a continuation does; the second may get the number of the first, which is free by then."""
+    metrics_file.restart(tmp_path, 0)
+    add(tmp_path, 1, 2)
+    with NewRounds(tmp_path, 2) as rows:
+        for _ in range(2):
+            metrics_file.restart(tmp_path, 2)
+        add(tmp_path, 3)
+        assert numbers(rows) == [3]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wrong") / "run"
+    quick_run.run(quick_run.settings(training={"rounds": 1}), folder)
+    return pflmpi.open_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: pflmpi.run({"data": {}}, out="x"), r"config = .* is a dict; expected a pflmpi.Config.*Config\(\*\*"),
+        (lambda: pflmpi.run(None), "config = None is a NoneType; expected a pflmpi.Config"),
+        (lambda: pflmpi.run(CONFIG, out=3), "out = 3 is a int; expected a path"),
+        (lambda: pflmpi.run(CONFIG, on_round=3), "on_round = 3 is a int; expected a function of one argument"),
+        (lambda: pflmpi.Config.load(3), "path = 3 is a int; expected a path"),
+        (lambda: pflmpi.open_run(None), "path = None is a NoneType; expected a path"),
+        (lambda: pflmpi.open_runs(3), "paths = 3 is a int; expected a pattern"),
+        (lambda: pflmpi.open_runs([None]), "path = None is a NoneType; expected a path"),
+    ],
+)
+def test_a_wrong_type_is_refused(call, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=expected):
+        call()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda run: run.model(1.5), "client = 1.5: must be a whole number"),
+        (lambda run: run.samples("1"), "client = '1': must be a whole number"),
+        (lambda run: run.round(1.0), "round = 1.0: must be a whole number"),
+        (lambda run: run.cost_to("a"), "target = 'a': must be a share above 0 and at most 1"),
+        (lambda run: run.cost_to(90), "target = 90: must be a share above 0 and at most 1, such as 0.9 for 90 %"),
+        (lambda run: run.cost_to(2.0, "f1_macro"), "target = 2.0: must be a share above 0"),
+        (lambda run: run.cost_to(float("nan"), "test_loss"), "target = nan: must be a number"),
+        (lambda run: pflmpi.open_runs([run.path]).summary(90), "target = 90: must be a share above 0"),
+    ],
+)
+def test_a_wrong_argument_of_a_run_is_refused(call, expected, run):
+    with pytest.raises(ConfigError, match=expected):
+        call(run)
+
+
+def test_numbers_of_numpy_are_numbers(run):
+    assert run.round(np.int64(1)).number == 1
+    assert run.cost_to(np.float32(0.001)) == run.cost_to(0.001)
+    assert run.cost_to(90, "test_loss") is not None
+    assert len(run.samples(np.int64(1)).test.y)

@@ -1,8 +1,6 @@
 """Ranks that have come to different set-ups stop before the first round; a run continues on the devices it began on."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,11 +10,9 @@ import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import UserError
 from pflmpi.experiment import build
-from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.run import RankContext, run
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.store import run_folder
-from pflmpi.transports.base import Transport
 from thread_transport import run_ranks
 
 
@@ -28,8 +24,8 @@ from thread_transport import run_ranks
         ({"runtime": {"server": "dedicated"}}, "the configuration"),
     ],
 )
-def test_a_rank_with_another_set_up_is_named(sections: dict[str, Any], part: str, tmp_path: Path) -> None:
-    def work(transport: Transport) -> None:
+def test_a_rank_with_another_set_up_is_named(sections, part, tmp_path):
+    def work(transport):
         raw = quick_run.settings(**(sections if transport.rank == 2 else {}))
         context = RankContext(transport, torch.device("cpu"), slots=3)
         run(configuration.parse(raw), tmp_path / "run", context, lambda _: None)
@@ -39,8 +35,8 @@ def test_a_rank_with_another_set_up_is_named(sections: dict[str, Any], part: str
     assert run_folder.rounds(tmp_path / "run") == []
 
 
-def test_a_rank_that_places_clients_elsewhere_is_named(tmp_path: Path) -> None:
-    def work(transport: Transport) -> None:
+def test_a_rank_that_places_clients_elsewhere_is_named(tmp_path):
+    def work(transport):
         context = RankContext(transport, torch.device("cpu"), slots=1 + transport.rank)
         run(configuration.parse(quick_run.settings()), tmp_path / "run", context, lambda _: None)
 
@@ -48,10 +44,10 @@ def test_a_rank_that_places_clients_elsewhere_is_named(tmp_path: Path) -> None:
         run_ranks(2, work)
 
 
-def test_all_ranks_run_in_the_folder_of_rank_0(tmp_path: Path) -> None:
+def test_all_ranks_run_in_the_folder_of_rank_0(tmp_path):
     """Without `--out` it is named by the time, which may be another second on another rank."""
 
-    def work(transport: Transport) -> Path:
+    def work(transport):
         context = RankContext(transport, torch.device("cpu"), slots=2)
         config = configuration.parse(quick_run.settings(training={"rounds": 1}))
         return run(config, tmp_path / f"run{transport.rank}", context, lambda _: None)
@@ -60,8 +56,8 @@ def test_all_ranks_run_in_the_folder_of_rank_0(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run0"] and run_folder.rounds(tmp_path / "run0") == [0, 1]
 
 
-def test_other_data_under_the_same_configuration_is_named(tmp_path: Path) -> None:
-    def work(transport: Transport) -> None:
+def test_other_data_under_the_same_configuration_is_named(tmp_path):
+    def work(transport):
         config = configuration.parse(quick_run.settings())
         federation = build.load_federation(config)
         if transport.rank == 1:
@@ -73,20 +69,18 @@ def test_other_data_under_the_same_configuration_is_named(tmp_path: Path) -> Non
         run_ranks(2, work)
 
 
-def test_gpus_decide_the_executor_wherever_the_rank_itself_is() -> None:
+def test_gpus_decide_the_executor_wherever_the_rank_itself_is():
     config = configuration.parse(quick_run.settings(model={"name": "cnn", "kernel": 3, "padding": 1, "hidden": 8}))
 
-    def chosen(*gpu_models: str) -> Experiment:
+    def chosen(*gpu_models):
         return build.prepare(config, torch.device("cpu"), gpu_models)
 
     assert chosen().config.runtime.executor == "loop"
     assert chosen("A100").config.runtime.executor == "lanes", "rank 0 serves from the CPU"
 
 
-def test_a_run_continues_on_its_own_devices_unless_others_are_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def recorded() -> str:
+def test_a_run_continues_on_its_own_devices_unless_others_are_allowed(tmp_path, monkeypatch):
+    def recorded():
         return str(yaml.safe_load((run / "config.yaml").read_text())["recorded"]["device"])
 
     run = tmp_path / "run"

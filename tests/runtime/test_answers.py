@@ -1,6 +1,5 @@
 """Messages that clients keep: answers until they next take part, and rows of their state for other clients."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import run as experiment_run
 from pflmpi.experiment.build import prepare
 from pflmpi.experiment.evaluation import count_trained, count_unseen
-from pflmpi.learning.task import Task
 from pflmpi.machine import Space
 from pflmpi.messages.kinds import Messages, Own, Rows, tensor, with_rows
 from pflmpi.runtime.client_state import from_flat
@@ -32,12 +30,12 @@ FOMO_RAW = quick_run.settings(RAW, algorithm=FOMO, training={"lr": 0.5})
 UNSEEN = {"evaluation": {"unseen": 0.2}}
 
 
-def states(folder: Path, round: int) -> tree.Tree:
+def states(folder, round):
     (_, arrays) = run_folder.read_clients(folder, round, np.arange(7))["cohort0"]
     return from_flat(arrays)
 
 
-def test_participants_have_the_mean_of_equation_4_and_the_absent_keep_theirs(tmp_path: Path) -> None:
+def test_participants_have_the_mean_of_equation_4_and_the_absent_keep_theirs(tmp_path):
     """With whole models in one place, the oracle of the rule; bit by bit."""
     quick_run.run(RAW, tmp_path, ranks=3)
     before = tree.part(tree.part(states(tmp_path, 0), "answered"), "cloud")
@@ -60,27 +58,6 @@ def test_participants_have_the_mean_of_equation_4_and_the_absent_keep_theirs(tmp
         before = cloud
 
 
-@pytest.mark.parametrize(
-    "algorithm", [AMP, {"name": "pfedcfr", "alpha": 0.5, "sigma": 2.0}], ids=lambda one: one["name"]
-)
-def test_the_same_bits_on_any_ranks_and_on_others_after_an_end(algorithm: dict[str, Any], tmp_path: Path) -> None:
-    raw = {**RAW, "algorithm": algorithm}
-    whole = quick_run.run(raw, tmp_path / "1", 1)
-    assert {quick_run.run(raw, tmp_path / str(ranks), ranks) for ranks in (2, 5)} == {whole}
-    for first, then in ((3, 2), (1, 5)):
-        quick_run.run({**raw, "training": {**raw["training"], "rounds": 2}}, tmp_path / f"{first}-{then}", first)
-        assert quick_run.resume(tmp_path / f"{first}-{then}", ("training.rounds=4",), then) == whole
-
-
-def test_a_newcomer_gets_the_mean_of_all_clients(tmp_path: Path) -> None:
-    raw = {**RAW, "partition": {**RAW["partition"], "clients": 9}, **UNSEEN}
-    scores = set()
-    for ranks in (1, 3):
-        quick_run.run(raw, tmp_path / str(ranks), ranks)
-        scores.add(run_folder.read_metrics(tmp_path / str(ranks), 4)["unseen_correct"].tobytes())
-    assert len(scores) == 1
-
-
 class Wrong(Local):
     """Declares what the tests say; its state has a part `model`."""
 
@@ -88,11 +65,11 @@ class Wrong(Local):
 HEAD: tree.Tree = {"head": {"bias": tensor(10)}}
 
 
-def of_model(rows: tree.Tree, count: int = 2) -> Own:
+def of_model(rows, count=2):
     return Own({"clients": tensor(count, dtype=torch.int64), "model": rows}, of="model")
 
 
-def kept(like: tree.Tree) -> dict[str, Rows]:
+def kept(like):
     return {"model": Rows(like, kept=True)}
 
 
@@ -112,7 +89,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_declarations_that_do_not_fit_each_other_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declarations_that_do_not_fit_each_other_are_refused(name, monkeypatch):
     up, down, words = REFUSED[name]
     monkeypatch.setattr(Wrong, "uplink", lambda self, task: up)
     monkeypatch.setattr(Wrong, "downlink", lambda self, task: down)
@@ -123,9 +100,7 @@ def test_declarations_that_do_not_fit_each_other_are_refused(name: str, monkeypa
 
 
 @pytest.mark.parametrize("kind, name", [(FedAMP, "cloud"), (FedFomo, "candidates")])
-def test_what_a_client_predicts_with_is_not_for_training_alone(
-    kind: type, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_client_predicts_with_is_not_for_training_alone(kind, name, monkeypatch):
     monkeypatch.setattr(kind, "predicts_with", (name,))
     raw = RAW if kind is FedAMP else {**RAW, "algorithm": FOMO}
     with pytest.raises(ConfigError, match=f"predicts_with names '{name}', which is for local training alone"):
@@ -135,22 +110,20 @@ def test_what_a_client_predicts_with_is_not_for_training_alone(
 @pytest.mark.parametrize(
     "algorithm, message", [({"name": "fesem"}, "FeSEM's message '(model|centre)'"), (AMP, "FedAMP's message")]
 )
-def test_a_run_whose_rows_rank_0_cannot_hold_is_refused_at_the_start(
-    algorithm: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_rows_rank_0_cannot_hold_is_refused_at_the_start(algorithm, message, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment_run, "memory", lambda: Space(1 << 30, 1000))
     with pytest.raises(ConfigError, match=f"rank 0 needs .* of memory for rows of .*{message}.* 1000 B are free"):
         quick_run.run({**RAW, "algorithm": algorithm}, tmp_path)
     quick_run.run({**RAW, "algorithm": {"name": "fedavg"}}, tmp_path / "mean")
 
 
-def test_one_participant_is_answered_with_its_own_model() -> None:
+def test_one_participant_is_answered_with_its_own_model():
     up: Messages = {"model": {"w": torch.tensor([[5.0, 7.0]])}}
-    answer = FedAMP().answer(None, {}, up, Round(1, np.array([3]), 0))  # type: ignore[arg-type]
+    answer = FedAMP().answer(None, {}, up, Round(1, np.array([3]), 0))
     assert torch.equal(tree.at({**answer}, "cloud/w"), tree.at({**up}, "model/w"))
 
 
-def test_a_run_without_the_answers_is_not_tested_with_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_the_answers_is_not_tested_with_zeros(tmp_path, monkeypatch):
     """As FedAMP's were before the clients kept them."""
     raw = {**RAW, "algorithm": {"name": "local"}, "partition": {**RAW["partition"], "clients": 9}, **UNSEEN}
     quick_run.run(raw, tmp_path)
@@ -163,12 +136,9 @@ def test_a_run_without_the_answers_is_not_tested_with_zeros(tmp_path: Path, monk
             test()
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_run_trains_unseen_clients_and_tests_from_its_checkpoint_with_what_clients_keep(
-    ranks: int, tmp_path: Path
-) -> None:
+def test_a_run_trains_unseen_clients_and_tests_from_its_checkpoint_with_what_clients_keep(tmp_path):
     raw = {**FOMO_RAW, "partition": {**RAW["partition"], "clients": 9}, "evaluation": {"unseen": 0.2, "when": "both"}}
-    quick_run.run(raw, tmp_path, ranks)
+    quick_run.run(raw, tmp_path, 3)
     experiment = prepare(configuration.parse(raw), torch.device("cpu"))
     metrics = run_folder.read_metrics(tmp_path, 4)
     assert np.array_equal(count_unseen(experiment, tmp_path, 4).correct, metrics["unseen_correct"])
@@ -177,13 +147,11 @@ def test_a_run_trains_unseen_clients_and_tests_from_its_checkpoint_with_what_cli
     assert np.array_equal(found.correct[metrics["participants"]], metrics["trained_correct"])
 
 
-def test_a_run_whose_server_kept_something_else_is_not_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_server_kept_something_else_is_not_continued(tmp_path, monkeypatch):
     """As FedFomo's server kept the models."""
     init, update = FedFomo.init_server, FedFomo.server_update
 
-    def more(self: Any, task: Task) -> tree.Tree:
+    def more(self, task):
         return {**init(self, task), "models": tree.map(lambda leaf: leaf.expand(7, *leaf.shape), task.init())}
 
     with monkeypatch.context() as before:

@@ -1,6 +1,5 @@
 """Batch norm in lanes: what the loop gives, whatever is in the padding of a batch."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,22 +37,20 @@ MODEL = {"name": f"{__file__}:SmallNet", "head": "fc"}
 UNLIKE = {"epochs": 2, "batch_size": 10}  # clients have unlike numbers of steps, and short batches, none of one sample
 
 
-def _lane(
-    x: Tensor, real: Tensor, mean: Tensor, var: Tensor, weights: list[Tensor]
-) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _lane(x, real, mean, var, weights):
     """The normalised samples, the loss over real ones, and its gradient."""
 
-    def of(weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def of(weights):
         with OverRealSamples(real):
             z = F.batch_norm(x * weights[2], mean, var, weights[0], weights[1], training=True, momentum=0.3)
         return ((z**3).flatten(1).sum(1) * real).sum(), z
 
-    loss, pull, z = torch.func.vjp(of, weights, has_aux=True)  # type: ignore[misc]
+    loss, pull, z = torch.func.vjp(of, weights, has_aux=True)
     return z, loss, pull(torch.ones_like(loss))[0]
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=["features", "images"])
-def test_only_real_samples_are_normalised_and_remembered(shape: tuple[int, ...]) -> None:
+def test_only_real_samples_are_normalised_and_remembered(shape):
     torch.manual_seed(0)
     samples, channels = [5, 3, 0], 4
     x = torch.randn(3, 5, channels, *shape)
@@ -75,7 +72,7 @@ def test_only_real_samples_are_normalised_and_remembered(shape: tuple[int, ...])
     assert torch.equal(mean[2], before[0][2]) and torch.equal(var[2], before[1][2]), "padding alone changes nothing"
 
 
-def test_what_is_in_the_padding_changes_no_bit() -> None:
+def test_what_is_in_the_padding_changes_no_bit():
     torch.manual_seed(0)
     x, real = torch.randn(1, 5, 4, 2, 2), torch.tensor([[1.0, 1, 1, 0, 0]])
     weights = [torch.rand(1, 4), torch.randn(1, 4), torch.ones(1)]
@@ -87,7 +84,7 @@ def test_what_is_in_the_padding_changes_no_bit() -> None:
     assert all(map(torch.equal, *found))
 
 
-def test_a_loss_that_gives_the_model_another_batch_is_refused() -> None:
+def test_a_loss_that_gives_the_model_another_batch_is_refused():
     with OverRealSamples(torch.ones(3)), pytest.raises(ValueError, match="4 samples in training, and the batch has 3"):
         F.batch_norm(torch.randn(4, 2), torch.zeros(2), torch.ones(2), training=True)
 
@@ -102,7 +99,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "bn"), CASES)
-def test_lanes_agree_with_the_loop(name: str, bn: str, tmp_path: Path) -> None:
+def test_lanes_agree_with_the_loop(name, bn, tmp_path):
     case = every_algorithm()[name]
     sections = {**case, "model": MODEL, "training": {**case["training"], **UNLIKE, "bn": bn, "lr": 0.02}}
     loop, lanes = (_after_a_round(Runs(sections, tmp_path), executor) for executor in ("loop", "lanes"))
@@ -112,13 +109,13 @@ def test_lanes_agree_with_the_loop(name: str, bn: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(array, lanes[path], rtol=0, atol=ROUNDING, err_msg=path)
 
 
-def _after_a_round(runs: Runs, executor: str) -> dict[str, np.ndarray]:
+def _after_a_round(runs, executor):
     raw = runs.settings(training={"rounds": 1}, runtime={"executor": executor, "lanes": 2})
     quick_run.run(raw, runs.folder / executor)
     return conformance.state_of(runs.folder / executor, 1)
 
 
-def test_lanes_have_the_same_bits_on_two_ranks_and_replayed(tmp_path: Path) -> None:
+def test_lanes_have_the_same_bits_on_two_ranks_and_replayed(tmp_path):
     runs = Runs({"algorithm": {"name": "fedavg"}, "model": MODEL, "training": {**UNLIKE, "drop_last": True}}, tmp_path)
     conformance.same_bits(runs, "lanes", 2)
     conformance.replayed_steps_are_the_steps(runs)
@@ -126,7 +123,7 @@ def test_lanes_have_the_same_bits_on_two_ranks_and_replayed(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["fedavg", "fedgmh-full"])
-def test_resnet18_in_lanes_agrees_with_the_loop(case: str) -> None:
+def test_resnet18_in_lanes_agrees_with_the_loop(case):
     torch.set_num_threads(1)
     loop, lanes = (
         stub_run.run(stub_run.settings(every_algorithm()[case], "resnet18", executor, 1), False).values
@@ -139,7 +136,7 @@ def test_resnet18_in_lanes_agrees_with_the_loop(case: str) -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_a_batch_of_one_sample_is_refused(executor: str, tmp_path: Path) -> None:
+def test_a_batch_of_one_sample_is_refused(executor, tmp_path):
     raw: dict[str, Any] = quick_run.settings(
         algorithm={"name": "fedavg"}, model=MODEL, training={"batch_size": 1}, runtime={"executor": executor}
     )
@@ -147,6 +144,6 @@ def test_a_batch_of_one_sample_is_refused(executor: str, tmp_path: Path) -> None
         quick_run.run(raw, tmp_path / "run")
 
 
-def test_auto_leaves_batch_norm_to_the_loop(tmp_path: Path) -> None:
+def test_auto_leaves_batch_norm_to_the_loop(tmp_path):
     experiment = Runs({"algorithm": {"name": "fedavg"}, "model": MODEL}, tmp_path).experiment()
     assert experiment.config.runtime.executor == "loop" and np.unique(experiment.cohort).size == 1

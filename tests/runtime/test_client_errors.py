@@ -71,15 +71,6 @@ def test_a_client_that_fails_is_absent_from_that_round(
     ]
 
 
-def test_loop_and_lanes_skip_the_same_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, steps = most_steps(settings(monkeypatch, EXECUTORS[0]))
-    for number, runtime in enumerate(EXECUTORS):
-        raw = settings(monkeypatch, runtime, round=0, steps=steps)
-        quick_run.run(raw, tmp_path / str(number))
-        skipped = [run_folder.read_metrics(tmp_path / str(number), round)["skipped"].tolist() for round in range(1, 5)]
-        assert skipped == [[client] if round in drawn(raw, client) else [] for round in range(1, 5)]
-
-
 @pytest.mark.parametrize("runtime", EXECUTORS, ids=["loop", "lanes"])
 @pytest.mark.parametrize(
     ("how", "words"),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,26 +12,29 @@ from torch.nn import functional as F
 
 import quick_run
 from comparisons import state_of
+from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.algorithms.base import Algorithm
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
-from pflmpi.errors import RunError, UserError
-from pflmpi.learning.client import average
-from pflmpi.learning.personal import Kept, NotAModel, Received
+from pflmpi.errors import AlgorithmError, PflmpiError, RunError, UserError
+from pflmpi.learning.client import ClientData, average
+from pflmpi.learning.personal import Kept, Merge, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
+from pflmpi.tree import Tree
 
 
-def run(kind: type[Algorithm], folder: Path, patch: pytest.MonkeyPatch, executor: str = "loop") -> Path:
+def run(kind, folder, patch, executor="loop"):
     """A quick run of an algorithm that the package does not have."""
     kind = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
-    patch.setitem(ALGORITHMS._objects, "mine", kind)  # type: ignore[attr-defined]
+    patch.setitem(ALGORITHMS._objects, "mine", kind)
     raw = quick_run.settings(algorithm={"name": "mine"}, runtime={"executor": executor, "lanes": 3})
     quick_run.run(raw, folder / "run")
     return folder / "run"
 
 
-def with_loss(loss: Any) -> type[FedAvg]:
+def with_loss(loss):
     class Mine(FedAvg):
         def loss(self, task: Any) -> Any:
             return lambda model, batch: loss(task.predict(model, batch.x, training=True), batch)
@@ -39,32 +42,32 @@ def with_loss(loss: Any) -> type[FedAvg]:
     return Mine
 
 
-def updating(change: Any, base: type[Algorithm] = FedPer) -> type[Algorithm]:
+def updating(change, base=FedPer):
     """FedPer whose `client_update` returns something else."""
 
-    class Mine(base):  # type: ignore[misc, valid-type]
+    class Mine(base):
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
             return change(*super(type(self), self).client_update(task, client, down, data))
 
     return Mine
 
 
-def plain(scores: torch.Tensor, batch: Any) -> torch.Tensor:
+def plain(scores, batch):
     return F.cross_entropy(scores, batch.y)
 
 
-def over_real_samples(scores: torch.Tensor, batch: Any) -> torch.Tensor:
+def over_real_samples(scores, batch):
     return average(F.cross_entropy(scores, batch.y, reduction="none"), batch)
 
 
-def test_a_loss_that_counts_padding_is_refused_in_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_counts_padding_is_refused_in_lanes(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"Mine.client_update depends on images and labels in the padding.*average"):
         run(with_loss(plain), tmp_path, monkeypatch, "lanes")
     assert not (tmp_path / "run").exists()
     run(with_loss(plain), tmp_path, monkeypatch, "loop")
 
 
-def test_a_loss_over_real_samples_is_the_same_in_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_over_real_samples_is_the_same_in_lanes(tmp_path, monkeypatch):
     loop, lanes = (
         state_of(run(with_loss(over_real_samples), tmp_path / executor, monkeypatch, executor))
         for executor in ("loop", "lanes")
@@ -74,7 +77,7 @@ def test_a_loss_over_real_samples_is_the_same_in_lanes(tmp_path: Path, monkeypat
         np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
 
 
-def test_a_step_on_padding_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_on_padding_alone_is_refused(tmp_path, monkeypatch):
     class Mine(FedAvg):
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
             state, up = super(type(self), self).client_update(task, client, down, data)
@@ -103,18 +106,14 @@ STATES = {
 
 @pytest.mark.parametrize("case", STATES)
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_a_client_state_of_another_form_is_refused(
-    case: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_state_of_another_form_is_refused(case, executor, tmp_path, monkeypatch):
     change, text = STATES[case]
     with pytest.raises(RunError, match=r"Mine.client_update returned .*" + text):
         run(updating(change), tmp_path, monkeypatch, executor)
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_an_error_names_class_method_client_and_line(
-    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_names_class_method_client_and_line(executor, tmp_path, monkeypatch):
     class Mine(FedAvg):
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
             return {}, {"model": down["model"]["bdy"]}
@@ -129,8 +128,8 @@ DRAWS = {"torch": lambda: torch.rand(1), "numpy": lambda: np.random.rand(), "ran
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_global_random_numbers_are_refused(draw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn(state: Any, up: Any) -> Any:
+def test_global_random_numbers_are_refused(draw, tmp_path, monkeypatch):
+    def drawn(state, up):
         DRAWS[draw]()
         return state, up
 
@@ -139,7 +138,7 @@ def test_global_random_numbers_are_refused(draw: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_scores_of_another_shape_are_refused(executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_another_shape_are_refused(executor, tmp_path, monkeypatch):
     class Mine(FedAvg):
         def predict(self, task: Any, client: Any, down: Any, x: Any) -> Any:
             return super(type(self), self).predict(task, client, down, x)[:, :4]
@@ -181,15 +180,13 @@ class Receiving(FedAvg):
         (Refusing, "Refusing.personal says that clients predict with tea leaves; then it needs `predict`"),
     ],
 )
-def test_names_that_do_not_exist_are_refused_before_the_start(
-    kind: type[Algorithm], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_do_not_exist_are_refused_before_the_start(kind, text, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=text):
         run(kind, tmp_path, monkeypatch)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_part_to_freeze_that_the_model_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_to_freeze_that_the_model_lacks_is_refused(tmp_path, monkeypatch):
     class Mine(FedAvg):
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
             loss = self.loss(task)
@@ -200,12 +197,12 @@ def test_a_part_to_freeze_that_the_model_lacks_is_refused(tmp_path: Path, monkey
         run(Mine, tmp_path, monkeypatch)
 
 
-def test_a_draw_from_the_generator_of_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_from_the_generator_of_a_gpu_is_refused(tmp_path, monkeypatch):
     state = torch.zeros(16, dtype=torch.uint8)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", state.clone)
 
-    def drawing(client: Any, up: Any) -> Any:
+    def drawing(client, up):
         state.add_(1)
         return client, up
 
@@ -213,11 +210,148 @@ def test_a_draw_from_the_generator_of_a_gpu_is_refused(tmp_path: Path, monkeypat
         run(updating(drawing), tmp_path, monkeypatch)
 
 
-def test_an_operation_that_cannot_be_repeated_on_a_gpu_is_said_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def pooling(client: Any, up: Any) -> Any:
+def test_an_operation_that_cannot_be_repeated_on_a_gpu_is_said_with_what_to_do(tmp_path, monkeypatch):
+    def pooling(client, up):
         raise RuntimeError("adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but")
 
     with pytest.raises(RunError, match=r"adaptive_avg_pool2d_backward_cuda .*choose another one .*device = 'cpu'"):
         run(updating(pooling), tmp_path, monkeypatch)
+
+
+Change = Callable[[Tree, Messages, ClientData], None]
+
+
+def change_batch(name):
+    def change(client, down, data):
+        for batch in data.passes["train"]:
+            getattr(batch, name).add_(1).sub_(1)
+
+    return change
+
+
+def change_copies(client, down, data):
+    for _, leaf in tree.leaves(tree.clone({**client, **down})):
+        leaf.add_(1)
+    counts = data.class_counts.clone()
+    counts += 1
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "its state": (lambda client, down, data: tree.at(client, "head/bias").add_(1), "client/head/bias"),
+    "a message": (lambda client, down, data: tree.at(down["body"], "body/fc1/bias").mul_(0), "down/body/body/fc1/bias"),
+    "class counts": (lambda client, down, data: data.class_counts.add_(1), "data.class_counts"),
+}
+BATCHES = {"samples": (change_batch("x"), "batch.x"), "labels": (change_batch("y"), "batch.y")}
+
+
+def run_changing(change, executor, folder, monkeypatch, ranks=1):
+    class Changing(FedPer):
+        def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+            change(client, down, data)
+            return super().client_update(task, client, down, data)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "changing", Changing)
+    raw = quick_run.settings(algorithm={"name": "changing"}, runtime={"executor": executor, "lanes": 3})
+    return quick_run.run_changing(raw, folder, ranks)
+
+
+@pytest.mark.parametrize("what", [*CHANGES, *BATCHES])
+def test_a_tensor_that_was_given_is_not_changed(what, tmp_path, monkeypatch):
+    change, path = (CHANGES | BATCHES)[what]
+    with pytest.raises(AlgorithmError, match=rf"Changing.client_update \(round 1, client \d.* changes {path} in place"):
+        run_changing(change, "loop", tmp_path / "run_changing", monkeypatch)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_nor_in_lanes(what, tmp_path, monkeypatch):
+    with pytest.raises(AlgorithmError, match=r"Changing.client_update \(round.* in place") as caught:
+        run_changing(CHANGES[what][0], "lanes", tmp_path / "run_changing", monkeypatch)
+    assert "runtime.executor" not in str(caught.value)  # no way out
+
+
+def test_copies_may_be_changed(tmp_path, monkeypatch):
+    found = {run_changing(change_copies, "loop", tmp_path / str(ranks), monkeypatch, ranks) for ranks in (1, 2)}
+    assert len(found) == 1
+
+
+def test_the_server_publishes_its_state_as_it_is(tmp_path, monkeypatch):
+    class Publishing(FedPer):
+        def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Any:
+            tree.at(server, "shared/body/fc1/bias").add_(torch.ones(()))
+            return super().publish(task, server, receivers)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "publishing", Publishing)
+    with pytest.raises(AlgorithmError, match=r"Publishing.publish .* changes server/shared/body/fc1/bias in place"):
+        quick_run.run_changing(quick_run.settings(algorithm={"name": "publishing"}), tmp_path / "run_changing")
+
+
+class FloatState(FedPer):
+    def init_client(self, task: Task) -> Tree:
+        return {**super().init_client(task), "alpha": 0.5}
+
+
+class FloatServer(FedPer):
+    def init_server(self, task: Task) -> Tree:
+        return {**super().init_server(task), "round": 1}
+
+
+class FloatPublished(FedPer):
+    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
+        return {**super().publish(task, server, receivers), "alpha": 0.5}
+
+
+class FloatSent(FedPer):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        state, up = super().client_update(task, client, down, data)
+        return state, {**up, "alpha": 0.5}
+
+
+class UnknownKept(FedPer):
+    def personal(self, task: Task) -> Personal:
+        return Merge((Received("body"), Kept("haed", at="head")))
+
+
+class UnknownShare(FedPer):
+    def personal(self, task: Task) -> Personal:
+        return Mix(Received("body"), Kept(), share="beta")
+
+
+class OneForTwo(FedPer):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Any:
+        return {**client, **super().client_update(task, client, down, data)[1]}
+
+
+class OtherPass(FedPer):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        return client, {"body": data.passes["fine_tuning"]}
+
+
+class VectorLoss(FedPer):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        def loss(model, batch):
+            return torch.nn.functional.cross_entropy(task.predict(model, batch.x), batch.y, reduction="none")
+
+        model = train(task, {**down["body"], **client}, data.passes["train"], loss, data.learning_rate)
+        return {name: model[name] for name in client}, {"body": {"body": model["body"]}}
+
+
+ERRORS = {
+    FloatState: r"FloatState.init_client returned alpha = 0.5, a float; expected are tensors .* torch.tensor\(0.5\)",
+    FloatServer: r"FloatServer.init_server returned round = 1, a int; expected are tensors .* torch.tensor\(1\)",
+    FloatPublished: r"FloatPublished.publish returned alpha = 0.5, a float; expected are tensors",
+    FloatSent: r"FloatSent.client_update returned alpha = 0.5, a float; expected are tensors",
+    UnknownKept: r"UnknownKept.personal names 'haed', which `init_client` does not return; known: head/bias, head",
+    UnknownShare: r"UnknownShare.personal names 'beta', which `init_client` does not return",
+    OneForTwo: r"OneForTwo.client_update returned a dict; expected the new state and the messages, two dicts",
+    OtherPass: r"OtherPass.client_update .* there is no pass 'fine_tuning'; those that `passes` returns: train",
+    VectorLoss: r"VectorLoss.client_update .* the loss has shape \[\d+\]; expected a scalar tensor",
+}
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("kind", ERRORS)
+def test_it_says_what_is_expected(kind, executor, tmp_path, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS._objects, "first", kind)
+    raw = quick_run.settings(algorithm={"name": "first"}, runtime={"executor": executor, "lanes": 3})
+    with pytest.raises(PflmpiError, match=ERRORS[kind]):
+        quick_run.run(raw, tmp_path / "run")

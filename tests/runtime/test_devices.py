@@ -30,7 +30,7 @@ STEP = {
 }
 
 
-def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch):
     taken: list[tuple[float, torch.device]] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: taken.append(limit))
     there = tuple(Gpu(f"GPU-{i}", "A100", 1 << 30) for i in range(2))
@@ -47,14 +47,14 @@ def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch: pytest.MonkeyPa
     assert len(taken) == 6
 
 
-def test_a_restart_is_counted() -> None:
+def test_a_restart_is_counted():
     torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert detect(torchrun).restarts == 0
     assert detect({**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"}).restarts == 2
     assert detect({"PFLMPI_RESTARTED": "2"}).restarts == 2, "by a wrapper in launch/, or by `pflmpi run`"
 
 
-def test_a_peer_that_has_ended_is_seen_before_it_is_reaped() -> None:
+def test_a_peer_that_has_ended_is_seen_before_it_is_reaped():
     here = Peer.here((0,), ())
     assert not here.ended()
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
@@ -69,11 +69,11 @@ def test_a_peer_that_has_ended_is_seen_before_it_is_reaped() -> None:
     assert not replace(peer, host="elsewhere").ended()
 
 
-def test_many_names_are_cut() -> None:
+def test_many_names_are_cut():
     assert names(range(20), []).endswith("rank 7 and 12 more")
 
 
-def test_steps_of_one_job_meet_at_ports_of_their_own() -> None:
+def test_steps_of_one_job_meet_at_ports_of_their_own():
     assert rendezvous_address(STEP) == "node1:22345"
     assert rendezvous_address({**STEP, "SLURM_STEP_ID": "1"}) == "node1:22446"
 
@@ -88,9 +88,7 @@ def test_steps_of_one_job_meet_at_ports_of_their_own() -> None:
         (["--gres=gpu:2"], {("0,1", "0"), ("0,1", "1")}),
     ],
 )
-def test_under_slurm_each_rank_has_a_gpu_of_its_own(
-    slurm: None, options: list[str], expected: set[tuple[str, str]]
-) -> None:
+def test_under_slurm_each_rank_has_a_gpu_of_its_own(slurm, options, expected):
     code = """
 import os
 from pflmpi.machine import Gpu
@@ -112,7 +110,7 @@ transport.close()
     assert {tuple(line.split()) for line in done.stdout.splitlines()} == expected
 
 
-def test_a_process_that_is_no_rank_takes_the_first_gpu_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_no_rank_takes_the_first_gpu_by_its_number(monkeypatch):
     taken: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)  # which needs a number

@@ -1,8 +1,5 @@
 """Early stop: the same round everywhere, also after a kill, and known to every command."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import yaml
 
@@ -26,7 +23,7 @@ ROUNDS = 12
 STOP = {"metric": "accuracy_mean", "patience": 3, "min_delta": 1.0}
 
 
-def settings(rounds: int = ROUNDS, stop: dict[str, Any] | None = STOP, **sections: Any) -> dict[str, Any]:
+def settings(rounds=ROUNDS, stop=STOP, **sections):
     return quick_run.settings(sections, training={"rounds": rounds, "stop": stop})
 
 
@@ -47,23 +44,21 @@ def settings(rounds: int = ROUNDS, stop: dict[str, Any] | None = STOP, **section
         ("accuracy_mean", 2, 0.0, "- - - 0.5", False),  # from the first evaluation on
     ],
 )
-def test_patience_counts_rounds_since_the_best(
-    metric: Any, patience: int, min_delta: float, values: str, met: bool
-) -> None:
+def test_patience_counts_rounds_since_the_best(metric, patience, min_delta, values, met):
     lines = [{"round": str(round), metric: value.strip("-")} for round, value in enumerate(values.split(), 1)]
     found = EarlyStop(EarlyStopConfig(metric=metric, patience=patience, min_delta=min_delta), lines)
     assert found.met == met, found.why
 
 
-def test_a_run_ends_with_the_bits_of_a_run_of_as_many_rounds(tmp_path: Path) -> None:
+def test_a_run_ends_with_the_bits_of_a_run_of_as_many_rounds(tmp_path):
     stopped = quick_run.run(settings(checkpoint={"every": 5}), tmp_path / "stopped")
     assert run_folder.rounds(tmp_path / "stopped")[-1] == 4
     assert len(metrics_file.read(tmp_path / "stopped")) == 4
     assert quick_run.run(settings(4, None), tmp_path / "short") == stopped
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_run_that_was_killed_stops_at_the_same_round(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_run_that_was_killed_stops_at_the_same_round(tmp_path, ranks):
     stop = {"metric": "train_loss", "patience": 2, "min_delta": 0.2}
     whole = quick_run.run(settings(20, stop), tmp_path / "whole")
     last = run_folder.rounds(tmp_path / "whole")[-1]
@@ -73,9 +68,7 @@ def test_a_run_that_was_killed_stops_at_the_same_round(tmp_path: Path, ranks: in
     assert run_folder.rounds(tmp_path / "run")[-1] == last
 
 
-def test_resume_says_that_a_run_has_stopped_and_goes_on_without(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_says_that_a_run_has_stopped_and_goes_on_without(tmp_path, capfd):
     run = tmp_path / "run"
     stopped = quick_run.run(settings(), run)
     before = (run / "metrics.csv").read_bytes()
@@ -90,7 +83,7 @@ def test_resume_says_that_a_run_has_stopped_and_goes_on_without(
     assert open_run(run).config["training"]["stop"] is None
 
 
-def test_one_value_of_the_section_can_be_overridden(tmp_path: Path) -> None:
+def test_one_value_of_the_section_can_be_overridden(tmp_path):
     run = tmp_path / "run"
     quick_run.run(settings(), run)
     quick_run.resume(run, ("training.stop.patience=5",))
@@ -98,7 +91,7 @@ def test_one_value_of_the_section_can_be_overridden(tmp_path: Path) -> None:
     assert open_run(run).config["training"]["stop"] == {**STOP, "patience": 5}
 
 
-def test_every_command_knows_that_it_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_knows_that_it_has_ended(tmp_path, capsys):
     run = tmp_path / "run"
     quick_run.run(settings(), run)
     status = run_status(run)
@@ -116,7 +109,7 @@ def test_every_command_knows_that_it_has_ended(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.slow
-def test_reports_and_plans_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_and_plans_say_so(tmp_path, capsys):
     run, config = tmp_path / "run", tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings()))
     quick_run.run(settings(), run)
@@ -127,13 +120,12 @@ def test_reports_and_plans_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "ranks"), [("mpi", 3), ("torchrun", 2)])
-def test_launchers_end_with_zero_and_the_same_bits(way: str, ranks: int, tmp_path: Path) -> None:
+def test_a_launcher_ends_with_zero_and_the_same_bits(tmp_path):
     run, config = tmp_path / "run", tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings()))
     expected = quick_run.run(settings(), tmp_path / "alone")
     for words in (["run", str(config), "--out", str(run)], ["resume", str(run)]):
-        done = processes.call([*processes.start_way(way, ranks), *words])
+        done = processes.call([*processes.start_way("mpi", 3), *words])
         assert done.returncode == 0, done.stderr
         assert quick_run.digest(run) == expected
     assert "has stopped early after round 4" in done.stdout
@@ -150,7 +142,7 @@ def test_launchers_end_with_zero_and_the_same_bits(way: str, ranks: int, tmp_pat
         ({"stop": {"metric": "unseen_accuracy_mean", "patience": 3}}, "evaluation.unseen"),
     ],
 )
-def test_bad_values_are_refused(training: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_bad_values_are_refused(training, message, tmp_path):
     with pytest.raises(ConfigError) as error:
         quick_run.run(quick_run.settings(training=training), tmp_path / "run")
     assert message in str(error.value)
@@ -177,9 +169,7 @@ class Own(FedAvg):
 """
 
 
-def test_a_training_loss_that_is_never_measured_is_refused_at_the_start(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_loss_that_is_never_measured_is_refused_at_the_start(tmp_path, capfd):
     (tmp_path / "own.py").write_text(OWN_STEPS)
     config, stop = tmp_path / "config.yaml", {"metric": "train_loss", "patience": 2}
     config.write_text(yaml.safe_dump(settings(stop=stop, algorithm={"name": "./own.py:Own"})))
@@ -191,7 +181,7 @@ def test_a_training_loss_that_is_never_measured_is_refused_at_the_start(
     assert quick_run.command([*words, "-s", "training.stop.metric=test_loss", "-s", "training.rounds=1"]) == 0
 
 
-def test_without_local_steps_there_is_no_training_loss() -> None:
+def test_without_local_steps_there_is_no_training_loss():
     with pytest.raises(ConfigError, match="the local training of FedGMH measures no loss"):
         prepare(
             parse(quick_run.settings(training={"epochs": 0, "stop": {"metric": "train_loss", "patience": 2}})), HOST
@@ -199,12 +189,12 @@ def test_without_local_steps_there_is_no_training_loss() -> None:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_can_be_stopped_by_its_training_loss(name: str) -> None:
+def test_every_algorithm_can_be_stopped_by_its_training_loss(name):
     training = {"stop": {"metric": "train_loss", "patience": 2}, "participation": 1.0}
     assert prepare(parse(quick_run.settings(algorithm={"name": name}, training=training)), HOST).config.training.stop
 
 
-def test_a_stopped_run_is_a_finished_cell(tmp_path: Path) -> None:
+def test_a_stopped_run_is_a_finished_cell(tmp_path):
     table = SweepTable(
         title="t",
         source="none",

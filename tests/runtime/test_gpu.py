@@ -1,10 +1,7 @@
 """On a GPU: the same bits on one rank and on two that share it, and close to the CPU's results."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ pytestmark = [
 ]
 
 
-def run(raw: dict[str, Any], folder: Path, ranks: int) -> str:
+def run(raw, folder, ranks):
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(raw))
     command = [
@@ -43,7 +40,7 @@ def run(raw: dict[str, Any], folder: Path, ranks: int) -> str:
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedgmh", "fedproto", "fedamp"])
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("model", [{"name": "mlp"}, {"name": "cnn", "kernel": 3, "padding": 1, "hidden": 32}], ids=str)
-def test_same_bits_on_one_and_two_ranks(algorithm: str, executor: str, model: dict[str, Any], tmp_path: Path) -> None:
+def test_same_bits_on_one_and_two_ranks(algorithm, executor, model, tmp_path):
     runtime = {"device": "cuda", "executor": executor, "lanes": 3, "server": "shared"}  # both ranks compute
     raw = quick_run.settings(algorithm={"name": algorithm}, model=model, runtime=runtime)
     assert run(raw, tmp_path / "one", 1) == run(raw, tmp_path / "two", 2)
@@ -51,28 +48,28 @@ def test_same_bits_on_one_and_two_ranks(algorithm: str, executor: str, model: di
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "protocnn"])
 @pytest.mark.parametrize("executor", ["lanes", "loop"])
-def test_every_algorithm_has_one_result_captured_or_not_and_it_is_close_to_the_hosts(model: str, executor: str) -> None:
+def test_every_algorithm_has_one_result_captured_or_not_and_it_is_close_to_the_hosts(model, executor):
     check(model, executor)
 
 
 @pytest.mark.parametrize("executor", ["lanes", "loop"])
-def test_a_model_with_batch_norm_has_one_result_captured_or_not(executor: str) -> None:
+def test_a_model_with_batch_norm_has_one_result_captured_or_not(executor):
     check("resnet18", executor, *MESSAGE_KINDS)
 
 
-def check(*words: str) -> None:
+def check(*words):
     done = processes.call([sys.executable, str(HELPERS / "gpu_conformance.py"), *words], timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_messages_go_from_gpu_to_gpu_by_nccl(tmp_path: Path) -> None:
+def test_messages_go_from_gpu_to_gpu_by_nccl(tmp_path):
     done = torchrun(3, HELPERS / "transport_worker.py", "nccl", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("server", ["shared", "without a GPU"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedgmh", "fedamp", "fedproto"])
-def test_a_run_has_the_same_bits_over_nccl(algorithm: str, server: str, tmp_path: Path) -> None:
+def test_a_run_has_the_same_bits_over_nccl(algorithm, server, tmp_path):
     raw = quick_run.settings(
         algorithm={"name": algorithm},
         model={"name": "mlp", "hidden": 600},  # messages of more than 64 KiB
@@ -88,14 +85,14 @@ def test_a_run_has_the_same_bits_over_nccl(algorithm: str, server: str, tmp_path
     assert quick_run.digest(out) == alone
 
 
-def torchrun(ranks: int, *words: object, **more: str) -> "subprocess.CompletedProcess[str]":
+def torchrun(ranks, *words, **more):
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     paths = [str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")]
     environment = {**processes.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths), "NCCL_SOCKET_IFNAME": "lo", **more}
     return processes.call([*start, *map(str, words)], timeout=250, env=environment)
 
 
-def test_the_gpu_agrees_with_the_cpu(tmp_path: Path) -> None:
+def test_the_gpu_agrees_with_the_cpu(tmp_path):
     for device in ("cpu", "cuda"):
         raw = quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 2}, runtime={"device": device})
         run(raw, tmp_path / device, 1)

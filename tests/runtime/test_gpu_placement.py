@@ -15,7 +15,7 @@ from pflmpi.transports.peers import Peer
 A100, H100, V100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "Tesla V100-PCIE-16GB"
 
 
-def gpu(name: str, model: str = A100) -> Gpu:
+def gpu(name, model=A100):
     """A GPU by a short name: "a0" is the first of host a, "a0/2" a slice of it."""
     return Gpu(f"{'MIG' if '/' in name else 'GPU'}-{name}", model, 40 << 30)
 
@@ -42,7 +42,7 @@ class Situation:
         return found
 
 
-def node(host: str, gpus: int, ranks: int) -> list[str]:
+def node(host, gpus, ranks):
     """Ranks that all see all GPUs of their node."""
     return [f"{host}: " + " ".join(f"{host}{i}" for i in range(gpus))] * ranks
 
@@ -132,7 +132,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_each_rank_gets_its_gpu(name: str) -> None:
+def test_each_rank_gets_its_gpu(name):
     situation = SITUATIONS[name]
     placed = place_ranks(situation.peers(), RuntimeConfig(**situation.runtime))
     assert [one.uuid[4:] if one else "cpu" for one in placed.gpu] == situation.expected
@@ -151,7 +151,7 @@ FEW = [  # ranks that compute on GPUs, of which each may take any that it sees
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_ranks_are_spread_as_evenly_as_they_can_be(name: str) -> None:
+def test_ranks_are_spread_as_evenly_as_they_can_be(name):
     """By brute force over all choices: nobody finds one whose fullest GPU has fewer ranks."""
     situation = SITUATIONS[name]
     placed = place_ranks(situation.peers(), RuntimeConfig(**situation.runtime))
@@ -173,39 +173,37 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("ranks", "runtime", "models", "words"), REFUSED)
-def test_what_cannot_be_placed_is_refused(
-    ranks: list[str], runtime: dict[str, Any], models: dict[str, str], words: str
-) -> None:
+def test_what_cannot_be_placed_is_refused(ranks, runtime, models, words):
     with pytest.raises(ConfigError, match=words):
         place_ranks(Situation(ranks, [], models=models).peers(), RuntimeConfig(**runtime))
 
 
-def test_a_server_with_another_model_that_computes_nothing_is_no_mix() -> None:
+def test_a_server_with_another_model_that_computes_nothing_is_no_mix():
     peers = Situation([*node("a", 1, 2), *node("b", 1, 1)], [], models={"b": A100}).peers()
     other = [Peer(peers[0].host, 0, (0,), ()), *peers[1:]]
     assert place_ranks(other, RuntimeConfig()).models == (A100,)
 
 
-def test_a_shared_gpu_is_remarked_on_once() -> None:
+def test_a_shared_gpu_is_remarked_on_once():
     crowded = place_ranks(Situation(node("a", 2, 6), []).peers(), RuntimeConfig())
     assert re.match(r"up to 3 ranks share a GPU.*MPS", crowded.remark())
     assert place_ranks(Situation(node("a", 2, 2), []).peers(), RuntimeConfig()).remark() == ""
 
 
-def test_a_thousand_ranks_are_placed_quickly_enough_to_count() -> None:
+def test_a_thousand_ranks_are_placed_quickly_enough_to_count():
     hosts = [f"n{i:03}" for i in range(250)]
     peers = Situation([text for host in hosts for text in node(host, 4, 4)], []).peers()
     placed: GpuPlacement = place_ranks(peers, RuntimeConfig())
     assert len(placed.gpu_ranks) == 1000 and placed.slots == 1000
 
 
-def test_slots_count_the_cores_of_a_node_that_its_ranks_see_together() -> None:
+def test_slots_count_the_cores_of_a_node_that_its_ranks_see_together():
     """`srun --cpus-per-task=2` shows each rank two cores of its own."""
     peers = [Peer("a", 1, (0, 1)), Peer("a", 2, (2, 3)), Peer("b", 3, (0, 1)), Peer("b", 4, (0, 1))]
     assert place_ranks(peers, RuntimeConfig()).slots == 6
     assert place_ranks(peers, RuntimeConfig(threads=2)).slots == 3
 
 
-def test_what_a_rank_sees_survives_its_way_to_the_others() -> None:
+def test_what_a_rank_sees_survives_its_way_to_the_others():
     peer = Peer("node-17.cluster:8080", 4711, tuple(range(128)), (gpu("a0"), gpu("a0/1", H100)))
     assert Peer.from_json(peer.to_json()) == peer

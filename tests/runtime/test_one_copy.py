@@ -1,8 +1,5 @@
 """The samples come to a device once, whatever is computed with them, and to a rank only those of its own clients."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,27 +9,26 @@ import stub_run
 from every_algorithm import every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.experiment import build
-from pflmpi.experiment.build import Experiment, prepare
+from pflmpi.experiment.build import prepare
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.executors import batches
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.executors.batches import Pool
-from pflmpi.runtime.setup import Setup
 from pflmpi.store import metrics_file
 from stub_device import DEVICE, StubDevice
 
 
-def settings(**sections: Any) -> dict[str, Any]:
+def settings(**sections):
     return quick_run.settings(stub_run.settings({"algorithm": {"name": "fedavg"}}, "cnn", "loop"), **sections)
 
 
 @pytest.fixture
-def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def uploads(monkeypatch):
     """The number of images of each copy of images to the device."""
     seen: list[int] = []
     count = StubDevice._count
 
-    def noted(self: StubDevice, func: Any, packet: Any, args: Any, *others: Any) -> None:
+    def noted(self, func, packet, args, *others):
         before = self.counts.uploads
         count(self, func, packet, args, *others)
         if self.counts.uploads > before and args[0].ndim == 4:
@@ -43,7 +39,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("metric", ["train_loss", "accuracy_mean"])
-def test_with_an_early_stop_the_samples_are_uploaded_once(metric: str, uploads: list[int]) -> None:
+def test_with_an_early_stop_the_samples_are_uploaded_once(metric, uploads):
     raw, federation = settings(training={"stop": {"metric": metric, "patience": 2}}), stub_run.federation(3)
     with stub_device.stub_device():
         experiment = build.prepare(configuration.parse(raw), DEVICE, federation=federation)
@@ -53,12 +49,11 @@ def test_with_an_early_stop_the_samples_are_uploaded_once(metric: str, uploads: 
     assert sum(uploads) - trial == len(federation.dataset.images)
 
 
-def test_all_that_computes_has_the_same_copy(uploads: list[int]) -> None:
+def test_all_that_computes_has_the_same_copy(uploads):
     raw, federation = settings(evaluation={"unseen": 0.34}), stub_run.federation(3)
     with stub_device.stub_device():
         experiment = build.prepare(configuration.parse(raw), DEVICE, federation=federation)
         first, after_a_loss = build.setup(experiment, 2, 2), build.setup(experiment, 1, 1)
-        assert first.unseen is not None
         assert first.unseen.executor.pool is build.executor_of(experiment, Loop).pool is after_a_loss.executor.pool
     assert uploads == [len(federation.dataset.images)]
 
@@ -67,47 +62,43 @@ SPREAD = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}
 CASES = every_algorithm()
 
 
-def samples_of(setup: Setup, clients: list[int]) -> set[int]:
-    assert setup.unseen is not None
+def samples_of(setup, clients):
     everyone = setup.unseen.executor.federation
     return {int(one) for client in clients for part in (everyone.train, everyone.test) for one in part[client]}
 
 
-def test_a_rank_has_the_samples_of_the_clients_that_live_there() -> None:
+def test_a_rank_has_the_samples_of_the_clients_that_live_there():
     setup = build.setup(prepare(configuration.parse(quick_run.settings(CASES["ditto"], **SPREAD)), HOST), 3, 3)
-    assert setup.unseen is not None
     found = []
     for rank, unseen in enumerate(setup.unseen.groups):
         mine = setup.samples(rank)
         clients = [*setup.placement.hosted(rank), *np.concatenate([[], *unseen]).astype(int)]
-        assert mine is not None
         assert mine.tolist() == sorted({0} | samples_of(setup, clients)), "its clients', and the one that fills lanes"
         found += mine.tolist()[1:]
     assert len(found) == len(set(found)), "together they have one copy"
     assert {0, *found} == {0} | samples_of(setup, [*range(9)])
 
 
-def test_clients_that_keep_nothing_may_come_from_anywhere() -> None:
+def test_clients_that_keep_nothing_may_come_from_anywhere():
     raw = quick_run.settings(CASES["fedavg"], runtime={"server": "dedicated"}, **SPREAD)
     setup = build.setup(prepare(configuration.parse(raw), HOST), 3, 3)
     assert [setup.samples(rank) for rank in (1, 2)] == [None, None]
     assert setup.samples(0) == [0], "a rank that only serves computes none"
 
 
-@pytest.mark.parametrize("executor", ["loop", "lanes"])
-@pytest.mark.parametrize("case", ["ditto", "fedamp", "fedper", "fedproto"])
-def test_a_rank_computes_the_same_bits_with_the_samples_of_its_clients(
-    case: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "case, executor",
+    [("ditto", "loop"), ("ditto", "lanes"), ("fedamp", "loop"), ("fedper", "lanes"), ("fedproto", "loop")],
+)
+def test_a_rank_computes_the_same_bits_with_the_samples_of_its_clients(case, executor, tmp_path, monkeypatch):
     raw = quick_run.settings(CASES[case], **SPREAD, runtime={"executor": executor, "lanes": 3})
     expected = quick_run.run(raw, tmp_path / "all", 3)
     made, sizes = build.setup, []
 
-    def on_gpus(experiment: Experiment, ranks: int, slots: int, rank: int) -> Setup:
+    def on_gpus(experiment, ranks, slots, rank):
         ready = made(experiment, ranks, slots, rank)
         assert ready.executor.pool is experiment.pool, "on the host nothing is copied"
         mine = ready.samples(rank)
-        assert mine is not None
         sizes.append(len(mine))
         return ready.with_pool(Pool.of_some(experiment.federation.dataset, HOST, mine))
 
@@ -121,23 +112,21 @@ def test_a_rank_computes_the_same_bits_with_the_samples_of_its_clients(
     assert kept == alone
 
 
-def test_samples_of_others_are_not_there() -> None:
+def test_samples_of_others_are_not_there():
     setup = build.setup(prepare(configuration.parse(quick_run.settings(CASES["ditto"])), HOST), 2, 2)
     mine, others = setup.samples(0), setup.placement.hosted(1)
-    assert mine is not None
     some = setup.with_pool(Pool.of_some(setup.executor.federation.dataset, HOST, mine))
     with pytest.raises(AssertionError, match="own clients"):
         some.executor.test_samples(others[0])
 
 
-def test_only_its_samples_go_up_to_the_device_of_a_rank(uploads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_its_samples_go_up_to_the_device_of_a_rank(uploads, monkeypatch):
     federation = stub_run.federation(3)
     monkeypatch.setattr(batches, "_COPIED", 10 * federation.dataset.images[0].nbytes)
     with stub_device.stub_device():
         raw = quick_run.settings(stub_run.settings({"algorithm": {"name": "ditto"}}, "cnn", "loop"))
         setup = build.setup(build.prepare(configuration.parse(raw), DEVICE, federation=federation), 2, 2, rank=1)
         mine, there = setup.samples(1), setup.executor.pool
-        assert mine is not None
         np.testing.assert_array_equal(there.images.to(HOST).numpy(), federation.dataset.images[mine])
         np.testing.assert_array_equal(there.labels.to(HOST).numpy(), federation.dataset.labels[mine])
     assert there.images.device == DEVICE and sum(uploads) == len(mine) < len(federation.dataset.labels)

@@ -1,15 +1,19 @@
 """Clients are assigned to ranks by their groups."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
+import quick_run
+from every_algorithm import every_algorithm
+from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError
+from pflmpi.experiment.build import prepare, setup
+from pflmpi.learning.task import HOST
 from pflmpi.runtime.placement import Placement, cut_groups, place_clients
 
 
 @pytest.mark.parametrize("lives_somewhere", [True, False])
-def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: bool) -> None:
+def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere):
     rng = np.random.default_rng(0)
     steps = rng.integers(1, 9, 50)
     groups = cut_groups(rng.integers(0, 2, 50), steps, 4)
@@ -28,7 +32,7 @@ def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: 
 
 
 @pytest.mark.parametrize("lives_somewhere", [True, False])
-def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_ranks(lives_somewhere: bool) -> None:
+def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_ranks(lives_somewhere):
     groups = cut_groups(np.zeros(50, np.int64), np.arange(50), 20)
     calls = []
     for ranks in (1, 2, 5):
@@ -43,7 +47,7 @@ def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_rank
     assert [len(call) for call in calls[0]] == [8, 6, 8, 8, 1, 8, 8]
 
 
-def plain_homes(groups: Sequence[np.ndarray], work: np.ndarray, hosts: Sequence[int], most: int) -> list[int]:
+def plain_homes(groups, work, hosts, most):
     """As `place_clients` says, in plain words; `most` hosts are compared for each group."""
     home, load = [-1] * len(work), [np.zeros(work.shape[1]) for _ in hosts]
     for group in sorted(groups, key=lambda group: (-work[group].sum(), group[0])):
@@ -58,7 +62,7 @@ def plain_homes(groups: Sequence[np.ndarray], work: np.ndarray, hosts: Sequence[
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_homes_are_those_that_comparing_every_host_gives(seed: int) -> None:
+def test_homes_are_those_that_comparing_every_host_gives(seed):
     rng = np.random.default_rng(seed)
     clients, rounds, count = rng.integers(1, 60), rng.integers(1, 20), rng.integers(1, 70)
     cost = rng.integers(1, 4 if seed % 2 else 1000, clients)[:, None]
@@ -70,3 +74,29 @@ def test_homes_are_those_that_comparing_every_host_gives(seed: int) -> None:
     assert place_clients(groups, work, hosts).tolist() == plain_homes(groups, work, hosts, count)
     if takes_part.all():  # 32 hosts with the least work are compared at least
         assert place_clients(groups, work, hosts, 0).tolist() == plain_homes(groups, work, hosts, 32)
+
+
+LIGHT, HEAVY = {"name": "mlp", "hidden": 16}, {"name": "cnn", "hidden": 16, "kernel": 3, "padding": 1}
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedavg"])
+def test_clients_with_large_models_are_spread_from_the_first_round_on_and_bits_are_the_same(name, tmp_path):
+    raw = quick_run.settings(
+        every_algorithm()[name],
+        partition={"name": "iid", "clients": 4},
+        model=[HEAVY, LIGHT] if name == "fedproto" else LIGHT,
+        training={"rounds": 2, "participation": 1.0, "steps": 1},
+        runtime={"executor": "loop"},
+    )
+    placement = setup(prepare(configuration.parse(raw), HOST), 2, 2).placement
+    assert (placement.home is None) == (name == "fedavg")
+    clients = [np.concatenate(groups).tolist() for groups in placement.assign(np.arange(4))]
+    assert clients == ([[0, 1], [2, 3]] if name == "fedproto" else [[0, 2], [1, 3]]), "0 and 2 have the large model"
+    heavy, light = placement.work[:2]
+    assert heavy > 5 * light if name == "fedproto" else heavy == light
+    assert quick_run.run(raw, tmp_path / "one") == quick_run.run(raw, tmp_path / "two", 2)
+
+
+def test_the_key_of_measured_balance_is_refused():
+    with pytest.raises(ConfigError, match=r"runtime\.balance is no key any more: clients are spread over ranks by"):
+        configuration.parse(quick_run.settings(runtime={"balance": "samples"}))

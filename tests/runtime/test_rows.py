@@ -1,19 +1,22 @@
 """Clients that have not trained share their first state; what each keeps is as if all had rows of their own."""
 
-from pathlib import Path
-from typing import Any
+import errno
+import mmap
+import os
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import quick_run
 from pflmpi import tree
 from pflmpi.algorithms.base import initial_client
 from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.experiment import run as experiment
 from pflmpi.learning.task import Task
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.client_rows import Rows, empty_rows
+from pflmpi.runtime.client_rows import empty_rows
 from pflmpi.runtime.client_state import allocate, initialise
 from pflmpi.tree import Tree
 from planned_run import planned
@@ -27,7 +30,7 @@ TEMPLATE: Tree = {
 WHO = np.array([2, 3, 7, 8, 20])
 
 
-def filled() -> tuple[Rows, dict[str, torch.Tensor]]:
+def filled():
     """Rows that all begin alike, and the same as whole arrays."""
     rows, whole = empty_rows(WHO, TEMPLATE), {}
     for path, leaf in tree.leaves(TEMPLATE):
@@ -37,7 +40,7 @@ def filled() -> tuple[Rows, dict[str, torch.Tensor]]:
     return rows, whole
 
 
-def check(rows: Rows, whole: dict[str, torch.Tensor], chosen: list[int]) -> None:
+def check(rows, whole, chosen):
     at = torch.tensor(chosen)
     found = rows.get(WHO[chosen])
     assert found["none"] == {}
@@ -47,7 +50,7 @@ def check(rows: Rows, whole: dict[str, torch.Tensor], chosen: list[int]) -> None
         assert np.array_equal(array, to_numpy(whole[path][at])), path
 
 
-def test_rows_come_to_life_when_they_are_written() -> None:
+def test_rows_come_to_life_when_they_are_written():
     rows, whole = filled()
     check(rows, whole, [0, 2, 4])
     assert all(array.strides[0] == 0 for array in rows.flat(WHO).values())
@@ -63,7 +66,7 @@ def test_rows_come_to_life_when_they_are_written() -> None:
     check(rows, whole, [0, 1, 2, 3, 4])
 
 
-def test_clients_that_begin_otherwise_have_rows_of_their_own() -> None:
+def test_clients_that_begin_otherwise_have_rows_of_their_own():
     rows, whole = filled()
     for path, value in (("model/bias", -1.0), ("steps", 9)):
         rows.begin(WHO[1:2], path, torch.full((1,), value, dtype=whole[path].dtype))
@@ -80,14 +83,14 @@ def test_clients_that_begin_otherwise_have_rows_of_their_own() -> None:
     }
 
 
-def test_zeros_of_another_sign_are_not_the_same() -> None:
+def test_zeros_of_another_sign_are_not_the_same():
     rows = empty_rows(WHO, {"x": torch.empty((), device="meta")})
     rows.begin(WHO[:1], "x", torch.tensor([0.0]))
     rows.begin(WHO[1:2], "x", torch.tensor([-0.0]))
     assert np.signbit(rows.flat(WHO)["x"]).tolist() == [False, True, False, False, False]
 
 
-def test_what_was_never_filled_is_zero() -> None:
+def test_what_was_never_filled_is_zero():
     rows = empty_rows(WHO, TEMPLATE)
     assert all(not leaf.any() for _, leaf in tree.leaves(rows.get(WHO)))
     assert rows.flat(WHO)["model/weight"].strides[0] == 0
@@ -103,7 +106,7 @@ class ByClient(FedGMH):
 
 @pytest.mark.parametrize("init", ["shared", "per_client"])
 @pytest.mark.parametrize("kind", [FedGMH, ByClient])
-def test_the_first_state_is_that_of_each_client(kind: Any, init: str) -> None:
+def test_the_first_state_is_that_of_each_client(kind, init):
     world = planned(quick_run.settings(training={"init": init}), 1)
     algorithm, task, n = kind(), world.setup.task, world.setup.task.num_clients
     template = tree.like(initial_client(algorithm, task, 0))
@@ -114,12 +117,12 @@ def test_the_first_state_is_that_of_each_client(kind: Any, init: str) -> None:
     for path, leaf in tree.leaves(population.get(np.arange(n))):
         assert torch.equal(leaf, tree.at(whole, path)), path
     if kind is ByClient:
-        assert population.get(np.arange(n))["number"].tolist() == [*range(n)]  # type: ignore[union-attr]
+        assert population.get(np.arange(n))["number"].tolist() == [*range(n)]
     changed = population.cohorts[0].changed["model/head/weight"]
     assert changed.any() == (init == "per_client")  # one row, where it is the same for all
 
 
-def test_a_start_that_is_common_to_all_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_is_common_to_all_is_made_once(monkeypatch):
     task, calls = planned(quick_run.settings(), 1).setup.task, []
     plain = FedGMH.init_client
     monkeypatch.setattr(FedGMH, "init_client", lambda self, task: calls.append(1) or plain(self, task))
@@ -128,7 +131,7 @@ def test_a_start_that_is_common_to_all_is_made_once(monkeypatch: pytest.MonkeyPa
     assert len(calls) == 1
 
 
-def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path, monkeypatch):
     """3 of 7 clients train in a round."""
     from pflmpi.experiment import run as experiment
     from pflmpi.store import shard
@@ -136,7 +139,7 @@ def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monk
     monkeypatch.setattr(shard, "_ONCE", 1000)
     made = []
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments):
         made.append(allocate(*arguments))
         return made[-1]
 
@@ -146,3 +149,105 @@ def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monk
     assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
     first, short, resumed = (one.cohorts[0].changed["model/head/weight"] for one in made)
     assert short.sum() == 3 and 3 < first.sum() < 7 and np.array_equal(first, resumed)
+
+
+def on_disk(**more):
+    return quick_run.settings(runtime={"state": "disk"}, **more)
+
+
+@pytest.mark.parametrize("init", ["shared", "per_client"])
+def test_the_bits_are_those_of_memory_on_any_number_of_ranks_and_after_a_resume(tmp_path, init):
+    training = {"init": init, "momentum": 0.5, "keep_optimizer": True}
+    expected = quick_run.run(quick_run.settings(training=training), tmp_path / "memory")
+    for ranks in (1, 3):
+        assert quick_run.run(on_disk(training=training), tmp_path / f"disk{ranks}", ranks) == expected
+    quick_run.run(quick_run.settings(training={**training, "rounds": 1}), tmp_path / "resumed")
+    change = ("training.rounds=3", "runtime.state=disk", f"runtime.scratch={tmp_path}")
+    assert quick_run.resume(tmp_path / "resumed", change, ranks=2) == expected
+
+
+def test_the_file_has_no_name_and_takes_room_only_for_clients_that_trained(tmp_path):
+    """100 GB, if all had; 1,000 have a reply."""
+    template = {"model": torch.empty(250_000, device="meta"), "received": {"head": torch.empty(10, device="meta")}}
+    rows = empty_rows(np.arange(100_000), template, tmp_path)
+    rows.put(np.arange(1000), {"received": {"head": torch.ones(1000, 10)}})
+    rows.begin(rows.clients, "model", torch.ones(1, 250_000))
+    rows.put(np.array([7, 99_999]), {"model": torch.full((2, 250_000), 2.0)})
+    assert rows.get(np.array([6, 7, 99_999]))["model"].sum(1).tolist() == [250_000.0, 500_000.0, 500_000.0]
+    taken = os.fstat(rows.storage._file)
+    assert 6_000_000 <= 512 * taken.st_blocks < 8_000_000 and taken.st_size > 100e9
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_state_of_a_run_is_in_the_folder_that_was_named(tmp_path, monkeypatch):
+    folders = []
+
+    def watched(*arguments):
+        folders.append(arguments[-1])
+        return allocate(*arguments)
+
+    monkeypatch.setattr(experiment, "allocate", watched)
+    monkeypatch.setenv("NODE_DISK", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    for number, runtime in enumerate(({}, {"state": "disk"}, {"state": "disk", "scratch": "$NODE_DISK"})):
+        quick_run.run(quick_run.settings(training={"rounds": 1}, runtime=runtime), tmp_path / str(number))
+    assert folders == [None, tmp_path / "1", tmp_path / "scratch"]
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_full_disk_ends_the_run_with_one_line_and_it_resumes(tmp_path, monkeypatch, capfd):
+    expected = quick_run.run(quick_run.settings(), tmp_path / "memory")
+    config, run, left = tmp_path / "config.yaml", tmp_path / "run", [4]
+    config.write_text(yaml.safe_dump(on_disk()))
+
+    def limited(*arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)  # 3 clients train in a round
+    assert quick_run.command(["run", str(config), "--out", str(run), "--quiet", "--ranks", "1"]) == 3
+    error = capfd.readouterr().err
+    assert f"No space left on device while the state of clients was written in {run}, because of" in error
+    assert "free space, or name another folder as runtime.scratch" in error and "Traceback" not in error
+    monkeypatch.undo()
+    assert quick_run.resume(run) == expected
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        (
+            {"scratch": "."},
+            "runtime.scratch = '.' is for runtime.state = 'disk', which is 'memory'; set that, or leave",
+        ),
+        (
+            {"state": "disk", "scratch": "./nowhere"},
+            "runtime.scratch = './nowhere': nowhere is no folder here; name one",
+        ),
+        ({"state": "disk", "scratch": "$NOT_SET/x"}, "runtime.scratch = '$NOT_SET/x': $NOT_SET/x is no folder here"),
+        ({"state": "tape"}, "runtime.state = 'tape'"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_written(tmp_path, capfd, runtime, words):
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(quick_run.settings(runtime=runtime)))
+    assert quick_run.command(["run", str(config), "--out", str(tmp_path / "run"), "--ranks", "1"]) == 2
+    assert words in capfd.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_file_system_that_cannot_map_files_is_named(tmp_path, monkeypatch, capfd):
+    def refused(*arguments, **options):
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(on_disk()))
+    monkeypatch.setattr("pflmpi.runtime.client_rows.mmap", mmap_that(refused))
+    assert quick_run.command(["run", str(config), "--out", str(tmp_path / "run"), "--quiet", "--ranks", "1"]) == 2
+    error = capfd.readouterr().err
+    assert f"cannot be kept in {tmp_path / 'run'}: No such device; name another folder as runtime.scratch" in error
+
+
+def mmap_that(opens):
+    """The module `mmap` with another `mmap.mmap`."""
+    return type("mmap", (), {**vars(mmap), "mmap": staticmethod(opens)})

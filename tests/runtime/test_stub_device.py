@@ -1,6 +1,5 @@
 """Every algorithm, executor and model on a device that is not there: the host's values, and no more work than kept."""
 
-from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -11,26 +10,27 @@ import failing_clients
 import stub_costs
 import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
+from fake_streams import FakeStream, Timeline, fake_streams
 from pflmpi import tree
 from pflmpi.errors import AlgorithmError
 from pflmpi.learning import client, replay
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import client_errors, evaluation, rounds
-from pflmpi.runtime.executors.transfers import Update
-from pflmpi.tree import Tree
+from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.executors.transfers import Update, pipelined
 from stub_device import DEVICE, stub_device
 
 _ALSO_IN_A_LOOP = {*MESSAGE_KINDS, "fedcp", "pfedme", "perfedavg"}  # noise, inner steps, an adaptation
 
 
-def _is_quick(case: str, model: str, executor: str) -> bool:
+def _is_quick(case, model, executor):
     """Whether the default suite has it: all in lanes of a perceptron, and of everything else one or a few."""
     if model == "resnet18":  # seconds each
         return False
     return case == "fedavg" or (model == "mlp" and (executor == "lanes" or case in _ALSO_IN_A_LOOP))
 
 
-def _marked() -> list[object]:
+def _marked():
     return [
         pytest.param(*one, id="-".join(one), marks=[] if _is_quick(*one) else [pytest.mark.slow])
         for one in stub_costs.situations()
@@ -38,12 +38,12 @@ def _marked() -> list[object]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("case", "model", "executor"), _marked())
-def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case: str, model: str, executor: str) -> None:
+def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case, model, executor):
     found, costs = stub_costs.measure(case, model, executor)
     expected = stub_run.run(stub_run.settings(every_algorithm()[case], model, executor), False)
     for path, leaf in expected.values.items():
@@ -68,7 +68,7 @@ def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case: str
         pytest.param("fedavg", "resnet18", "loop", marks=pytest.mark.slow),
     ],
 )
-def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case: str, model: str, executor: str) -> None:
+def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case, model, executor):
     raw = stub_run.settings(every_algorithm()[case], model, executor, steps=12)
     replay._traced.cache_clear()
     with mock.patch.object(replay.Steps, "_run", autospec=True, side_effect=replay.Steps._run) as runs:
@@ -83,9 +83,7 @@ def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case: str, 
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_messages_for_which_a_device_has_no_room_are_summed_on_the_host(
-    executor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_for_which_a_device_has_no_room_are_summed_on_the_host(executor, monkeypatch):
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", executor)
     there = stub_run.run(raw, True)
     size = 4 * sum(leaf.numel() for path, leaf in there.values.items() if path.startswith("server/"))
@@ -98,9 +96,7 @@ def test_messages_for_which_a_device_has_no_room_are_summed_on_the_host(
     assert more == (2 if executor == "loop" else -1), "one copy for each, and the two of the sum"
 
 
-def test_a_device_tests_a_shared_model_on_as_many_samples_at_a_time_as_are_configured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_tests_a_shared_model_on_as_many_samples_at_a_time_as_are_configured(monkeypatch):
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "loop")
     once = stub_run.run(raw, True).counts["evaluate"]
     monkeypatch.setattr(evaluation, "_LEAST", 8)  # a third of all, as many as a client has
@@ -112,9 +108,7 @@ def test_a_device_tests_a_shared_model_on_as_many_samples_at_a_time_as_are_confi
 
 @pytest.mark.parametrize("how", ["bad_message", "bad_state"])
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_a_client_that_diverges_on_a_device_is_left_out(
-    executor: str, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_diverges_on_a_device_is_left_out(executor, how, monkeypatch):
     section = failing_clients.registered(monkeypatch, round=1, **{how: 1})
     raw = stub_run.settings({"algorithm": section}, "mlp", executor)
     raw["runtime"] |= {"client_errors": "skip"}
@@ -125,8 +119,8 @@ def test_a_client_that_diverges_on_a_device_is_left_out(
     assert any(not torch.equal(right[path], leaf) for path, leaf in whole.items() if path.startswith("server/"))
 
 
-def test_clients_are_computed_one_by_one_after_an_error_with_what_they_received_on_a_device() -> None:
-    def update(clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Update]:
+def test_clients_are_computed_one_by_one_after_an_error_with_what_they_received_on_a_device():
+    def update(clients, states, down, round):
         if len(clients) > 1 or clients[0] == 5:
             raise AlgorithmError("client_update") from ValueError("its data is odd")
         up = {"model": {"w": tree.leaf(down["model"], "w") + 1}}
@@ -140,24 +134,23 @@ def test_clients_are_computed_one_by_one_after_an_error_with_what_they_received_
     assert tree.leaf(done.up["model"], "w").tolist() == [[1, 2], [5, 6]]
 
 
-def _costs(executor: str) -> stub_costs.Costs:
+def _costs(executor):
     return stub_costs.measure("fedavg", "mlp", executor)[1]
 
 
-def _planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _planted(monkeypatch, change):
     """Change the logits in every loss."""
     cross_entropy = client.cross_entropy
     monkeypatch.setattr(client, "cross_entropy", lambda logits, batch: cross_entropy(change(logits), batch))
 
 
-def test_a_tensor_made_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    _planted(monkeypatch, lambda logits: logits + torch.zeros(10))
-    with pytest.raises(AlgorithmError, match="same device, but found stub:0 and cpu"):
-        _costs("loop")
-
-
-def test_an_index_made_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    _planted(monkeypatch, lambda logits: logits[:, torch.arange(10)])
+@pytest.mark.parametrize(
+    "change",
+    [lambda logits: logits + torch.zeros(10), lambda logits: logits[:, torch.arange(10)]],
+    ids=["tensor", "index"],
+)
+def test_a_tensor_made_without_the_device_is_found(change, monkeypatch):
+    _planted(monkeypatch, change)
     with pytest.raises(AlgorithmError, match="same device, but found stub:0 and cpu"):
         _costs("loop")
 
@@ -176,22 +169,19 @@ def test_an_index_made_without_the_device_is_found(monkeypatch: pytest.MonkeyPat
     ],
     ids=["float", "if", "nonzero", "mask", "copy_", "tensor", "from_numpy", "there and back"],
 )
-def test_a_copy_or_wait_in_a_step_is_found(
-    slow: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert _costs("loop").step_copies == 0
+def test_a_copy_or_wait_in_a_step_is_found(slow, monkeypatch):
     _planted(monkeypatch, slow)
     assert _costs("loop").step_copies > 0
 
 
-def test_another_launch_in_a_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_launch_in_a_step_is_found(monkeypatch):
     before = _costs("lanes")
     _planted(monkeypatch, lambda logits: logits + 1)
     after = _costs("lanes")
     assert (after.step, after.unit) == (before.step + 1, before.unit)
 
 
-def test_the_device_refuses_what_a_gpu_refuses() -> None:
+def test_the_device_refuses_what_a_gpu_refuses():
     with stub_device() as stub:
         there = torch.ones(2, 2, device=DEVICE)
         for refused in (there.numpy, lambda: torch.cat([there, torch.ones(2, 2)]), lambda: there @ torch.ones(2, 2)):
@@ -199,3 +189,87 @@ def test_the_device_refuses_what_a_gpu_refuses() -> None:
                 refused()
         assert (there + torch.tensor(1.0)).cpu().tolist() == [[2, 2], [2, 2]], "a single number may be on the host"
         assert stub.counts.row() == (2, 0, 1, 0)  # ones, add; the download
+
+
+def run(case, executor):
+    """A round of three groups on the stub device with streams, the same on the host, and what happened."""
+    raw = stub_run.settings(every_algorithm()[case], "mlp", executor)
+    raw["runtime"]["lanes"] = 1
+    with fake_streams() as timeline:
+
+        def noted(self, *args):
+            timeline.log.append("begin")
+            return update(self, *args)
+
+        update = Executor.update
+        with mock.patch.object(Executor, "update", noted):
+            found = stub_run.run(raw, True)
+    return found, stub_run.run(raw, False), timeline
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("case", ["fedavg", "fedproto", "ditto", "fedgmh-full"])
+def test_a_group_is_begun_before_the_one_before_is_waited_for(case, executor):
+    torch.set_num_threads(1)
+    found, expected, timeline = run(case, executor)
+    assert timeline.races == []
+    for path, leaf in expected.values.items():
+        torch.testing.assert_close(found.values[path], leaf, rtol=0, atol=0)
+    first = timeline.log.index("begin")
+    one = ["begin", "up", "down"]
+    assert timeline.log[first : first + 12] == [*one, *one, "wait", *one, "wait", "wait"]
+    assert timeline.up.waits == set(), "what goes up waits for no results"
+
+
+def test_unseen_clients_are_begun_before_those_before_are_waited_for():
+    torch.set_num_threads(1)
+    raw = stub_run.settings(every_algorithm()["fedper"], "mlp", "loop")
+    raw["runtime"]["lanes"], raw["evaluation"] = 1, {"unseen": 0.67}  # two of three
+    evaluate_unseen = rounds.evaluate_unseen
+    with fake_streams() as timeline:
+
+        def noted(*args):
+            timeline.log.append("unseen")
+            return evaluate_unseen(*args)
+
+        with mock.patch.object(rounds, "evaluate_unseen", noted):
+            stub_run.run(raw, True)
+    assert timeline.races == []
+    first = timeline.log.index("unseen")
+    joins, test = ["up", "down", "wait"], ["up", "down"]  # a newcomer trains its head before it is tested
+    assert timeline.log[first:] == ["unseen", *joins, *test, *joins, *test, "wait", "wait"]
+
+
+def _forgetting(name):
+    wait_stream = FakeStream.wait_stream
+    return lambda self, other: None if self.name == name else wait_stream(self, other)
+
+
+@pytest.mark.parametrize("queue", ["computing", "down", "host"])
+def test_a_queue_that_does_not_wait_is_found(queue):
+    torch.set_num_threads(1)
+    with mock.patch.object(FakeStream, "wait_stream", _forgetting(queue)):
+        _, _, timeline = run("ditto", "lanes")
+    assert any(f"on {queue} does not wait" in race for race in timeline.races)
+
+
+def test_memory_that_is_given_away_too_early_is_found():
+    torch.set_num_threads(1)
+    with mock.patch.object(Timeline, "keep", lambda *_: None):
+        _, _, timeline = run("ditto", "lanes")
+    found = " ".join(timeline.races)
+    assert "of up may be given away before computing" in found and "of computing may be given away before down" in found
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"), [(0, "b0 w0 b1 w1 b2 w2"), (1, "b0 b1 w0 b2 w1 w2"), (5, "b0 b1 b2 w0 w1 w2")]
+)
+def test_as_many_are_begun_ahead_as_asked(ahead, expected):
+    log: list[str] = []
+
+    def begin(number):
+        log.append(f"b{number}")
+        return lambda: log.append(f"w{number}") or number
+
+    assert list(pipelined(map(begin, range(3)), ahead)) == [0, 1, 2]
+    assert log == expected.split()

@@ -1,7 +1,5 @@
 """No result depends on what was in memory before: PyTorch need not fill every empty tensor, as it does to find that."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.utils import deterministic
@@ -14,7 +12,7 @@ from pflmpi.runtime import devices
 
 
 @pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
+def _deterministic():
     torch.set_num_threads(1)
     filled = deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
@@ -25,7 +23,7 @@ def _deterministic() -> Iterator[None]:
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize(("case", "model"), [*((case, "mlp") for case in every_algorithm()), ("fedavg", "cnn")])
-def test_results_are_the_same_with_and_without_filled_memory(case: str, model: str, executor: str) -> None:
+def test_results_are_the_same_with_and_without_filled_memory(case, model, executor):
     found = []
     for fill in (True, False):
         deterministic.fill_uninitialized_memory = fill  # with NaN, or the largest integer
@@ -36,7 +34,7 @@ def test_results_are_the_same_with_and_without_filled_memory(case: str, model: s
         assert not leaf.is_floating_point() or bool(leaf.isfinite().all()), path
 
 
-def test_a_gpu_is_not_asked_to_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_not_asked_to_fill_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     deterministic.fill_uninitialized_memory = True
     config = configuration.parse(quick_run.settings())

@@ -3,8 +3,6 @@
 import csv
 import platform
 import signal
-import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,21 +11,11 @@ import processes
 import quick_run
 import scale_folder
 from pflmpi import machine
-from pflmpi.cli import main
 from pflmpi.scaling import experiment, records
 from pflmpi.scaling.experiment import runs
 from pflmpi.scaling.results import PARTS, readable, results, write_table
 
 MB = 2**20
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch):
-    """A configuration in the current folder; nothing may be started."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", None)
-    Path("small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
-    return "small.yaml"
 
 
 # --- points -------------------------------------------------------------------------------------------------------
@@ -65,9 +53,7 @@ def test_points_and_repeats_can_be_added_and_nothing_else(tmp_path):
 
 
 def test_speed_up_efficiency_and_parts_leave_the_first_round_out(tmp_path):
-    def seconds(
-        ranks,
-    ):  # two ranks: one of them trains 3 s, the other 2 s; then 1 s of messages
+    def seconds(ranks):  # two ranks: one of them trains 3 s, the other 2 s; then 1 s of messages
         if ranks == 1:
             return {"seconds": 6, "compute_seconds": 5, "evaluation_seconds": 0.5, "checkpoint_seconds": 0.25}
         return {"seconds": 4, "compute_seconds": 3, "waiting_seconds": 0.5, "evaluation_seconds": 0.25}
@@ -140,33 +126,6 @@ def test_the_csv_has_a_line_for_each_run_also_for_one_that_failed(tmp_path):
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--ranks", "2,1"], "--ranks '2,1': must be at least 1, and each more than the one before"),
-        (["--ranks", "0,1"], "--ranks '0,1': must be at least 1"),
-        (["--ranks", "1,two"], "--ranks '1,two': must be whole numbers with commas"),
-        (["--ranks", "1,9"], "--ranks 9, but there are 7 clients (partition.clients); give at most 8"),
-        (["--ranks", "2,3", "--mode", "weak"], "7 clients on 2 ranks are 21/2 on 3, no whole number"),
-        (["--ranks", "1", "--rounds", "1"], "--rounds 1: must be at least 2, because the first round does not count"),
-        (["--ranks", "1", "--repeats", "0"], "--repeats 0: must be at least 1"),
-        (["--ranks", "1", "--out", "other"], "other holds no scaling experiment, but thesis.txt; choose another --out"),
-        (["--ranks", "1,2", "-s", "runtime.transport=inprocess"], "runtime.transport = 'inprocess', which has 1"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(words, said, config, capfd):
-    Path("other").mkdir()
-    Path("other/thesis.txt").touch()
-    assert main(["scale", config, *words]) == 2
-    assert said in capfd.readouterr().err
-
-
-def test_an_unknown_mode_is_refused(config, capfd):
-    with pytest.raises(SystemExit) as ended:
-        main(["scale", config, "--ranks", "1", "--mode", "strnog"])
-    assert ended.value.code == 2 and "choose from 'strong', 'weak', 'packing'" in capfd.readouterr().err
 
 
 # --- in processes -------------------------------------------------------------------------------------------------

@@ -260,25 +260,6 @@ def test_an_older_round_is_taken_only_where_that_is_allowed(run: Path, tmp_path:
         assert open_run(run).round().number == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--all", "-o", "one.npz"], "--all writes HDF5"),
-        (["--all", "-o", "round_00003.h5", "--force"], "files of a run have such names"),
-        (["--all", "-o", "one.h5", "--leaf", "model"], "--leaf model cannot go with --all"),
-        (["--server", "-o", "one.npz", "--compress"], "--compress goes with --all"),
-        (["--all", "-o", "/nowhere/at/all/one.h5"], "cannot write /nowhere/at/all/one.h5: No such file"),
-    ],
-)
-def test_what_cannot_be_exported_is_said(run: Path, words: list[str], complaint: str, capfd: Any) -> None:
-    before = (run / "round_00003.h5").read_bytes()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(run)
-        assert main(["export", str(run), *words]) == 2
-    assert complaint in capfd.readouterr().err
-    assert (run / "round_00003.h5").read_bytes() == before and not (run / "one.h5").exists()
-
-
 def test_a_full_disk_keeps_the_file_that_was_there(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

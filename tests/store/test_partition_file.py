@@ -1,7 +1,5 @@
 """The samples of each client and class that a run writes down for later."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,22 +11,20 @@ from pflmpi.store import partition_file
 from pflmpi.store.partition_file import SampleCounts
 
 
-def test_counts_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_counts_come_back_as_they_were_written(tmp_path):
     train, test = np.array([[3, 0, 0], [0, 2, 0]]), np.array([[1, 0, 4], [0, 0, 0]])
     partition_file.write(tmp_path, SampleCounts(train, test))
     lines = partition_file.path(tmp_path).read_text().splitlines()
     assert lines == ["client,class,train,test", "0,0,3,1", "0,2,0,4", "1,1,2,0", "1,2,0,0"]
     found = partition_file.read(tmp_path)
-    assert found is not None
     assert found.train.tolist() == train.tolist() and found.test.tolist() == test.tolist()
 
 
-def test_a_run_has_the_counts_of_its_federation_also_after_resuming(tmp_path: Path) -> None:
+def test_a_run_has_the_counts_of_its_federation_also_after_resuming(tmp_path):
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     federation = load_federation(configuration.parse(quick_run.settings()))
     for _ in range(2):
         found = partition_file.read(tmp_path / "run")
-        assert found is not None
         assert found.train.tolist() == federation.class_counts.tolist()
         assert found.test.sum(1).tolist() == federation.num_test.tolist()
         partition_file.path(tmp_path / "run").unlink()  # as in a run of an older pflmpi
@@ -38,7 +34,7 @@ def test_a_run_has_the_counts_of_its_federation_also_after_resuming(tmp_path: Pa
 @pytest.mark.parametrize(
     "text", ["", "client,class,train,test\n", "client,class\n0,0\n", "client,class,train,test\n0,x"]
 )
-def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(text, tmp_path):
     partition_file.path(tmp_path).write_text(text)
     with pytest.raises(CheckpointError, match=r"partition\.csv is damaged"):
         partition_file.read(tmp_path)

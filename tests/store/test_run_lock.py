@@ -9,23 +9,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import quick_run
 from pflmpi.errors import CheckpointError, ConfigError, RunError, UserError
 from pflmpi.store import metrics_file, run_folder, run_lock
-from pflmpi.store.run_lock import Owner, RunLock
 
 HOLD = "import sys, time; from pathlib import Path; from pflmpi.store.run_lock import take\n"
 HOLD += "take(Path(sys.argv[1]), {}, False); print('held', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> "Iterator[subprocess.Popen[str]]":
+def other(tmp_path):
     """A process that holds the lock of `tmp_path`."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -34,7 +30,7 @@ def other(tmp_path: Path) -> "Iterator[subprocess.Popen[str]]":
 
 
 @contextlib.contextmanager
-def held(run: Path, jobs: dict[str, int], take_over: bool) -> Iterator[RunLock]:
+def held(run, jobs, take_over):
     lock = run_lock.take(run, jobs, take_over)
     try:
         yield lock
@@ -42,20 +38,18 @@ def held(run: Path, jobs: dict[str, int], take_over: bool) -> Iterator[RunLock]:
         lock.release()
 
 
-def take(run: Path, jobs: dict[str, int] | None = None, take_over: bool = False) -> None:
+def take(run, jobs=None, take_over=False):
     with held(run, jobs or {}, take_over) as lock:
         lock.check()
 
 
-def rewrite(run: Path, **changes: Any) -> None:
+def rewrite(run, **changes):
     """Change what the lock says."""
     path = run_lock.path(run)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_second_process_is_refused_by_name_until_the_first_is_killed(
-    other: "subprocess.Popen[str]", tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_process_is_refused_by_name_until_the_first_is_killed(other, tmp_path, caplog):
     with pytest.raises(CheckpointError, match=rf"written by process {other.pid} on .* since .*--take-over"):
         take(tmp_path)
     found = run_lock.owner(tmp_path)
@@ -68,18 +62,16 @@ def test_a_second_process_is_refused_by_name_until_the_first_is_killed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_number_that_a_new_process_has_now_is_not_the_owner(other: "subprocess.Popen[str]", tmp_path: Path) -> None:
+def test_a_number_that_a_new_process_has_now_is_not_the_owner(other, tmp_path):
     rewrite(tmp_path, started=1)
     take(tmp_path)
 
 
-def test_an_owner_elsewhere_is_waited_for_and_gone_once_silent(
-    other: "subprocess.Popen[str]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_owner_elsewhere_is_waited_for_and_gone_once_silent(other, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(run_lock, "SILENCE", 30.0)
     rewrite(tmp_path, host="node7", system="elsewhere")
 
-    def touch() -> None:
+    def touch():
         time.sleep(0.2)
         os.utime(run_lock.path(tmp_path))
 
@@ -93,7 +85,7 @@ def test_an_owner_elsewhere_is_waited_for_and_gone_once_silent(
     assert "nothing was heard of it for 0 s" in caplog.text or "nothing was heard of it for 1 s" in caplog.text
 
 
-def test_an_owner_elsewhere_long_silent_is_not_waited_for(other: "subprocess.Popen[str]", tmp_path: Path) -> None:
+def test_an_owner_elsewhere_long_silent_is_not_waited_for(other, tmp_path):
     rewrite(tmp_path, host="node7", system="elsewhere")
     os.utime(run_lock.path(tmp_path), (0, time.time() - 2 * run_lock.SILENCE))
     took = time.monotonic()
@@ -101,7 +93,7 @@ def test_an_owner_elsewhere_long_silent_is_not_waited_for(other: "subprocess.Pop
     assert time.monotonic() - took < run_lock.SILENCE / 2
 
 
-def test_the_same_job_restarted_is_its_own_predecessor(other: "subprocess.Popen[str]", tmp_path: Path) -> None:
+def test_the_same_job_restarted_is_its_own_predecessor(other, tmp_path):
     rewrite(tmp_path, host="node7", system="elsewhere", jobs={"Slurm job 7": 0})
     with pytest.raises(CheckpointError, match="Slurm job 7"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_lock, "_gone", lambda run, found, me, mine: found.gone(run, me.jobs))
@@ -109,20 +101,20 @@ def test_the_same_job_restarted_is_its_own_predecessor(other: "subprocess.Popen[
     take(tmp_path, {"Slurm job 7": 1})
 
 
-def test_a_copied_folder_is_not_locked(other: "subprocess.Popen[str]", tmp_path: Path) -> None:
+def test_a_copied_folder_is_not_locked(other, tmp_path):
     copy = shutil.copytree(tmp_path, tmp_path / "copy")
     assert run_lock.path(copy).exists() and run_lock.owner(copy) is None
     take(copy)
 
 
-def test_the_lock_goes_with_its_owner_also_after_an_error_and_an_empty_folder_with_it(tmp_path: Path) -> None:
+def test_the_lock_goes_with_its_owner_also_after_an_error_and_an_empty_folder_with_it(tmp_path):
     with pytest.raises(ZeroDivisionError), held(tmp_path / "run", {}, False):
         assert run_lock.path(tmp_path / "run").exists()
         _ = 1 / 0
     assert not (tmp_path / "run").exists()
 
 
-def test_whoever_lost_the_lock_is_told_by_whom(tmp_path: Path) -> None:
+def test_whoever_lost_the_lock_is_told_by_whom(tmp_path):
     with held(tmp_path, {}, False) as lock:
         with held(tmp_path, {}, True) as winner:
             winner.check()
@@ -135,9 +127,7 @@ def test_whoever_lost_the_lock_is_told_by_whom(tmp_path: Path) -> None:
             lock.check()
 
 
-def test_a_damaged_lock_is_that_of_an_unknown_process(
-    other: "subprocess.Popen[str]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_lock_is_that_of_an_unknown_process(other, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "SILENCE", 0.0)
     whole = run_lock.path(tmp_path).read_bytes()
     monkeypatch.setattr(run_lock, "_SETTLED", 0.0)
@@ -151,10 +141,8 @@ def test_a_damaged_lock_is_that_of_an_unknown_process(
             assert "is being written by" in str(error)
 
 
-def test_a_file_system_without_hard_links_will_do(
-    other: "subprocess.Popen[str]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def link(*_: object) -> None:
+def test_a_file_system_without_hard_links_will_do(other, tmp_path, monkeypatch):
+    def link(*_):
         raise PermissionError(errno.EPERM, "no links")
 
     monkeypatch.setattr(os, "link", link)
@@ -163,7 +151,7 @@ def test_a_file_system_without_hard_links_will_do(
     take(tmp_path / "new")
 
 
-def test_a_run_that_is_written_is_neither_resumed_nor_started_again(tmp_path: Path) -> None:
+def test_a_run_that_is_written_is_neither_resumed_nor_started_again(tmp_path):
     run = tmp_path / "run"
     quick_run.run(quick_run.settings(), run)
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
@@ -175,12 +163,10 @@ def test_a_run_that_is_written_is_neither_resumed_nor_started_again(tmp_path: Pa
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(
-    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(ranks, tmp_path, monkeypatch):
     run, append = tmp_path / "run", metrics_file.append
 
-    def then_take_over(folder: Path, line: Any) -> str:
+    def then_take_over(folder, line):
         written = append(folder, line)
         take(folder, take_over=True)
         return written
@@ -194,8 +180,8 @@ def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(
         assert quick_run.resume(run) == quick_run.run(quick_run.settings(), tmp_path / "whole")
 
 
-def test_a_full_disk_names_its_cure_and_leaves_no_half_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(path: Path, owner: Owner) -> None:
+def test_a_full_disk_names_its_cure_and_leaves_no_half_a_lock(tmp_path, monkeypatch):
+    def half(path, owner):
         path.write_text("{")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -103,21 +103,6 @@ def test_a_dry_run_shows_the_order_and_what_should_fit(tmp_path, capsys):
     assert shown()[0].startswith("budget 0.01 h: 1 of 3 runs should fit; they need about ")
 
 
-@pytest.mark.parametrize(
-    "words, expected",
-    [
-        (["--budget", "0"], "--budget 0: must be hours, more than 0"),
-        (["--budget", "-1"], "--budget -1: must be hours, more than 0"),
-        (["--budget", "nan"], "--budget nan: must be hours, more than 0"),
-        (["--budget", "inf"], "--budget inf: must be hours, more than 0"),
-        (["--budget", "2", "--cell", "0"], "--budget 2 with --cell, which is one run; leave one of the two out"),
-    ],
-)
-def test_a_budget_that_is_none_is_refused(words, expected, tmp_path, capfd):
-    assert main(["sweep", str(table_file.write(tmp_path)), *words]) == 2
-    assert expected in capfd.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_sweep_stops_in_time_and_goes_on_next_time(tmp_path, capfd):
     longer = [{"row": "FedAvg", "set": {"training": {"rounds": 100_000}}}]

@@ -57,7 +57,7 @@ print(_first_failed({rank: 3}))
 """
 
 
-def forks(folder: Path, way: str) -> "subprocess.Popen[str]":
+def forks(folder, way):
     return processes.launch([sys.executable, "-c", FORKS, str(folder), way])
 
 
@@ -68,7 +68,7 @@ def forks(folder: Path, way: str) -> "subprocess.Popen[str]":
         ("one raises", "Failed(rank=1, code=3)\n"),
     ],
 )
-def test_the_first_rank_that_fails_is_named_and_ends_the_others(way: str, outcome: str, tmp_path: Path) -> None:
+def test_the_first_rank_that_fails_is_named_and_ends_the_others(way, outcome, tmp_path):
     process = forks(tmp_path, way)
     out, err = process.communicate(timeout=processes.PATIENCE)
     assert (process.returncode, out) == (0, outcome), err
@@ -78,7 +78,7 @@ def test_the_first_rank_that_fails_is_named_and_ends_the_others(way: str, outcom
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGQUIT, -2)])
-def test_a_signal_reaches_all_ranks(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_a_signal_reaches_all_ranks(number, code, tmp_path):
     process = forks(tmp_path, "signal")
     processes.wait_for(lambda: len(list(tmp_path.glob("* waits"))) == 3, "three ranks")
     ranks = processes.descendants(process.pid)
@@ -90,12 +90,12 @@ def test_a_signal_reaches_all_ranks(number: signal.Signals, code: int, tmp_path:
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
-def test_a_signal_that_does_not_interrupt_the_wait_for_the_ranks_is_handled() -> None:
+def test_a_signal_that_does_not_interrupt_the_wait_for_the_ranks_is_handled():
     done = processes.call([sys.executable, "-c", MISSED])
     assert done.stdout == "Failed(rank=3, code=-9)\n", done.stderr
 
 
-def test_a_run_on_two_ranks_imports_torch_once_and_its_launcher_never(tmp_path: Path) -> None:
+def test_a_run_on_two_ranks_imports_torch_once_and_its_launcher_never(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 1})))
     command = [sys.executable, "-X", "importtime", "-m", "pflmpi", "run", str(config), "--out", str(tmp_path / "run")]
@@ -107,7 +107,7 @@ def test_a_run_on_two_ranks_imports_torch_once_and_its_launcher_never(tmp_path: 
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
-def test_an_interrupted_run_says_once_how_it_goes_on(ranks: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_says_once_how_it_goes_on(ranks, tmp_path):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 100_000})))
     words = [sys.executable, "-m", "pflmpi", "run", str(config), "--out", str(run), "--ranks", ranks, "--quiet"]

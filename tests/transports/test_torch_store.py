@@ -35,11 +35,9 @@ class HungStore:
 
 
 @pytest.mark.parametrize(("hosted", "absent"), [(True, [0]), (False, [])])
-def test_the_rank_that_hosts_a_hung_store_is_the_one_that_is_absent(
-    hosted: bool, absent: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rank_that_hosts_a_hung_store_is_the_one_that_is_absent(hosted, absent, monkeypatch):
     monkeypatch.setattr(torch_store, "_ANSWER", 0.05)
-    arrivals = Arrivals(HungStore(), rank=1, size=3, hosted=hosted)  # type: ignore[arg-type]
+    arrivals = Arrivals(HungStore(), rank=1, size=3, hosted=hosted)
     arrivals.enter()
     found = within(processes.PATIENCE, arrivals.absent)
     arrivals.close()
@@ -50,7 +48,7 @@ def test_the_rank_that_hosts_a_hung_store_is_the_one_that_is_absent(
     ("noted", "absent"),
     [({0: 3, 2: 3}, []), ({0: 3, 2: 2}, [2]), ({0: 2, 2: 1}, [2]), ({0: 2}, [2]), ({0: 4, 2: 3}, []), ({}, [0, 2])],
 )
-def test_the_rank_that_the_others_wait_for_is_named(noted: dict[int, int], absent: list[int]) -> None:
+def test_the_rank_that_the_others_wait_for_is_named(noted, absent):
     """Rank 0, which waits for rank 2 in an earlier call, is not."""
     store = HashStore()
     for rank, number in noted.items():
@@ -63,7 +61,7 @@ def test_the_rank_that_the_others_wait_for_is_named(noted: dict[int, int], absen
     assert found == absent
 
 
-def test_a_call_that_returns_late_is_left_behind() -> None:
+def test_a_call_that_returns_late_is_left_behind():
     with pytest.raises(TimeIsUp):
         within(0.01, lambda: threading.Event().wait(1))
     assert within(processes.PATIENCE, lambda: 7) == 7
@@ -75,9 +73,7 @@ def test_a_call_that_returns_late_is_left_behind() -> None:
     ("host", "addresses"),
     [("127.0.0.1", {"127.0.0.1"}), ("localhost", {"127.0.0.1", "::1"}), ("debian-name", {"::", "0.0.0.0"})],
 )
-def test_the_store_listens_only_where_ranks_connect_to(
-    host: str, addresses: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_listens_only_where_ranks_connect_to(host, addresses, monkeypatch):
     known = socket.getaddrinfo
     stands_for = {"debian-name": "127.0.1.1"}  # another address for the other nodes, so it cannot be the one
     monkeypatch.setattr(
@@ -87,7 +83,7 @@ def test_the_store_listens_only_where_ranks_connect_to(
         assert heard.getsockname()[0] in addresses
 
 
-def test_the_store_is_reached_at_the_address_it_listens_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_reached_at_the_address_it_listens_at(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -97,12 +93,12 @@ def test_the_store_is_reached_at_the_address_it_listens_at(monkeypatch: pytest.M
     assert listening(port) == {"0100007F"}
 
 
-def listening(port: int) -> set[str]:
+def listening(port):
     """The addresses, as the kernel writes them, at which something listens on a port."""
     return {address for address, number, _ in listeners() if number == port}
 
 
-def listeners() -> list[tuple[str, int, str]]:
+def listeners():
     """Address, port and inode of all sockets that listen."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -115,7 +111,7 @@ def listeners() -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.slow
-def test_a_run_on_one_machine_cannot_be_reached_from_another(tmp_path: Path) -> None:
+def test_a_run_on_one_machine_cannot_be_reached_from_another(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 2, "epochs": 5000})))
     process = processes.launch([*processes.PFLMPI, "run", str(config), "--out", str(tmp_path / "run"), "--ranks", "2"])
@@ -128,7 +124,7 @@ def test_a_run_on_one_machine_cannot_be_reached_from_another(tmp_path: Path) -> 
     assert addresses and all(is_loopback(address) for address in addresses), addresses
 
 
-def listening_of(pids: list[int]) -> set[str]:
+def listening_of(pids):
     """The addresses, as the kernel writes them, at which some processes listen."""
     sockets = set()
     for pid in pids:
@@ -138,5 +134,5 @@ def listening_of(pids: list[int]) -> set[str]:
     return {address for address, _, inode in listeners() if f"socket:[{inode}]" in sockets}
 
 
-def is_loopback(address: str) -> bool:
+def is_loopback(address):
     return address == "0100007F" or address == "0" * 24 + "01000000" or address.endswith("FFFF00000100007F")

@@ -18,20 +18,19 @@ import processes
 import transport_checks
 from pflmpi.errors import TransportError
 from pflmpi.transports import torchdist
-from pflmpi.transports.base import Transport
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer, names, refuse_ended
 from pflmpi.transports.torchdist import TorchTransport
 from pflmpi.transports.waiting import TimeIsUp, lost, timed_out, wait
 from project import HELPERS, ROOT
-from thread_transport import ThreadTransport, run_ranks
+from thread_transport import run_ranks
 from transport_checks import CHECKS
 
 WORKER = str(HELPERS / "transport_worker.py")
 TORCH = pytest.param("torch", marks=pytest.mark.slow)  # importing torch on three ranks takes most of the time
 
 
-def launch(way: str, what: str, folder: Path) -> tuple[int, str, str]:
+def launch(way, what, folder):
     """Run the worker on 3 ranks; return the exit code, the output and the errors."""
     start = {
         "mpi": ["mpirun", "-n", "3", sys.executable],
@@ -44,7 +43,7 @@ def launch(way: str, what: str, folder: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def wait_until_all_have_ended(folder: Path) -> None:
+def wait_until_all_have_ended(folder):
     """Wait for the workers to end, for less than their time limit.
 
     Each has left a file named by its process; mpirun may end a moment before a rank that it has killed is gone.
@@ -55,18 +54,18 @@ def wait_until_all_have_ended(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_in_process(name: str) -> None:
+def test_in_process(name):
     CHECKS[name](InProcessTransport())
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", CHECKS)
-def test_on_threads(name: str, ranks: int) -> None:
+def test_on_threads(name, ranks):
     run_ranks(ranks, CHECKS[name])
 
 
 @pytest.mark.parametrize("way", ["mpi", TORCH])
-def test_in_processes(way: str, tmp_path: Path) -> None:
+def test_in_processes(way, tmp_path):
     code, out, err = launch(way, "check", tmp_path)
     assert code == 0, err
     expected = {f"rank {rank} of 3 over {way}: {name} holds" for name in CHECKS for rank in range(3)}
@@ -75,7 +74,7 @@ def test_in_processes(way: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["mpi", TORCH])
 @pytest.mark.parametrize(("what", "mpi_code"), [("abort", 3), ("raise", 1), ("kill", 137)])
-def test_when_one_rank_ends_all_end(what: str, mpi_code: int, way: str, tmp_path: Path) -> None:
+def test_when_one_rank_ends_all_end(what, mpi_code, way, tmp_path):
     code, out, err = launch(way, what, tmp_path)
     assert code == (mpi_code if way == "mpi" else 1), err  # torchrun has one code for every failure
     wait_until_all_have_ended(tmp_path)
@@ -86,7 +85,7 @@ def test_when_one_rank_ends_all_end(what: str, mpi_code: int, way: str, tmp_path
 
 
 @pytest.mark.parametrize("way", ["mpi", TORCH])
-def test_a_missing_rank_is_an_error_after_the_time_limit(way: str, tmp_path: Path) -> None:
+def test_a_missing_rank_is_an_error_after_the_time_limit(way, tmp_path):
     code, out, err = launch(way, "late", tmp_path)
     assert code == (3 if way == "mpi" else 1), err
     assert re.search(
@@ -97,7 +96,7 @@ def test_a_missing_rank_is_an_error_after_the_time_limit(way: str, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["connected", "stopped server"])
-def test_a_stopped_rank_0_that_hosts_the_store_is_named_after_the_time_limit(moment: str, tmp_path: Path) -> None:
+def test_a_stopped_rank_0_that_hosts_the_store_is_named_after_the_time_limit(moment, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "3"}
     ranks = [
@@ -122,7 +121,7 @@ def test_a_stopped_rank_0_that_hosts_the_store_is_named_after_the_time_limit(mom
 
 
 @pytest.mark.slow
-def test_srun_without_mpi_connects_through_slurms_variables(tmp_path: Path) -> None:
+def test_srun_without_mpi_connects_through_slurms_variables(tmp_path):
     port = 20000 + os.getpid() % 10000
     ranks = []
     for rank in range(2):
@@ -145,8 +144,8 @@ def test_srun_without_mpi_connects_through_slurms_variables(tmp_path: Path) -> N
         assert f"rank {rank} of 2 over torch: large_messages holds" in out
 
 
-def test_a_failing_rank_stops_the_others_and_its_error_is_raised() -> None:
-    def work(transport: Transport) -> None:
+def test_a_failing_rank_stops_the_others_and_its_error_is_raised():
+    def work(transport):
         transport.barrier()
         if transport.rank == 2:
             raise KeyError("rank 2 is ill")
@@ -158,8 +157,8 @@ def test_a_failing_rank_stops_the_others_and_its_error_is_raised() -> None:
         run_ranks(4, work)
 
 
-def test_the_last_collective_call_succeeds_although_a_rank_fails_afterwards() -> None:
-    def work(transport: Transport) -> float:
+def test_the_last_collective_call_succeeds_although_a_rank_fails_afterwards():
+    def work(transport):
         largest = transport.maximum(np.array([float(transport.rank)]))
         if transport.rank == 1:
             raise KeyError("after the call")
@@ -172,8 +171,8 @@ def test_the_last_collective_call_succeeds_although_a_rank_fails_afterwards() ->
     assert sorted(seen) == [0, 2]
 
 
-def test_ranks_that_make_different_calls_are_a_defect() -> None:
-    def work(transport: Transport) -> None:
+def test_ranks_that_make_different_calls_are_a_defect():
+    def work(transport):
         if transport.rank == 0:
             transport.barrier()
         else:
@@ -183,10 +182,10 @@ def test_ranks_that_make_different_calls_are_a_defect() -> None:
         run_ranks(2, work)
 
 
-def test_threads_have_a_time_limit() -> None:
+def test_threads_have_a_time_limit():
     over = threading.Event()
 
-    def work(transport: Transport) -> None:
+    def work(transport):
         if transport.rank == 0:
             assert over.wait(processes.PATIENCE)
         else:
@@ -197,8 +196,8 @@ def test_threads_have_a_time_limit() -> None:
     run_ranks(2, work, timeout=0.1)
 
 
-def test_results_come_in_rank_order() -> None:
-    def work(transport: ThreadTransport) -> tuple[int, int]:
+def test_results_come_in_rank_order():
+    def work(transport):
         return transport.rank, transport.size
 
     assert run_ranks(3, work) == [(0, 3), (1, 3), (2, 3)]
@@ -219,24 +218,24 @@ def test_results_come_in_rank_order() -> None:
         lambda transport: transport.channel("dta").__enter__(),
     ],
 )
-def test_a_call_that_differs_from_its_declaration_is_a_defect(call: transport_checks.Check) -> None:
+def test_a_call_that_differs_from_its_declaration_is_a_defect(call):
     with pytest.raises(AssertionError):
         call(InProcessTransport())
 
 
-def test_abort_in_process_ends_with_the_code() -> None:
+def test_abort_in_process_ends_with_the_code():
     with pytest.raises(SystemExit) as ended:
         InProcessTransport().abort(3)
     assert ended.value.code == 3
 
 
-def test_close_twice_is_harmless() -> None:
+def test_close_twice_is_harmless():
     transport = InProcessTransport()
     transport.close()
     transport.close()
 
 
-def test_a_wait_asks_until_done_and_stops_at_the_limit() -> None:
+def test_a_wait_asks_until_done_and_stops_at_the_limit():
     answers = iter([False] * 50 + [True])
     wait(lambda: next(answers), 10)
     assert not list(answers)
@@ -245,33 +244,33 @@ def test_a_wait_asks_until_done_and_stops_at_the_limit() -> None:
     assert up.value.seconds > 0.05
 
 
-def test_a_time_out_names_the_missing_ranks() -> None:
+def test_a_time_out_names_the_missing_ranks():
     told = timed_out("gather", 600.0, names([2], [Peer("a", 1), Peer("a", 2), Peer("b", 3)]))
     assert told.startswith("gather did not end within 600.0 s: rank 2 (host b, process 3) did not come to it; raise ")
     assert "a rank hangs" in timed_out("gather", 600.0, "")
 
 
-def test_a_long_wait_leaves_the_core_to_others() -> None:
+def test_a_long_wait_leaves_the_core_to_others():
     began, used = time.monotonic(), time.thread_time()
     wait(lambda: time.monotonic() - began > 0.5, 10)
     assert time.thread_time() - used < 0.1
 
 
-def test_a_loss_is_reported_with_the_whole_reason_but_the_librarys_own_file() -> None:
+def test_a_loss_is_reported_with_the_whole_reason_but_the_librarys_own_file():
     cause = RuntimeError("[/a/b/pair.cc:561] Connection closed by peer [10.0.0.1]:17. This is a crash\nmore")
     assert lost("sum", cause, "").startswith(
         "a rank ended or was lost during sum (Connection closed by peer [10.0.0.1]:17. This is a crash more); "
     )
 
 
-def test_the_start_of_nccl_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_of_nccl_has_a_time_limit(monkeypatch):
     monkeypatch.setattr(torchdist, "GpuGroup", lambda *arguments: threading.Event().wait(processes.PATIENCE))
     transport = mock.MagicMock(spec=TorchTransport, rank=0, timeout=0.01, _wait=None, _wait_for_gpu=None)
     with pytest.raises(TimeIsUp):
         TorchTransport.use_gpus(transport, [0, 1], torch.device("cpu"))
 
 
-def test_a_wait_for_a_gpu_ends_when_a_rank_of_this_host_has_ended() -> None:
+def test_a_wait_for_a_gpu_ends_when_a_rank_of_this_host_has_ended():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     peers = [Peer(socket.gethostname(), os.getpid()), Peer(socket.gethostname(), ended.pid)]

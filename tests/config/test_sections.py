@@ -1,0 +1,157 @@
+"""YAML files and sections as people get them wrong: one line says what, and nothing is lost or waited for."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pflmpi.config.load import partition
+from pflmpi.config.yaml_file import dump, parse, read, read_stored
+from pflmpi.data.config import PartitionConfig
+from pflmpi.errors import ConfigError
+
+BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("training: {lr: 1}\ndata: {}\ntraining: {epochs: 2}\n", "'training' is in line 1 and again in line 3"),
+        ("training:\n  lr: 1\n  lr: 2\n", "'lr' is in line 2 and again in line 3"),
+        ("- {a: 1}\n- {b: 1,\n   b: 2}\n", "'b' is in line 2 and again in line 3"),
+        ("training: {lr: 1, lr: 2}\n", "'lr' is in line 1 and again there"),
+        (BOMB, "more than 100000 values"),
+        ("seed: &a [*a]\n", "refers to itself"),
+        ("[" * 3000, "nested too deeply"),
+        ("a: " + "{b: " * 2000 + "1" + "}" * 2000, "nested too deeply"),
+        ("a: [1", "not valid YAML"),
+        ("a: !!python/object/apply:os.system [ls]", "not valid YAML"),
+    ],
+)
+def test_a_text_that_is_wrong_is_refused_in_one_short_line(text, says):
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=says) as raised:
+        parse(text, "here")
+    assert len(str(raised.value)) < 600 and "\n" not in str(raised.value)
+    assert time.process_time() - began < 30, "a bomb would take for ever"
+
+
+def test_aliases_of_a_sensible_size_work():
+    assert parse("base: &base {lr: 0.1}\nrows: [*base, *base]\n", "here") == {
+        "base": {"lr": 0.1},
+        "rows": [{"lr": 0.1}, {"lr": 0.1}],
+    }
+    assert parse("", "here") is None
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+        read(tmp_path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read(Path(str(tmp_path) + "/a\0b"))
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
+        read(tmp_path / "missing.yaml")
+
+
+def test_a_pipe_is_read_up_to_a_limit(tmp_path):
+    reading, writing = os.pipe()
+    os.write(writing, b"seed: 3\n")
+    os.close(writing)
+    try:
+        assert read(Path(f"/dev/fd/{reading}")) == {"seed": 3}
+    finally:
+        os.close(reading)
+    with pytest.raises(ConfigError, match="cannot read /dev/zero: it has more than 16 MiB"):
+        read(Path("/dev/zero"))
+
+
+def test_that_of_a_run_is_a_regular_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_stored(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(ConfigError, match="it is a link"):
+        read_stored(tmp_path / "link")
+    with pytest.raises(ConfigError, match="a directory"):
+        read_stored(tmp_path)
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="it is not text"):
+        read(tmp_path / "bytes.yaml")
+
+
+@pytest.mark.parametrize("text", ["24e9629048434664", "1e3", "12_4e5", "+1e-3", "1E+7", ".5e2", "0x1F", "1.", "true"])
+def test_a_text_that_looks_like_a_number_is_read_as_it_was_written(text):
+    assert parse(dump({"recorded": text, text: [text]}), "config.yaml") == {
+        "recorded": text,
+        text: [text],
+    }
+
+
+def test_a_section_becomes_a_config_with_all_defaults():
+    section = {"name": "exdir", "clients": 20, "classes_per_client": 2, "alpha": 0.5}
+    config = partition(section)
+    parameters = {"classes_per_client": 2, "alpha": 0.5, "balanced_cap": True, "min_samples": 10, "max_tries": 5000}
+    assert config == PartitionConfig(name="exdir", clients=20, parameters=parameters)
+    assert config.resolved() == section | parameters
+    assert partition(config.resolved()) == config
+    assert partition({"name": "iid", "clients": 3, "balanced": False}).parameters == {"balanced": False}
+
+
+def test_writers_need_no_number_of_clients_and_others_do():
+    assert partition({"name": "writers"}).clients is None
+    assert partition({"name": "writers", "clients": 4}).clients == 4
+    with pytest.raises(ConfigError, match=r"partition\.clients is missing: number of clients"):
+        partition({"name": "iid"})
+
+
+def test_a_saved_partition_is_the_only_key():
+    config = partition({"path": "parts.npz"})
+    assert config == PartitionConfig(path="parts.npz") and config.resolved() == {"path": "parts.npz"}
+    with pytest.raises(
+        ConfigError, match=r"partition\.path must be the only key.*remove partition\.clients, partition\.name"
+    ):
+        partition({"path": "parts.npz", "name": "iid", "clients": 3})
+    with pytest.raises(ConfigError, match=r"partition\.path = 3 is not a file name"):
+        partition({"path": 3})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "exdri"}, "unknown partition 'exdri'; did you mean 'exdir'"),
+        ({"name": None}, r"partition\.name = None is not a name; known: dirichlet, exdir"),
+        ({"alhpa": 1}, "unknown key in partition: 'alhpa'; did you mean 'alpha'"),
+        ({"alpha": 0}, r"partition\.alpha = 0: must be greater than 0"),
+        ({"alpha": "much"}, r"partition\.alpha = 'much': must be a valid number"),
+        ({"alpha": float("nan")}, r"partition\.alpha = nan: must be a finite number"),
+        ({"alpha": True}, r"partition\.alpha = True: must be a valid number"),
+        ({"clients": 0}, r"partition\.clients = 0: must be greater than or equal to 1"),
+        ({"clients": 2.5}, r"partition\.clients = 2\.5: must be a valid integer"),
+        ({"clients": None}, r"partition\.clients = None: must be a valid integer"),
+        ({"balanced_cap": "perhaps"}, r"partition\.balanced_cap = 'perhaps': must be a valid boolean"),
+        ({"min_samples": 0}, r"partition\.min_samples = 0: must be greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_section_is_refused_with_what_is_allowed(change, message):
+    section = {"name": "exdir", "clients": 20, "classes_per_client": 2, "alpha": 0.5}
+    with pytest.raises(ConfigError, match=message):
+        partition(section | change)
+
+
+def test_missing_keys_are_named():
+    with pytest.raises(ConfigError, match=r"partition\.classes_per_client is missing.*partition\.alpha is missing"):
+        partition({"name": "exdir", "clients": 3})
+    with pytest.raises(ConfigError, match=r"partition\.name is missing; known: .*; or give partition\.path"):
+        partition({"clients": 3})
+
+
+def test_quoted_values_are_refused_as_in_every_section():
+    with pytest.raises(ConfigError, match=r"partition\.balanced = 'false': must be a valid boolean"):
+        partition({"name": "iid", "clients": 3, "balanced": "false"})

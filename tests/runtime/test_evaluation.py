@@ -1,0 +1,156 @@
+"""Who is tested together and when: clients with one model at once, participants also before the server's answer."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import quick_run
+from every_algorithm import TESTED
+from pflmpi import tree
+from pflmpi.analysis.run import open_run
+from pflmpi.config import load as configuration
+from pflmpi.experiment.build import prepare, setup
+from pflmpi.learning.task import HOST
+from pflmpi.runtime import evaluation
+from pflmpi.store import metrics_file
+
+FEDAVG = {"algorithm": {"name": "fedavg"}}
+
+
+def setup_of(base, **sections):
+    return setup(prepare(configuration.parse(quick_run.settings(base, **sections)), HOST), 1, 1)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The clients of each call, as they are tested."""
+    called: list[list[int]] = []
+    evaluate = evaluation.evaluate_together
+    monkeypatch.setattr(evaluation, "evaluate_together", lambda *a: called.append(a[1].tolist()) or evaluate(*a))
+    return called
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn", "resnet18"])
+def test_a_client_gets_the_same_whoever_is_tested_with_it(model):
+    torch.set_num_threads(1)
+    size = {"kernel": 3, "padding": 1} if model == "cnn" else {}
+    ready = setup_of(FEDAVG, model={"name": model, **size}, partition={"name": "dirichlet", "clients": 7, "beta": 0.5})
+    executor, down = ready.executor, {"model": ready.task.init()}
+    groups = [np.array(one) for one in ([2], [0, 2], [2, 5, 6], list(range(7)))]
+    first, *others = [evaluation.evaluate_together(executor, group, down, 1)().rows(group == 2) for group in groups]
+    for other in others:
+        assert other.loss.tobytes() == first.loss.tobytes() and other.hits.tolist() == first.hits.tolist()
+    rows = {"model": tree.map(lambda leaf: leaf.unsqueeze(0), down["model"])}
+    alone = executor.evaluate(groups[0], {}, rows, 1)()
+    assert alone.hits.tolist() == first.hits.tolist() and alone.predicted.tolist() == first.predicted.tolist()
+    assert alone.loss == pytest.approx(first.loss, rel=1e-5) and first.samples.sum() > 1
+
+
+def test_only_clients_with_one_model_are_tested_together():
+    assert setup_of(FEDAVG).shares_model
+    assert not setup_of({"algorithm": {"name": "fedper"}}).shares_model, "a head of its own"
+    assert not setup_of({"algorithm": {"name": "fesem"}}).shares_model, "the model of its group"
+    assert not setup_of({"algorithm": {"name": "perfedavg"}}).shares_model, "it adapts"
+    late = {"evaluation": {"absent": "last_received"}, "training": {"participation": 0.5}}
+    assert not setup_of(FEDAVG, **late).shares_model, "an absent one keeps what it has received"
+
+
+def test_a_run_tests_them_together(asked, tmp_path):
+    quick_run.run(quick_run.settings(FEDAVG, partition={"clients": 5}, training={"rounds": 2}), tmp_path)
+    assert asked == [[0, 1, 2, 3, 4]] * 2
+
+
+@pytest.mark.parametrize(("name", "together"), [("fedavg", [[0, 1, 2, 3], [4]]), ("perfedavg", [])])
+def test_so_are_unseen_clients(name, together, asked, tmp_path):
+    settings = {"partition": {"clients": 5}, "evaluation": {"unseen": 0.2}, "training": {"rounds": 1}}
+    quick_run.run(quick_run.settings({"algorithm": {"name": name}}, **settings), tmp_path)
+    assert asked == together, "perfedavg adapts the model of each"
+
+
+def test_cohorts_and_many_samples_are_tested_apart(monkeypatch):
+    executor = replace(setup_of(FEDAVG, partition={"clients": 6}).executor, cohort=np.array([1, 0, 0, 1, 1, 0]))
+    groups = [np.array([4]), np.array([1, 5]), np.array([0, 2, 3])]
+    assert [one.tolist() for one in evaluation.regrouped(executor, groups)] == [[1, 2, 5], [0, 3, 4]]
+    monkeypatch.setattr(evaluation, "_MOST", int(executor.federation.num_test.max()))
+    cut = [one.tolist() for one in evaluation.regrouped(executor, groups)]
+    assert [client for one in cut for client in one] == [1, 2, 5, 0, 3, 4] and len(cut) > 2
+    assert list(evaluation.regrouped(executor, [])) == []
+
+
+BOTH = {"when": "both"}
+
+
+def settings(**sections):
+    return quick_run.settings(sections, evaluation={**BOTH, **sections.pop("evaluation", {})})
+
+
+def trained(run):
+    last = open_run(run).round()
+    return [last.metrics[f"trained_{name}"] for name in ("hits", "predicted", "client_test_loss")]
+
+
+@pytest.mark.parametrize("name", [*TESTED, "l2gd"])
+def test_the_bits_of_the_run_stay_and_every_rank_counts_the_same(name, tmp_path):
+    share = 1.0 if name == "l2gd" else 0.5
+    sections: dict[str, Any] = {"algorithm": {"name": name}, "training": {"rounds": 2, "participation": share}}
+    plain = quick_run.run(quick_run.settings(sections), tmp_path / "plain")
+    assert quick_run.run(settings(**sections), tmp_path / "both") == plain
+    assert quick_run.run(settings(**sections), tmp_path / "three", ranks=3) == plain
+    for one, other in zip(trained(tmp_path / "both"), trained(tmp_path / "three"), strict=True):
+        np.testing.assert_array_equal(one, other)
+    before, after = (open_run(tmp_path / run).round().metrics for run in ("plain", "both"))
+    np.testing.assert_array_equal(before["hits"], after["hits"])
+    assert len(after["trained_accuracy"]) == len(after["participants"])
+
+
+def test_a_client_alone_has_after_training_what_it_receives(tmp_path):
+    """The mean of one model is that model."""
+    one = settings(
+        algorithm={"name": "fedavg"}, partition={"name": "iid", "clients": 1}, training={"participation": 1.0}
+    )
+    quick_run.run(one, tmp_path / "run")
+    last = open_run(tmp_path / "run").round().metrics
+    np.testing.assert_array_equal(last["trained_hits"], last["hits"])
+
+
+@pytest.mark.parametrize(("name", "changes"), [("fedavg", True), ("fesem", True), ("ditto", False), ("local", False)])
+def test_what_is_tested_is_the_model_before_the_server_answers(name, changes, tmp_path):
+    quick_run.run(settings(algorithm={"name": name}, training={"participation": 1.0, "lr": 0.3}), tmp_path / "run")
+    last = open_run(tmp_path / "run").round().metrics
+    same = np.array_equal(last["trained_client_test_loss"], last["client_test_loss"])
+    assert same != changes, "a model of its own is the same before and after the answer"
+
+
+def test_columns_are_those_of_the_checkpoint(tmp_path):
+    quick_run.run(settings(algorithm={"name": "fedavg"}, evaluation={"every": 2}), tmp_path / "run")
+    first, second, third = metrics_file.read(tmp_path / "run")
+    names = ["trained_accuracy_mean", "trained_accuracy_weighted", "trained_accuracy_std", "trained_test_loss"]
+    assert [first[name] for name in names] == [""] * 4
+    assert all(second[name] for name in names)
+    stored = open_run(tmp_path / "run").round().metrics
+    assert [third[name] for name in names] == [f"{float(stored[name]):.6f}" for name in names]
+    assert third["trained_accuracy_mean"] != third["accuracy_mean"]
+
+
+def test_with_unseen_clients_and_failing_ones(tmp_path):
+    both = settings(algorithm={"name": "fedavg"}, evaluation={"unseen": 0.3})
+    digest = quick_run.run(both, tmp_path / "run")
+    assert quick_run.run(both, tmp_path / "two", ranks=2) == digest
+    one, two = (metrics_file.read(tmp_path / run)[-1] for run in ("run", "two"))
+    for name in ("accuracy_mean", "unseen_accuracy_mean", "trained_accuracy_mean"):
+        assert one[name] == two[name] != ""
+
+
+def test_evaluate_trains_from_a_checkpoint_as_the_next_round_does(tmp_path, capsys):
+    run = tmp_path / "run"
+    quick_run.run(settings(checkpoint={"keep": 0}), run)
+    table = tmp_path / "clients.csv"
+    words = ["evaluate", str(run), "--round", "2", "--after-training", "-o", str(table)]
+    assert quick_run.command(words) == 0
+    assert "after local training" in " ".join(capsys.readouterr().out.split())
+    lines = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    stored = open_run(run).round(3).metrics
+    assert [int(lines[client][2]) for client in stored["participants"]] == stored["trained_correct"].tolist()

@@ -1,0 +1,117 @@
+"""Addresses, network interfaces and libraries that cannot be used are one error that names the variable."""
+
+import ctypes
+import socket
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import thread_transport
+from pflmpi.errors import ConfigError
+from pflmpi.transports import mpi_library
+from pflmpi.transports.detect import Launch
+from pflmpi.transports.text import from_root, gather_texts
+from pflmpi.transports.torch_store import connect
+from pflmpi.transports.torchdist import TorchTransport
+from pflmpi.transports.waiting import lost
+
+
+@pytest.mark.parametrize("port", ["99999", "0", "-1", "abc", ""])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_impossible_port_is_refused_at_once(port, rank, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=f"MASTER_PORT = '{port}' .*expected a port from 1 to 65535"):
+        TorchTransport(Launch("torchrun", rank, 2), 30)
+    assert time.monotonic() - began < 5
+
+
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port} .Address already in use.*another"):
+            TorchTransport(Launch("torchrun", 0, 2, f"127.0.0.1:{port}"), 30)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_that_nobody_knows_is_refused(rank):
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR = 'no\.such\.host\.invalid' stands for no machine"):
+        connect(Launch("torchrun", rank, 2, "no.such.host.invalid:29872"), 2)
+
+
+def test_an_unknown_interface_is_refused_with_those_that_there_are(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+    with pytest.raises(ConfigError, match=r"GLOO_SOCKET_IFNAME = 'nope0', which .* does not have; it has .*lo"):
+        TorchTransport(Launch("torchrun", 0, 2, "127.0.0.1:1"), 30)
+
+
+@pytest.mark.parametrize(("value", "fits"), [("no", False), ("=l", False), ("l", True), ("^no", True), ("=lo", True)])
+def test_interfaces_of_nccl_may_be_beginnings_of_names(value, fits, monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
+    transport = object.__new__(TorchTransport)
+    with pytest.raises(AttributeError if fits else ConfigError, match="_arrivals" if fits else "NCCL_SOCKET_IFNAME"):
+        transport.use_gpus([0], torch.device("cpu"))
+
+
+def test_the_whole_reason_of_a_library_is_shown():
+    nccl = (
+        "NCCL error in: /torch/NCCLUtils.cpp:93, unhandled system error (run with NCCL_DEBUG=INFO for details). "
+        + "x" * 200
+        + "\nLast error:\nsocketStartConnect: Connect to 10.0.0.1<4000> failed : \x1b[31mNo route to host\x1b[0m\n"
+    )
+    shown = lost("broadcast", RuntimeError(nccl + "Exception raised from checkForNCCLErrors at x (most recent"), "")
+    assert "Last error: socketStartConnect: Connect to 10.0.0.1<4000> failed : No route to host)" in shown
+    assert shown.isprintable() and "most recent" not in shown
+
+
+def test_texts_of_any_length_reach_rank_0():
+    texts = ["ä" * 5000, "", "x"]
+    assert thread_transport.run_ranks(3, lambda one: gather_texts(one, texts[one.rank])) == [
+        texts,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize("text", ["ä" * 5000, "", "x"])
+def test_rank_0s_text_of_any_length_reaches_all(text):
+    texts = [text, "another", ""]
+    assert thread_transport.run_ranks(3, lambda one: from_root(one, texts[one.rank])) == [text] * 3
+
+
+class Library:
+    """The C functions of a library that answers 1 or 0, by one function or the other, or has neither."""
+
+    def __init__(self, started: bool = True, open_mpi: int | None = None, other: int | None = None) -> None:
+        self._started = started
+        if open_mpi is not None:
+            self.MPIX_Query_cuda_support = lambda: open_mpi
+        if other is not None:
+            self.MPIX_GPU_query_support = lambda kind, answer: self._set(answer, other) if kind == 0 else 1
+
+    def MPI_Initialized(self, answer: Any) -> int:
+        return self._set(answer, self._started)
+
+    def _set(self, answer: Any, value: int) -> int:
+        ctypes.cast(answer, ctypes.POINTER(ctypes.c_int))[0] = value
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (Library(open_mpi=1), True),
+        (Library(open_mpi=0), False),
+        (Library(other=1), True),
+        (Library(other=0), False),
+        (Library(open_mpi=0, other=1), False),
+        (Library(), None),
+        (Library(started=False, open_mpi=1), None),  # Open MPI decides when it starts
+    ],
+    ids=["yes", "no", "yes by the other function", "no by it", "no by the first", "absent", "not started"],
+)
+def test_a_library_is_asked_for_gpu_memory(library, expected):
+    assert mpi_library._device_buffers(library) is expected
