@@ -82,6 +82,8 @@ def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper, tmp_path):
     code, first, rest = bench.call(*words)
     assert code == 0 and first.endswith("-x a b pflmpi run a.yaml")
     assert "\nOMP_NUM_THREADS=1\n" in rest
+    rest = bench.call(*words, SLURM_EXPORT_ENV="NONE")[2]
+    assert "SLURM_EXPORT_ENV" not in rest, "srun would start ranks without what is set here"
     assert "\nOMP_NUM_THREADS=3\n" in bench.call(*words, OMP_NUM_THREADS="3")[2]
     assert bench.left() == []
 
