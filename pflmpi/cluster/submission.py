@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pflmpi.cluster.batch_script import BatchScript, Options, script, words_of
+from pflmpi.cluster.batch_script import BatchScript, Options, outside_job, script, words_of
 from pflmpi.cluster.jobs import Job, jobs_in, queue
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
@@ -47,11 +47,11 @@ def refuse_transport(config: Config, mpi: str) -> None:
         )
 
 
-def submit(batch: BatchScript, folder: Path) -> str:
+def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
     """Submit a batch script, and record the job in the folder of its run or sweep, which exists; the job's id."""
     # Its options are repeated, because the user's SBATCH_ variables override those in a script.
     words = ["sbatch", "--parsable", *words_of(batch.options, batch.others)]
-    done = subprocess.run(words, input=script(batch), capture_output=True, text=True)
+    done = subprocess.run(words, input=script(batch), capture_output=True, text=True, env=outside_job(environ))
     number = done.stdout.strip().partition(";")[0]
     if done.returncode or not number.isdecimal():
         why = " ".join(done.stderr.split()) or f"it printed {done.stdout.strip()[:200]!r} instead of the id of a job"

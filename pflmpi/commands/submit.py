@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
-    from pflmpi.cluster.batch_script import script
+    from pflmpi.cluster.batch_script import log_folder, script
     from pflmpi.cluster.submission import log_of, make_folders, refuse_second, submit
 
     _check(options)
@@ -69,15 +69,15 @@ def run(options: argparse.Namespace) -> int:
     if pending is None:
         return 0
     job = _job(options, pending)
-    log = Path(job.options["output"] or "")
+    logs = log_folder(job.options)
     if options.dry_run:
         print(script(job), end="")
-        if not log.parent.is_dir():
-            print(f"pflmpi: make {log.parent}/ before you submit this; Slurm would not", file=sys.stderr)
+        if not logs.is_dir():
+            print(f"pflmpi: make {logs}/ before you submit this; Slurm would not", file=sys.stderr)
         return 0
     refuse_second(pending.out, options.sbatch, os.environ)
-    make_folders(log.parent, pending.out)
-    number = submit(job, pending.out)
+    make_folders(logs, pending.out)
+    number = submit(job, pending.out, os.environ)
     what = f", {len(pending.todo)} of {pending.cells} cells" if pending.cells else ""
     shown = log_of(job.options, number)
     print_surely(f"job {number}: {pending.out}{what}")
@@ -148,7 +148,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
-    from pflmpi.cluster.batch_script import BatchScript, check_warning, given, tasks
+    from pflmpi.cluster.batch_script import BatchScript, check_warning, given, merged, tasks
 
     number = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {
@@ -164,7 +164,7 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         if not any(word.startswith("--signal") for word in options.sbatch):
             check_warning(options.time or "", _WARNING)
     return BatchScript(
-        options={**ours, **given(options)},
+        options=merged(ours, given(options), options.sbatch),
         python=sys.executable,
         arguments=pending.words,
         mpi=options.mpi,

@@ -1,5 +1,6 @@
 """`pflmpi submit` with programs that stand in for Slurm's: what is refused, what sbatch gets, what is printed."""
 
+import getpass
 import shlex
 import shutil
 import socket
@@ -87,6 +88,28 @@ def test_a_percent_sign_in_a_name_is_no_pattern(capfd):
     assert "log: 50%j.42.log" in capfd.readouterr().out
 
 
+def test_the_folder_of_a_log_is_made_by_the_name_that_slurm_gives_it(folder, capfd):
+    user = getpass.getuser()
+    for words, name in (([], "small"), (["--", "-J", "mine"], "mine"), (["--", "--job-name=50%"], "50%")):
+        assert main(["submit", "small.yaml", "--output=logs/%x/%u-100%%/%j.out", *words]) == 0
+        assert f"log: logs/{name}/{user}-100%/42.out" in capfd.readouterr().out
+        assert (folder / "logs" / name / f"{user}-100%").is_dir()
+    assert "--output=logs/50%%/" in (folder / "script").read_text()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_job_takes_nothing_of_the_job_in_which_it_is_submitted(monkeypatch):
+    fake_slurm.program("sbatch", "cat > script; env > variables; echo 42")
+    of_job = {"SLURM_MEM_PER_CPU": "100", "SRUN_CPUS_PER_TASK": "2", "SBATCH_CPU_BIND": "quiet"}
+    for name, value in {**of_job, "SLURM_CONF": "/etc/own.conf", "SBATCH_ACCOUNT": "mine"}.items():
+        monkeypatch.setenv(name, value)
+    for number, left in (("7", {"SLURM_CONF", "SBATCH_ACCOUNT"}), (None, {"SLURM_CONF", "SBATCH_ACCOUNT", *of_job})):
+        monkeypatch.setenv("SLURM_JOB_ID", number) if number else monkeypatch.delenv("SLURM_JOB_ID")
+        assert main(["submit", "small.yaml"]) == 0
+        names = {line.partition("=")[0] for line in Path("variables").read_text().splitlines()}
+        assert {name for name in names if name.startswith(("SLURM_", "SBATCH_", "SRUN_"))} == left
+
+
 def test_a_requeueing_job_is_warned_and_requeues_itself(folder):
     assert main(["submit", "small.yaml", "--requeue"]) == 0
     text = (folder / "script").read_text()
@@ -109,8 +132,12 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     text = (folder / "script").read_text()
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
     assert shown[0] == "loaded" and " /other/python -P -m pflmpi run small.yaml " in shown[1]
-    (folder / "modules.sh").write_text("false")
-    assert subprocess.run(["bash", "-c", text], capture_output=True).returncode == 2, "nothing starts without it"
+    (folder / "modules.sh").write_text("set -eu\nfalse || true\n")
+    assert "run small.yaml" in subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+    (folder / "modules.sh").write_text("[ -n '' ] && export A=1")
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, ""), "nothing starts without it"
+    assert done.stderr.startswith(f"pflmpi: the setup file {folder}/modules.sh ended with status 1; its last command")
 
 
 def test_a_finished_run_is_not_submitted(folder, capfd):
@@ -138,6 +165,7 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--restarts", "-1"], "--restarts -1: must be at least 0"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
+        (["small.yaml", "--output=logs/%j/%x.out"], "when nobody knows what %j stands for; there use %x"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
         (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
