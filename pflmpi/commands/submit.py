@@ -14,6 +14,7 @@ from pflmpi.terminal import print_surely
 
 if TYPE_CHECKING:
     from pflmpi.cluster.batch_script import BatchScript
+    from pflmpi.config.load import Config
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
 
@@ -111,6 +112,7 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
     arguments.check_config(options.config)
     config = load(options.config, options.overrides)
     refuse_transport(config, options.mpi)
+    _show_implied_ranks(options, config)
     out = options.out or Path("runs") / options.config.stem
     need = run_state(out, config, options.changed_code)
     if need.problem:
@@ -126,6 +128,13 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
     return Pending(out, ["run", str(options.config), *words, "--out", str(out), "--continue"])
 
 
+def _show_implied_ranks(options: argparse.Namespace, config: "Config") -> None:
+    from pflmpi.cluster.batch_script import given, implied_ranks
+
+    if text := implied_ranks(given(options), options.sbatch, config.runtime.threads):
+        print(f"pflmpi: {text}; --ntasks says otherwise", file=sys.stderr)
+
+
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     """Cells of a table that are still to do; None, and a line on the terminal, if all are done."""
     from pflmpi.cluster.submission import refuse_transport
@@ -134,7 +143,9 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
 
     out = tables.folder(options.array, options.out)
     works = []
-    for cell, config in tables.selected(options.array, options.overrides, options.seeds, options.only):
+    cells = tables.selected(options.array, options.overrides, options.seeds, options.only)
+    _show_implied_ranks(options, cells[0][1])
+    for cell, config in cells:
         refuse_transport(config, options.mpi)
         works.append(cell_task(cell, config, out, None, options.changed_code))
         if works[-1].state == "other":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pflmpi.cluster.batch_script import LAUNCH, BatchScript, script, tasks
+from pflmpi.cluster.batch_script import LAUNCH, BatchScript, implied_ranks, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -83,6 +83,27 @@ def test_arguments_survive_the_shell():
     text = script(BatchScript({}, "/bin/echo", odd)).replace(f"bash {LAUNCH}/srun --mpi=none", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[4:] == list(odd)
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "expected"),
+    [
+        ({"ntasks": "4"}, [], ""),
+        ({"ntasks": "4", "nodes": "2"}, [], ""),
+        ({"nodes": "2"}, ["-n8"], ""),
+        ({"ntasks-per-node": "4"}, [], "4 ranks, 4 on each node"),
+        ({"nodes": "2-3"}, [], "ranks, 1 on each node"),
+        (
+            {},
+            [],
+            "a rank for each core (1 without --cpus-per-task, or those of a whole node), which 1 task starts",
+        ),
+        ({"nodes": "1", "cpus-per-task": "3"}, [], "3 ranks, which 1 task of 3 cores starts"),
+        ({"gpus-per-node": "4"}, [], "a rank for each of 4 GPUs (on CPU: for each core), which 1 task starts"),
+    ],
+)
+def test_a_job_without_a_number_of_tasks_says_how_many_ranks_it_has(options, others, expected):
+    assert implied_ranks(options, others, 1) == expected
 
 
 # --- files for bash -----------------------------------------------------------------------------------------------

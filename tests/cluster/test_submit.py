@@ -64,7 +64,9 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
 
 def test_submit_says_what_was_submitted_and_how_to_watch_it(folder, capfd):
     assert main(["submit", "small.yaml", "--out", "first run"]) == 0
-    assert capfd.readouterr().out.splitlines() == [
+    shown = capfd.readouterr()
+    assert shown.err.startswith("pflmpi: a rank for each core (1 without ") and shown.err.count("\n") == 1
+    assert shown.out.splitlines() == [
         "job 42: first run",
         "log: first run.42.log",
         "watch: pflmpi status 42    or: tail -F 'first run.42.log'",
@@ -227,7 +229,7 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     for number in (0, 5):
         cell = cells(load(path), [], None)[number]
         quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
-    command = ["submit", "--array", "small.yaml", "--time", "10", "--jobs", "2", "--restarts", "2"]
+    command = ["submit", "--array", "small.yaml", "--ntasks=2", "--time", "10", "--jobs", "2", "--restarts", "2"]
     assert main([*command, "--mpi", "pmi2"]) == 0
     text = (folder / "script").read_text()
     assert {"--array=1-4,6-7%2", "--output=sweeps/small.%A_%a.log"} <= set(directives(text))
