@@ -194,6 +194,15 @@ def test_a_batch_script_says_how_it_is_used_and_what_to_edit(path, tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("usage: sbatch ")
 
 
+@pytest.mark.parametrize("path", [*BATCH, ROOT / "slurm" / "train.pbs"], ids=lambda path: path.name)
+def test_a_batch_script_says_in_a_line_that_it_was_started_in_another_folder(path, tmp_path):
+    environment = {**os.environ, "CONFIG": "a.yaml", "OUT": "runs/a", "SLURM_ARRAY_TASK_ID": "0"}
+    command = ["bash", str(path), "a.yaml", "runs/a"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"there is no launch/ in {tmp_path}; submit from the folder that contains it" in done.stderr
+
+
 if __name__ == "__main__":
     for name, job in JOBS.items():
         golden(name).write_text(script(job))
