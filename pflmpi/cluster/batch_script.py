@@ -1,13 +1,15 @@
 """Options of sbatch, and the batch script of a job: a text that depends on a `BatchScript` alone."""
 
 import argparse
+import getpass
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pflmpi.errors import ConfigError, Stopped
-from pflmpi.text import spans
+from pflmpi.text import counted, spans
 
 # With the letters that sbatch has for them; `--requeue` is ours. Others are given after `--`.
 KNOWN = {
@@ -79,6 +81,67 @@ def seconds(text: str) -> int | None:
     return clock_seconds + 86400 * int(days or 0) or None  # 0 is no limit
 
 
+def merged(ours: Options, given: Options, others: Sequence[str]) -> Options:
+    """The options of a job: ours, unless the user gives others; patterns in the folder of its log are replaced.
+
+    The folder must be there before the job starts, when Slurm does not yet say what all of its patterns stand for.
+
+    >>> merged({"job-name": "digits"}, {"output": "logs/%x/%j.out"}, [])["output"]
+    'logs/digits/%j.out'
+    """
+    options = {**ours, **given}
+    if output := given.get("output"):
+        parser = argparse.ArgumentParser(add_help=False)
+        parser.add_argument("-J", "--job-name", default=options["job-name"])
+        name = parser.parse_known_args(list(others))[0].job_name.replace("%", "%%")
+        folder, slash, file = output.rpartition("/")
+        folder = re.sub("%[%xu]", lambda match: {"%x": name, "%u": getpass.getuser()}.get(match[0], "%%"), folder)
+        if unknown := re.search("%[^%]", folder.replace("%%", "")):
+            raise ConfigError(
+                f"--output={output}: the folder of a log must exist before the job starts, when nobody knows what "
+                f"{unknown[0]} stands for; there use %x (the job's name) and %u (yours), in the file's name all others"
+            )
+        options["output"] = f"{folder}{slash}{file}"
+    return options
+
+
+def implied_ranks(options: Options, others: Sequence[str], threads: int) -> str:
+    """How many ranks a job has whose options do not say it by --ntasks; "" if they do.
+
+    Args:
+        threads: of a rank.
+
+    >>> implied_ranks({"nodes": "2"}, [], 1), implied_ranks({"ntasks": "1", "cpus-per-task": "8"}, [], 2)
+    ('2 ranks, 1 on each node', '4 ranks, which 1 task of 8 cores starts')
+    """
+    if options.get("ntasks", "1") != "1" or any(re.match("-n|--ntasks", word) for word in others):
+        return ""
+    nodes, per_node = (options.get(name) or "1" for name in ("nodes", "ntasks-per-node"))
+    if "ntasks" not in options and (nodes, per_node) != ("1", "1"):
+        number = f"{int(nodes) * int(per_node)} " if nodes.isdecimal() and per_node.isdecimal() else ""
+        return f"{number}ranks, {per_node} on each node"
+    if gpus := options.get("gpus-per-node"):
+        return f"a rank for each of {gpus} GPUs (on CPU: for each core), which 1 task starts"
+    cores = options.get("cpus-per-task") or ""
+    if cores.isdecimal():  # also where the job gets whole nodes
+        return f"{counted(max(int(cores) // threads, 1), 'rank')}, which 1 task of {counted(int(cores), 'core')} starts"
+    return "a rank for each core (1 without --cpus-per-task, or those of a whole node), which 1 task starts"
+
+
+def log_folder(options: Options) -> Path:
+    """The folder of a job's log, which must be there before the job starts."""
+    return Path((options["output"] or "").replace("%%", "%")).parent
+
+
+def outside_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what Slurm has set for the job that this process is in: it would bind another job too."""
+    if "SLURM_JOB_ID" not in environ:
+        return dict(environ)
+    kept = ("SLURM_CONF", "SLURM_JWT")  # by which Slurm's commands find it
+    of_job = ("SLURM_", "SRUN_", "SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
+    return {name: value for name, value in environ.items() if name in kept or not name.startswith(of_job)}
+
+
 def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
     """Options as written on a command line, those of the user last, so that they override ours.
 
@@ -98,7 +161,11 @@ LAUNCH = Path(__file__).parents[1] / "included" / "launch"
 _SETUP = """\
 # What the job needs besides, such as modules; it may choose another `python`.
 python={python}
-. {file} || exit 2
+. {file} || {{
+    echo "pflmpi: the setup file" {file} "ended with status $?; its last command must succeed" >&2
+    exit 2
+}}
+set +e # which it may have set: what follows looks at exit codes
 """
 
 _REQUEUE_ARRAY = f"""\

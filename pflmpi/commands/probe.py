@@ -1,10 +1,11 @@
 """Compare the layers of the clients' models, for `report`; it needs torch and the data."""
 
 import argparse
+import os
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
-from pflmpi.machine import cores
+from pflmpi.machine import num_cores
 from pflmpi.text import printable
 
 
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         )
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
-    torch.set_num_threads(len(cores()))
+    torch.set_num_threads(num_cores(os.environ))
     experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)
     clients = np.array(spread_over(range(experiment.federation.num_clients), options.clients))

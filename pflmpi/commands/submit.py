@@ -101,17 +101,16 @@ def run(options: argparse.Namespace) -> int:
 
 def _try(options: argparse.Namespace, pending: Pending) -> None:
     """Print the batch script of a job, or when it would start."""
-    from pflmpi.cluster.batch_script import script
+    from pflmpi.cluster.batch_script import log_folder, script
     from pflmpi.cluster.submission import would_start
 
     job, _ = _with_memory(_job(options, pending), pending.config)
     if options.test_only:
-        print(would_start(job))
+        print(would_start(job, os.environ))
         return
     print(script(job), end="")
-    log = Path(job.options["output"] or "")
-    if not log.parent.is_dir():
-        print(f"pflmpi: make {log.parent}/ before you submit this; Slurm would not", file=sys.stderr)
+    if not (logs := log_folder(job.options)).is_dir():
+        print(f"pflmpi: make {logs}/ before you submit this; Slurm would not", file=sys.stderr)
 
 
 def _ended(number: str, pending: Pending) -> int:
@@ -137,11 +136,12 @@ def pending_work(options: argparse.Namespace) -> Pending | None:
 def submit(options: argparse.Namespace, pending: Pending) -> Submitted:
     """Submit a job for what is to do."""
     from pflmpi.cluster import submission
+    from pflmpi.cluster.batch_script import log_folder
 
     job, memory = _with_memory(_job(options, pending), pending.config)
     submission.refuse_second(pending.out, options.sbatch, os.environ)
-    submission.make_folders(Path(job.options["output"] or "").parent, pending.out)
-    number = submission.submit(job, pending.out, memory)
+    submission.make_folders(log_folder(job.options), pending.out)
+    number = submission.submit(job, pending.out, os.environ, memory)
     return Submitted(number, pending, submission.log_of(job.options, number))
 
 
@@ -182,6 +182,7 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
     arguments.check_config(options.config)
     config = load(options.config, options.overrides)
     refuse_transport(config, options.mpi)
+    _show_implied_ranks(options, config)
     out = options.out or Path("runs") / options.config.stem
     need = run_state(out, config, options.changed_code)
     if need.problem:
@@ -197,6 +198,13 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
     return Pending(out, ["run", str(options.config), *words, "--out", str(out), "--continue"], config)
 
 
+def _show_implied_ranks(options: argparse.Namespace, config: "Config") -> None:
+    from pflmpi.cluster.batch_script import given, implied_ranks
+
+    if text := implied_ranks(given(options), options.sbatch, config.runtime.threads):
+        print(f"pflmpi: {text}; --ntasks says otherwise", file=sys.stderr)
+
+
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     """Cells of a table that are still to do; None, and a line on the terminal, if all are done."""
     from pflmpi.cluster.submission import refuse_transport
@@ -205,7 +213,9 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
 
     out = tables.folder(options.array, options.out)
     works = []
-    for cell, config in tables.selected(options.array, options.overrides, options.seeds, options.only):
+    cells = tables.selected(options.array, options.overrides, options.seeds, options.only)
+    _show_implied_ranks(options, cells[0][1])
+    for cell, config in cells:
         refuse_transport(config, options.mpi)
         works.append(cell_task(cell, config, out, None, options.changed_code))
         if works[-1].state == "other":
@@ -219,7 +229,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
-    from pflmpi.cluster.batch_script import BatchScript, check_warning, given, tasks
+    from pflmpi.cluster.batch_script import BatchScript, check_warning, given, merged, tasks
 
     number = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {
@@ -235,7 +245,7 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         if not any(word.startswith("--signal") for word in options.sbatch):
             check_warning(options.time or "", _WARNING)
     return BatchScript(
-        options={**ours, **given(options)},
+        options=merged(ours, given(options), options.sbatch),
         python=sys.executable,
         arguments=pending.words,
         mpi=options.mpi,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.cluster.batch_script import BatchScript, Options, check_setup, srun
+from pflmpi.cluster.batch_script import BatchScript, Options, check_setup, merged, srun
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import Scaling, folder, runs
@@ -108,7 +108,7 @@ def jobs(
     first = str(setup.resolve()) if setup else ""
     return {
         ranks: BatchScript(
-            {**_options(ranks, scaling, out, given, mpi), **given},
+            merged(_options(ranks, scaling, out, given, mpi), given, others),
             sys.executable,
             [*words, "--only", str(ranks)],
             mpi,

@@ -1,5 +1,6 @@
 """`pflmpi submit` with programs that stand in for Slurm's: what is refused, what sbatch gets, what is printed."""
 
+import getpass
 import re
 import shlex
 import shutil
@@ -67,7 +68,9 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
 
 def test_submit_says_what_was_submitted_and_how_to_watch_it(folder, capfd):
     assert main(["submit", "small.yaml", "--out", "first run"]) == 0
-    assert capfd.readouterr().out.splitlines() == [
+    shown = capfd.readouterr()
+    assert shown.err.startswith("pflmpi: a rank for each core (1 without ") and shown.err.count("\n") == 1
+    assert shown.out.splitlines() == [
         "job 42: first run",
         "log: first run.42.log",
         "watch: pflmpi status 42    or: tail -F 'first run.42.log'",
@@ -116,6 +119,28 @@ def test_a_percent_sign_in_a_name_is_no_pattern(capfd):
     assert "log: 50%j.42.log" in capfd.readouterr().out
 
 
+def test_the_folder_of_a_log_is_made_by_the_name_that_slurm_gives_it(folder, capfd):
+    user = getpass.getuser()
+    for words, name in (([], "small"), (["--", "-J", "mine"], "mine"), (["--", "--job-name=50%"], "50%")):
+        assert main(["submit", "small.yaml", "--output=logs/%x/%u-100%%/%j.out", *words]) == 0
+        assert f"log: logs/{name}/{user}-100%/42.out" in capfd.readouterr().out
+        assert (folder / "logs" / name / f"{user}-100%").is_dir()
+    assert "--output=logs/50%%/" in (folder / "script").read_text()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_job_takes_nothing_of_the_job_in_which_it_is_submitted(monkeypatch):
+    fake_slurm.program("sbatch", "cat > script; env > variables; echo 42")
+    of_job = {"SLURM_MEM_PER_CPU": "100", "SRUN_CPUS_PER_TASK": "2", "SBATCH_CPU_BIND": "quiet"}
+    for name, value in {**of_job, "SLURM_CONF": "/etc/own.conf", "SBATCH_ACCOUNT": "mine"}.items():
+        monkeypatch.setenv(name, value)
+    for number, left in (("7", {"SLURM_CONF", "SBATCH_ACCOUNT"}), (None, {"SLURM_CONF", "SBATCH_ACCOUNT", *of_job})):
+        monkeypatch.setenv("SLURM_JOB_ID", number) if number else monkeypatch.delenv("SLURM_JOB_ID")
+        assert main(["submit", "small.yaml"]) == 0
+        names = {line.partition("=")[0] for line in Path("variables").read_text().splitlines()}
+        assert {name for name in names if name.startswith(("SLURM_", "SBATCH_", "SRUN_"))} == left
+
+
 def test_a_requeueing_job_is_warned_and_requeues_itself(folder):
     assert main(["submit", "small.yaml", "--requeue"]) == 0
     text = (folder / "script").read_text()
@@ -138,8 +163,12 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     text = (folder / "script").read_text()
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
     assert shown[0] == "loaded" and " /other/python -P -m pflmpi run small.yaml " in shown[1]
-    (folder / "modules.sh").write_text("false")
-    assert subprocess.run(["bash", "-c", text], capture_output=True).returncode == 2, "nothing starts without it"
+    (folder / "modules.sh").write_text("set -eu\nfalse || true\n")
+    assert "run small.yaml" in subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+    (folder / "modules.sh").write_text("[ -n '' ] && export A=1")
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, ""), "nothing starts without it"
+    assert done.stderr.startswith(f"pflmpi: the setup file {folder}/modules.sh ended with status 1; its last command")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +247,7 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
         (["--array", "small.yaml", "--mem", "auto"], "--mem auto is for one run"),
         (["small.yaml", "--mem", "1G", "--nodes", "2-4"], "--nodes=2-4: --mem is compared with plan for a number"),
+        (["small.yaml", "--output=logs/%j/%x.out"], "when nobody knows what %j stands for; there use %x"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
         (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
@@ -279,7 +309,7 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     for number in (0, 5):
         cell = cells(load(path), [], None)[number]
         quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
-    command = ["submit", "--array", "small.yaml", "--time", "10", "--jobs", "2", "--restarts", "2"]
+    command = ["submit", "--array", "small.yaml", "--ntasks=2", "--time", "10", "--jobs", "2", "--restarts", "2"]
     assert main([*command, "--mpi", "pmi2"]) == 0
     text = (folder / "script").read_text()
     assert {"--array=1-4,6-7%2", "--output=sweeps/small.%A_%a.log"} <= set(directives(text))

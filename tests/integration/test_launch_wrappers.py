@@ -82,6 +82,8 @@ def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper, tmp_path):
     code, first, rest = bench.call(*words)
     assert code == 0 and first.endswith("-x a b pflmpi run a.yaml")
     assert "\nOMP_NUM_THREADS=1\n" in rest
+    rest = bench.call(*words, SLURM_EXPORT_ENV="NONE")[2]
+    assert "SLURM_EXPORT_ENV" not in rest, "srun would start ranks without what is set here"
     assert "\nOMP_NUM_THREADS=3\n" in bench.call(*words, OMP_NUM_THREADS="3")[2]
     assert bench.left() == []
 
@@ -253,6 +255,32 @@ def test_a_script_is_believed_whether_or_not_it_has_made_a_run(code, tmp_path):
     (tmp_path / "bin" / "script.py").write_text(f"import sys, pflmpi; sys.exit({code})")
     assert bench.call(*processes.PFLMPI[:1], "bin/script.py", PYTHONPATH=str(ROOT))[0] == code
     assert bench.left() == []
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_whose_terminal_is_closed_leaves_no_file(wrapper, tmp_path):
+    bench = Bench(tmp_path, wrapper)
+    bench.program(wrapper, f"{FAKE_RUN}echo ready; for _ in {{1..400}}; do sleep 0.05; done")
+    command = [str(ROOT / "launch" / wrapper), "pflmpi", "run", "a.yaml"]
+    process = processes.launch(command, env=bench.environment, cwd=tmp_path)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        launched = processes.descendants(process.pid)
+        process.send_signal(signal.SIGHUP)
+        process.wait(20)
+    finally:
+        for pid in launched:
+            processes.kill_all(pid)
+        process.communicate()
+    assert bench.left() == []
+
+
+def test_a_requeued_job_removes_the_file_that_its_killed_start_has_left(tmp_path):
+    bench = Bench(tmp_path, "srun")
+    (tmp_path / ".pflmpi-exit.70.0.abcdef").write_text("lost\n")
+    (tmp_path / ".pflmpi-exit.71.0.abcdef").write_text("lost\n")
+    assert bench.call("pflmpi", "run", "a.yaml", SLURM_JOB_ID="70", SLURM_RESTART_COUNT="1")[0] == 0
+    assert bench.left() == [".pflmpi-exit.71.0.abcdef"], "of another job"
 
 
 STEP = {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NODELIST": "node[7-9]"}

@@ -38,6 +38,11 @@ def test_each_point_is_a_job_with_as_many_tasks_as_ranks(folder, capfd):
     )
 
 
+def test_the_folder_of_a_log_is_made(folder):
+    assert main([*SUBMIT, "--output=logs/%x/%j.out"]) == 0
+    assert [path.name for path in sorted((folder / "logs").iterdir())] == ["s-1", "s-2", "s-4"]
+
+
 def test_points_that_are_measured_or_have_a_job_are_not_submitted(folder, capfd):
     found = scale_folder.scaling([1, 2, 4], repeats=1)
     scale_folder.measured(folder / "s", found)
