@@ -5,6 +5,9 @@
 `pflmpi.open_runs("runs/*")` several. Reading needs no torch.
 """
 
+import atexit as _atexit
+import os as _os
+
 __version__ = "0.1.0"
 __all__ = ["Config", "__version__", "open_run", "open_runs", "run", "submit"]
 
@@ -15,6 +18,9 @@ _HOMES = {
     "run": "pflmpi.python.run",
     "submit": "pflmpi.python.submit",
 }
+
+if "PFLMPI_EXIT_FILE" in _os.environ:  # of a wrapper in launch/, which believes a 0 once rank 0 has come to its end
+    _atexit.register(lambda: __import__("pflmpi.errors", fromlist=["write_end"]).write_end(_os.environ))
 
 
 def __getattr__(name: str) -> object:

@@ -102,15 +102,27 @@ def of_kind(kind: str, text: str) -> PflmpiError:
     return found
 
 
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID")  # the innermost launcher's
+
+
 def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""]) -> None:
     """Leave the exit code of the ranks in a file for their launcher, whose own may be another one.
 
-    Rank 0 leaves "lost" while the ranks run: what a launcher finds where a rank was killed or lost. Restarts by
-    `launch/settings` depend on it.
+    Rank 0 leaves "lost" while the ranks run: what a launcher finds where a rank was killed or lost. The wrappers in
+    launch/ restart ranks by it, and believe no launcher's 0 without it.
     """
     path = environ.get("PFLMPI_EXIT_FILE")
     if path:
         Path(path).write_text(f"{code}\n")
+
+
+def write_end(environ: Mapping[str, str]) -> None:
+    """Leave "ended" where rank 0 has come to the end of its process and has left no exit code, as of a script."""
+    rank = next((environ[name] for name in RANK_VARIABLES if name in environ), "0")
+    with contextlib.suppress(OSError):
+        path = Path(environ["PFLMPI_EXIT_FILE"])
+        if rank == "0" and not path.read_text().strip():
+            path.write_text("ended\n")
 
 
 def exit_code_before(environ: Mapping[str, str]) -> int | None:

@@ -72,7 +72,7 @@ def breaches(path: Path) -> Iterator[str]:
     """What a file imports and may not."""
     here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if here == "__init__":
-        yield from (f"{path} imports {name}" for name in sorted(imports(path)))
+        yield from (f"{path} imports {name}" for name in sorted(imports(path)) if room(name))
         return
     for other in sorted({room(name) for name in imports(path)} - {"", here}):
         if other not in FLOOR:
@@ -135,6 +135,7 @@ def test_private_functions_of_vmap_have_one_door() -> None:
 
 def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
     allowed = {
+        "__init__.py",  # notes the end of a script that a wrapper of launch/ has started
         "cli.py",  # hands it to what watches for signals
         "transports/detect.py",
         "transports/interfaces.py",

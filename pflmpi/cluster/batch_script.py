@@ -1,12 +1,14 @@
 """Options of sbatch, and the batch script of a job: a text that depends on a `BatchScript` alone."""
 
 import argparse
+import getpass
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.errors import ConfigError, RunError, Stopped
+from pflmpi.errors import ConfigError, Stopped
 from pflmpi.text import spans
 
 # With the letters that sbatch has for them; `--requeue` is ours. Others are given after `--`.
@@ -79,6 +81,44 @@ def seconds(text: str) -> int | None:
     return clock_seconds + 86400 * int(days or 0) or None  # 0 is no limit
 
 
+def merged(ours: Options, given: Options, others: Sequence[str]) -> Options:
+    """The options of a job: ours, unless the user gives others; patterns in the folder of its log are replaced.
+
+    The folder must be there before the job starts, when Slurm does not yet say what all of its patterns stand for.
+
+    >>> merged({"job-name": "digits"}, {"output": "logs/%x/%j.out"}, [])["output"]
+    'logs/digits/%j.out'
+    """
+    options = {**ours, **given}
+    if output := given.get("output"):
+        parser = argparse.ArgumentParser(add_help=False)
+        parser.add_argument("-J", "--job-name", default=options["job-name"])
+        name = parser.parse_known_args(list(others))[0].job_name.replace("%", "%%")
+        folder, slash, file = output.rpartition("/")
+        folder = re.sub("%[%xu]", lambda match: {"%x": name, "%u": getpass.getuser()}.get(match[0], "%%"), folder)
+        if unknown := re.search("%[^%]", folder.replace("%%", "")):
+            raise ConfigError(
+                f"--output={output}: the folder of a log must exist before the job starts, when nobody knows what "
+                f"{unknown[0]} stands for; there use %x (the job's name) and %u (yours), in the file's name all others"
+            )
+        options["output"] = f"{folder}{slash}{file}"
+    return options
+
+
+def log_folder(options: Options) -> Path:
+    """The folder of a job's log, which must be there before the job starts."""
+    return Path((options["output"] or "").replace("%%", "%")).parent
+
+
+def outside_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what Slurm has set for the job that this process is in: it would bind another job too."""
+    if "SLURM_JOB_ID" not in environ:
+        return dict(environ)
+    kept = ("SLURM_CONF", "SLURM_JWT")  # by which Slurm's commands find it
+    of_job = ("SLURM_", "SRUN_", "SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
+    return {name: value for name, value in environ.items() if name in kept or not name.startswith(of_job)}
+
+
 def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
     """Options as written on a command line, those of the user last, so that they override ours.
 
@@ -92,72 +132,26 @@ def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
     return [*words, *others]
 
 
-_HEAD = """\
-# A rank computes with the threads of its configuration, numpy and others with one.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-# A rank that waits in Open MPI leaves its core to others.
-export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
-# srun does not inherit this from sbatch.
-if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi
-"""
+# The wrappers, as a checkout and a wheel hold them.
+LAUNCH = Path(__file__).parents[1] / "included" / "launch"
 
 _SETUP = """\
 # What the job needs besides, such as modules; it may choose another `python`.
 python={python}
-. {file} || exit 2
-"""
-
-_ENDED = """
-ended_with $? "$(cat "$PFLMPI_EXIT_FILE" 2> /dev/null)"
-rm -f "$PFLMPI_EXIT_FILE\""""
-
-_RESTARTS = """\
-for ((restarted = 1; ; restarted++)); do
-    {command}
-    [ -n "$lost" ] && [ "$restarted" -le {restarts} ] || break
-    echo "a rank was lost; all start again from the newest checkpoint ($restarted of {restarts})" >&2
-done"""
-
-# Also in launch/settings.
-ENDED_WITH = f"""\
-# ended_with CODE WORD: set `code` to that of the run, and `lost` to whether a rank was killed or lost. CODE is the
-# launcher's; WORD what rank 0 has left: nothing before the ranks connect, "lost" while they run, then their exit code.
-ended_with() {{
-    code=$1 lost=''
-    if [ "$code" -eq 138 ]; then code={Stopped.exit_code}; fi # killed by USR1: the run had not begun
-    case "$2" in
-        [0-9]*) code=$2 ;;
-        lost) lost=yes ;;
-        *) if [ "$code" -gt 128 ]; then lost=yes; fi ;;
-    esac
-    if [ "$code" -eq {Stopped.exit_code} ] || [ "$code" -eq 130 ]; then lost=''; fi
-    if [ -n "$lost" ]; then code={RunError.exit_code}; fi
+. {file} || {{
+    echo "pflmpi: the setup file" {file} "ended with status $?; its last command must succeed" >&2
+    exit 2
 }}
-"""
-
-# Also in launch/settings.
-REQUEUE = f"""\
-# requeue_after CODE OUT NEWEST: if the run was stopped in time, the same job continues when it is scheduled again.
-# NEWEST is what `newest OUT` said when it began: five starts in a row that bring no checkpoint are the last.
-newest() {{ find "$1" -maxdepth 1 -name 'round_*.h5' 2> /dev/null | sort | tail -n 1; }}
-requeue_after() {{
-    local empty="$PWD/.pflmpi-empty.$SLURM_JOB_ID"
-    if [ "$1" -ne {Stopped.exit_code} ] || [ "$(newest "$2")" != "$3" ]; then rm -f "$empty"; else echo >> "$empty"; fi
-    [ "$1" -eq {Stopped.exit_code} ] || return
-    if [ -e "$empty" ] && [ "$(wc -l < "$empty")" -ge 5 ]; then
-        rm -f "$empty"
-        echo "five starts in a row were stopped before a round was complete; not requeued: give the job more --time" >&2
-    else
-        scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job: submit it again, to continue" >&2
-    fi
-}}
+set +e # which it may have set: what follows looks at exit codes
 """
 
 _REQUEUE_ARRAY = f"""\
+code=$?
 if [ "$code" -eq {Stopped.exit_code} ]; then
     # Stopped in time, after a complete round: the same job continues when it is scheduled again.
     scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job; submit it again, and it continues" >&2
 fi
+exit "$code"
 """
 
 
@@ -176,6 +170,7 @@ class BatchScript:
         requeue: whether a run that was stopped in time requeues its job.
         restarts: how often all ranks start again in the job after one was killed or lost.
         setup: a file that the batch script reads first, such as one that loads modules; "" for none.
+        launch: the folder with the wrappers of srun and others.
     """
 
     options: Options
@@ -188,6 +183,7 @@ class BatchScript:
     requeue: bool = False
     restarts: int = 0
     setup: str = ""
+    launch: Path = LAUNCH
 
 
 def check_setup(setup: Path | None) -> None:
@@ -201,31 +197,26 @@ def script(batch: BatchScript) -> str:
     setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
     lines = [*map(shlex.quote, words_of(batch.options)), shlex.join(words_of({}, batch.others))]
     directives = "".join(f"#SBATCH {line}\n" for line in lines if line)
-    head = f"#!/bin/bash\n{directives}\n{_HEAD}{setup}"
+    head = f"#!/bin/bash\n{directives}\n{setup}"
     python = '"$python"' if batch.setup else shlex.quote(batch.python)
     command = f"{python} -P -m pflmpi {shlex.join(batch.arguments)}"
-    # Without the second option srun lets the other ranks run on when one has failed.
-    launcher = shlex.join(["srun", f"--mpi={batch.mpi}", "--kill-on-bad-exit=1"])
+    launcher = shlex.join(srun(batch.mpi, batch.restarts, batch.launch))
     if batch.array:
         command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
-    elif batch.once:
-        pass
-    else:
+    elif not batch.once:
         command = f"{launcher} {command}"
-    if not (batch.requeue or batch.restarts):
-        return "\n".join([head, f"{command}\n"])
-    functions = [f'export PFLMPI_EXIT_FILE="$PWD/.pflmpi-exit.$SLURM_JOB_ID"\n{ENDED_WITH}']
-    command += _ENDED
-    if batch.restarts:
-        command = _RESTARTS.format(command=command.replace("\n", "\n    "), restarts=batch.restarts)
-    end = 'exit "$code"\n'
-    if batch.requeue and batch.array:
-        end = _REQUEUE_ARRAY + end
-    elif batch.requeue:
-        folder = shlex.quote(batch.arguments[batch.arguments.index("--out") + 1])
-        functions.append(f"{REQUEUE}before=$(newest {folder})\n")
-        end = f'requeue_after "$code" {folder} "$before"\n{end}'
-    return "\n".join([head, *functions, f"{command}\n{end}"])
+    if not batch.requeue:
+        return f"{head}{command}\n"
+    if batch.array:
+        return f"{head}{command}\n{_REQUEUE_ARRAY}"
+    folder = shlex.quote(batch.arguments[batch.arguments.index("--out") + 1])
+    before = f". {shlex.quote(str(batch.launch / 'settings'))}\nbefore=$(newest {folder})\n"
+    return f'{head}{before}{command}\ncode=$?\nrequeue_after "$code" {folder} "$before"\nexit "$code"\n'
+
+
+def srun(mpi: str, restarts: int = 0, launch: Path = LAUNCH) -> list[str]:
+    """The words that start ranks as a step of a job, and end with the exit code of their run."""
+    return ["bash", str(launch / "srun"), *([f"--restarts={restarts}"] if restarts else []), f"--mpi={mpi}"]
 
 
 def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pflmpi.cluster.batch_script import BatchScript, Options, script, words_of
+from pflmpi.cluster.batch_script import BatchScript, Options, outside_job, script, words_of
 from pflmpi.cluster.job_log import file_name
 from pflmpi.cluster.jobs import Job, jobs_in, queue
 from pflmpi.config.load import Config
@@ -48,13 +48,13 @@ def refuse_transport(config: Config, mpi: str) -> None:
         )
 
 
-def submit(batch: BatchScript, folder: Path, planned_memory: int = 0) -> str:
+def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str], planned_memory: int = 0) -> str:
     """Submit a batch script, and record the job in the folder of its run or sweep, which exists; the job's id.
 
     Args:
         planned_memory: bytes of a node that `plan` has counted; 0 where nobody asked.
     """
-    done = _sbatch(batch)
+    done = _sbatch(batch, environ)
     number = done.stdout.strip().partition(";")[0]
     if not number.isdecimal():
         why = f"it printed {done.stdout.strip()[:200]!r} instead of the id of a job"
@@ -66,17 +66,17 @@ def submit(batch: BatchScript, folder: Path, planned_memory: int = 0) -> str:
     return number
 
 
-def would_start(batch: BatchScript) -> str:
+def would_start(batch: BatchScript, environ: Mapping[str, str]) -> str:
     """When and where a job would start, in Slurm's words; nothing is submitted."""
     refuse_without_slurm()
-    return _sbatch(batch, "--test-only").stderr.strip().removeprefix("sbatch: ")
+    return _sbatch(batch, environ, "--test-only").stderr.strip().removeprefix("sbatch: ")
 
 
-def _sbatch(batch: BatchScript, *more: str) -> "subprocess.CompletedProcess[str]":
+def _sbatch(batch: BatchScript, environ: Mapping[str, str], *more: str) -> "subprocess.CompletedProcess[str]":
     """Give a batch script to sbatch; raise `ConfigError` if that refuses it."""
     # Its options are repeated, because the user's SBATCH_ variables override those in a script.
     words = ["sbatch", "--parsable", *more, *words_of(batch.options, batch.others)]
-    done = subprocess.run(words, input=script(batch), capture_output=True, text=True)
+    done = subprocess.run(words, input=script(batch), capture_output=True, text=True, env=outside_job(environ))
     if done.returncode:
         raise ConfigError(f"sbatch refused the job: {' '.join(done.stderr.split())}; change the options")
     return done

@@ -87,17 +87,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _try(options: argparse.Namespace, pending: Pending) -> None:
     """Print the batch script of a job, or when it would start."""
-    from pflmpi.cluster.batch_script import script
+    from pflmpi.cluster.batch_script import log_folder, script
     from pflmpi.cluster.submission import would_start
 
     job, _ = _with_memory(_job(options, pending), pending.config)
     if options.test_only:
-        print(would_start(job))
+        print(would_start(job, os.environ))
         return
     print(script(job), end="")
-    log = Path(job.options["output"] or "")
-    if not log.parent.is_dir():
-        print(f"pflmpi: make {log.parent}/ before you submit this; Slurm would not", file=sys.stderr)
+    logs = log_folder(job.options)
+    if not logs.is_dir():
+        print(f"pflmpi: make {logs}/ before you submit this; Slurm would not", file=sys.stderr)
 
 
 def _ended(number: str, pending: Pending) -> int:
@@ -122,12 +122,12 @@ def pending_work(options: argparse.Namespace) -> Pending | None:
 
 def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
     """Submit a job for what is to do; its id, or the array's, and its log, with `*` for the task of an array."""
-    from pflmpi.cluster import submission
+    from pflmpi.cluster import batch_script, submission
 
     job, memory = _with_memory(_job(options, pending), pending.config)
     submission.refuse_second(pending.out, options.sbatch, os.environ)
-    submission.make_folders(Path(job.options["output"] or "").parent, pending.out)
-    number = submission.submit(job, pending.out, memory)
+    submission.make_folders(batch_script.log_folder(job.options), pending.out)
+    number = submission.submit(job, pending.out, os.environ, memory)
     return number, submission.log_of(job.options, number)
 
 
@@ -144,8 +144,6 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
     if options.restarts < 0:
         raise ConfigError(f"--restarts {options.restarts}: must be at least 0")
-    if options.restarts and options.array is not None:
-        raise ConfigError("--restarts is for one run; tasks of an array that lose a rank continue when submitted again")
     if options.mem == "auto" and options.array is not None:
         raise ConfigError("--mem auto is for one run; give the memory of a node that the largest cell needs")
     check_setup(options.setup)
@@ -207,7 +205,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
-    from pflmpi.cluster.batch_script import BatchScript, check_warning, given, tasks
+    from pflmpi.cluster.batch_script import BatchScript, check_warning, given, merged, tasks
 
     number = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {
@@ -223,7 +221,7 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         if not any(word.startswith("--signal") for word in options.sbatch):
             check_warning(options.time or "", _WARNING)
     return BatchScript(
-        options={**ours, **given(options)},
+        options=merged(ours, given(options), options.sbatch),
         python=sys.executable,
         arguments=pending.words,
         mpi=options.mpi,

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"cell {options.cell}: {task.cell.name}: {task.done} of {task.rounds} rounds done", flush=True)
         if task.state == "done":
             return 0
-    planned, outcome = _run_cells(options, partial(_ordered, tasks, budget), out, launcher, until)
+    configs = {cell.name: config for cell, config in selected}
+    planned, outcome = _run_cells(options, partial(_ordered, tasks, budget), configs, out, launcher, until)
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal
@@ -121,13 +122,14 @@ def _ordered(
 def _run_cells(
     options: argparse.Namespace,
     ordered: "Callable[[], list[CellTask]]",
+    configs: "Mapping[str, Config]",
     out: Path,
     launcher: list[str],
     until: float | None,
 ) -> "tuple[list[CellTask], SweepOutcome]":
     """Run what is to be done, with the folder locked; the cells as they were before, and how their runs ended."""
     from pflmpi.sweep.lock import cell_locked, locked
-    from pflmpi.sweep.pending import prepare
+    from pflmpi.sweep.pending import prepare, unfinished
     from pflmpi.sweep.runs import run_cells
 
     with ExitStack() as stack:
@@ -140,7 +142,11 @@ def _run_cells(
             if task.state == "start" and task.problem:
                 _log.warning("%s starts anew: %s", task.cell.name, task.problem)
         places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
-        return planned, run_cells(planned, out, lambda _: launcher, places, held, until=until)
+
+        def problem(task: "CellTask") -> str:
+            return unfinished(task, configs[task.cell.name], out)
+
+        return planned, run_cells(planned, out, lambda _: launcher, places, held, problem, until)
 
 
 def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOutcome", out: Path) -> int:

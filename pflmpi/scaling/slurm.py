@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.cluster.batch_script import BatchScript, Options, check_setup
+from pflmpi.cluster.batch_script import BatchScript, Options, check_setup, merged, srun
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import Scaling, folder, runs
@@ -57,7 +57,7 @@ class Allocation:
         Args:
             cores: that all ranks share; 0 where each has what the job gives a task.
         """
-        words = ["srun", f"--mpi={self.mpi}", "--kill-on-bad-exit=1", f"--ntasks={ranks}"]
+        words = [*srun(self.mpi), f"--ntasks={ranks}"]
         nodes = self.nodes_of(cores, ranks)
         on_a_node = -(-ranks // nodes) if cores else min(self.per_node, ranks)
         words += [f"--nodes={nodes}", f"--ntasks-per-node={on_a_node}"]
@@ -108,7 +108,7 @@ def jobs(
     first = str(setup.resolve()) if setup else ""
     return {
         ranks: BatchScript(
-            {**_options(ranks, scaling, out, given, mpi), **given},
+            merged(_options(ranks, scaling, out, given, mpi), given, others),
             sys.executable,
             [*words, "--only", str(ranks)],
             mpi,

@@ -116,6 +116,15 @@ def _stopped_early(run: Path, config: Config, done: int) -> bool:
         return False  # a continuation restores the metrics, and finds that nothing is left to do
 
 
+def unfinished(task: CellTask, config: Config, out: Path) -> str:
+    """Why a run whose process ended with 0 is not done, as where its launcher has started no rank; "" if it is."""
+    run = task.cell.run(out)
+    done = max(run_folder.rounds(run), default=0)
+    if done == task.rounds or _stopped_early(run, config, done):
+        return ""
+    return f"ended with 0 and {done} of {task.rounds} rounds: the launcher has started no rank, or has lost it"
+
+
 def prepare(task: CellTask, out: Path) -> None:
     """Write the configuration of a cell beside its run, and clear the folder of a run without an intact checkpoint.
 

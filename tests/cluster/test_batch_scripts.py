@@ -6,10 +6,12 @@ After a wanted change of the text:  python tests/cluster/test_batch_scripts.py
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from pflmpi.cluster.batch_script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
+from pflmpi.cluster.batch_script import LAUNCH, BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -35,7 +37,7 @@ JOBS = {
         mpi="pmi2",
         requeue=True,
     ),
-    "restarts": BatchScript({"nodes": "2"}, "/env/bin/python", RUN, requeue=True, restarts=3),
+    "restarts": BatchScript({"nodes": "2"}, "/env/bin/python", RUN, restarts=3),
     "setup": BatchScript({"job-name": "a"}, "/env/bin/python", RUN, setup="/home/me/first study/modules.sh"),
     "once": BatchScript({"job-name": "c-4", "ntasks": "4"}, "/env/bin/python", SCALE, mpi="pmix", once=True),
     "array": BatchScript(
@@ -43,8 +45,10 @@ JOBS = {
         "/env/bin/python",
         SWEEP,
         array=True,
+        requeue=True,
     ),
 }
+JOBS = {name: replace(job, launch=Path("/env/launch")) for name, job in JOBS.items()}
 
 
 def golden(name):
@@ -67,11 +71,6 @@ def test_sbatch_sees_every_option_before_the_first_command(name):
     assert len(options) == len(JOBS[name].options) + bool(JOBS[name].others) and max(options) < first
 
 
-def test_the_launch_wrappers_requeue_as_the_script_does():
-    settings = (ROOT / "launch" / "settings").read_text()
-    assert ENDED_WITH in settings and REQUEUE in settings
-
-
 def test_a_line_that_sbatch_would_misread_is_refused():
     for value in ("a\n#SBATCH --exclusive", "C:\\a"):
         for options, others in (({"job-name": value}, []), ({}, ["-J", value])):
@@ -81,7 +80,7 @@ def test_a_line_that_sbatch_would_misread_is_refused():
 
 def test_arguments_survive_the_shell():
     odd = ("run", "it's.yaml", "-s", "model={name: mlp}", "--out", "a b/$HOME")
-    text = script(BatchScript({}, "/bin/echo", odd)).replace("srun --mpi=none --kill-on-bad-exit=1", "printf '%s\\n'")
+    text = script(BatchScript({}, "/bin/echo", odd)).replace(f"bash {LAUNCH}/srun --mpi=none", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[4:] == list(odd)
 
@@ -99,26 +98,58 @@ def test_bash_can_read_it(path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_five_starts_without_a_checkpoint_are_the_last(tmp_path):
-    (tmp_path / "bin").mkdir()
-    for name, code in (("srun", '[ -z "$ROUND" ] || touch "runs/a/$ROUND"; exit 75'), ("scontrol", "echo requeued")):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{code}\n")
+@pytest.fixture
+def start(tmp_path):
+    """Start a job's script with programs that stand in for Slurm's; returns the exit code and what is printed."""
+
+    def program(name, text):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
+
+    def start(job, srun, **variables):
+        program("srun", srun)
+        environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **variables}
+        command = ["bash", "-c", script(replace(job, launch=LAUNCH))]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+    (tmp_path / "bin").mkdir()
+    program("scontrol", "echo requeued")
+    return start
+
+
+@pytest.mark.parametrize("name", ["torch", "requeue"])
+def test_a_job_whose_ranks_were_never_started_fails(name, start):
+    """As with "task 0 launch failed", after which srun ends with 0."""
+    code, printed = start(JOBS[name], "exit 0")
+    assert code == 3 and "srun ended with 0, but rank 0 did not: no rank has started" in printed
+    assert start(JOBS[name], 'echo 0 > "$PFLMPI_EXIT_FILE"')[0] == 0
+
+
+@pytest.mark.parametrize(("code", "printed"), [(75, "requeued\n"), (3, ""), (0, "")])
+def test_a_task_of_an_array_is_requeued_where_its_sweep_was_stopped(code, printed, start, tmp_path):
+    """Also where its ranks have left 75: a sweep that gives a cell up ends with 3."""
+    (tmp_path / "python").write_text(
+        f'#!/bin/bash\n[ -z "${{PFLMPI_EXIT_FILE:-}}" ] || echo 75 > "$PFLMPI_EXIT_FILE"; exit {code}'
+    )
+    (tmp_path / "python").chmod(0o755)
+    job = replace(JOBS["array"], python=str(tmp_path / "python"))
+    assert start(job, "", SLURM_ARRAY_TASK_ID="0") == (code, printed)
+
+
+def test_five_starts_without_a_checkpoint_are_the_last(start, tmp_path):
     (tmp_path / "runs" / "a").mkdir(parents=True)
-    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
 
-    def start(round=""):
-        command = ["bash", "-c", script(JOBS["requeue"])]
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env={**environment, "ROUND": round}, timeout=60
-        )
-        assert done.returncode == 75
-        return done.stdout + done.stderr
+    def stopped(round=""):
+        srun = '[ -z "$ROUND" ] || touch "runs/a/$ROUND"; echo 75 > "$PFLMPI_EXIT_FILE"; exit 1'
+        code, printed = start(JOBS["requeue"], srun, ROUND=round)
+        assert code == 75
+        return printed
 
-    assert [start() for _ in range(4)] == ["requeued\n"] * 4
-    assert start("round_00003.h5") == "requeued\n"
-    assert [start() for _ in range(4)] == ["requeued\n"] * 4
-    assert "five starts in a row were stopped before a round was complete; not requeued" in start()
+    assert [stopped() for _ in range(4)] == ["requeued\n"] * 4
+    assert stopped("round_00003.h5") == "requeued\n"
+    assert [stopped() for _ in range(4)] == ["requeued\n"] * 4
+    assert "five starts in a row were stopped before a round was complete; not requeued" in stopped()
     assert not list(tmp_path.glob(".pflmpi-*"))
 
 

@@ -1,5 +1,6 @@
 """`pflmpi submit` with programs that stand in for Slurm's: what is refused, what sbatch gets, what is printed."""
 
+import getpass
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ import fake_slurm
 import quick_run
 import table_file
 from pflmpi.cli import main
+from pflmpi.cluster.batch_script import LAUNCH
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
 from pflmpi.sweep.table import cells, load
@@ -52,9 +54,9 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
     assert "--output=runs/small.%j.log" in words and not any(word.startswith("--comment") for word in words)
     rank = ["run", "small.yaml", "-s", "seed=4", "--out", "runs/small", "--continue"]
     assert last_line(shown.out) == [
-        "srun",
+        "bash",
+        str(LAUNCH / "srun"),
         "--mpi=pmix",
-        "--kill-on-bad-exit=1",
         sys.executable,
         "-P",
         "-m",
@@ -115,14 +117,36 @@ def test_a_percent_sign_in_a_name_is_no_pattern(capfd):
     assert "log: 50%j.42.log" in capfd.readouterr().out
 
 
+def test_the_folder_of_a_log_is_made_by_the_name_that_slurm_gives_it(folder, capfd):
+    user = getpass.getuser()
+    for words, name in (([], "small"), (["--", "-J", "mine"], "mine"), (["--", "--job-name=50%"], "50%")):
+        assert main(["submit", "small.yaml", "--output=logs/%x/%u-100%%/%j.out", *words]) == 0
+        assert f"log: logs/{name}/{user}-100%/42.out" in capfd.readouterr().out
+        assert (folder / "logs" / name / f"{user}-100%").is_dir()
+    assert "--output=logs/50%%/" in (folder / "script").read_text()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_job_takes_nothing_of_the_job_in_which_it_is_submitted(monkeypatch):
+    fake_slurm.program("sbatch", "cat > script; env > variables; echo 42")
+    of_job = {"SLURM_MEM_PER_CPU": "100", "SRUN_CPUS_PER_TASK": "2", "SBATCH_CPU_BIND": "quiet"}
+    for name, value in {**of_job, "SLURM_CONF": "/etc/own.conf", "SBATCH_ACCOUNT": "mine"}.items():
+        monkeypatch.setenv(name, value)
+    for number, left in (("7", {"SLURM_CONF", "SBATCH_ACCOUNT"}), (None, {"SLURM_CONF", "SBATCH_ACCOUNT", *of_job})):
+        monkeypatch.setenv("SLURM_JOB_ID", number) if number else monkeypatch.delenv("SLURM_JOB_ID")
+        assert main(["submit", "small.yaml"]) == 0
+        names = {line.partition("=")[0] for line in Path("variables").read_text().splitlines()}
+        assert {name for name in names if name.startswith(("SLURM_", "SBATCH_", "SRUN_"))} == left
+
+
 def test_a_requeueing_job_is_warned_and_requeues_itself(folder):
     assert main(["submit", "small.yaml", "--requeue"]) == 0
     text = (folder / "script").read_text()
     assert {"--requeue", "--signal=USR1@120", "--open-mode=append"} <= set(directives(text))
-    assert "-eq 75 ]" in text and 'scontrol requeue "$SLURM_JOB_ID"' in text
+    assert 'requeue_after "$code" runs/small "$before"' in text
     assert main(["submit", "small.yaml"]) == 0
     text = (folder / "script").read_text()
-    assert "--requeue" not in directives(text) and "scontrol" not in text
+    assert "--requeue" not in directives(text) and "requeue_after" not in text
 
 
 def test_a_warning_that_fits_the_time_limit_is_taken(folder):
@@ -133,12 +157,16 @@ def test_a_warning_that_fits_the_time_limit_is_taken(folder):
 def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     (folder / "modules.sh").write_text("python=/other/python; echo loaded")
     assert main(["submit", "small.yaml", "--setup", "modules.sh"]) == 0
-    fake_slurm.program("srun", 'echo "$@"')
+    fake_slurm.program("srun", 'echo "$@"; echo 0 > "$PFLMPI_EXIT_FILE"')
     text = (folder / "script").read_text()
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
     assert shown[0] == "loaded" and " /other/python -P -m pflmpi run small.yaml " in shown[1]
-    (folder / "modules.sh").write_text("false")
-    assert subprocess.run(["bash", "-c", text], capture_output=True).returncode == 2, "nothing starts without it"
+    (folder / "modules.sh").write_text("set -eu\nfalse || true\n")
+    assert "run small.yaml" in subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+    (folder / "modules.sh").write_text("[ -n '' ] && export A=1")
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, ""), "nothing starts without it"
+    assert done.stderr.startswith(f"pflmpi: the setup file {folder}/modules.sh ended with status 1; its last command")
 
 
 @pytest.mark.parametrize(
@@ -213,11 +241,11 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--only", "A/*"], "--only is for --array TABLE"),
         (["--array", "small.yaml", "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["small.yaml", "--restarts", "-1"], "--restarts -1: must be at least 0"),
-        (["--array", "small.yaml", "--restarts", "2"], "--restarts is for one run"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
         (["--array", "small.yaml", "--mem", "auto"], "--mem auto is for one run"),
         (["small.yaml", "--mem", "1G", "--nodes", "2-4"], "--nodes=2-4: --mem is compared with plan for a number"),
+        (["small.yaml", "--output=logs/%j/%x.out"], "when nobody knows what %j stands for; there use %x"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
         (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
@@ -279,12 +307,12 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     for number in (0, 5):
         cell = cells(load(path), [], None)[number]
         quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
-    command = ["submit", "--array", "small.yaml", "--time", "10", "--jobs", "2"]
+    command = ["submit", "--array", "small.yaml", "--time", "10", "--jobs", "2", "--restarts", "2"]
     assert main([*command, "--mpi", "pmi2"]) == 0
     text = (folder / "script").read_text()
     assert {"--array=1-4,6-7%2", "--output=sweeps/small.%A_%a.log"} <= set(directives(text))
     (line,) = [line for line in text.splitlines() if "SLURM_ARRAY_TASK_ID" in line]
-    launcher = "srun --mpi=pmi2 --kill-on-bad-exit=1"
+    launcher = f"bash {LAUNCH}/srun --restarts=2 --mpi=pmi2"
     rest = ["sweep", "small.yaml", "--out", "sweeps/small", "--cell", "$SLURM_ARRAY_TASK_ID", "--launcher", launcher]
     assert shlex.split(line) == [sys.executable, "-P", "-m", "pflmpi", *rest]
     shown = capfd.readouterr().out

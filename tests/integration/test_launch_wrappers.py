@@ -11,6 +11,7 @@ import processes
 from project import ROOT
 
 WRAPPERS = ("mpirun", "torchrun", "srun")
+FAKE_RUN = '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }\n'
 
 
 class Bench:
@@ -21,8 +22,7 @@ class Bench:
         self.environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "VIRTUAL_ENV": "/env"}
         (folder / "bin").mkdir()
         for name in WRAPPERS:
-            self.program(name, 'echo "$@"; env')
-        self.program("mpirun", '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }; echo "$@"; env')
+            self.program(name, f'{FAKE_RUN}echo "$@"; env; echo 0 > "$PFLMPI_EXIT_FILE"')
         self.program("nproc", f"echo {cores}")
         self.program("scontrol", "echo node7")
 
@@ -82,6 +82,8 @@ def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper, tmp_path):
     code, first, rest = bench.call(*words)
     assert code == 0 and first.endswith("-x a b pflmpi run a.yaml")
     assert "\nOMP_NUM_THREADS=1\n" in rest
+    rest = bench.call(*words, SLURM_EXPORT_ENV="NONE")[2]
+    assert "SLURM_EXPORT_ENV" not in rest, "srun would start ranks without what is set here"
     assert "\nOMP_NUM_THREADS=3\n" in bench.call(*words, OMP_NUM_THREADS="3")[2]
     assert bench.left() == []
 
@@ -120,7 +122,8 @@ def test_mpirun_of_a_module_wins_over_the_one_of_venv(home, other, tmp_path):
     for folder, name in ((".venv", "own"), ("module", "module")):
         (tmp_path / folder / "bin").mkdir(parents=True)
         program = tmp_path / folder / "bin" / "mpirun"
-        program.write_text(f'#!/bin/bash\n[ "$1" = --version ] || {{ echo {name} mpirun "$@"; env; }}\n')
+        does = f'[ "$1" = --version ] || {{ echo {name} mpirun "$@"; env; echo 0 > "$PFLMPI_EXIT_FILE"; }}'
+        program.write_text(f"#!/bin/bash\n{does}\n")
         program.chmod(0o755)
     (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={tmp_path}/.venv/bin:$PATH")
     (tmp_path / "module" / "lib").mkdir()
@@ -159,9 +162,6 @@ def test_the_script_for_pbs_warns_before_the_end_and_continues_in_another_job(tm
     assert processes.call(script, env=bench.environment).returncode == 2
 
 
-FAKE_RUN = '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }\n'
-
-
 @pytest.mark.parametrize("wrapper", ["mpirun", "srun"])
 @pytest.mark.parametrize(
     ("said", "own", "starts", "expected"),
@@ -170,6 +170,9 @@ FAKE_RUN = '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }\
         ("lost", 0, 3, 3),
         ("", 137, 3, 3),  # before the ranks were connected
         ("", 1, 1, 1),  # the launcher's own error
+        ("", 0, 3, 3),  # srun ends with 0 although "task 0 launch failed"
+        ("ended", 0, 1, 0),  # a script, which says by its own exit code how it ended
+        ("ended", 4, 1, 4),
         ("3", 137, 1, 3),  # a rank's own error
         ("2", 1, 1, 2),
         ("75", 0, 1, 75),
@@ -183,7 +186,7 @@ def test_ranks_start_again_after_one_was_lost_and_for_no_other_reason(said, own,
     bench.program(wrapper, f'{FAKE_RUN}echo "start $PFLMPI_RESTARTED"; {say}\nexit {own}')
     code, first, rest = bench.call("--restarts", "2", "-n", "3", "pflmpi", "run", "a.yaml")
     assert code == expected and [first, *rest.splitlines()].count("start 0") == 1
-    assert (first + rest).count("start") - rest.count("all start again") == starts
+    assert (first + rest).count("start ") - rest.count("all start again") == starts
     assert rest.count("a rank was lost; all start again from the newest checkpoint (2 of 2)") == (starts == 3)
     assert bench.left() == []
 
@@ -211,7 +214,8 @@ def test_torchrun_is_told_of_a_program_before_the_script(tmp_path):
 
 def test_mpirun_of_another_library_gets_no_option_of_open_mpi(tmp_path):
     bench = Bench(tmp_path, "mpirun")
-    bench.program("mpirun", 'if [ "$1" = --version ]; then echo HYDRA; else printf "%s " "$@"; fi')
+    text = 'if [ "$1" = --version ]; then echo HYDRA; else printf "%s " "$@"; echo 0 > "$PFLMPI_EXIT_FILE"; fi'
+    bench.program("mpirun", text)
     assert bench.call("-n", "3", "pflmpi", "run", "a.yaml")[:2] == (0, "-n 3 pflmpi run a.yaml ")
 
 
@@ -225,12 +229,31 @@ def test_a_launcher_that_has_no_rank_yet_has_begun_nothing(wrapper, tmp_path):
     assert bench.left() == []
 
 
-@pytest.mark.parametrize("said, own, expected", [("75", 1, 75), ("2", 1, 2), ("", 1, 1), ("", 0, 0)])
+@pytest.mark.parametrize("said, own, expected", [("75", 1, 75), ("2", 1, 2), ("", 1, 1), ("", 0, 3)])
 def test_torchrun_ends_with_what_rank_0_has_left(said, own, expected, tmp_path):
     bench = Bench(tmp_path, "torchrun")
     say = f'echo {said} > "$PFLMPI_EXIT_FILE"' if said else ""
     bench.program("torchrun", f"{say}\nexit {own}")
     assert bench.call("-m", "pflmpi", "run", "a.yaml")[0] == expected
+    assert bench.left() == []
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_launcher_that_ends_with_0_before_a_rank_has_started_is_not_believed(wrapper, tmp_path):
+    bench = Bench(tmp_path, wrapper)
+    bench.program(wrapper, FAKE_RUN + "exit 0")
+    for words in (["pflmpi", "run", "a.yaml"], ["pflmpi", "doctor"], ["python", "script.py"]):
+        code, _, rest = bench.call(*words)
+        assert code == 3 and f"launch/{wrapper}: {wrapper} ended with 0, but rank 0 did not" in rest
+    assert bench.left() == []
+
+
+@pytest.mark.parametrize("code", [0, 4])
+def test_a_script_is_believed_whether_or_not_it_has_made_a_run(code, tmp_path):
+    bench = Bench(tmp_path, "srun")
+    bench.program("srun", 'exec "$@"')
+    (tmp_path / "bin" / "script.py").write_text(f"import sys, pflmpi; sys.exit({code})")
+    assert bench.call(*processes.PFLMPI[:1], "bin/script.py", PYTHONPATH=str(ROOT))[0] == code
     assert bench.left() == []
 
 
@@ -253,9 +276,22 @@ def test_torchrun_in_a_batch_script_starts_itself_once_on_each_node(tmp_path):
     _, first, rest = bench.call("--nproc-per-node=4", "-m", "pflmpi", "run", "a.yaml", **job)
     assert "--nodes=2 --ntasks-per-node=1" in first
     assert first.endswith(f"{ROOT}/launch/torchrun --nproc-per-node=4 -m pflmpi run a.yaml")
+    assert bench.left() == [], "what the agents share is read and removed here"
     assert "SLURM_NTASKS=" not in rest and "SLURM_GPUS_PER_TASK=" not in rest and "--gpu" not in first
     first = bench.call("-m", "pflmpi", "run", "a.yaml", **job, SLURM_GPUS_ON_NODE="4")[1]
     assert "--gpus-per-node=4 --gpu-bind=none" in first, "a step of one task on a node would get one GPU"
+
+
+def test_an_agent_of_torchrun_need_not_have_rank_0(tmp_path):
+    bench = Bench(tmp_path, "torchrun")
+    bench.program("torchrun", "exit 0")
+    assert bench.call("-m", "pflmpi", "run", "a.yaml", **STEP)[0] == 0
+    (tmp_path / "bin" / "shared").touch()
+    shared = str(tmp_path / "bin" / "shared")
+    assert bench.call("-m", "pflmpi", "run", "a.yaml", **STEP, PFLMPI_EXIT_FILE=shared)[0] == 0
+    bench.program("torchrun", 'echo 75 > "$PFLMPI_EXIT_FILE"; exit 1')
+    assert bench.call("-m", "pflmpi", "run", "a.yaml", **STEP, PFLMPI_EXIT_FILE=shared)[0] == 1
+    assert Path(shared).read_text() == "75\n", "the wrapper that started the agents reads it"
 
 
 def test_srun_gets_the_cores_per_task_of_the_job_and_ends_all_ranks_with_one(tmp_path):

@@ -9,12 +9,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+import fake_slurm
 import pflmpi
 import processes
 import quick_run
@@ -130,6 +131,33 @@ def test_train_gives_the_digest_of_a_plain_run(folder: Path) -> None:
     assert job_file.read(folder / "run") == {job: 0}, "by which status finds it"
 
 
+@pytest.mark.parametrize("script", ["train", "array"])
+def test_a_script_needs_nothing_of_the_environment_in_which_it_is_submitted(script: str, folder: Path) -> None:
+    """As sites demand it by --export=NONE: what the script sets reaches the ranks all the same."""
+    (folder / "slurm").unlink()
+    (folder / "slurm").mkdir()
+    text = (ROOT / "slurm" / f"{script}.sbatch").read_text()
+    place = "# What the job needs besides goes here"
+    assert place in text
+    own = (
+        f"export PATH={ENVIRONMENT['PATH']} VIRTUAL_ENV={ENVIRONMENT['VIRTUAL_ENV']} OMPI_ALLOW_RUN_AS_ROOT=1\n{place}"
+    )
+    (folder / "slurm" / f"{script}.sbatch").write_text(text.replace(place, own))
+    words = [write(folder), "run"]
+    if script == "array":
+        table_file.write(folder, seeds=[0], columns={"few": {}}, rows={"a": {"algorithm": {"name": "local"}}})
+        words = ["small.yaml", "--out", "cells"]
+    options = [
+        "--export=NONE",
+        "--nodes=1",
+        "--ntasks-per-node=2",
+        "--output=log",
+        *["--array=0"] * (script == "array"),
+    ]
+    job = sbatch(folder, *options, f"slurm/{script}.sbatch", *words)
+    completed(job, folder / "log")
+
+
 def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(folder: Path) -> None:
     options = ["--nodes=1", "--ntasks-per-node=2", "--signal=USR1@40", "--output=log"]
     job = sbatch(folder, *options, "slurm/requeue.sbatch", write(folder, MANY), "run")
@@ -187,6 +215,44 @@ def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(f
     assert testbed.fields(job)["Comment"] == "mine"
     assert "run: runs/small" in log.read_text()
     assert quick_run.digest(folder / "runs" / "small") == plain(folder)
+
+
+def test_what_a_setup_file_exports_reaches_the_ranks(folder: Path) -> None:
+    (folder / "setup").write_text("export PFLMPI_DATA=nowhere\n")
+    raw = quick_run.settings(data={"name": "mnist"})
+    (folder / "small.yaml").write_text(yaml.safe_dump(raw))
+    job, _ = submit(folder, "small.yaml", "--out=run", "--ntasks=2", "--setup=setup", "--", "--export=NONE")
+    assert testbed.wait_until(job, timeout=PATIENCE) == "FAILED"
+    text = (folder / f"run.{job}.log").read_text()
+    assert "dataset 'mnist' was not found" in text and "nowhere" in text
+
+
+def test_a_job_whose_ranks_srun_did_not_start_fails_and_ends_its_chain(folder: Path) -> None:
+    """Slurm's srun may end with 0 after "task 0 launch failed"; this one always does."""
+    fake_slurm.program("srun", "exit 0", folder / "bin")
+    (folder / "setup").write_text(f"PATH={folder}/bin:$PATH\n")
+    job, _ = submit(folder, write(folder), "--out=run", "--setup=setup")
+    after = sbatch(folder, f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes", "--output=log", "--wrap=true")
+    assert testbed.wait_until(job, timeout=PATIENCE) == "FAILED"
+    assert testbed.fields(job)["ExitCode"] == "3:0"
+    assert "srun ended with 0, but rank 0 did not: no rank has started" in (folder / f"run.{job}.log").read_text()
+    assert testbed.wait_until(after, timeout=PATIENCE) == "CANCELLED"
+
+
+def test_submit_in_a_job_takes_nothing_of_it_along(folder: Path) -> None:
+    command = [*processes.PFLMPI, "submit", write(folder), "--out=run", "--ntasks=1", "--mem=2000", "--time=20"]
+    words = ["salloc", "--quiet", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=100", *command]
+    done = processes.call(words, PATIENCE, env=ENVIRONMENT, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (job,) = re.findall(r"^job (\d+)", done.stdout)
+    completed(job, folder / f"run.{job}.log")
+
+
+def test_the_folder_of_a_log_is_made_from_the_names_that_slurm_puts_in(folder: Path) -> None:
+    job, printed = submit(folder, write(folder), "--out=run", "--ntasks=1", "--output=logs/%x-%u/%j.out")
+    log = folder / re.findall(r"^log: (.*)$", printed, re.MULTILINE)[0]
+    completed(job, log)
+    assert "run: run" in log.read_text()
 
 
 def test_a_job_from_python_gives_the_digest_of_a_plain_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,21 +371,54 @@ def is_rank(process: int) -> bool:
     return "python" in program and "pflmpi run" in " ".join(words)
 
 
-@pytest.mark.parametrize("first", [False, True])  # which runs the batch script
-def test_a_lost_node_loses_nothing(first: bool, folder: Path) -> None:
-    job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--nodes=2", "--ntasks-per-node=1")
-    reach(folder / "run", 2)
-    batch, nodes = testbed.fields(job)["BatchHost"], testbed.fields(job)["NodeList"]
-    lost = next(node for node in testbed.expand(nodes) if (node == batch) == first)
+@contextlib.contextmanager
+def lost(node: str, how: str) -> Iterator[None]:
+    """Kill all processes of a node, or let Slurm take it for lost; bring it back afterwards."""
     try:
-        for process in testbed.node_processes(lost):
-            os.kill(process, signal.SIGKILL)
+        if how == "killed":
+            for process in testbed.node_processes(node):
+                os.kill(process, signal.SIGKILL)
+        else:
+            set_node(node, "state=down", "reason=test")
+        yield
+    finally:
+        testbed.rebuild() if how == "killed" else set_node(node, "state=resume")
+
+
+def set_node(node: str, *settings: str) -> None:
+    subprocess.run(["scontrol", "update", f"nodename={node}", *settings], check=True, timeout=30)
+
+
+def place(job: str, first: bool) -> str:
+    """The node that runs the batch script of a job on two nodes, or the other one."""
+    batch, nodes = testbed.fields(job)["BatchHost"], testbed.fields(job)["NodeList"]
+    return next(node for node in testbed.expand(nodes) if (node == batch) == first)
+
+
+@pytest.mark.parametrize(("first", "how"), [(False, "killed"), (True, "killed"), (True, "down")])
+def test_a_lost_node_loses_nothing(first: bool, how: str, folder: Path) -> None:
+    options = ["--requeue", "--restarts=3", "--nodes=2", "--ntasks-per-node=1"]
+    job, _ = submit(folder, write(folder, MANY), "--out=run", *options)
+    reach(folder / "run", 2)
+    with lost(place(job, first), how):
         requeued(job, 1)
         shorten(folder)
         release(job)
         completed(job, folder / f"run.{job}.log")
-    finally:
-        testbed.rebuild()
+    assert quick_run.digest(folder / "run") == plain(folder)
+
+
+def test_a_job_that_is_not_requeued_ends_with_its_node_and_status_says_how_to_go_on(folder: Path) -> None:
+    options = ["--out=run", "--restarts=3", "--nodes=2", "--ntasks-per-node=1", "--", "--no-requeue"]
+    job, _ = submit(folder, write(folder, MANY), *options)
+    reach(folder / "run", 2)
+    with lost(place(job, first=True), "down"):
+        assert testbed.wait_until(job, timeout=PATIENCE) == "NODE_FAIL"
+    done = processes.call([*processes.PFLMPI, "status", "run"], PATIENCE, env=ENVIRONMENT, cwd=folder)
+    assert f"job {job} NODE_FAIL" in done.stdout and "submit the same again, and it continues" in done.stdout
+    shorten(folder)
+    job, _ = submit(folder, "small.yaml", *options)
+    completed(job, folder / f"run.{job}.log")
     assert quick_run.digest(folder / "run") == plain(folder)
 
 

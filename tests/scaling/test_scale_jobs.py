@@ -7,6 +7,7 @@ import pytest
 import fake_slurm
 import scale_folder
 from pflmpi.cli import main
+from pflmpi.cluster.batch_script import LAUNCH
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import runs
@@ -35,6 +36,11 @@ def test_each_point_is_a_job_with_as_many_tasks_as_ranks(folder, capfd):
     assert command.endswith(
         "-m pflmpi scale small.yaml --mpi pmix --ranks 1,2,4 --mode strong --out s --repeats 1 --rounds 4 --only 4"
     )
+
+
+def test_the_folder_of_a_log_is_made(folder):
+    assert main([*SUBMIT, "--output=logs/%x/%j.out"]) == 0
+    assert [path.name for path in sorted((folder / "logs").iterdir())] == ["s-1", "s-2", "s-4"]
 
 
 def test_points_that_are_measured_or_have_a_job_are_not_submitted(folder, capfd):
@@ -81,7 +87,7 @@ def test_options_of_sbatch_need_submit(folder, capfd):
 def test_a_step_takes_as_few_nodes_as_it_can_and_shares_the_cores_where_asked():
     job = allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "8"}, "pmix")
     assert job == Allocation(tasks=8, nodes=2, mpi="pmix") and allocation({}, "none") is None
-    start = ["srun", "--mpi=pmix", "--kill-on-bad-exit=1"]
+    start = ["bash", str(LAUNCH / "srun"), "--mpi=pmix"]
     assert job.launcher(0, 2) == [*start, "--ntasks=2", "--nodes=1", "--ntasks-per-node=2"]
     assert job.launcher(0, 6) == [*start, "--ntasks=6", "--nodes=2", "--ntasks-per-node=4"]
     assert job.launcher(8, 2) == [*start, "--ntasks=2", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4"]

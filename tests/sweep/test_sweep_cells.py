@@ -111,6 +111,27 @@ def test_a_stopped_run_is_not_a_failure_and_can_be_resumed(ends, expected, told,
     assert told in capfd.readouterr().out
 
 
+def test_a_launcher_that_ends_with_0_before_all_rounds_is_not_believed(tmp_path, capfd):
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"row": {"algorithm": {"name": "local"}}})
+    words = ["sweep", str(path), "--cell", "0", "--launcher"]
+    assert main([*words, launcher(tmp_path, "exit 0")]) == 1
+    shown = capfd.readouterr()
+    assert "1 runs: 0 done (0 of them before), 1 failed" in shown.out
+    assert "failed: ended with 0 and 0 of 2 rounds: the launcher has started no rank, or has lost it" in shown.err
+    fewer = launcher(tmp_path, 'shift 2; exec "$@" -s training.rounds=1 --ranks 1')
+    assert main([*words, fewer]) == 1
+    assert "failed: ended with 0 and 1 of 2 rounds" in capfd.readouterr().err
+    assert main([*words, launcher(tmp_path, 'shift 2; exec "$@" --ranks 1')]) == 0
+
+
+def test_a_run_that_stops_early_by_its_own_rule_is_done(tmp_path, capfd):
+    stop = {"metric": "accuracy_mean", "patience": 1, "min_delta": 1.0}
+    base = table_file.write(tmp_path, seeds=[0], columns={"few": {"training": {"rounds": 9, "stop": stop}}})
+    assert main(["sweep", str(base), "--only", "Local/*", "--ranks", "1"]) == 0
+    assert "1 runs: 1 done" in capfd.readouterr().out
+    assert max(run_folder.rounds(Path("sweeps/small/Local/few/seed0"))) < 9
+
+
 def test_a_cell_that_is_stopped_again_and_again_before_a_round_is_given_up(tmp_path, capfd):
     """Its job, which is requeued after 75 and not after 3, would else start for ever."""
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"row": {"algorithm": {"name": "local"}}})
