@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
 from pathlib import Path
 
 from pflmpi.cluster.batch_script import seconds
@@ -18,7 +17,7 @@ from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
 
-_PAUSE = 15.0  # seconds between two questions about a job that takes long
+_LONGEST_PAUSE = 16.0  # seconds between two questions about a job that is waited for
 TIME_LIMIT = 20.0  # seconds for an answer; a busy controller needs some, one that is down never answers
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -61,9 +60,9 @@ class Job:
         seconds: since the start; 0 while it waits, even if it has run before.
         limit: time limit in seconds; None without one.
         start: when it started, or is expected to, as Slurm writes it; "" if unknown.
+        directory: where it was submitted; "" if unknown.
         allocated: what it was given on all nodes together, such as {"cpu": "4", "mem": "8000M", "gres/gpu": "2"}.
         cpu_seconds: that its processes have computed; None where there is no accounting.
-        directory: where it was submitted; "" if unknown.
         log: file with the output; None if unknown, or for tasks that wait together.
         requeues: whether it is requeued before its time limit, as `submit` has noted.
         planned_memory: bytes of a node that `plan` counted when it was submitted; 0 where nobody asked.
@@ -81,9 +80,9 @@ class Job:
     seconds: float = 0.0
     limit: float | None = None
     start: str = ""
+    directory: str = ""
     allocated: Mapping[str, str] = field(default_factory=dict)
     cpu_seconds: float | None = None
-    directory: str = ""
     log: Path | None = None
     requeues: bool = False
     planned_memory: int = 0
@@ -109,6 +108,11 @@ class Job:
     def tasks(self) -> list[int]:
         """Numbers of the array's tasks that this is; several wait together."""
         return parse_tasks(self.id.partition("_")[2].strip("[]"))
+
+
+def lives(state: str) -> bool:
+    """Whether a job in this state waits or runs."""
+    return state in _WAITING or state in _ACTIVE
 
 
 class NoAnswer(PflmpiError):
@@ -145,28 +149,28 @@ def accounted(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
 
 def find(name: str, environ: Mapping[str, str]) -> list[Job]:
     """The jobs with an id, a task's, or an array's, as the queue or else the accounting has them; raises as `queue`."""
+    array, _, task = name.partition("_")
 
     def named(jobs: Iterable[Job]) -> list[Job]:
-        array, _, task = name.partition("_")
-        return [
-            job
-            for job in jobs
-            if name in (job.id, job.array, job.number)
-            or (task.isdecimal() and job.array == array and int(task) in job.tasks)
-        ]
+        return [job for job in jobs if name in (job.id, job.array, job.number) or _has_task(job, array, task)]
 
     return named(queue(environ)) or named(accounted([name], environ))
 
 
+def _has_task(job: Job, array: str, task: str) -> bool:
+    return job.array == array and task.isdecimal() and int(task) in job.tasks
+
+
 def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
     """The jobs with an id once none of them waits or runs; none where Slurm has forgotten them."""
-    for pause in chain((0.5, 1, 2, 5), repeat(_PAUSE)):
+    pause = 0.5
+    while True:
         with suppress(NoAnswer):  # of a controller that is busy
             jobs = find(name, environ)
             if not any(job.active or job.waiting for job in jobs):
                 return jobs
         time.sleep(pause)
-    raise AssertionError
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def cancel(ids: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -209,9 +213,8 @@ def _log(values: Mapping[str, str]) -> Path | None:
     """The log of a job, which squeue may show as the pattern that it was given."""
     if not values["STDOUT"] or "[" in values["JobArrayID"]:
         return None
-    return Path(
-        file_name(values["STDOUT"], {**_pattern_values(values["JobArrayID"], values["JobID"]), "x": values["Name"]})
-    )
+    known = {**_pattern_values(values["JobArrayID"], values["JobID"]), "x": values["Name"]}
+    return Path(file_name(values["STDOUT"], known))
 
 
 def _pattern_values(id: str, number: str) -> dict[str, str]:
@@ -232,22 +235,12 @@ def parse_accounted(text: bytes) -> list[Job]:
         fields = ["" if field in _UNKNOWN else field for field in line.split("|", _ACCOUNTED.count(","))]
         if len(fields) == _ACCOUNTED.count(",") + 1:
             job, number, state, nodes, node_list, code, elapsed, limit, start, allocated, cpu, directory = fields
-            jobs.append(
-                Job(
-                    id=job,
-                    number=number,
-                    state=state.split()[0],  # CANCELLED by 1000
-                    nodes=nodes,
-                    node_list="" if node_list == "None assigned" else node_list,
-                    exit_code=int(code.partition(":")[0] or 0),
-                    seconds=seconds(elapsed) or 0,
-                    limit=seconds(limit),
-                    start=start,
-                    allocated=_allocated(allocated),
-                    cpu_seconds=seconds(cpu.partition(".")[0]),
-                    directory=directory,
-                )
-            )
+            ended = state.split()[0]  # CANCELLED by 1000
+            exit_code, used = int(code.partition(":")[0] or 0), seconds(elapsed) or 0
+            node_list = "" if node_list == "None assigned" else node_list
+            cpu_seconds = seconds(cpu.partition(".")[0])
+            last = (exit_code, used, seconds(limit), start, directory, _allocated(allocated), cpu_seconds)
+            jobs.append(Job(job, number, ended, "", nodes, node_list, 0, *last))
     return sorted(jobs, key=_order)
 
 

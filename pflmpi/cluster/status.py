@@ -320,7 +320,8 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             raise CheckpointError(state.problem)
         yield f"{folder}: {state.title if state else 'not begun'}"
         yield from (f"  {line}" for line in (progress_lines(state, None) if state else ()))
-        yield from (f"  {line}" for error, log in ends if state is None or not state.done for line in _end(error, log))
+        for text, log in ends if state is None or not state.done else ():
+            yield from _end(text, log)
     elif not cells:
         raise ConfigError(
             f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
@@ -374,10 +375,22 @@ def _block(job: Job) -> Iterator[str]:
         yield f"  a task of the sweep in {job.folder}"
     else:
         yield f"  {job.folder}: {'not begun' if job.active or job.waiting else 'there is no run'}"
+    if job.seconds:
+        yield f"  {_used(job)}"
     error = _error(job)
     yield from (f"  {line}" for line in _memory(job, error))
     if job.log is not None:
-        yield from (f"  {line}" for line in _end(error, job.log))
+        yield from _end(error, job.log)
+
+
+def _used(job: Job) -> str:
+    """Node and GPU hours of a job since its last start and, by the accounting, the share of its cores that was busy."""
+    hours, gpus, cores = job.seconds / 3600, job.allocated.get("gres/gpu", "0"), job.allocated.get("cpu", "0")
+    words = [f"{int(job.nodes) * hours:.2f} node hours"]
+    words += [f"{int(gpus) * hours:.2f} GPU hours"] if int(gpus) else []
+    if job.cpu_seconds is not None and int(cores):
+        words.append(f"{cores} cores, {job.cpu_seconds / job.seconds / int(cores):.0%} busy")
+    return f"used: {', '.join(words)}"
 
 
 def _error(job: Job) -> str:
@@ -386,8 +399,10 @@ def _error(job: Job) -> str:
     return last_error(job.log) if ended and job.log is not None else ""
 
 
-def _end(error: str, log: Path) -> list[str]:
-    return [*([f"ended with: {error}"] if error else []), f"log: {log}"]
+def _end(error: str, log: Path) -> Iterator[str]:
+    if error:
+        yield f"  ended with: {error}"
+    yield f"  log: {log}"
 
 
 def _memory(job: Job, error: str) -> Iterator[str]:
@@ -395,11 +410,8 @@ def _memory(job: Job, error: str) -> Iterator[str]:
     if job.state != "OUT_OF_MEMORY" and not out_of_memory(error):
         return
     limit = f"the job had {job.allocated['mem']} on {_nodes(job)}" if "mem" in job.allocated else "see its --mem"
-    planned = (
-        f"plan counted {size(job.planned_memory)} for a node"
-        if job.planned_memory
-        else ("`pflmpi plan CONFIG --ranks R --nodes N` counts what a node needs")
-    )
+    counted_bytes = job.planned_memory
+    planned = f"plan counted {size(counted_bytes)} for a node" if counted_bytes else "plan counts what it needs"
     yield f"OUT_OF_MEMORY: {limit}; {planned}: submit the same again with more --mem, or on more nodes"
 
 

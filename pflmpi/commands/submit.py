@@ -69,20 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sbatch_arguments(parser)
 
 
-class Submitted(NamedTuple):
-    """A job that was submitted.
-
-    Attributes:
-        number: its id; that of the array for a sweep.
-        pending: what it does.
-        log: its file, with `*` for the task of an array.
-    """
-
-    number: str
-    pending: Pending
-    log: str
-
-
 def run(options: argparse.Namespace) -> int:
     """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
     pending = pending_work(options)
@@ -91,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run or options.test_only:
         _try(options, pending)
         return 0
-    number, _, log = submit(options, pending)
+    number, log = submit(options, pending)
     what = f", {len(pending.todo)} of {pending.cells} cells" if pending.cells else ""
     print_surely(f"job {number}: {pending.out}{what}")
     print(f"log: {log}")
@@ -109,7 +95,8 @@ def _try(options: argparse.Namespace, pending: Pending) -> None:
         print(would_start(job, os.environ))
         return
     print(script(job), end="")
-    if not (logs := log_folder(job.options)).is_dir():
+    logs = log_folder(job.options)
+    if not logs.is_dir():
         print(f"pflmpi: make {logs}/ before you submit this; Slurm would not", file=sys.stderr)
 
 
@@ -133,16 +120,15 @@ def pending_work(options: argparse.Namespace) -> Pending | None:
     return _pending_run(options) if options.array is None else _pending_sweep(options)
 
 
-def submit(options: argparse.Namespace, pending: Pending) -> Submitted:
-    """Submit a job for what is to do."""
-    from pflmpi.cluster import submission
-    from pflmpi.cluster.batch_script import log_folder
+def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
+    """Submit a job for what is to do; its id, or the array's, and its log, with `*` for the task of an array."""
+    from pflmpi.cluster import batch_script, submission
 
     job, memory = _with_memory(_job(options, pending), pending.config)
     submission.refuse_second(pending.out, options.sbatch, os.environ)
-    submission.make_folders(log_folder(job.options), pending.out)
+    submission.make_folders(batch_script.log_folder(job.options), pending.out)
     number = submission.submit(job, pending.out, os.environ, memory)
-    return Submitted(number, pending, submission.log_of(job.options, number))
+    return number, submission.log_of(job.options, number)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from io import StringIO
-from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -34,15 +33,15 @@ _OPTIONS = {*_MORE, *(name.replace("-", "_") for name in KNOWN)}  # of `pflmpi s
 
 
 class Job:
-    """A job that `pflmpi.submit` has made; as such, one that had nothing left to do.
+    """A job of Slurm.
 
     Attributes:
-        id: Slurm's, such as 12 or 12_3; "" where there was nothing left to do.
+        id: such as 12, or 12_3 for a task of an array; "" for a run that was complete already.
         folder: of its run.
-        log: file with its output; None where there was nothing left to do.
+        log: file with its standard output and standard error.
     """
 
-    def __init__(self, id: str, folder: Path, log: Path | None) -> None:
+    def __init__(self, id: str, folder: Path, log: Path) -> None:
         self.id, self.folder, self.log = id, folder, log
 
     def __repr__(self) -> str:
@@ -51,93 +50,70 @@ class Job:
     @property
     def state(self) -> str:
         """Slurm's word, such as PENDING, RUNNING, COMPLETED, FAILED; UNKNOWN where Slurm has forgotten the job."""
-        return "COMPLETED"
+        jobs = slurm.find(self.id, os.environ) if self.id else []
+        return jobs[0].state if jobs else "UNKNOWN" if self.id else "COMPLETED"
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return True
+        return not slurm.lives(self.state)
 
     def wait(self) -> None:
         """Wait until it has ended, well or not."""
+        if self.id:
+            slurm.wait(self.id, os.environ)
 
     def result(self) -> Run:
-        """Wait for the run, and open it.
-
-        Raises:
-            RunError: the job ended before the run did; says why, by its log.
-        """
+        """Wait for the run, and open it; `RunError` says why the job ended before the run did, by its log."""
         self.wait()
         status = run_status(self.folder)
         if status is not None and status.done:
             return open_run(self.folder)
-        why = last_error(self.log) if self.log is not None else ""
+        why = last_error(self.log)
         raise RunError(
             f"job {self.id} ended as {self.state} before its run was complete{': ' * bool(why)}{why}; its log is "
             f"{self.log}; what is complete is kept: submit the same again, and it continues"
         )
 
     def cancel(self) -> None:
-        """End it; a run keeps its newest checkpoint, and continues when the same is submitted again."""
+        """End it; what is complete is kept, and continues when the same is submitted again."""
+        slurm.cancel([self.id], os.environ)
 
     def stdout(self) -> str:
-        """The text of its log so far, which has the standard output and the standard error."""
-        return self.log.read_text(errors="replace") if self.log is not None and self.log.exists() else ""
+        """The text of its log so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     stderr = stdout
 
 
-class SlurmJob(Job):
-    """A job of Slurm."""
-
-    @property
-    def state(self) -> str:
-        jobs = slurm.find(self.id, os.environ)
-        return jobs[0].state if jobs else "UNKNOWN"
-
-    def done(self) -> bool:
-        return not any(job.active or job.waiting for job in slurm.find(self.id, os.environ))
-
-    def wait(self) -> None:
-        slurm.wait(self.id, os.environ)
-
-    def cancel(self) -> None:
-        slurm.cancel([self.id], os.environ)
-
-
 class LocalJob(Job):
-    """A process of this machine that stands in for a job."""
+    """A process of this machine in place of a job."""
 
     def __init__(self, id: str, folder: Path, log: Path, command: Sequence[str], pool: ThreadPoolExecutor) -> None:
         super().__init__(id, folder, log)
         self._process: subprocess.Popen[bytes] | None = None
         self._cancelled = False
-        self._code = pool.submit(self._run, command, log)
+        self._exit_code = pool.submit(self._run, command)
 
-    def _run(self, command: Sequence[str], log: Path) -> int:
-        with open(log, "ab") as file:
+    def _run(self, command: Sequence[str]) -> int:
+        with open(self.log, "ab") as log:  # in a session of its own: an interrupt reaches this process alone
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         return self._process.wait()
 
     @property
     def state(self) -> str:
-        if not self._code.done():
-            return "RUNNING" if self._process is not None else "PENDING"
-        if self._cancelled:
-            return "CANCELLED"
-        return "FAILED" if self._code.result() else "COMPLETED"
-
-    def done(self) -> bool:
-        return self._code.done()
+        if not self._exit_code.done():
+            return "RUNNING" if self._process else "PENDING"
+        return "CANCELLED" if self._cancelled else "FAILED" if self._exit_code.result() else "COMPLETED"
 
     def wait(self) -> None:
-        if not self._code.cancelled():
-            self._code.result()
+        if not self._exit_code.cancelled():
+            self._exit_code.result()
 
     def cancel(self) -> None:
-        self._cancelled = not self.done()
-        if not self._code.cancel() and self._process is not None:
+        self._cancelled = self._cancelled or not self.done()
+        if not self._exit_code.cancel() and self._process:
             self._process.terminate()
 
 
@@ -149,18 +125,15 @@ def submit(
     sbatch: Sequence[str] = (),
     **options: object,
 ) -> Job | list[Job]:
-    """Submit a configuration as a job, or the cells of a table that are not done as a job array.
+    """Submit a run as a job, or the cells of a table that are not done as a job array; a job, or a list of jobs.
 
     Args:
         config: a `pflmpi.Config`, or the path of a YAML file: a configuration, or a table with rows and columns.
         out: folder of the run (default: runs/NAME, of a `Config` runs/NAME-TIME) or of the sweep (sweeps/NAME).
-        cluster: "local" starts processes of this machine in place of Slurm's jobs: `ntasks` ranks each, those of an
-            array one after another, or `jobs` at a time. They end with this process.
+        cluster: "local" starts processes of this machine in place of Slurm's jobs: `ntasks` ranks each, those of a
+            table one after another, or `jobs` at a time. This process ends only after them.
         sbatch: words for sbatch, as they are, such as `["--exclusive"]`.
-        options: of `pflmpi submit`, such as nodes=2, ntasks=8, time="1:00:00", mem="auto", requeue=True, jobs=4.
-
-    Returns:
-        a job, or for a table a list of jobs.
+        options: of `pflmpi submit`, such as nodes=2, ntasks=8, time="1:00:00", mem="auto", requeue=True.
 
     Raises:
         ConfigError: what cannot be submitted; nothing was.
@@ -168,19 +141,19 @@ def submit(
     if cluster not in ("slurm", "local"):
         raise ConfigError(f"cluster = {cluster!r}: must be 'slurm' or 'local'")
     path, folder = _file(config, None if out is None else as_path("out", out))
-    table = isinstance(config, str | PathLike) and not yaml_file.read(path).keys().isdisjoint(("rows", "runs_of"))
+    table = not isinstance(config, Checked) and not yaml_file.read(path).keys().isdisjoint(("rows", "runs_of"))
     words = [*(["--array"] if table else []), str(path), *([] if folder is None else ["--out", str(folder)])]
     chosen = _options(words, options)
     chosen.sbatch = list(sbatch)
     pending = pending_work(chosen)
     if pending is None:
-        return [] if table else Job("", folder or Path("runs", path.stem), None)
+        return [] if table else Job("", folder or Path("runs", path.stem), Path(os.devnull))
     if cluster == "local":
         return _local(pending, chosen.ntasks, chosen.jobs or 1)
-    number, _, log = submit_to_slurm(chosen, pending)
+    number, log = submit_to_slurm(chosen, pending)
     if not table:
-        return SlurmJob(number, pending.out, Path(log))
-    return [SlurmJob(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in pending.todo.items()]
+        return Job(number, pending.out, Path(log))
+    return [Job(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in pending.todo.items()]
 
 
 def _options(words: list[str], options: Mapping[str, object]) -> Namespace:
@@ -196,16 +169,13 @@ def _options(words: list[str], options: Mapping[str, object]) -> Namespace:
         with redirect_stderr(refusal):
             return parser("submit").parse_args(["submit", *words])
     except SystemExit:
-        raise ConfigError(refusal.getvalue().strip().splitlines()[-1].rpartition("error: ")[2]) from None
-
-
-_numbers = count(1)  # of local jobs
+        raise ConfigError(refusal.getvalue().strip().rpartition("error: ")[2]) from None
 
 
 def _local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Job]:
     """Start processes that do what is pending."""
     make_folders(pending.out)
-    id, pool = f"local-{os.getpid()}-{next(_numbers)}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
+    id, pool = f"local-{time.time_ns()}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
     command = [sys.executable, "-P", "-m", "pflmpi", *pending.words, *([] if ranks is None else ["--ranks", ranks])]
     if not pending.todo:
         return LocalJob(id, pending.out, Path(f"{pending.out}.{id}.log"), command, pool)

@@ -319,11 +319,12 @@ def test_an_ended_job_is_known_by_the_accounting_and_its_restarts_by_the_run(tmp
     write(tmp_path / "runs" / "a", rounds=9, done=3)
     record(tmp_path / "runs" / "a", "12", "2")
     fake_slurm.queue(fake)
-    text = "12|12|TIMEOUT|2|node[1-2]|0:0|00:10:00|00:10:00|2030-01-02T14:53:04|||/home/me"
+    text = "12|12|TIMEOUT|2|node[1-2]|0:0|00:10:00|00:10:00|2030-01-02T14:53:04|cpu=8,mem=1G,gres/gpu=4|20:00|/home/me"
     fake_slurm.program("sacct", f'case "$*" in *--jobs=12*) echo "{text}" ;; esac', fake)
     assert main(["status", "runs/a"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("job 12 TIMEOUT on 2 nodes (node[1-2]), 2 restarts\n") and "submit the same again" in out
+    assert "  used: 0.33 node hours, 0.67 GPU hours, 8 cores, 25% busy\n" in out  # 20 of 80 minutes
     assert main(["status", "12"]) == 0
     assert f"{tmp_path}/runs/a: fedavg on digits" in capsys.readouterr().out
 
@@ -372,7 +373,7 @@ def test_a_job_that_memory_ran_out_for_says_the_limit_and_what_plan_counts(state
     log.write_text("round 1\n" + (OOM + CONSEQUENCES) * (state == "FAILED"))
     pattern = f"{tmp_path}/runs/a.%j.log"  # as squeue shows it
     fake_slurm.queue(fake, fake_slurm.line("12", State=state, exit_code=256, STDOUT=pattern, WorkDir=tmp_path))
-    for memory, planned in ((0, "`pflmpi plan CONFIG --ranks R --nodes N` counts"), (3 << 30, "plan counted 3 GiB")):
+    for memory, planned in ((0, "plan counts what it needs"), (3 << 30, "plan counted 3 GiB")):
         job_file.append(run, "12", submission=Submission(str(log), memory=memory))
         assert main(["status"]) == 0
         out = capsys.readouterr().out

@@ -217,24 +217,6 @@ def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(f
     assert quick_run.digest(folder / "runs" / "small") == plain(folder)
 
 
-def test_a_job_from_python_gives_the_digest_of_a_plain_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    config = Config.load(write(folder))
-    job = pflmpi.submit(config, out="run", nodes=2, ntasks=2, time="20", mem="auto")
-    assert job.result().round().digest() == plain(folder)
-    assert job.state == "COMPLETED" and "run: run" in job.stdout()
-    memory = job_file.submissions(folder / "run")[job.id].memory
-    assert testbed.fields(job.id)["MinMemoryNode"] == f"{-(-memory >> 20)}M"
-    long = pflmpi.submit(config.replace(training={"rounds": MANY}), out="runs/quickstart", ntasks=1)
-    reach(long.folder, 1)
-    command = documented("docs/clusters.md", "pflmpi cancel")
-    assert processes.call([*processes.PFLMPI, *command[1:]], PATIENCE, cwd=folder).returncode == 0
-    long.wait()
-    assert long.state == "CANCELLED"
-    with pytest.raises(RunError, match=rf"job {long.id} ended as CANCELLED before its run was complete"):
-        long.result()
-
-
 def test_what_a_setup_file_exports_reaches_the_ranks(folder: Path) -> None:
     (folder / "setup").write_text("export PFLMPI_DATA=nowhere\n")
     raw = quick_run.settings(data={"name": "mnist"})
@@ -258,7 +240,7 @@ def test_a_job_whose_ranks_srun_did_not_start_fails_and_ends_its_chain(folder: P
 
 
 def test_submit_in_a_job_takes_nothing_of_it_along(folder: Path) -> None:
-    command = [*processes.PFLMPI, "submit", write(folder), "--out=run", "--ntasks=1", "--mem=500", "--time=20"]
+    command = [*processes.PFLMPI, "submit", write(folder), "--out=run", "--ntasks=1", "--mem=2000", "--time=20"]
     words = ["salloc", "--quiet", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=100", *command]
     done = processes.call(words, PATIENCE, env=ENVIRONMENT, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -277,6 +259,24 @@ def test_the_folder_of_a_log_is_made_from_the_names_that_slurm_puts_in(folder: P
     log = folder / re.findall(r"^log: (.*)$", printed, re.MULTILINE)[0]
     completed(job, log)
     assert "run: run" in log.read_text()
+
+
+def test_a_job_from_python_gives_the_digest_of_a_plain_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    config = Config.load(write(folder))
+    job = pflmpi.submit(config, out="run", nodes=2, ntasks=2, time="20", mem="auto")
+    assert job.result().round().digest() == plain(folder)
+    assert job.state == "COMPLETED" and "run: run" in job.stdout()
+    memory = job_file.submissions(folder / "run")[job.id].memory
+    assert testbed.fields(job.id)["MinMemoryNode"] == f"{-(-memory >> 20)}M"
+    long = pflmpi.submit(config.replace(training={"rounds": MANY}), out="runs/quickstart", ntasks=1)
+    reach(long.folder, 1)
+    command = documented("docs/clusters.md", "pflmpi cancel")
+    assert processes.call([*processes.PFLMPI, *command[1:]], PATIENCE, cwd=folder).returncode == 0
+    long.wait()
+    assert long.state == "CANCELLED"
+    with pytest.raises(RunError, match=rf"job {long.id} ended as CANCELLED before its run was complete"):
+        long.result()
 
 
 def requeue(job: str) -> None:

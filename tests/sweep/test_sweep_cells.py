@@ -11,7 +11,7 @@ import processes
 import table_file
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
-from pflmpi.store import verify
+from pflmpi.store import run_folder, verify
 from pflmpi.sweep.lock import cell_locked, locked
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.runs import run_cells
