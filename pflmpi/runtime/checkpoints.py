@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +78,10 @@ class Checkpoints:
         self._run, self._setup, self._transport, self._attributes = run, setup, transport, attributes
         self._layout, self._lock = layout, lock
         self._templates = row_kinds(setup.templates)
+        self._keeping = [name for name, leaves in self._templates.items() if leaves]
+        self._received = received(setup.algorithm, setup.task, setup.templates)
+        self._partition = {"train_samples": setup.declared.num_train, "test_samples": setup.num_test}
+        self._normalisation = setup.task.normalisation
         self._row_bytes = row_bytes(self._templates, setup.executor.cohort)
         self._hosts = [peer.host for peer in transport.peers] or [""] * transport.size
         self._writer = Writer(run)
@@ -114,15 +118,13 @@ class Checkpoints:
         """
         with self._timed():
             cohort = self._setup.executor.cohort
-            writers = shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
-            rows = population.flat(now.rows[self._transport.rank])
-            rows = send_to_writers(self._transport, rows, now.rows, writers, self._templates, cohort)
-            content, layout = None, self._layout
-            if self._metrics is not None:
-                keeping = [name for name, leaves in self._templates.items() if leaves]
-                layout = layout.updated(now.round, clients_written(now.rows, writers), cohort).only(keeping)
-                content, self._layout = self._content(now.round, seen, progress, self._metrics), layout
-            self._writer.submit(lambda: self._write(now.round, rows, content, layout))
+            clients = now.rows
+            writers = shard_writers([int(self._row_bytes[ids].sum()) for ids in clients], self._hosts)
+            rows = population.flat(clients[self._transport.rank])
+            rows = send_to_writers(self._transport, rows, clients, writers, self._templates, cohort)
+            changed = clients_written(clients, writers)
+            content = None if self._metrics is None else self._content(now.round, seen, progress, self._metrics)
+            self._writer.submit(lambda: self._write(now.round, rows, content, changed))
 
     def finish(self) -> None:
         """Wait until everything is on disk; every rank calls this."""
@@ -144,8 +146,7 @@ class Checkpoints:
 
     def _content(self, round: int, seen: ServerRound, progress: Progress | None, metrics: Checksum) -> RoundContent:
         """What rank 0 stores: copies of what shares memory with the server's state, which goes on, each once."""
-        setup, arrays = self._setup, dict[int, np.ndarray]()
-        names, published = (received(setup.algorithm, setup.task, setup.templates), seen.published or {})
+        down, published, arrays = self._setup.declared.down, seen.published or {}, dict[int, np.ndarray]()
         in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(seen.server)}
 
         def stored(state: Tree) -> Arrays:
@@ -159,15 +160,15 @@ class Checkpoints:
             server=stored(seen.server),
             metrics={} if progress is None else progress.arrays(),
             bytes={} if progress is None else progress.bytes,
-            received={name: received_by_all(setup.declared.down[name], stored(published[name])) for name in names},
+            received={name: received_by_all(down[name], stored(published[name])) for name in self._received},
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
-            partition={"train_samples": setup.declared.num_train, "test_samples": setup.num_test},
-            normalisation=setup.task.normalisation,
+            partition=self._partition,
+            normalisation=self._normalisation,
             metrics_file=metrics,
         )
 
-    def _write(self, round: int, rows: ClientRows, content: RoundContent | None, layout: Layout) -> None:
-        """Write the rows and, on rank 0, the round file."""
+    def _write(self, round: int, rows: ClientRows, content: RoundContent | None, changed: Sequence[np.ndarray]) -> None:
+        """Write the rows and, on rank 0, the round file; `changed` are the clients whose rows each rank writes."""
         self._lock.check()
         if rows:
             described = {"run": self._attributes["run"], "round": round, "rank": self._transport.rank}
@@ -175,6 +176,7 @@ class Checkpoints:
         if content is None:
             return
         metrics_file.flush(self._run)
+        self._layout = layout = self._layout.updated(round, changed, self._setup.executor.cohort).only(self._keeping)
         for name in layout.files:
             if name not in self._shards:
                 self._wait_for(self._run / name)
