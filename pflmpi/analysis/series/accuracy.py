@@ -159,7 +159,8 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
         return plot
     groups: dict[str, list[NamedRun]] = {}
     for named_run in runs:
-        groups.setdefault(_without_seed(named_run.run), []).append(named_run)
+        but_seed = json.dumps(decisive_options(named_run.run) | {"seed": None}, sort_keys=True, default=str)
+        groups.setdefault(but_seed, []).append(named_run)
     several = [group for group in groups.values() if len(group) > 1]
     names = Counter(group[0].run.name for group in several)
     curves = list(plot.curves)
@@ -176,10 +177,6 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
     band = f"with its {100 * _CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
     caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}."
     return replace(plot, curves=tuple(curves), caption=caption)
-
-
-def _without_seed(run: Run) -> str:
-    return json.dumps(decisive_options(run) | {"seed": None}, sort_keys=True, default=str)
 
 
 def _common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
