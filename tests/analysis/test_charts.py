@@ -29,7 +29,7 @@ ABOUT = {"name": "a", "title": "A", "caption": "C."}
 
 
 def curves(*those, **more):
-    return Curves(**ABOUT, x_label="round", y_label="accuracy", curves=those, **more)
+    return Curves(**ABOUT, y_label="accuracy", curves=those, **more)
 
 
 def matrix(values, **more):
@@ -75,7 +75,7 @@ def places_of_numbers(drawing):
 
 
 def test_points_of_a_line_are_at_their_values_and_higher_is_up():
-    plot = curves(Curve("a", np.array([1, 3, 5]), np.array([0.0, 50, 100])), by_round=True, percent=True, zero=True)
+    plot = curves(Curve("a", np.array([1, 3, 5]), np.array([0.0, 50, 100])), percent=True, zero=True)
     (line,) = marks(plot, "line")
     assert [item["x"] for item in line] == [0, WIDTH / 2, WIDTH]
     assert [item["y"] for item in line] == [HEIGHT, HEIGHT / 2, 0], "pixels are counted from the top: 100 % is there"
@@ -131,7 +131,7 @@ def test_the_best_point_has_a_ring():
 
 
 def test_a_logarithmic_axis_has_equal_factors_at_equal_distances():
-    (line,) = marks(curves(Curve("a", np.array([1.0, 10, 100]), np.ones(3)), x_log=True), "line")
+    (line,) = marks(curves(Curve("a", np.array([1.0, 10, 100]), np.ones(3)), x_label="bytes", x_log=True), "line")
     assert [item["x"] for item in line] == pytest.approx([0, WIDTH / 2, WIDTH])
 
 
@@ -249,7 +249,7 @@ def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_no
 @pytest.mark.parametrize(
     "plot",
     [
-        curves(Curve("a", np.arange(3), np.arange(3.0), low=np.zeros(3), high=np.ones(3), mark=1), by_round=True),
+        curves(Curve("a", np.arange(3), np.arange(3.0), low=np.zeros(3), high=np.ones(3), mark=1)),
         curves(Curve("", np.arange(3), np.full(3, np.nan))),
         curves(Curve("a", np.array([1]), np.array([1.0]), client=3), x_names=("fc",), single_client=True),
         matrix(np.full((2, 2), np.nan)),

@@ -74,10 +74,8 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
         name="accuracy_over_rounds",
         title=_TITLE,
         caption=caption,
-        x_label="round",
         y_label="accuracy, mean over clients (%)",
         curves=tuple(curves),
-        by_round=True,
         percent=True,
     )
 
@@ -92,8 +90,7 @@ def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Multiples]:
     name, caption = "accuracy_of_clients", f"Mean over clients of each run. {_BAND}"
 
     def panel(curve: Curve) -> Curves:
-        named = Curves(name=name, title=title, caption="", x_label="round", y_label=y_label, curves=(curve,))
-        return replace(named, by_round=True, percent=True)
+        return Curves(name=name, title=title, caption="", y_label=y_label, curves=(curve,), percent=True)
 
     parts = tuple((named_run.label, panel(curve)) for named_run, curve in zip(tested, curves, strict=True))
     return [Multiples(name=name, title=title, caption=caption, parts=parts)]
@@ -115,10 +112,8 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
                     name=f"{column}_over_rounds",
                     title=title,
                     caption=caption,
-                    x_label="round",
                     y_label=y_label,
                     curves=tuple(curves),
-                    by_round=True,
                     percent=factor == 100,
                 )
             )
