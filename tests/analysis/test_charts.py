@@ -281,6 +281,17 @@ def test_of_many_points_some_are_drawn_with_the_best_and_the_caption_says_so():
     assert len(plot.table().splitlines()) == 1001
 
 
+@pytest.mark.parametrize(("tops", "domain"), [((1.0, 2.0), [0, 2.0]), ((1.0, None), None)])
+def test_bars_of_several_runs_are_cut_off_at_one_height_where_all_are(tops, domain):
+    stacks = [
+        Stack(**ABOUT, x_label="round", y_label="s", x=np.arange(2), parts={"a": np.ones(2)}, top=top) for top in tops
+    ]
+    spec = chart(Multiples(**ABOUT, parts=tuple(zip("ab", stacks, strict=True))))["spec"]
+    assert spec["encoding"]["y"].get("scale", {}).get("domain") == domain and spec["mark"]["clip"] == (
+        domain is not None
+    )
+
+
 def test_of_many_clients_some_rows_are_drawn_and_many_rounds_are_means():
     shown = thinned(matrix(np.arange(400.0 * 40).reshape(400, 40)))
     assert isinstance(shown, Matrices) and shown.panels[0].values.size <= 3000
