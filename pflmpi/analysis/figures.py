@@ -101,13 +101,9 @@ def _has_common_axes(plot: Part) -> bool:
 def _multiples(parts: Sequence[tuple[str, Part]]) -> Multiples:
     first = parts[0][1]
     styles: dict[str, int] = {}  # of each curve, the same in all runs
-    tops = [part.top for _, part in parts if isinstance(part, Stack)]
-    top = max((top or 0.0 for top in tops), default=0.0) if all(tops) else None
 
     def alike(part: Part) -> Part:
-        if isinstance(part, Stack):
-            return replace(part, top=top)
-        if isinstance(part, Matrices):
+        if not isinstance(part, Curves):
             return part
         curves = (replace(curve, style=styles.setdefault(curve.label, len(styles))) for curve in part.curves)
         return replace(part, curves=tuple(curves))

@@ -81,21 +81,24 @@ class Curves(Plot):
         x_names: what the values 1, 2, ... of x are called, where they are no quantities.
         x_ticks: where the axis has its ticks; none for where they are best.
         zero: whether there is a line at y = 0.
-        by_round: whether x is the number of a round.
         percent: whether y is a share in percent, of at most 100.
         single_client: whether the curves of one client are shown at a time, which the reader selects.
     """
 
-    x_label: str
+    x_label: str = "round"
     y_label: str
     curves: tuple[Curve, ...]
     x_log: bool = False
     zero: bool = False
     x_names: tuple[str, ...] = ()
     x_ticks: tuple[int, ...] = ()
-    by_round: bool = False
     percent: bool = False
     single_client: bool = False
+
+    @property
+    def by_round(self) -> bool:
+        """Whether x is the number of a round."""
+        return self.x_label == "round"
 
     def lines(self) -> Iterable[Line]:
         yield ("curve", "point", self.x_label, self.y_label, "low", "high", "marked")

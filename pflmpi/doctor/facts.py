@@ -250,7 +250,7 @@ def torch_facts(environ: Mapping[str, str]) -> Device:
     return Device(visible=visible, gpus=gpus, gloo=gloo, nccl=version)
 
 
-def seen_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[machine.Gpu, ...]:
+def visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[machine.Gpu, ...]:
     """The GPUs that this rank sees and may use; none where torch or the driver fails, which `try_device` says."""
     try:
         return () if config and config.runtime.device == "cpu" else machine.gpus(environ.get("CUDA_VISIBLE_DEVICES"))
@@ -302,14 +302,14 @@ def gpu(chosen: "torch.device") -> dict[str, Any]:
 def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
     """The MPI library that connects the ranks; without a launcher, the one that is installed."""
     if launch.kind == "alone":
-        return in_another_process(environ)
+        return mpi_in_subprocess(environ)
     connects = launch.kind == "mpi" if transport == "auto" else transport == "mpi"
     if connects and launch.kind != "torchrun":  # MPI cannot connect torchrun's ranks, and asking it would start it
-        return in_this_process(launch.rank)
+        return mpi_in_this_process(launch.rank)
     return Mpi()
 
 
-def in_this_process(rank: int = 0) -> Mpi:
+def mpi_in_this_process(rank: int = 0) -> Mpi:
     """MPI as this process sees it, started if need be."""
     try:
         from pflmpi.transports.mpi import world_size
@@ -324,7 +324,7 @@ def in_this_process(rank: int = 0) -> Mpi:
     return Mpi(used=True, library=library.name, world=world_size(), device_buffers=library.device_buffers)
 
 
-def in_another_process(environ: Mapping[str, str]) -> Mpi:
+def mpi_in_subprocess(environ: Mapping[str, str]) -> Mpi:
     """MPI as a process of one rank sees it: starting MPI may end a process, or hang."""
     for_one = {name: text for name, text in environ.items() if not name.startswith(_LAUNCHERS)}
     try:
@@ -414,7 +414,7 @@ def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
 # --- the run folder
 
 
-def existing(folder: Path) -> Path:
+def nearest_existing(folder: Path) -> Path:
     """The folder, or its nearest parent that exists."""
     folder = folder.absolute()
     return next(place for place in (folder, *folder.parents) if os.path.lexists(place))
@@ -423,7 +423,7 @@ def existing(folder: Path) -> Path:
 @contextmanager
 def probe_file(folder: Path) -> Iterator[str]:
     """Keep a locked file in the folder, for the other ranks to look for; gives its name, "" where none can be made."""
-    path = existing(folder) / f"{_NAME}-{socket.gethostname()}-{os.getpid()}.shared"
+    path = nearest_existing(folder) / f"{_NAME}-{socket.gethostname()}-{os.getpid()}.shared"
     try:
         file = path.open("xb")
     except OSError:
@@ -444,7 +444,7 @@ def inspect_folder(folder: Path, shared: str) -> Folder:
     Args:
         shared: the name of rank 0's probe file, "" if there is none.
     """
-    place = existing(folder)
+    place = nearest_existing(folder)
     probe = place / f"{_NAME}-{socket.gethostname()}-{os.getpid()}{TEMPORARY}"
     try:
         with probe.open("wb") as file:
@@ -474,7 +474,7 @@ def _is_locked(path: Path) -> bool | None:
 
 
 if __name__ == "__main__":
-    answer = in_this_process()
+    answer = mpi_in_this_process()
     if answer.world:
         from pflmpi.transports.mpi import MpiTransport
 

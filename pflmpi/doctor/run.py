@@ -21,8 +21,8 @@ from pflmpi.doctor.facts import (
     inspect_folder,
     rank_facts,
     read_config,
-    seen_gpus,
     try_device,
+    visible_gpus,
 )
 from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
 from pflmpi.terminal import table_console
@@ -62,7 +62,7 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
         raise ConfigError(settings.error)
     folder = (run or Path("runs")).absolute()
     facts = rank_facts(launch, requested, settings, environ)
-    here = Peer.here(facts.machine.cores, seen_gpus(requested, environ))
+    here = Peer.here(facts.machine.cores, visible_gpus(requested, environ))
 
     def unconnected(error: str) -> int:
         device = try_device(facts.device, [here], 0, requested)

@@ -29,7 +29,7 @@ ABOUT = {"name": "a", "title": "A", "caption": "C."}
 
 
 def curves(*those, **more):
-    return Curves(**ABOUT, x_label="round", y_label="accuracy", curves=those, **more)
+    return Curves(**ABOUT, y_label="accuracy", curves=those, **more)
 
 
 def matrix(values, **more):
@@ -75,7 +75,7 @@ def places_of_numbers(drawing):
 
 
 def test_points_of_a_line_are_at_their_values_and_higher_is_up():
-    plot = curves(Curve("a", np.array([1, 3, 5]), np.array([0.0, 50, 100])), by_round=True, percent=True, zero=True)
+    plot = curves(Curve("a", np.array([1, 3, 5]), np.array([0.0, 50, 100])), percent=True, zero=True)
     (line,) = marks(plot, "line")
     assert [item["x"] for item in line] == [0, WIDTH / 2, WIDTH]
     assert [item["y"] for item in line] == [HEIGHT, HEIGHT / 2, 0], "pixels are counted from the top: 100 % is there"
@@ -131,7 +131,7 @@ def test_the_best_point_has_a_ring():
 
 
 def test_a_logarithmic_axis_has_equal_factors_at_equal_distances():
-    (line,) = marks(curves(Curve("a", np.array([1.0, 10, 100]), np.ones(3)), x_log=True), "line")
+    (line,) = marks(curves(Curve("a", np.array([1.0, 10, 100]), np.ones(3)), x_label="bytes", x_log=True), "line")
     assert [item["x"] for item in line] == pytest.approx([0, WIDTH / 2, WIDTH])
 
 
@@ -249,7 +249,7 @@ def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_no
 @pytest.mark.parametrize(
     "plot",
     [
-        curves(Curve("a", np.arange(3), np.arange(3.0), low=np.zeros(3), high=np.ones(3), mark=1), by_round=True),
+        curves(Curve("a", np.arange(3), np.arange(3.0), low=np.zeros(3), high=np.ones(3), mark=1)),
         curves(Curve("", np.arange(3), np.full(3, np.nan))),
         curves(Curve("a", np.array([1]), np.array([1.0]), client=3), x_names=("fc",), single_client=True),
         matrix(np.full((2, 2), np.nan)),
@@ -279,6 +279,17 @@ def test_of_many_points_some_are_drawn_with_the_best_and_the_caption_says_so():
     assert len(curve.x) <= 301 and curve.mark is not None and curve.x[curve.mark] == 155
     assert (curve.x[0], curve.x[-1]) == (0, 999) and "At most 300 points of each curve are drawn" in shown.caption
     assert len(plot.table().splitlines()) == 1001
+
+
+@pytest.mark.parametrize(("tops", "domain"), [((1.0, 2.0), [0, 2.0]), ((1.0, None), None)])
+def test_bars_of_several_runs_are_cut_off_at_one_height_where_all_are(tops, domain):
+    stacks = [
+        Stack(**ABOUT, x_label="round", y_label="s", x=np.arange(2), parts={"a": np.ones(2)}, top=top) for top in tops
+    ]
+    spec = chart(Multiples(**ABOUT, parts=tuple(zip("ab", stacks, strict=True))))["spec"]
+    assert spec["encoding"]["y"].get("scale", {}).get("domain") == domain and spec["mark"]["clip"] == (
+        domain is not None
+    )
 
 
 def test_of_many_clients_some_rows_are_drawn_and_many_rounds_are_means():

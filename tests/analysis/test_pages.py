@@ -29,7 +29,7 @@ def figure(among, values, percent=True):
         for one, y in zip(among, values, strict=True)
     )
     words = {"name": "a", "title": "A", "caption": "All.", "x_label": "round", "y_label": "accuracy"}
-    return Curves(curves=curves, by_round=True, percent=percent, **words)
+    return Curves(curves=curves, percent=percent, **words)
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_interval(tmp_path):

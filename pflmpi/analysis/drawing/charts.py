@@ -275,8 +275,9 @@ def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
     else:
         where = {"x": _quantity("from", first.x_label, bin="binned", **_ROUND_AXIS), "x2": {"field": "to"}}
     y = _quantity("value", first.y_label, stack="zero")
-    if first.top:
-        y["scale"] = {"domain": [0, max(part.top or 0 for _, part in panels)], "nice": False}
+    tops = [part.top or 0.0 for _, part in panels]
+    if cut := all(tops):
+        y["scale"] = {"domain": [0, max(tops)], "nice": False}
     of = "of" if panels[0][0] else ""
     encoding = {
         **where,
@@ -286,7 +287,7 @@ def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
         "opacity": _faded(),
         "tooltip": _tips(["value"], panel=of, part="part", x=first.x_label or "of", value=first.y_label),
     }
-    bar = {"name": "picking", "mark": {"type": "bar", "clip": bool(first.top)}, "encoding": encoding}
+    bar = {"name": "picking", "mark": {"type": "bar", "clip": cut}, "encoding": encoding}
     return _in_panels({"data": {"values": rows}, "params": [_picking("part")], **bar}, [title for title, _ in panels])
 
 

@@ -74,10 +74,8 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
         name="accuracy_over_rounds",
         title=_TITLE,
         caption=caption,
-        x_label="round",
         y_label="accuracy, mean over clients (%)",
         curves=tuple(curves),
-        by_round=True,
         percent=True,
     )
 
@@ -92,8 +90,7 @@ def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Multiples]:
     name, caption = "accuracy_of_clients", f"Mean over clients of each run. {_BAND}"
 
     def panel(curve: Curve) -> Curves:
-        named = Curves(name=name, title=title, caption="", x_label="round", y_label=y_label, curves=(curve,))
-        return replace(named, by_round=True, percent=True)
+        return Curves(name=name, title=title, caption="", y_label=y_label, curves=(curve,), percent=True)
 
     parts = tuple((named_run.label, panel(curve)) for named_run, curve in zip(tested, curves, strict=True))
     return [Multiples(name=name, title=title, caption=caption, parts=parts)]
@@ -115,10 +112,8 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
                     name=f"{column}_over_rounds",
                     title=title,
                     caption=caption,
-                    x_label="round",
                     y_label=y_label,
                     curves=tuple(curves),
-                    by_round=True,
                     percent=factor == 100,
                 )
             )
@@ -159,7 +154,8 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
         return plot
     groups: dict[str, list[NamedRun]] = {}
     for named_run in runs:
-        groups.setdefault(_without_seed(named_run.run), []).append(named_run)
+        but_seed = json.dumps(decisive_options(named_run.run) | {"seed": None}, sort_keys=True, default=str)
+        groups.setdefault(but_seed, []).append(named_run)
     several = [group for group in groups.values() if len(group) > 1]
     names = Counter(group[0].run.name for group in several)
     curves = list(plot.curves)
@@ -176,10 +172,6 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
     band = f"with its {100 * _CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
     caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}."
     return replace(plot, curves=tuple(curves), caption=caption)
-
-
-def _without_seed(run: Run) -> str:
-    return json.dumps(decisive_options(run) | {"seed": None}, sort_keys=True, default=str)
 
 
 def _common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:

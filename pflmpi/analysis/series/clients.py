@@ -193,7 +193,6 @@ def _of_clients(
         y_label=y_label,
         curves=curves,
         x_names=tuple(x_names),
-        by_round=x_label == "round",
         percent=y_label.endswith("(%)"),
         single_client=True,
     )

@@ -86,14 +86,12 @@ def bytes_per_round(named_run: NamedRun) -> Curves | Missing:
         name="bytes_per_round",
         title=title,
         caption="Up to the server, down from it: what the messages hold. Wire: what was moved between ranks.",
-        x_label="round",
         y_label=f"sent in a round ({unit})",
         curves=tuple(
             Curve(label, columns["round"], values / divisor, style=style)
             for style, (label, values) in enumerate(sent.items())
         ),
         zero=True,
-        by_round=True,
     )
 
 
@@ -138,10 +136,8 @@ def imbalance(named_run: NamedRun) -> list[Curves]:
             name="imbalance",
             title="Balance of ranks",
             caption=f"Training and testing. In all rounds together the slowest rank has {ratio:.2f} times the mean.",
-            x_label="round",
             y_label="time (s)",
             curves=(Curve("slowest rank", rounds, slowest), Curve("mean", rounds, slowest - waiting, style=1)),
             zero=True,
-            by_round=True,
         )
     ]

@@ -180,10 +180,8 @@ def _shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic
             diagnostic.caption,
             "Means over clients, and pairs of clients, that have chosen any",
         ),
-        x_label="round",
         y_label="share, overlap (%)",
         curves=tuple(Curve(label, rounds, np.array(y), style=i) for i, (label, y) in enumerate(curves.items())),
-        by_round=True,
         percent=True,
     )
 

@@ -105,12 +105,10 @@ def _cosines_over_rounds(checkpoints: Sequence[Checkpoint], last: Mapping[str, L
         name="layer_cosines_over_rounds",
         title=f"{_COSINE_TITLE} over rounds",
         caption="Mean over all pairs of clients." + (f" Only the first {most} clients." if fewer else ""),
-        x_label="round",
         y_label="mean cosine",
         curves=tuple(
             Curve(name, rounds, np.array(values), style=style) for style, (name, values) in enumerate(means.items())
         ),
-        by_round=True,
     )
 
 
