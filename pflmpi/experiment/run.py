@@ -308,12 +308,13 @@ def _has_ended(run: Path, config: Config, context: RankContext) -> bool:
 
 def _initial_state(setup: Setup, population: Population, transport: Transport) -> tuple[Tree, Layout]:
     """Make the state before the first round; return the server's (`{}` but on rank 0) and the empty layout."""
-    initialise(population, setup.algorithm, setup.executor.tasks)
+    algorithm = setup.algorithm
     server: Tree = {}
+    initialise(population, algorithm, setup.executor.tasks)
     if transport.rank == 0:
-        with calling(setup.algorithm, "init_server", 0):
-            server = setup.algorithm.init_server(setup.task)
-        check_returned(setup.algorithm, "init_server", server)
+        with calling(algorithm, "init_server", 0):
+            server = algorithm.init_server(setup.task)
+        check_returned(algorithm, "init_server", server)
     return server, Layout.unwritten(setup.executor.cohort)
 
 
