@@ -97,6 +97,7 @@ DEFAULTS = {
         "class_mean_weighting": "samples",
         "relation": False,
         "relation_lr": None,
+        "bounds": False,
     },
 }
 

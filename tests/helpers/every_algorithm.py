@@ -32,6 +32,7 @@ MORE = {
     "pfedpm-relation": {"relation": True},
     "perfedavg-hessian_free": {"order": "hessian_free"},
     "pfedcfr-no_personal_layers": {"num_personal_layers": 0},
+    "pfedpm-bounds": {"bounds": True},
     "fedgmh-turnover": {"label_turnover": 1},
     "pfedcfr-tensor": {"layer_unit": "tensor", "num_personal_layers": 1},
 }
