@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.learning.client import ClientData, class_means, model_loss
+from pflmpi.learning.client import Batch, ClientData, Loss, average, class_means, model_loss
 from pflmpi.learning.diagnostics import Diagnostic, EntryShare
 from pflmpi.learning.personal import Kept, NotAModel, Personal
 from pflmpi.learning.sgd import train
@@ -49,6 +50,11 @@ class FedGMH(Algorithm):
     and of the bias each (`ranked: tensor`); and tests in the last 20 rounds alone, after mixing (`evaluated: mixed`,
     and `figure: best20` in a table).
 
+    Labels that come and go during a run (section 2.3.5), with `label_turnover: T`: for T rounds a client is without the
+    first label that it holds, for T without the second and so on, then for T it has all; one that holds a single label
+    keeps it. It trains on the samples of the labels it has, mixes their heads alone, with their shares, and sends zeros
+    and a count of 0 for the other (counts travel, 4 |S| bytes more), which the server passes over. Our schedule.
+
     Newcomers: ours. They train as in a first round, from the initial weights, with psi all false in the first update;
     heads act from the second on (`evaluation.unseen_updates`); with `avghead`, `oneavg`, `critical_from: own` at once.
     """
@@ -83,6 +89,10 @@ class FedGMH(Algorithm):
     ranked: Annotated[
         Literal["head", "tensor"], Field(description="the share is of the whole head, or of weight and bias each")
     ] = "head"
+    label_turnover: Annotated[
+        int | None,
+        Field(ge=1, description="rounds for which a client is without a label, one after another; null: none"),
+    ] = None
     evaluated: Annotated[
         Literal["trained", "mixed"],
         Field(description="the model after local training, or that with the new global heads mixed in"),
@@ -103,7 +113,7 @@ class FedGMH(Algorithm):
         return self.variant in ("avghead", "oneavg")
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"means": ClassMeans(task.num_features, counts=False)}
+        return {"means": ClassMeans(task.num_features, counts=self.label_turnover is not None)}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
         head = part(task.like("head"), "head")
@@ -129,15 +139,30 @@ class FedGMH(Algorithm):
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model, mixed = part(client, "model"), self.evaluated == "mixed"
-        shares = data.class_counts / data.num_samples if mixed or not self.one_head else None
+        present = self.present(data)
+        counts = data.class_counts if present is None else data.class_counts * present
+        shares = counts / counts.sum() if mixed or not self.one_head else None
         start = self.mix(part(model, "head"), self.combined(down["heads"], shares), client)
-        model = train(task, {**model, "head": start}, data.passes["train"], model_loss(task), data.learning_rate)
+        fixed: Tree = {} if present is None else {"present": present.float()}
+        loss = model_loss(task) if present is None else present_loss(task)
+        model = train(task, {**model, "head": start}, data.passes["train"], loss, data.learning_rate, fixed=fixed)
         state: Tree = {"model": model}
         if not self.averages:
             state["critical"] = self.critical_entries(start, part(model, "head"))
         if mixed and shares is not None:
             state["shares"] = shares
-        return state, {"means": class_means(task, model, data)}
+        means = class_means(task, model, data)
+        if present is not None:
+            means = {"means": leaf(means, "means") * present.unsqueeze(-1), "counts": leaf(means, "counts") * present}
+        return state, {"means": means}
+
+    def present(self, data: ClientData) -> Tensor | None:
+        """The labels that the client has in this round, [K] bool; None where labels stay."""
+        if self.label_turnover is None:
+            return None
+        number, held = data.holds.cumsum(0) - 1, data.holds.sum()  # of each label among those held; how many these are
+        gone = (data.round - 1) // self.label_turnover % (held + 1)
+        return data.holds & ((number != gone) | (held == 1))
 
     def critical_entries(self, before: Tree, after: Tree) -> Tree:
         """Which entries of a head are critical (bool, shaped as the head): the floor(beta L) most important.
@@ -171,6 +196,9 @@ class FedGMH(Algorithm):
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         labels, means = leaf(up["means"], "labels").long(), leaf(up["means"], "means")
+        if self.label_turnover is not None:
+            sent = leaf(up["means"], "counts") > 0
+            labels, means = labels[sent], means[sent]
         weight, bias = leaf(part(server, "heads"), "weight"), leaf(part(server, "heads"), "bias")
         for _ in range(self.server_epochs):
             for member in _minibatches(labels, len(weight), self.server_batch_size or task.training.batch_size):
@@ -220,6 +248,18 @@ class FedGMH(Algorithm):
         if self.evaluated == "mixed":
             return NotAModel("its model with the new global heads mixed into its head", nearest=Kept("model"))
         return Kept("model")
+
+
+def present_loss(task: Task) -> Loss:
+    """The mean cross-entropy over the samples of a batch whose labels the client has, params["present"] [K]; else 0."""
+
+    def loss(params: Tree, batch: Batch) -> Tensor:
+        scores, there = task.predict(params, batch.x, training=True), leaf(params, "present")[batch.y]
+        values = functional.cross_entropy(scores, batch.y, reduction="none", label_smoothing=batch.smoothing)
+        share = average(there, batch)
+        return average(values * there, batch) / torch.where(share > 0, share, 1.0)
+
+    return loss
 
 
 def _minibatches(labels: Tensor, heads: int, batch_size: int) -> Iterator[Tensor]:

@@ -1,6 +1,6 @@
 """pFedPM: personal models held near a mix of own and global class means, with an optional relation module."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -14,10 +14,10 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.prototypes import Weighting, batch_means, combine, no_means, one_hot
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
-from pflmpi.learning.diagnostics import ClassVectors, Diagnostic
+from pflmpi.learning.diagnostics import ClassVectors, Diagnostic, PerClient
 from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.personal import Kept, NotAModel, Personal
-from pflmpi.learning.sgd import Phase, alternate
+from pflmpi.learning.sgd import Phase, alternate, gradient
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink, tensor, with_rows
 from pflmpi.models.layers import linear, uniform
@@ -56,6 +56,15 @@ class PFedPM(Algorithm):
     in evaluation mode, as prediction does. Eq. 12 prints a sum over samples too: that is a matter of g's learning rate,
     which the paper does not give; it is the model's unless `relation_lr` is given. The mean over classes, a K-th of
     that, is too slow: 28 % instead of 98 % after 30 rounds (MNIST, the paper's model and optimiser, 8 clients).
+    With `bounds` every client keeps what corollary 1 asks of lambda and eta, estimated in the round (eqs. 22, 21, with
+    the gradient before the first step, where they are narrowest), and reports and checkpoints have them:
+
+        lambda < ||g||^2 / (L_2 E G),   eta < 2 (||g||^2 - lambda L_2 E G) / (L_2 E G)
+
+    with g the mean and G the mean norm of the gradients of the round's E minibatches at its first model, and L_2 the
+    largest ||change of a class mean|| / ||change of the body|| of the round, at least: a Lipschitz constant is as large
+    or larger. They are known from a client's second round on, and below zero where nothing is promised.
+
     Newcomers: a model from the initial weights, trained towards the global means of their classes; ours, the paper has
     a fixed set of clients.
     The paper has a = 0.3, 0.4, 0.6 for 3, 4, 5 classes per client; lambda = 1 for MNIST and FEMNIST, 0.1 for CIFAR-10.
@@ -78,6 +87,7 @@ class PFedPM(Algorithm):
     class_mean_weighting: Annotated[Weighting, Field(description="how class means are weighted")] = "samples"
     relation: Annotated[bool, Field(description="predict with a learned relation instead of distances")] = False
     relation_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="null: the model's")] = None
+    bounds: Annotated[bool, Field(description="estimate the bounds on lambda and eta that ensure convergence")] = False
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {"means": ClassMeans(task.num_features)}
@@ -95,6 +105,8 @@ class PFedPM(Algorithm):
         if self.relation:
             state["relation"] = init_relation(stream(task.seed, 0, task.client, "relation"), task.num_features)
             state["mixed"] = no_means(task)
+        if self.bounds:
+            state["bounds"] = {"weight": torch.zeros(()), "rate": torch.zeros(()), "known": torch.tensor(False)}
         return state
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
@@ -125,7 +137,36 @@ class PFedPM(Algorithm):
         state: Tree = {"model": model, "own": {"means": up["means"], "known": data.holds}}
         if self.relation:
             state |= {"relation": params["relation"], "mixed": {"means": mixed, "known": known}}
+        if self.bounds:
+            slopes = (
+                gradient(task, tree.clone({**part(client, "model"), **fixed}), fit, batch, ("body", "head"))
+                for batch in data.passes["train"]
+            )
+            state["bounds"] = self.estimated(slopes, data.passes["train"], client, state)
         return state, {"means": up}
+
+    def estimated(self, slopes: Iterable[Tree], batches: Iterable[Batch], before: Tree, after: Tree) -> Tree:
+        """The bounds on lambda and eta, and whether they are known.
+
+        Args:
+            slopes: the gradients of the batches at the client's first model of the round; zero for padding alone.
+            before: the client's state with which the round begins.
+            after: that with which it ends, its model and own class means.
+        """
+        total, lengths = tree.map(torch.zeros_like, only(part(before, "model"), ("body", "head"))), torch.zeros(())
+        for slope in slopes:
+            total, lengths = tree.map(torch.add, total, slope), lengths + _square(slope).sqrt()
+        steps = sum(torch.as_tensor(batch.active) for batch in batches)
+        slope_square = _square(total) / steps**2
+        known = leaf(part(before, "own"), "known") & leaf(part(after, "own"), "known")
+        moved = leaf(part(after, "own"), "means") - leaf(part(before, "own"), "means")
+        far = torch.where(known, torch.linalg.vector_norm(moved, dim=-1), 0.0).max()
+        bodies = part(part(after, "model"), "body"), part(part(before, "model"), "body")
+        lipschitz = far / _square(tree.map(torch.sub, *bodies)).sqrt()
+        weight = slope_square / (lipschitz * lengths)  # E G is the sum of the lengths
+        found = known.any() & weight.isfinite()
+        rate = 2 * (weight - self.prototype_weight)
+        return {"weight": torch.where(found, weight, 0.0), "rate": torch.where(found, rate, 0.0), "known": found}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
         relation: dict[str, Tree] = {}
@@ -171,7 +212,17 @@ class PFedPM(Algorithm):
         return NotAModel("a relation module on class means", nearest=model) if self.relation else model
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
-        return {
+        shown = {"weight": f"λ (here {self.prototype_weight:g})", "rate": f"η (here {task.training.lr:g})"}
+        bounds: dict[str, Diagnostic] = {
+            f"{name}_bound": PerClient(
+                title=f"Bound on {what}",
+                caption="Below it the client's loss falls in a round, by corollary 1 as estimated in its last one.",
+                kept=f"bounds/{name}",
+                known="bounds/known",
+            )
+            for name, what in (shown if self.bounds else {}).items()
+        }
+        return bounds | {
             "class_means": ClassVectors(
                 title="Class means",
                 caption="The global class means and those of each client.",
@@ -192,6 +243,11 @@ class PFedPM(Algorithm):
         related = relation_scores(part(client, "relation"), z, mixed).where(known, -torch.inf)
         ready = held.any() & (known | ~held).all()
         return torch.where(ready, related, task.logits(part(model, "head"), z))
+
+
+def _square(values: Tree) -> Tensor:
+    """The squared length of all leaves together."""
+    return torch.stack([entry.square().sum() for _, entry in tree.leaves(values)]).sum()
 
 
 CHANNELS, KERNEL, HIDDEN = 8, 3, 64

@@ -448,6 +448,42 @@ def test_fedgmh_sends_what_the_paper_counts(variant: str, heads: int) -> None:
     assert algorithm.downlink(task)["heads"].client_bytes(2) == heads * 4 * entries
 
 
+def test_labels_of_fedgmh_go_one_after_another_and_come_back() -> None:
+    data, algorithm = small_task.data([small_task.batch(0)]), FedGMH(label_turnover=2)
+
+    def present(round: int, counts: list[float]) -> list[bool]:
+        found = algorithm.present(replace(data, round=round, class_counts=torch.tensor(counts)))
+        assert found is not None
+        return found.tolist()
+
+    held = [3.0, 0.0, 2.0]
+    turns = [[False, False, True], [True, False, False], [True, False, True]]  # the first gone, the second, none
+    assert [present(round, held) for round in range(1, 8)] == [turn for turn in turns for _ in range(2)] + [turns[0]]
+    assert present(1, [0.0, 4.0, 0.0]) == [False, True, False], "the only label stays"
+
+
+def test_fedgmh_without_a_label_is_that_of_a_client_that_never_had_it() -> None:
+    task, one = small_task.task(), small_task.batch(0)
+    algorithm, plain = FedGMH(label_turnover=1), FedGMH()
+    heads = other(4, plain.init_server(task)["heads"])
+    gone = int(one.y.min())
+    rest = type(one)(one.x[one.y != gone], one.y[one.y != gone])
+    client = plain.init_client(task)
+    client["critical"] = tree.map(torch.ones_like, client["critical"])  # so that the whole head is the heads' mix
+    state, up = algorithm.client_update(task, client, {"heads": heads}, small_task.data([one]))
+    expected, sent = plain.client_update(task, client, {"heads": heads}, small_task.data([rest]))
+    for path, leaf in tree.leaves(state["model"]):
+        np.testing.assert_allclose(leaf, tree.at(expected["model"], path), atol=1e-6, err_msg=path)
+    np.testing.assert_allclose(up["means"]["means"], sent["means"]["means"], atol=1e-6)
+    assert up["means"]["counts"][gone] == 0 and not up["means"]["means"][gone].any()
+
+    server, message = {"heads": heads}, gmh_upload()["means"]
+    there = {name: leaf[1:] for name, leaf in message.items()}
+    message = {**message, "counts": torch.tensor([0, 2, 1, 1, 5], dtype=torch.int32)}
+    new = algorithm.server_update(task, server, {"means": message}, Round(1, np.array([0, 1, 3]), 0))
+    assert same(new, plain.server_update(task, server, {"means": there}, Round(1, np.array([0, 1, 3]), 0)))
+
+
 @pytest.mark.parametrize("variant", ["avghead", "oneavg"])
 def test_fedgmh_averaging_ablations(variant: str) -> None:
     task, one = small_task.task(), small_task.batch(0)

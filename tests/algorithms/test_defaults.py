@@ -49,6 +49,7 @@ DEFAULTS = {
         "critical_from": "global",
         "importance": "change",
         "ranked": "head",
+        "label_turnover": None,
         "evaluated": "trained",
     },
     "fedper": {"weighting": "samples", "personal_layers": 1},  # eq. 4: n_j / n; K_P of the paper is 1 to 4
@@ -96,6 +97,7 @@ DEFAULTS = {
         "class_mean_weighting": "samples",
         "relation": False,
         "relation_lr": None,
+        "bounds": False,
     },
 }
 

@@ -150,6 +150,35 @@ def test_a_mean_that_misses_its_aim_by_rounding_pulls_nowhere_with_an_epsilon():
     assert moved(0.0) > 1e-2 and moved(1e-6) < 1e-3
 
 
+def test_the_bounds_of_corollary_1_are_those_of_the_round():
+    task, batches = small_task.task(), [batch(0), batch(1)]
+    algorithm = PFedPM(own_weight=0.4, prototype_weight=0.7, bounds=True)
+    own, everyone = class_means(1, True, True, False), class_means(2, True, True, True)
+    client, down = client_of(algorithm, task, own), {"class_means": everyone}
+    state, _ = algorithm.client_update(task, client, down, small_task.data(batches))
+
+    mixed = algorithm.mix(own, everyone).double().numpy()
+    w, slopes = small_task.to_numpy(task.init()), []
+    for one in batches:  # all at the first model
+        x, y = small_task.flat(one)
+        slope = numpy_network.gradients(w, x, y, 0.7 * pull(numpy_network.forward(w, x)[0], mixed, [1] * K, algorithm))
+        slopes.append(np.concatenate([slope[name].ravel() for name in sorted(slope)]))
+    after = small_task.to_numpy(state["model"])
+    body = np.sqrt(sum(((after[name] - w[name]) ** 2).sum() for name in ("W1", "b1")))
+    moved = (state["own"]["means"] - own["means"]).double().numpy()[:2]  # the third was not known
+    lipschitz = np.sqrt((moved**2).sum(1)).max() / body
+    size = np.mean([np.sqrt((slope**2).sum()) for slope in slopes])
+    weight = (np.mean(slopes, 0) ** 2).sum() / (lipschitz * 2 * size)
+    bounds = {name: float(value) for name, value in state["bounds"].items()}
+    assert bounds == pytest.approx({"weight": weight, "rate": 2 * (weight - 0.7), "known": 1.0}, rel=1e-4)
+
+    plain, _ = PFedPM(own_weight=0.4, prototype_weight=0.7).client_update(task, client, down, small_task.data(batches))
+    assert same(plain["model"], state["model"]), "watching changes nothing"
+    first, _ = algorithm.client_update(task, algorithm.init_client(task), down, small_task.data(batches))
+    assert not first["bounds"]["known"]
+    assert [*algorithm.diagnostics(task)] == ["weight_bound", "rate_bound", "class_means"]
+
+
 def in_lanes(algorithm, task, client, received, x, y, weight):
     """The new states of lanes that differ in their data alone; x: [L, S, B, C, H, W], y and weight: [L, S, B]."""
 

@@ -30,6 +30,8 @@ MORE = {
     "pfedpm-relation": {"relation": True},
     "perfedavg-hessian_free": {"order": "hessian_free"},
     "pfedcfr-no_personal_layers": {"num_personal_layers": 0},
+    "pfedpm-bounds": {"bounds": True},
+    "fedgmh-turnover": {"label_turnover": 1},
     "pfedcfr-tensor": {"layer_unit": "tensor", "num_personal_layers": 1},
 }
 TRAINING = {"l2gd": {"participation": 1.0}}  # those that need every client in every round
