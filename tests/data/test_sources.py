@@ -59,9 +59,6 @@ every_source = pytest.mark.parametrize("name", list(SOURCES))
 every_file_source = pytest.mark.parametrize("name", [name for name in SOURCES if not SOURCES[name].embedded])
 
 
-# --- what every source does ---------------------------------------------------------------------------------
-
-
 @every_source
 def test_a_source_gives_well_formed_arrays(name, root, tmp_path):
     data = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
@@ -155,9 +152,6 @@ def test_the_real_data_is_read_completely(name, data_root, tmp_path):
     data = load(config(name, data_root), seed=0, cache=str(tmp_path))
     assert len(data.labels) == REAL[name]
     assert len(np.unique(data.labels)) == NUM_CLASSES[name]
-
-
-# --- what is particular -------------------------------------------------------------------------------------
 
 
 def test_an_unknown_source_is_refused_with_a_suggestion():
