@@ -1,4 +1,4 @@
-"""Batch norm under every algorithm's local objective."""
+"""Batch norm and integer buffers under every algorithm's local objective."""
 
 import dataclasses
 
@@ -7,9 +7,13 @@ import pytest
 import torch
 
 import comparisons
+import quick_run
 import small_task
+from comparisons import state_of
+from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
+from pflmpi.errors import ConfigError
 from pflmpi.messages.kinds import Own
 
 
@@ -35,3 +39,47 @@ def test_local_training_is_in_training_mode_and_moves_the_statistics(name, bn):
     }
     moved.pop("state/before/stats/mean", None)  # FedFomo's: the model that training started from
     assert moved and all(moved.values()), moved
+
+
+NET = """
+import torch
+from torch import nn
+
+
+class Turning(nn.Module):
+    \"""Looks at its features in an order that turns in every step.\"""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 9), nn.Linear(9, num_classes)
+        self.register_buffer("order", torch.arange(9))
+        self.register_buffer("turned", torch.tensor(False))
+
+    def forward(self, x):
+        if self.training:
+            self.order.copy_(self.order.roll(1))
+            self.turned.fill_(True)
+        return self.last(torch.relu(self.first(x.flatten(1))[:, self.order]))
+"""
+MIXING = ("apfl", "l2gd", "pfedafe", "fedfomo", "fedavg")
+
+
+@pytest.mark.parametrize("case", MIXING)
+def test_what_is_not_floating_is_never_mixed(case, tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    model = {"name": f"{tmp_path}/net.py:Turning", "head": "last"}
+    raw = quick_run.settings(every_algorithm()[case], model=model, runtime={"executor": "loop"})
+    quick_run.run(raw, tmp_path / "run")
+    orders = {path: array for path, array in state_of(tmp_path / "run").items() if path.endswith("order")}
+    assert orders
+    for path, array in orders.items():
+        assert np.array_equal(np.sort(array), np.broadcast_to(np.arange(9), array.shape)), path
+    assert any(not np.array_equal(row, np.arange(9)) for array in orders.values() for row in array.reshape(-1, 9))
+
+
+def test_centres_of_integers_are_refused(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    model = {"name": f"{tmp_path}/net.py:Turning", "head": "last"}
+    raw = quick_run.settings(algorithm={"name": "fesem"}, model=model, runtime={"executor": "loop"})
+    with pytest.raises(ConfigError, match=r"of integers, of which fesem can make no mean; choose training.bn = local"):
+        quick_run.run(raw, tmp_path / "run")

@@ -46,9 +46,6 @@ def update(algorithm, server, up, participants, number=2, seed=0):
     return algorithm.server_update(task, server, up, Round(number, np.array(participants), seed))
 
 
-# --- the server
-
-
 def test_participants_join_the_nearest_centre_which_becomes_their_mean():
     new = update(FeSEM(), state([0, 10, 20], [-1] * 6), upload(1, 8, 3, 11), [0, 1, 3, 5])
     assert new["cluster"].tolist() == [0, 1, -1, 0, -1, 1]
@@ -111,9 +108,6 @@ def test_clients_change_their_cluster_in_any_round():
         assert server["cluster"].tolist() == ([1, 0, 0] if number % 2 == 0 else [0, 1, 0])
 
 
-# --- the first centres
-
-
 def test_the_first_centres_are_members_drawn_from_the_stream_of_the_first_round():
     models, drawn = [1.0, 5.0, 12.0, 30.0], set()
     for seed in range(20):
@@ -149,9 +143,6 @@ def test_equal_models_in_the_first_round_make_one_cluster():
     assert new["cluster"].tolist() == [0, 0, 0] and values(new["centres"]) == [2, 2, 2]
 
 
-# --- what is received
-
-
 def test_a_client_receives_the_centre_of_its_cluster():
     server = state([1, 2, 3], [2, 0, 1, 2])
     down = FeSEM().publish(small_task.task(clients=4), server, np.array([3, 0, 1]))
@@ -171,9 +162,6 @@ def test_before_the_first_round_everybody_receives_the_initial_model():
     assert tree.at(server, "cluster").tolist() == [-1] * 4, "a cluster before a client has taken part"
     for path, leaf in tree.leaves(task.init()):
         assert all(torch.equal(row, leaf) for row in tree.at(down["centre"], path)), path
-
-
-# --- the client
 
 
 def test_the_client_trains_the_centre_it_received_and_is_tested_with_it():
@@ -209,9 +197,6 @@ def test_batch_norm_statistics_are_averaged_in_the_cluster_or_stay(bn, travels):
     assert ("stats" in server["centres"]) == travels
     centre = tree.row(algorithm.publish(task, server, np.array([0]))["centre"], 0)
     assert torch.equal(algorithm.predict(task, client, {"centre": centre}, x), task.predict(task.init(), x))
-
-
-# --- checks and whole runs
 
 
 def test_more_clusters_than_participants_are_refused():

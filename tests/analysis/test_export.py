@@ -75,9 +75,6 @@ def tensors(state):
     return {name: torch.tensor(array) for name, array in state.items()}
 
 
-# --- what a client predicts with ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "case, absent",
     [
@@ -148,9 +145,6 @@ def test_unlike_clients_have_their_own_models(tmp_path):
         assert correct(module(made, client_state(round, client), client), made, client) == right
 
 
-# --- names --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_names_are_those_of_the_module(name):
     architecture = MODELS[name]().bind((1, 28, 28), 10)
@@ -183,9 +177,6 @@ def test_a_residual_network_loads_into_torchvisions(bn, hidden, tmp_path):
     network.load_state_dict(torch.load(file, weights_only=True), strict=True)
     right = open_run(tmp_path / "run").round().metrics["correct"]
     assert correct(network, experiment(tmp_path / "run"), 1) == right[1]
-
-
-# --- files --------------------------------------------------------------------------------------------------------
 
 
 def load(path):

@@ -35,9 +35,6 @@ def changes(run, before, after):
     return {change.leaf: change for change in differences.difference(opened.round(before), opened.round(after))}
 
 
-# --- differences --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
@@ -106,9 +103,6 @@ def test_diff_says_of_what_did_not_change_that_it_did_not(finished, capfd):
     shown = capfd.readouterr().out
     arrays = len(changes(finished, 4, 4))
     assert shown.count("unchanged") == arrays and f"changed: 0 of {arrays} arrays" in shown
-
-
-# --- verification -------------------------------------------------------------------------------------------------
 
 
 def flip(path, position=-9):

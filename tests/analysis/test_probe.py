@@ -44,9 +44,6 @@ def local(tmp_path_factory):
     return folder
 
 
-# --- the measure --------------------------------------------------------------------------------------------------
-
-
 def hsic(first, second):
     """HSIC_1 as Song et al. print it: eq. 5, with traces and sums over matrices without diagonals."""
     n = len(first)
@@ -91,9 +88,6 @@ def test_a_layer_whose_output_is_constant_has_no_cka():
     assert not centred(np.full((9, 9), 0.1)).any()
 
 
-# --- the layers ---------------------------------------------------------------------------------------------------
-
-
 def outputs(name, options, shape):
     architecture = MODELS[name](**options).bind(shape, 10)
     model, x = start(architecture), images(architecture, 3)
@@ -126,9 +120,6 @@ def test_the_outputs_of_a_residual_network_are_those_of_torchvisions_modules():
     assert found.keys() == expected.keys()
     for path in expected:
         torch.testing.assert_close(found[path], expected[path], rtol=1e-4, atol=1e-5)
-
-
-# --- the command --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -207,9 +198,6 @@ def test_a_report_draws_the_newest_probe_and_all_rounds(local):
     found = [last.low[1], last.y[1], last.high[1]]
     assert found == pytest.approx([np.quantile(upper, 0.05), upper.mean(), np.quantile(upper, 0.95)])
     assert main(["inspect", str(local), "--verify"]) == 0
-
-
-# --- bad input ----------------------------------------------------------------------------------------------------
 
 
 def test_without_a_probe_the_report_says_how_to_make_one(tmp_path):

@@ -42,9 +42,6 @@ def root(tmp_path, monkeypatch):
     return folder
 
 
-# --- datasets -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", list(SOURCES))
 @pytest.mark.parametrize("split", ["pooled", "official"])
 def test_every_dataset_runs(name, split, root, tmp_path):
@@ -86,8 +83,6 @@ def test_real_data_run(name, limit, model, data_root, tmp_path):
     run(raw, tmp_path)
 
 
-# --- partitions ---------------------------------------------------------------------------------------------------
-
 PARTITION_KEYS: dict[str, list[dict[str, Any]]] = {
     "pathological": [{"classes_per_client": 2}],
     "dirichlet": [{"beta": 0.5, "min_samples": 4}, {"beta": 0.5, "min_samples": 4, "balanced_cap": True}],
@@ -123,8 +118,6 @@ def test_a_saved_partition_gives_the_same_bits(tmp_path):
     with pytest.raises(DataError, match="was made for"):
         federation_of({**by_path, "data": {"name": "digits"}})
 
-
-# --- models -------------------------------------------------------------------------------------------------------
 
 MODEL_KEYS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": 9},
@@ -197,10 +190,7 @@ UNLIKE: dict[str, list[dict[str, Any]]] = {
 def test_unlike_models_are_cycled_over_the_clients(algorithm, tmp_path):
     models = UNLIKE[algorithm]
     raw = quick_run.settings(
-        model=models,
-        algorithm={"name": algorithm},
-        partition=FOUR,
-        training={"rounds": 2, "participation": 0.7},
+        model=models, algorithm={"name": algorithm}, partition=FOUR, training={"rounds": 2, "participation": 0.7}
     )
     _, folder = run(raw, tmp_path)
     cohorts = run_folder.read_clients(folder, 2, np.arange(4))

@@ -88,10 +88,7 @@ def test_what_is_no_text_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["24e9629048434664", "1e3", "12_4e5", "+1e-3", "1E+7", ".5e2", "0x1F", "1.", "true"])
 def test_a_text_that_looks_like_a_number_is_read_as_it_was_written(text):
-    assert parse(dump({"recorded": text, text: [text]}), "config.yaml") == {
-        "recorded": text,
-        text: [text],
-    }
+    assert parse(dump({"recorded": text, text: [text]}), "config.yaml") == {"recorded": text, text: [text]}
 
 
 def test_a_section_becomes_a_config_with_all_defaults():

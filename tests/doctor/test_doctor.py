@@ -63,9 +63,6 @@ def here(tmp_path, monkeypatch, capfd):
     return lambda *options: (main(["doctor", *map(str, options)]), capfd.readouterr().out)
 
 
-# --- sound ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["alone", "mpi", "torchrun"])
 def test_a_sound_set_up_has_no_problems_and_one_table(way, tmp_path):
     code, printed = doctor(way, tmp_path, "--config", write(tmp_path), "--out", tmp_path / "runs" / "first")
@@ -95,9 +92,6 @@ def test_the_exit_code_goes_where_a_launcher_wants_it(tmp_path, monkeypatch, her
     for threads, code in (("1", 0), ("64", 1)):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         assert (here()[0], file.read_text()) == (code, f"{code}\n")
-
-
-# --- broken --------------------------------------------------------------------------------------------------------
 
 
 def test_no_mpi_is_named_by_every_rank(tmp_path):
@@ -207,9 +201,6 @@ def test_a_torch_that_is_broken_is_named_whatever_needs_it(tmp_path):
     code, printed = doctor("alone", tmp_path, "--config", config, PYTHONPATH=first_in_path(tmp_path / "lib"))
     assert code == 1, printed
     assert "torch cannot be imported (libcublas.so is missing); install the package again" in printed
-
-
-# --- wrong use -----------------------------------------------------------------------------------------------------
 
 
 def test_a_configuration_that_is_wrong_everywhere_is_wrong_use(tmp_path):

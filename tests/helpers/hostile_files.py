@@ -72,10 +72,7 @@ def sparse(path, outside):
 
 _SPARSE = 15 << 40  # ext4 has files of up to 16 TiB
 KINDS = (fifo, endless, link_out, link_to_fifo, folder, sparse)
-PLACES = (
-    *("config.yaml", "metrics.csv", "partition.csv", "lock.json"),
-    *(ROUND, SHARD, "probe_00002.h5"),
-)
+PLACES = (*("config.yaml", "metrics.csv", "partition.csv", "lock.json"), *(ROUND, SHARD, "probe_00002.h5"))
 
 
 def in_place(kind, place):

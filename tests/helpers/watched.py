@@ -90,14 +90,7 @@ def _case(words, folders):
         texts = [_text(file) for file in (out, err, hook)]
     opened, written = watch.seen()
     python = sorted({*texts[2].split("\0")} - {""})
-    return {
-        "code": status,
-        "out": texts[0],
-        "err": texts[1],
-        "opened": opened,
-        "written": written,
-        "python": python,
-    }
+    return {"code": status, "out": texts[0], "err": texts[1], "opened": opened, "written": written, "python": python}
 
 
 def _text(file):

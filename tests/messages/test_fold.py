@@ -200,8 +200,6 @@ def test_very_small_doubles_are_summed():
     assert tree.leaf(tree.part(found, "sum"), "x").tolist() == [2.0**-960, -(2.0**-950)]
 
 
-# --- which way -----------------------------------------------------------------------------------------------
-
 RESNET = 11_181_642  # entries
 MODEL = 4 * RESNET
 

@@ -303,9 +303,6 @@ def test_the_search_finds_heads_where_they_do_travel(recorded):
     assert found_in(rows, run.content("data", up=True)) > len(rows) / RANKS / 2
 
 
-# --- the paper's numbers ----------------------------------------------------------------------------------------
-
-
 def task(classes, width):
     architecture = MODELS["mlp"](hidden=width).bind((1, 2, 2), classes)
     return Task(architecture, TrainingConfig(), 4, 0, (0.5,), (0.5,))

@@ -9,25 +9,13 @@ import torchvision
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from model_helpers import (
-    CIFAR,
-    DIGITS,
-    MNIST,
-    SMALL_KERNEL,
-    WITHOUT_BATCH_NORM,
-    count,
-    images,
-    named,
-    start,
-)
+from model_helpers import CIFAR, DIGITS, MNIST, SMALL_KERNEL, WITHOUT_BATCH_NORM, count, images, named, start
 from pflmpi import tree
 from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
 from pflmpi.models.conv_net import CNN, ProtoCNN
 from pflmpi.models.mlp import DNN, MLP
 from pflmpi.models.resnet18 import ResNet18
-
-# --- sizes
 
 
 @pytest.mark.parametrize(
@@ -93,9 +81,6 @@ def test_every_model_is_registered_under_its_name_with_a_summary():
         assert len(model.summary) > 10 and "\n" not in model.summary
 
 
-# --- initial weights
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_initial_weights_come_from_the_generator_alone(name):
     architecture = MODELS[name]().bind(CIFAR, 10)
@@ -136,9 +121,6 @@ def test_initial_distributions_are_those_of_pytorchs_layers():
             assert abs(flat[name].mean()) < 5 * flat[name].std() / np.sqrt(value.numel()), name
         else:
             assert torch.equal(flat[name], value), name
-
-
-# --- what is refused
 
 
 @pytest.mark.parametrize(

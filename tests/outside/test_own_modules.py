@@ -53,11 +53,7 @@ def settings(model, **sections):
 
 @pytest.mark.parametrize(
     "options, executor",
-    [
-        ({"drop": 0.3}, "lanes"),
-        ({"normed": True}, "loop"),
-        ({"normed": True, "norm": "group"}, "lanes"),
-    ],
+    [({"drop": 0.3}, "lanes"), ({"normed": True}, "loop"), ({"normed": True, "norm": "group"}, "lanes")],
 )
 def test_a_module_has_the_same_bits_on_any_number_of_ranks(options, executor, net, tmp_path):
     raw = settings({"name": net, "head": "classify.2", **options}, runtime={"executor": executor, "lanes": 2})

@@ -14,10 +14,7 @@ from every_algorithm import MESSAGE_KINDS
 from pflmpi.store import run_folder
 from project import HELPERS, ROOT
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def run(raw, folder, ranks):

@@ -18,9 +18,6 @@ from pflmpi.scaling.results import PARTS, readable, results, write_table
 MB = 2**20
 
 
-# --- points -------------------------------------------------------------------------------------------------------
-
-
 def test_repeats_take_turns():
     found = runs(scale_folder.scaling([1, 2, 4]))
     assert [(one.ranks, one.repeat) for one in found] == [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
@@ -47,9 +44,6 @@ def test_points_and_repeats_can_be_added_and_nothing_else(tmp_path):
         experiment.join(scale_folder.scaling([1], training={"lr": 0.2}), tmp_path)
     with pytest.raises(Exception, match="mode = 'strong' there, 'weak' now"):
         experiment.join(scale_folder.scaling([1], "weak"), tmp_path)
-
-
-# --- what was measured --------------------------------------------------------------------------------------------
 
 
 def test_speed_up_efficiency_and_parts_leave_the_first_round_out(tmp_path):
@@ -123,12 +117,6 @@ def test_the_csv_has_a_line_for_each_run_also_for_one_that_failed(tmp_path):
         "abc+"
     }
     assert results(out).problems == ["2 ranks, repeat 2: no memory is left"]
-
-
-# --- what is refused ----------------------------------------------------------------------------------------------
-
-
-# --- in processes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -69,11 +69,7 @@ def test_the_whole_reason_of_a_library_is_shown():
 
 def test_texts_of_any_length_reach_rank_0():
     texts = ["ä" * 5000, "", "x"]
-    assert thread_transport.run_ranks(3, lambda one: gather_texts(one, texts[one.rank])) == [
-        texts,
-        None,
-        None,
-    ]
+    assert thread_transport.run_ranks(3, lambda one: gather_texts(one, texts[one.rank])) == [texts, None, None]
 
 
 @pytest.mark.parametrize("text", ["ä" * 5000, "", "x"])

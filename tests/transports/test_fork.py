@@ -62,11 +62,7 @@ def forks(folder, way):
 
 
 @pytest.mark.parametrize(
-    ("way", "outcome"),
-    [
-        ("one fails", "Failed(rank=1, code=7)\n"),
-        ("one raises", "Failed(rank=1, code=3)\n"),
-    ],
+    ("way", "outcome"), [("one fails", "Failed(rank=1, code=7)\n"), ("one raises", "Failed(rank=1, code=3)\n")]
 )
 def test_the_first_rank_that_fails_is_named_and_ends_the_others(way, outcome, tmp_path):
     process = forks(tmp_path, way)

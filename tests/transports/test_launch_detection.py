@@ -33,13 +33,7 @@ OPEN_MPI = {
 }
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-TORCHRUN = {
-    **BY_HAND,
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "TORCHELASTIC_RUN_ID": "none",
-}
+TORCHRUN = {**BY_HAND, "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
 THERE = "node1:22345"
 
 
@@ -152,11 +146,7 @@ def python(code):
     """Run code in a process of its own, without the variables of a launcher."""
     setup = "from pflmpi.errors import *; from pflmpi.transports import open_transport, detect"
     return subprocess.run(
-        [sys.executable, "-c", f"{setup}\n{code}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-c", f"{setup}\n{code}"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
 
 

@@ -32,10 +32,7 @@ TORCH = pytest.param("torch", marks=pytest.mark.slow)  # importing torch on thre
 
 def launch(way, what, folder):
     """Run the worker on 3 ranks; return the exit code, the output and the errors."""
-    start = {
-        "mpi": ["mpirun", "-n", "3", sys.executable],
-        "torch": ["torchrun", "--standalone", "--nproc-per-node=3"],
-    }
+    start = {"mpi": ["mpirun", "-n", "3", sys.executable], "torch": ["torchrun", "--standalone", "--nproc-per-node=3"]}
     program, *arguments = start[way]
     command = [str(processes.BIN / program), *arguments, WORKER, what, str(folder)]
     root = str(ROOT)
