@@ -137,7 +137,6 @@ def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
     allowed = {
         "cli.py",  # hands it to what watches for signals
         "transports/detect.py",
-        "transports/interfaces.py",
         "data",
         "commands",
         "python",
