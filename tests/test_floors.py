@@ -138,7 +138,6 @@ def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
         "__init__.py",  # notes the end of a script that a wrapper of launch/ has started
         "cli.py",  # hands it to what watches for signals
         "transports/detect.py",
-        "transports/interfaces.py",
         "data",
         "commands",
         "python",

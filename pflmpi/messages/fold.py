@@ -1,8 +1,8 @@
 """The participants' messages become their sums and means on rank 0, with the same bits on any number of ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -12,15 +12,16 @@ from pflmpi import tree
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.device_sum import DeviceSum, is_on_host, on_host
 from pflmpi.messages.exact import Terms, add_fixed, common_shift, fold_exactly, magnitudes
-from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all
-from pflmpi.messages.kinds import Mean, Messages, Sum, Updates
+from pflmpi.messages.groups import ClientGroup, clients_of_all
+from pflmpi.messages.kinds import Mean, Messages, Updates
 from pflmpi.messages.packing import NOTHING, to_numpy
 from pflmpi.messages.slices import Piece, Slices
 from pflmpi.transports.base import Transport
 
-Values = list[tuple[ClientGroup, list[np.ndarray]]]  # of each group, its clients [m] and their values [m, n] by leaf
 _WORD = 8  # bytes of an int64
 Pack = Callable[[np.ndarray], None]  # writes the bytes of the messages here that rank 0 gathers
+# Of some clients: their weights [M, m] in each leaf, and what gives their values [m, n] of a piece.
+Addends = list[tuple[np.ndarray, Callable[[Piece], np.ndarray]]]
 Write = Callable[[Piece, np.ndarray], None]  # what is folded of a piece to an array
 
 
@@ -44,72 +45,110 @@ class Fold:
             ups: of the groups computed here, on the host or on the GPU.
             pack: for the messages that are gathered.
         """
-        here, slices, traffic = transport.rank, self.slices, self.slices.traffic
-        on_host, on_gpu = self._split(ups, here)
-        rows = self._rows(on_host)
-        largest = self._largest(rows, on_gpu)
+        here, slices, entries = transport.rank, self.slices, self.slices.entries
+        addends, on_gpu = self._addends(ups, here)
+        largest = self._largest(addends, entries.pieces(0, entries.count))
+        if on_gpu:
+            largest = np.maximum(largest, on_gpu.largest())
         if slices.sums.any():
             largest = transport.maximum(largest)
-        parts = {
-            rank: self._part(rows, on_gpu, largest, rank, here, pack)
-            for rank in np.flatnonzero(slices.sent_by(here)).tolist()
-            if rank != here
-        }
+        others = [rank for rank in np.flatnonzero(slices.sent_by(here)).tolist() if rank != here]
+        parts = {rank: self._part(addends, on_gpu, largest, rank, here, pack) for rank in others}
         received: dict[int, np.ndarray] = {}
-        if traffic.moved:
+        if moved := slices.traffic.moved:
             sizes = slices.received_by(here)
-            others = {int(rank): int(sizes[rank]) for rank in np.flatnonzero(sizes) if rank != here}
-            received = transport.exchange(parts, others, traffic.moved)
-        folded = self._finished(transport, self._writer(rows, on_gpu, largest, received, here))
+            arriving = {rank: int(sizes[rank]) for rank in np.flatnonzero(sizes).tolist() if rank != here}
+            received = transport.exchange(parts, arriving, moved)
+        folded = self._finished(transport, self._writer(addends, on_gpu, largest, received, here))
         if folded is None:
             return None, []
         gathered = slices.gathered.tolist()
-        packed = [received[rank][-size:] if rank and size else NOTHING for rank, size in enumerate(gathered)]
-        return folded, packed
+        return folded, [received[rank][-size:] if rank and size else NOTHING for rank, size in enumerate(gathered)]
 
-    def _split(self, ups: Updates, rank: int) -> tuple[Updates, DeviceSum | None]:
+    def _addends(self, ups: Updates, rank: int) -> tuple[Addends, DeviceSum | None]:
         """The messages on the host, and those on the GPU; all on the host where other ranks get them as they are."""
-        folded = [(clients, {name: messages[name] for name in self.declared.folded}) for clients, messages in ups]
-        if not self.slices.sums[rank] and any(owner != rank for owner in np.flatnonzero(self.slices.widths)):
-            return [(clients, on_host(messages)) for clients, messages in folded], None
-        here = [(clients, messages) for clients, messages in folded if is_on_host(messages)]
-        there = [(clients, self._leaves(messages)) for clients, messages in folded if not is_on_host(messages)]
+        groups = [(clients, {name: messages[name] for name in self.declared.folded}) for clients, messages in ups]
+        to_host = not self.slices.sums[rank] and any(owner != rank for owner in np.flatnonzero(self.slices.widths))
+        addends: Addends = []
+        there: list[tuple[ClientGroup, list[Tensor]]] = []
+        for clients, messages in groups:
+            leaves = [leaf for _, leaf in tree.leaves({**(on_host(messages) if to_host else messages)})]
+            if to_host or is_on_host(messages):
+                rows = [to_numpy(tree.flat_rows(leaf)) for leaf in leaves]
+                addends.append((self._weights(clients), partial(_values, rows)))
+            else:
+                there.append((clients, leaves))
         if not there:
-            return here, None
-        clients = np.concatenate([ids for ids, _ in there])
-        weights = np.stack([self._weights(leaf, clients) for leaf in range(len(self.slices.entries.paths))])
-        return here, DeviceSum([leaves for _, leaves in there], weights)
+            return addends, None
+        weights = self._weights(np.concatenate([clients for clients, _ in there]))
+        return addends, DeviceSum([leaves for _, leaves in there], weights)
+
+    def _largest(self, addends: Addends, pieces: Sequence[Piece]) -> np.ndarray:
+        """[M] the largest magnitude in some pieces of each leaf, times the weights."""
+        largest = np.zeros(len(self.slices.entries.like))
+        for piece in pieces:
+            for values, weights in _terms(addends, piece):
+                largest[piece.leaf] = np.maximum(largest[piece.leaf], (magnitudes(values) * weights).max())
+        return largest
+
+    def _part(
+        self,
+        addends: Addends,
+        on_gpu: DeviceSum | None,
+        largest: np.ndarray,
+        owner: int,
+        here: int,
+        pack: Pack,
+    ) -> np.ndarray:
+        """What an owner gets: sums, or magnitudes and the clients' entries, group by group; rank 0 packed rows too."""
+        slices, entries = self.slices, self.slices.entries
+        part = np.empty(int(slices.sent_by(here)[owner]), np.uint8)
+        end = len(part) - (int(slices.gathered[here]) if owner == 0 else 0)
+        pack(part[end:])
+        start, stop = slices.slice(owner)
+        pieces = entries.pieces(start, stop)
+        if slices.sums[here]:
+            total, shifts = part[:end].view(np.int64), self._shifts(largest)
+            total[:] = 0 if on_gpu is None else on_gpu.total(shifts)[start:stop]
+            for piece in pieces:
+                add_fixed(entries.cut(total, piece, start), _terms(addends, piece), shifts[piece.leaf])
+        elif end:
+            part[: slices.head].view(np.float64)[:] = largest[: slices.head]
+            body = part[slices.head : end].reshape(int(slices.participants[here]), -1)
+            for piece in pieces:
+                np.concatenate([values for values, _ in _terms(addends, piece)], out=entries.cut_bytes(body, piece))
+        return part
 
     def _writer(
-        self, rows: Values, on_gpu: DeviceSum | None, largest: np.ndarray, received: dict[int, np.ndarray], here: int
+        self,
+        addends: Addends,
+        on_gpu: DeviceSum | None,
+        largest: np.ndarray,
+        received: dict[int, np.ndarray],
+        here: int,
     ) -> Write:
         """What folds pieces of this rank's slice, of which the other ranks have sent it entries or sums."""
         slices, entries, (start, stop) = self.slices, self.slices.entries, self.slices.slice(here)
-        entered: list[tuple[np.ndarray, np.ndarray]] = []
-        summed: list[np.ndarray] = []
+        sums: list[np.ndarray] = []
         for rank, part in received.items() if stop > start else ():
             if slices.sums[rank]:
-                summed.append(part[: _WORD * (stop - start)].view(np.int64))
-            else:
-                clients, size = clients_of(self.assigned[rank]), int(slices.slice_bytes[here])
-                body = part[slices.head : slices.head + size * len(clients)]
-                entered.append((clients, body.reshape(len(clients), -1)))
-                if slices.head:
-                    largest = np.maximum(largest, part[: slices.head].view(np.float64))
-                elif not slices.sums.any():  # this rank has all entries
-                    for piece in entries.pieces(start, stop):
-                        magnitude = self._magnitude(clients, piece.leaf, entries.cut_bytes(entered[-1][1], piece))
-                        largest[piece.leaf] = np.maximum(largest[piece.leaf], magnitude)
+                sums.append(part[: _WORD * (stop - start)].view(np.int64))
+                continue
+            weights = self._weights(np.concatenate(self.assigned[rank]))
+            end = slices.head + weights.shape[1] * int(slices.slice_bytes[here])
+            rows = part[slices.head : end].reshape(weights.shape[1], -1)
+            addends = [*addends, (weights, partial(entries.cut_bytes, rows))]
+            if slices.head:
+                largest = np.maximum(largest, part[: slices.head].view(np.float64))
+            elif not slices.sums.any():  # this rank has all entries
+                largest = np.maximum(largest, self._largest(addends[-1:], entries.pieces(start, stop)))
         shifts = self._shifts(largest)
         if on_gpu:
-            summed.append(on_gpu.total(shifts)[start:stop])
+            sums.append(on_gpu.total(shifts)[start:stop])
 
         def write(piece: Piece, out: np.ndarray) -> None:
-            terms = self._terms(rows, piece)
-            for clients, sent in entered:
-                terms.append((entries.cut_bytes(sent, piece), self._weights(piece.leaf, clients)))
-            sums = [entries.cut(fixed, piece, start) for fixed in summed]
-            fold_exactly(terms, sums, shifts[piece.leaf], self._divisor(piece.leaf), out)
+            fixed = [entries.cut(total, piece, start) for total in sums]
+            fold_exactly(_terms(addends, piece), fixed, shifts[piece.leaf], self._divisors[piece.leaf], out)
 
         return write
 
@@ -135,86 +174,42 @@ class Fold:
                     flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(buffers[rank], piece)
         return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]
 
-    def _total(self, rows: Values, on_gpu: DeviceSum | None, largest: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """int64 sums of a slice, over the participants here."""
-        entries, shifts = self.slices.entries, self._shifts(largest)
-        total = np.zeros(stop - start, np.int64) if on_gpu is None else on_gpu.total(shifts)[start:stop].copy()
-        for piece in entries.pieces(start, stop):
-            add_fixed(entries.cut(total, piece, start), self._terms(rows, piece), shifts[piece.leaf])
-        return total
-
-    def _part(
-        self,
-        rows: Values,
-        on_gpu: DeviceSum | None,
-        largest: np.ndarray,
-        owner: int,
-        here: int,
-        pack: Pack,
-    ) -> np.ndarray:
-        """What an owner gets: sums, or magnitudes and the participants' entries, one by one; rank 0 packed rows too."""
-        slices, entries = self.slices, self.slices.entries
-        part = np.empty(int(slices.sent_by(here)[owner]), np.uint8)
-        end = len(part) - (int(slices.gathered[here]) if owner == 0 else 0)
-        pack(part[end:])
-        if slices.sums[here]:
-            part[:end].view(np.int64)[:] = self._total(rows, on_gpu, largest, *slices.slice(owner))
-        elif end:
-            clients, pieces = np.sort(np.concatenate([ids for ids, _ in rows])), entries.pieces(*slices.slice(owner))
-            part[: slices.head].view(np.float64)[:] = largest[: slices.head]
-            body = part[slices.head : end].reshape(len(clients), -1)
-            for ids, values in rows:
-                for row, at in enumerate(np.searchsorted(clients, ids).tolist()):
-                    for piece in pieces:
-                        entries.cut_bytes(body[at], piece)[:] = values[piece.leaf][row, piece.start : piece.stop]
-        return part
-
-    def _rows(self, ups: Updates) -> Values:
-        return [
-            (clients, [to_numpy(tree.flat_rows(leaf)) for leaf in self._leaves(messages)]) for clients, messages in ups
-        ]
-
-    def _terms(self, rows: Values, piece: Piece) -> list[Terms]:
-        return [
-            (values[piece.leaf][:, piece.start : piece.stop], self._weights(piece.leaf, clients))
-            for clients, values in rows
-        ]
-
-    def _largest(self, rows: Values, on_gpu: DeviceSum | None) -> np.ndarray:
-        """[M] the largest magnitude in each leaf of the participants here, times their weights."""
-        largest = np.zeros(len(self.slices.entries.paths)) if on_gpu is None else on_gpu.largest()
-        for clients, leaves in rows:
-            magnitudes_here = [self._magnitude(clients, leaf, values) for leaf, values in enumerate(leaves)]
-            largest = np.maximum(largest, magnitudes_here)
-        return largest
-
-    def _magnitude(self, clients: np.ndarray, leaf: int, values: np.ndarray) -> float:
-        """The largest magnitude in the values [m, n] of a leaf of some clients, times their weights."""
-        return float((magnitudes(values) * self._weights(leaf, clients)).max())
-
-    def _leaves(self, messages: Messages) -> list[Tensor]:
-        return [leaf for _, leaf in tree.leaves({**messages})]
-
     def _shifts(self, largest: np.ndarray) -> list[int]:
         shifts: list[int] = common_shift(largest, int(self.slices.participants.sum())).tolist()
         return shifts
 
-    def _weights(self, leaf: int, clients: np.ndarray) -> np.ndarray:
-        kind = self._kind(leaf)
-        if isinstance(kind, Mean) and not self.slices.entries.like[leaf].is_floating_point():
-            return np.where(clients == self._participants.min(), 1.0, 0.0)
-        samples = isinstance(kind, Mean) and kind.by == "samples"
-        return self.declared.num_train[clients].astype(np.float64) if samples else np.ones(len(clients))
+    def _weights(self, clients: np.ndarray) -> np.ndarray:
+        """[M, m] float64, the weight of each client in the sum of each leaf."""
+        first = (clients == self._participants[0]).astype(np.float64)
+        rows = {"samples": self.declared.num_train[clients].astype(np.float64), "first": first}
+        once = np.ones(len(clients))
+        return np.array([rows.get(weighting, once) for weighting in self._weightings]).reshape(-1, len(clients))
 
-    def _divisor(self, leaf: int) -> float:
-        """What the sum of a leaf is divided by."""
-        if not isinstance(self._kind(leaf), Mean):
-            return 1.0
-        return float(self._weights(leaf, self._participants).sum())
+    @cached_property
+    def _divisors(self) -> list[float]:
+        """[M] what the sum of each leaf is divided by."""
+        totals = self._weights(self._participants).sum(1).tolist()
+        return [1.0 if how == "sum" else total for how, total in zip(self._weightings, totals, strict=True)]
+
+    @cached_property
+    def _weightings(self) -> list[str]:
+        """[M] by what clients count in each leaf; of what is not floating a mean is the first participant's."""
+        entries = self.slices.entries
+        kinds = [self.declared.folded[path.split("/")[0]] for path in entries.paths]
+        return [
+            "sum" if not isinstance(kind, Mean) else kind.by if leaf.is_floating_point() else "first"
+            for kind, leaf in zip(kinds, entries.like, strict=True)
+        ]
 
     @cached_property
     def _participants(self) -> np.ndarray:
         return clients_of_all(self.assigned)
 
-    def _kind(self, leaf: int) -> Sum:
-        return self.declared.folded[self.slices.entries.paths[leaf].split("/")[0]]
+
+def _values(leaves: list[np.ndarray], piece: Piece) -> np.ndarray:
+    """The values [m, n] of a piece, of leaves [m, ...]."""
+    return leaves[piece.leaf][:, piece.start : piece.stop]
+
+
+def _terms(addends: Addends, piece: Piece) -> list[Terms]:
+    return [(values(piece), weights[piece.leaf]) for weights, values in addends]

@@ -1,4 +1,4 @@
-"""What ranks exchange through torch's key-value store: how far each has come."""
+"""Torch's key-value store: where the ranks meet, and what they note there of how far each has come."""
 
 import errno
 import ipaddress
@@ -9,8 +9,8 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed does not declare them
 
+from pflmpi.errors import ConfigError
 from pflmpi.transports.detect import Launch
-from pflmpi.transports.interfaces import checked_address, refused_address
 from pflmpi.transports.waiting import TimeIsUp, within
 
 _INTERVAL = 1.0  # seconds between two notes; the shortest time limit that can name ranks is a little longer
@@ -27,18 +27,18 @@ def connect(launch: Launch, timeout: float) -> Store:
     own prefix, and each run of a start. (torch's own rendezvous does not separate them and fails after a restart, up to
     2.15 at least.)
     """
-    host, port = checked_address(launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+    host, port = _checked_address(launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     try:
         listening = listen(host, port) if launch.rank == 0 and in_rank_0() else None
     except OSError as error:
-        raise refused_address(host, port, error) from error
+        raise _refused_address(host, port, error) from error
     try:
         store = open_store(host, port, listening, timeout)
     except RuntimeError:
         try:
             socket.getaddrinfo(host, port)  # only now: the name of a new node may take a while to be known
         except OSError as error:
-            raise refused_address(host, port, error) from error
+            raise _refused_address(host, port, error) from error
         raise
     return PrefixStore(f"pflmpi/{launch.restarts}/{launch.runs}", store)
 
@@ -84,6 +84,42 @@ def listen(host: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def _checked_address(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; raises `ConfigError` for an impossible port."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ConfigError(
+            f"MASTER_PORT = {port!r} (the ranks meet at {host}); expected a port from 1 to 65535, the same on all ranks"
+        )
+    return host, int(port)
+
+
+def _refused_address(host: str, port: int, error: OSError) -> ConfigError:
+    """The error for an address at which rank 0 cannot listen, or that stands for no machine."""
+    if isinstance(error, socket.gaierror):
+        reason = f"MASTER_ADDR = {host!r} stands for no machine ({error.strerror}); name the node of rank 0"
+    else:
+        reason = f"rank 0 cannot listen at {host}:{port} ({error.strerror}); choose another MASTER_PORT"
+    return ConfigError(f"{reason}, the same on all ranks")
+
+
+def check_interfaces(variable: str) -> None:
+    """Raise `ConfigError` if a variable such as GLOO_SOCKET_IFNAME names only interfaces that this machine lacks.
+
+    NCCL takes beginnings of names, exact ones after "=", and after "^" those to leave out.
+    """
+    value, present = os.environ.get(variable, ""), [name for _, name in socket.if_nameindex()]
+    names = [name for name in value.removeprefix("=").split(",") if name]
+    begins = variable.startswith("NCCL") and not value.startswith("=")
+    fit = any(here.startswith(name) if begins else here == name for name in names for here in present)
+    if not names or fit or value.startswith("^"):
+        return
+    raise ConfigError(
+        f"{variable} = {value!r}, which {socket.gethostname()} does not have; it has {', '.join(present)}; name one of "
+        "these, or unset the variable"
+    )
 
 
 class Arrivals:

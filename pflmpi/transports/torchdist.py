@@ -17,10 +17,9 @@ from pflmpi.errors import TransportError
 from pflmpi.transports.base import Buffer, Transport, chunks
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.gpu_group import Backend, GpuGroup, as_tensor
-from pflmpi.transports.interfaces import check_interfaces
 from pflmpi.transports.peers import ended, names, refuse_ended
 from pflmpi.transports.process_exit import flush_output
-from pflmpi.transports.torch_store import Arrivals, connect, in_rank_0
+from pflmpi.transports.torch_store import Arrivals, check_interfaces, connect, in_rank_0
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait, within
 
 _DYING = 0.5  # seconds from the end of a connection to that of the process
