@@ -264,9 +264,9 @@ def numbers(file: File, section: str) -> dict[str, np.ndarray]:
     values_by_name = {}
     for name, value in about(file).get(section, {}).items():
         values = value if isinstance(value, list) else [value]
-        if not all(each is None or isinstance(each, int | float) for each in values):
+        if not all(number is None or isinstance(number, int | float) for number in values):
             raise ValueError(f"{section}/{name} in its attribute 'about' is no number")
-        read = [np.nan if each is None else each for each in values]
+        read = [np.nan if number is None else number for number in values]
         values_by_name[str(name)] = np.array(read if isinstance(value, list) else read[0])
     return values_by_name
 

@@ -122,10 +122,10 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
     for round in reversed(present):
         if round_path(run, round).is_dir():
             raise CheckpointError(f"{round_path(run, round)} is a directory named like a checkpoint; move it away")
-        broken = problems(run, round)
-        if not broken:
+        damages = problems(run, round)
+        if not damages:
             return round, skipped
-        skipped += broken
+        skipped += damages
     newest = round_path(run, present[-1])
     if not (run / SHARDS).is_dir() and not checked_hdf5.damage(newest) and (lone := elsewhere(newest)):
         raise CheckpointError(lone)
