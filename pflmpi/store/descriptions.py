@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from pflmpi.store.checked_hdf5 import Described
+
 METRICS = {
     "participants": ("", ("participant",), "ascending ids of the clients that trained"),
     "skipped": ("", (), "ascending ids of the clients that failed in the round and count as absent"),
@@ -67,7 +69,6 @@ LAYOUT = {
     "row": ("", ("client",), "row of each client in that shard, counted within its cohort; -1 for none"),
     "cohort": ("", ("client",), "index into `cohorts` of `about`: clients that keep the same arrays"),
 }
-Described = tuple[str, tuple[str, ...], str]  # unit, names of the first axes, description
 _FIGURES: Mapping[str, Mapping[str, Described]] = {
     "metrics": METRICS,
     "bytes": BYTES,
