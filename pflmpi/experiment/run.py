@@ -42,7 +42,7 @@ from pflmpi.runtime.round_schedule import advise_fewer_ranks, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
-from pflmpi.store import config_file, metrics_file, pruning, run_folder, run_identity
+from pflmpi.store import config_file, metrics_file, pruning, run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
@@ -115,7 +115,7 @@ def run(
         for change in all_or_none(transport, lambda: stored_config.changed_code(place, config, changed_code)):
             _log.warning("%s; going on with the changed code", change)
     experiment = _prepare(config, context, place if resumes else None, federation)
-    id_of = partial(_run_id, place) if resumes else run_identity.new_run_id
+    id_of = partial(_run_id, place) if resumes else config_file.new_run_id
     with _locked(place, context, id_of) as (lock, run_id):
         done = None
         if resumes:
@@ -202,7 +202,7 @@ def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> It
 
 
 def _run_id(run: Path) -> str:
-    return run_identity.run_id(run) or run_identity.new_run_id()
+    return config_file.run_id(run) or config_file.new_run_id()
 
 
 def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str, anew: bool) -> None:
@@ -214,7 +214,7 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
     if transport.rank != 0:
         return
     try:
-        if run_identity.run_id(run) != run_id and (run_folder.rounds(run) or not anew):
+        if config_file.run_id(run) != run_id and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
