@@ -95,12 +95,12 @@ def check_newest(run: Path, round: int, problems: Sequence[str], allow_older: bo
     from pflmpi.store.names import rounds
 
     more = f" (and {len(problems) - 1} more: `pflmpi inspect {for_shell(run)} --verify`)" if len(problems) > 1 else ""
-    found = f"round {max(rounds(run))} of {run} cannot be used: {problems[0]}{more}"
+    problem = f"round {max(rounds(run))} of {run} cannot be used: {problems[0]}{more}"
     if not allow_older:
         raise CheckpointError(
-            f"{found}; mend that, or take round {round}, the newest good one, with --allow-older or --round {round}"
+            f"{problem}; mend that, or take round {round}, the newest good one, with --allow-older or --round {round}"
         )
-    show(CheckpointError(f"WARNING: {found}; this is round {round}"))
+    show(CheckpointError(f"WARNING: {problem}; this is round {round}"))
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:

@@ -60,10 +60,10 @@ def parser(command: str = "") -> argparse.ArgumentParser:
         prog="pflmpi", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
     )
     for name, module in modules.items():
-        one = commands.add_parser(name, description=summaries[name])
-        one.set_defaults(function=module.run, parser=one, log_level=logging.WARNING)
-        module.add_arguments(one)
-        one.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
+        subparser = commands.add_parser(name, description=summaries[name])
+        subparser.set_defaults(function=module.run, parser=subparser, log_level=logging.WARNING)
+        module.add_arguments(subparser)
+        subparser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     return top
 
 

@@ -93,13 +93,13 @@ def recorded(file: Path) -> PflmpiError | None:
 
 def kind_of(error: BaseException) -> str:
     """The name of the nearest class of the tree above."""
-    return next((one.__name__ for one in type(error).__mro__ if one.__module__ == __name__), RunError.__name__)
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), RunError.__name__)
 
 
 def of_kind(kind: str, text: str) -> PflmpiError:
     """An error of the class that `kind_of` named."""
-    found: PflmpiError = globals()[kind](text)
-    return found
+    error: PflmpiError = globals()[kind](text)
+    return error
 
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID")  # the innermost launcher's

@@ -84,10 +84,10 @@ def own_memory(name: str) -> int:
     """Bytes of this process in a line of /proc/self/status, such as VmHWM, the most it ever had; 0 without one."""
     try:
         with open("/proc/self/status", "rb", buffering=0) as file:
-            found = re.search(rb"^%s:\s+(\d+) kB$" % name.encode(), file.read(), re.MULTILINE)
+            match = re.search(rb"^%s:\s+(\d+) kB$" % name.encode(), file.read(), re.MULTILINE)
     except OSError:
         return 0
-    return 1024 * int(found[1]) if found else 0
+    return 1024 * int(match[1]) if match else 0
 
 
 def private_folder(named: str | None = None) -> Path:
@@ -102,8 +102,8 @@ def private_folder(named: str | None = None) -> Path:
     )
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise ConfigError(
             f"the cache folder {folder} is a link, another user's, or open to others; name another by runtime.cache"
         )

@@ -14,10 +14,10 @@ def module_names(paths: Iterable[str], head: str | None = None) -> dict[str, str
     >>> module_names(["body/fc1/weight", "head/bias", "means"])
     {'body/fc1/weight': 'fc1.weight', 'head/bias': 'head.bias', 'means': 'means'}
     """
-    known = list(paths)
-    if head is None and any(path.startswith("body/layer4/") for path in known):
-        head = "fc.2" if "body/fc/0/weight" in known else "fc"
-    return {path: _name(path, head or "head") for path in known}
+    names = list(paths)
+    if head is None and any(path.startswith("body/layer4/") for path in names):
+        head = "fc.2" if "body/fc/0/weight" in names else "fc"
+    return {path: _name(path, head or "head") for path in names}
 
 
 def _name(path: str, head: str) -> str:

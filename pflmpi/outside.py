@@ -84,11 +84,11 @@ def place(error: BaseException) -> str | None:
 
     What has no file, such as the methods that @dataclass writes, is not a place to look at.
     """
-    found = None
+    location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if _MARK in frame.f_globals and frame.f_code.co_filename != "<string>":
-            found = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_qualname}"
-    return found
+            location = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_qualname}"
+    return location
 
 
 def file_of(kind: type) -> str:
@@ -194,18 +194,18 @@ def _digest(file: Path, root: Path, within: Path) -> str:
         root: where the names of imported modules begin.
         within: imported files elsewhere are left out.
     """
-    found, queue = set[Path](), [file]
+    files, queue = set[Path](), [file]
     while queue:
         path = queue.pop()
-        if path in found:
+        if path in files:
             continue
-        found.add(path)
+        files.add(path)
         for node in ast.walk(_parsed(path) or ast.Module([], [])):
             queue += [
                 other for other in _imported(node, path, root) if other.is_relative_to(within) and other.is_file()
             ]
     total = hashlib.sha256()
-    for path in sorted(found):
+    for path in sorted(files):
         content = path.read_bytes()
         total.update(f"{os.path.relpath(path, root)} {len(content)}\n".encode() + content)
     return total.hexdigest()

@@ -52,16 +52,16 @@ class Registry(Mapping[str, T]):
         Raises:
             ConfigError: a name is taken twice.
         """
-        found: dict[str, EntryPoint] = {}
+        points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self._group) if self._group else ():
-            taken = found.get(point.name)
+            taken = points.get(point.name)
             if point.name in self._objects or (taken and taken.value != point.value):
                 raise ConfigError(
                     f"{self.kind} {point.name!r} is registered twice: by {_owner(taken)} and by {_owner(point)} "
                     f"({point.value}); uninstall one of them, or rename it there"
                 )
-            found[point.name] = point
-        return found
+            points[point.name] = point
+        return points
 
     def reference(self, name: str) -> str | None:
         """`module:Class` or `file.py:Class` of a name; None for the package's own, and for an unknown one."""
@@ -71,9 +71,9 @@ class Registry(Mapping[str, T]):
             return self.installed[name].value
         return name if outside.is_reference(name) else None
 
-    def name_of(self, found: object) -> str:
+    def name_of(self, value: object) -> str:
         """The name by which an object was asked for."""
-        return next(name for name, each in {**self._objects, **self._loaded}.items() if each is found)
+        return next(name for name, registered in {**self._objects, **self._loaded}.items() if registered is value)
 
     def __getitem__(self, name: str) -> T:
         if name not in self.installed and name in self._objects:
@@ -107,37 +107,37 @@ def subclass(base: type, *needed: str, of_client: Collection[str] = ()) -> Calla
     `client` as one more, which is how they say that they depend on it.
     """
 
-    def accept(found: object) -> type:
+    def accept(cls: object) -> type:
         wanted = f"expected a subclass of {base.__module__}.{base.__qualname__}"
-        if not isinstance(found, type):
-            raise ConfigError(f"it is a {type(found).__name__}; {wanted}")
-        if not issubclass(found, base):
+        if not isinstance(cls, type):
+            raise ConfigError(f"it is a {type(cls).__name__}; {wanted}")
+        if not issubclass(cls, base):
             raise ConfigError(
-                f"it is a subclass of {', '.join(each.__qualname__ for each in found.__bases__)}; {wanted}"
+                f"it is a subclass of {', '.join(parent.__qualname__ for parent in cls.__bases__)}; {wanted}"
             )
-        missing = sorted(getattr(found, "__abstractmethods__", ()))
-        for name in (*missing, *(name for name in needed if not hasattr(found, name))):
-            raise ConfigError(f"{found.__qualname__}.{name} is missing; expected {_described(base, name)}")
-        if own := [name for name in inspect.get_annotations(found) if not _is_field(found, name)]:
+        missing = sorted(getattr(cls, "__abstractmethods__", ()))
+        for name in (*missing, *(name for name in needed if not hasattr(cls, name))):
+            raise ConfigError(f"{cls.__qualname__}.{name} is missing; expected {_described(base, name)}")
+        if own := [name for name in inspect.get_annotations(cls) if not _is_field(cls, name)]:
             raise ConfigError(
-                f"{found.__qualname__}.{own[0]} is no field yet; expected @dataclass(frozen=True, kw_only=True) above "
+                f"{cls.__qualname__}.{own[0]} is no field yet; expected @dataclass(frozen=True, kw_only=True) above "
                 "the class, or ClassVar[...] as its type"
             )
-        for name, method in vars(found).items():
-            _check_signature(found, name, method, getattr(base, name, None), name in of_client)
-        return found
+        for name, method in vars(cls).items():
+            _check_signature(cls, name, method, getattr(base, name, None), name in of_client)
+        return cls
 
     return accept
 
 
-def _check_signature(found: type, name: str, method: object, expected: object, of_client: bool) -> None:
+def _check_signature(kind: type, name: str, method: object, expected: object, of_client: bool) -> None:
     if not (inspect.isfunction(method) and inspect.isfunction(expected)) or name.startswith("_"):
         return
     arguments = list(inspect.signature(expected).parameters)
     forms = [arguments, [*arguments, "client"]] if of_client else [arguments]
     if sum(_takes(method, form) for form in forms) != 1:
         allowed = " or ".join(f"({', '.join(form)})" for form in forms)
-        raise ConfigError(f"{found.__qualname__}.{name} takes {inspect.signature(method)}; expected {allowed}")
+        raise ConfigError(f"{kind.__qualname__}.{name} takes {inspect.signature(method)}; expected {allowed}")
 
 
 def _takes(method: Callable[..., object], arguments: list[str]) -> bool:

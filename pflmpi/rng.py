@@ -20,6 +20,6 @@ def stream(seed: int, round: int, client: int, purpose: str, skipped: int = 0) -
     """
     name = f"{seed}/{round}/{client}/{purpose}".encode()
     key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
-    found = np.random.Generator(np.random.Philox(key=key, counter=skipped // _AT_ONCE))
-    found.random(skipped % _AT_ONCE)
-    return found
+    generator = np.random.Generator(np.random.Philox(key=key, counter=skipped // _AT_ONCE))
+    generator.random(skipped % _AT_ONCE)
+    return generator

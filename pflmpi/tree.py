@@ -136,12 +136,12 @@ def row(tree: Tree, index: int) -> Tree:
 def differences(tree: Tree, other: Tree) -> list[str]:
     """Differences in structure, shape or dtype, one line per leaf."""
     a, b = dict(leaves(tree)), dict(leaves(other))
-    found = []
+    lines = []
     for path in sorted(a.keys() | b.keys()):
         sides = [f"{list(t[path].shape)} {str(t[path].dtype)[6:]}" if path in t else "absent" for t in (a, b)]
         if sides[0] != sides[1]:
-            found.append(f"{path}: {sides[0]} against {sides[1]}")
-    return found
+            lines.append(f"{path}: {sides[0]} against {sides[1]}")
+    return lines
 
 
 def to(tree: Tree, device: torch.device) -> Tree:

@@ -110,7 +110,7 @@ def _lines(dataset: "Dataset") -> Iterator[str]:
     if dataset.writers is None:
         yield "clients  not in the data; choose a partition"
         return
-    held = np.bincount(dataset.writers)
-    yield f"clients  {len(held)}, {held.min()} to {held.max()} samples each; use partition: {{name: writers}}"
-    if dataset.written_clients != tuple(map(str, range(len(held)))):
+    sizes = np.bincount(dataset.writers)
+    yield f"clients  {len(sizes)}, {sizes.min()} to {sizes.max()} samples each; use partition: {{name: writers}}"
+    if dataset.written_clients != tuple(map(str, range(len(sizes)))):
         yield f"         numbered from 0: {some(dataset.written_clients)}"

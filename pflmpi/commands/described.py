@@ -43,8 +43,8 @@ def overview() -> Iterator[str]:
     """Yield a line for each name, below what it is a name of."""
     for registry in REGISTRIES.values():
         yield f"{registry.kind}s"
-        for name, found in registry.items():
-            yield f"  {name:<13} {_summary(found)}"
+        for name, registered in registry.items():
+            yield f"  {name:<13} {_summary(registered)}"
         yield ""
     yield "`pflmpi list NAME` describes one of them, `pflmpi list SECTION` has the keys of"
     yield f"{', '.join(sections())}."
@@ -55,11 +55,11 @@ def sections() -> dict[str, list[Row]]:
     return {"seed": _SEED, **{name: [*_fields(kind)] for name, kind in SECTIONS.items()}}
 
 
-def keys(section: str, name: str, found: Any) -> list[Row]:
+def keys(section: str, name: str, registered: Any) -> list[Row]:
     """The keys beside the name of an object in its section."""
     if section == "partition":
         return [*_fields(partition_model(name))]
-    return [*_fields(fields_model(found))] if isinstance(found, type) else []
+    return [*_fields(fields_model(registered))] if isinstance(registered, type) else []
 
 
 def described(name: str) -> "Iterator[RenderableType]":
@@ -71,14 +71,14 @@ def described(name: str) -> "Iterator[RenderableType]":
     if name in sections():
         yield _table(name, sections()[name])
         return
-    for section, full, found in named(name):
-        rows = keys(section, full, found)  # first, because it refuses a wrong field
+    for section, full, registered in named(name):
+        rows = keys(section, full, registered)  # first, because it refuses a wrong field
         yield f"data: {{transform: [{full}]}}" if section == "transform" else f"{section}: {{name: {full}}}"
-        yield _summary(found)
-        if isinstance(found, type) and issubclass(found, Algorithm):
-            yield from _traffic(found)
-        about = (inspect.getdoc(getattr(found, "kind", found)) or "") if _documented(found) else ""
-        about = about.partition("\n\nArgs:")[0].removeprefix(_summary(found)).strip()
+        yield _summary(registered)
+        if isinstance(registered, type) and issubclass(registered, Algorithm):
+            yield from _traffic(registered)
+        about = (inspect.getdoc(getattr(registered, "kind", registered)) or "") if _documented(registered) else ""
+        about = about.partition("\n\nArgs:")[0].removeprefix(_summary(registered)).strip()
         if about:
             yield f"\n{_unwrapped(about)}"
         yield _table("", rows) if rows else ""
@@ -91,16 +91,16 @@ def markdown() -> str:
     for name, kind in ALGORITHMS.items():
         algorithm = kind()
         _, *variants = get_args(get_type_hints(kind).get("variant")) or [None]
-        words = f"`{name}`" + (f" (`variant:` {', '.join(f'`{each}`' for each in variants)})" if variants else "")
+        words = f"`{name}`" + (f" (`variant:` {', '.join(f'`{variant}`' for variant in variants)})" if variants else "")
         ways = [_names(declared) or "-" for declared in (algorithm.uplink(task), algorithm.downlink(task))]
         kept = ", ".join(initial_client(algorithm, task, 0)) or "-"
         lines.append(f"| {' | '.join([words, *ways, kept, kind.paper])} |")
     return "\n".join(lines)
 
 
-def _summary(found: object) -> str:
+def _summary(registered: object) -> str:
     """One line: its own, or that of its docstring."""
-    return str(getattr(found, "summary", "")) or (inspect.getdoc(found) or "").partition("\n")[0]
+    return str(getattr(registered, "summary", "")) or (inspect.getdoc(registered) or "").partition("\n")[0]
 
 
 def _table(title: str, rows: Iterable[Row]) -> Table:
@@ -163,9 +163,9 @@ def _unwrapped(docstring: str) -> str:
     return "\n\n".join(part if "\n " in f"\n{part}" else part.replace("\n", " ") for part in paragraphs)
 
 
-def _documented(found: Any) -> bool:
+def _documented(registered: Any) -> bool:
     """Whether its docstring is its own; that of an object such as a dataset is its class's."""
-    return isinstance(found, type) or inspect.isfunction(found)
+    return isinstance(registered, type) or inspect.isfunction(registered)
 
 
 def _task() -> Task:

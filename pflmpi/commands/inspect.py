@@ -169,10 +169,10 @@ def _verify(run: Path) -> None:
 
     opened = open_run(run)  # raises if it is none
     terminal = console()
-    count, found, bytes, bad = len(integrity.files(run)), 0, 0, 0
+    count, number, bytes, bad = len(integrity.files(run)), 0, 0, 0
     with bar("files") as update:
-        for found, checked in enumerate(integrity.check(run), 1):
-            update(found, max(count, found))
+        for number, checked in enumerate(integrity.check(run), 1):
+            update(number, max(count, number))
             bytes += checked.bytes
             bad += bool(checked.problems)
             for problem in checked.problems:
@@ -180,7 +180,7 @@ def _verify(run: Path) -> None:
     rounds = run_folder.rounds(run)
     if not rounds:
         raise CheckpointError(f"{run} has no checkpoint to check")
-    text = f"{found} files, {size(bytes)}, checkpoints {spans(rounds)}"
+    text = f"{number} files, {size(bytes)}, checkpoints {spans(rounds)}"
     if bad:
         newest, _ = verify.newest_good(run)
         raise CheckpointError(

@@ -56,8 +56,8 @@ def num_gpus(runtime: "RuntimeConfig", jobs: int = 1) -> int | None:
 
     if not torch.cuda.is_available():
         return None
-    mine = torch.cuda.device_count() // jobs
-    return min(mine, runtime.gpus or mine)
+    visible = torch.cuda.device_count() // jobs
+    return min(visible, runtime.gpus or visible)
 
 
 def num_ranks(asked: int | None, config: "Config", launch: "Launch") -> int:

@@ -128,8 +128,8 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
         table.add_row("a GPU: needs, has", f"{size(max(on_gpus.values()))}, {has}")
     if forecast.ranks.messages.text:
         table.add_row("large messages", forecast.ranks.messages.text)
-    if taken := max(rank.nccl for rank in forecast.memory):
-        table.add_row("of a GPU's memory for NCCL, at most about", size(taken))
+    if nccl := max(rank.nccl for rank in forecast.memory):
+        table.add_row("of a GPU's memory for NCCL, at most about", size(nccl))
     for way, logical, wire in forecast.bytes_per_round():
         most = ", at most" if way == "down" and forecast.setup.declared.of_clients else ""
         table.add_row(f"{way} per round: as papers count, on the wire{most}", f"{size(logical)}, {size(wire)}")

@@ -97,14 +97,14 @@ def _measure(options: argparse.Namespace) -> int:
             job.check(scaling.cores, ranks)
     planned_runs = [planned for planned in runs(scaling) if only in (None, planned.ranks)]
     with ExitStack() as stack:
-        held = [stack.enter_context(locked(out, shared=only is not None))]
+        locks = [stack.enter_context(locked(out, shared=only is not None))]
         if only is None:
             experiment.write(scaling, out)
         else:
-            held.append(stack.enter_context(cell_locked(folder(out, only))))
+            locks.append(stack.enter_context(cell_locked(folder(out, only))))
         launcher = partial(job.launcher, scaling.cores) if job else lambda _: ()
         nodes = partial(job.nodes_of, scaling.cores) if job else lambda _: 1
-        outcome = measure(planned_runs, scaling, out, nodes, launcher, os.environ, held)
+        outcome = measure(planned_runs, scaling, out, nodes, launcher, os.environ, locks)
     return _conclude(out, outcome, only is None, options.to)
 
 

@@ -64,9 +64,9 @@ class Config(load.Config):
     @classmethod
     def load(cls, path: "str | PathLike[str]") -> "Config":
         """The configuration in a YAML file."""
-        found = cls.__new__(cls)
-        found._take(load.load(as_path("path", path)))
-        return found
+        config = cls.__new__(cls)
+        config._take(load.load(as_path("path", path)))
+        return config
 
     def replace(self, **sections: Any) -> "Config":
         """The same configuration with other sections: with a name, a new one; without, keys of the one there."""
@@ -87,9 +87,9 @@ def _plain(section: str, value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump()
     if isinstance(value, Mapping):
-        return {str(key): _value(each) for key, each in value.items()}
+        return {str(key): _value(item) for key, item in value.items()}
     if isinstance(value, list | tuple) and section == "model":
-        return [_plain(section, each) for each in value]
+        return [_plain(section, item) for item in value]
     raise ConfigError(f"{section} = {shown(value)}: give its keys as a mapping, such as {section}={{...}}")
 
 
@@ -97,7 +97,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, PathLike):
         return str(value)
     if isinstance(value, list | tuple):
-        return [_value(each) for each in value]
+        return [_value(item) for item in value]
     return value.item() if getattr(value, "shape", None) == () else value  # a NumPy number
 
 

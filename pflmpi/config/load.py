@@ -121,9 +121,9 @@ def partition(value: object) -> PartitionConfig:
             raise ConfigError(f"partition.path = {shown(path)} is not a file name; give the path of a saved partition")
         return PartitionConfig(path=path)
     if not isinstance(values.get("name"), str):
-        found = f"= {shown(values['name'])} is not a name" if "name" in values else "is missing"
+        problem = f"= {shown(values['name'])} is not a name" if "name" in values else "is missing"
         raise ConfigError(
-            f"partition.name {found}; known: {', '.join(PARTITIONS)}; or give partition.path, a saved partition"
+            f"partition.name {problem}; known: {', '.join(PARTITIONS)}; or give partition.path, a saved partition"
         )
     name = values.pop("name")
     parameters = section("partition", partition_model(name), values).model_dump()
@@ -134,8 +134,8 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
     """The object described by a section: its class by `name`, and values for its fields."""
     values = mapping(name, value)
     if not isinstance(values.get("name"), str):
-        found = f"= {shown(values['name'])} is not a name" if "name" in values else "is missing"
-        raise ConfigError(f"{name}.name {found}; known: {', '.join(registry)}")
+        problem = f"= {shown(values['name'])} is not a name" if "name" in values else "is missing"
+        raise ConfigError(f"{name}.name {problem}; known: {', '.join(registry)}")
     chosen = values.pop("name")
     kind = registry[chosen]
     if issubclass(kind, Model):

@@ -63,7 +63,7 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     def of(section: Any) -> Any:
         if isinstance(section, list):
-            return [of(each) for each in section]
+            return [of(item) for item in section]
         if isinstance(section, Mapping) and isinstance(section.get("name"), str):
             places = {"name": outside.located(section["name"], folder)}
             if isinstance(section.get("weights"), str):
@@ -188,7 +188,7 @@ def explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
 def nested(annotation: Any) -> type[BaseModel] | None:
     """The keys of a key that is itself a mapping; None for others."""
     choices = get_args(annotation) or (annotation,)
-    return next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return next((choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)), None)
 
 
 def _nested(kind: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:

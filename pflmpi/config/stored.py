@@ -74,13 +74,13 @@ def _objects(value: object) -> str:
 
 
 def _from_checkpoint(run: Path) -> dict[str, Any]:
-    found = config_file.from_checkpoint(run)
-    if not found:
+    written = config_file.from_checkpoint(run)
+    if not written:
         raise CheckpointError(
             f"{run} is not a run: it has no config.yaml and no checkpoint that can be read; "
             "name the folder that `pflmpi run` printed"
         )
-    return _sections(run, found)
+    return _sections(run, written)
 
 
 def _written(run: Path, attributes: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -91,6 +91,6 @@ def _written(run: Path, attributes: Mapping[str, Any], values: dict[str, Any]) -
     return _sections(run, {"config": attributes["config"], **recorded})
 
 
-def _sections(run: Path, found: dict[str, Any]) -> dict[str, Any]:
-    config = yaml_file.parse(found.pop("config"), f"the configuration in the newest checkpoint of {run}")
-    return {**config, "recorded": found}
+def _sections(run: Path, written: dict[str, Any]) -> dict[str, Any]:
+    config = yaml_file.parse(written.pop("config"), f"the configuration in the newest checkpoint of {run}")
+    return {**config, "recorded": written}

@@ -120,7 +120,7 @@ def _check(node: yaml.Node, where: str, sizes: dict[int, int]) -> int:
                 again = f"again in line {line}" if lines[name] != line else "again there"
                 raise ConfigError(f"{where}: {name!r} is in line {lines[name]} and {again}; merge the two")
             lines[name] = line
-    total = 1 + sum(_check(each, where, sizes) for each in below)
+    total = 1 + sum(_check(child, where, sizes) for child in below)
     if total > _MOST_VALUES:
         raise ConfigError(f"{where} has more than {_MOST_VALUES} values, aliases counted in full; write fewer")
     sizes[id(node)] = total

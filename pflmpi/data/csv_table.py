@@ -76,8 +76,8 @@ def _check_header(names: list[str], rows: list[list[str]], label: str | None, cl
     number = next(filter(_is_number, names), None)
     if number is None or {label, client} & {*names}:
         return
-    known = {names.index(name): name for name in (*_LABELS, "client", "test") if name in names}
-    if all(any(row[place].strip() == name for row in rows) for place, name in known.items()):
+    named = {names.index(name): name for name in (*_LABELS, "client", "test") if name in names}
+    if all(any(row[place].strip() == name for row in rows) for place, name in named.items()):
         raise ValueError(
             f"its first line has {number!r}, as a sample would; expected a header, with the name of each column: add "
             "one, or, if this is it, name the column of the labels by data.label (pflmpi data: --label)"

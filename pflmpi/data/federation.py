@@ -36,7 +36,7 @@ class Federation:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients (N)."""
         return len(self.train)
 
     @cached_property

@@ -21,8 +21,8 @@ def picture(federation: Federation, width: int) -> RenderableType:
     cells = _Cells(counts, max(width, 40) - len(MARGIN.format("", "", "", "")))
     lines = [Text(MARGIN.format("client", "train", "test", "cls") + cells.header(), style="bold")]
     for client in range(shown):
-        held = int((counts[client] > 0).sum())
-        margin = MARGIN.format(client, federation.num_train[client], federation.num_test[client], held)
+        classes_held = int((counts[client] > 0).sum())
+        margin = MARGIN.format(client, federation.num_train[client], federation.num_test[client], classes_held)
         lines.append(Text(margin).append(cells.row(counts[client]), style="cyan"))
     if shown < federation.num_clients:
         lines.append(Text(f"... and {federation.num_clients - shown} more", style="dim"))
@@ -80,14 +80,14 @@ class _Cells:
 
 
 def _summary(federation: Federation, cells: _Cells) -> list[str]:
-    train, held = federation.num_train, (federation.class_counts > 0).sum(axis=1)
+    train, classes_held = federation.num_train, (federation.class_counts > 0).sum(axis=1)
     both = train + federation.num_test
     lines = [
         cells.legend(),
         f"{federation.num_clients} clients, {train.sum()} training and {federation.num_test.sum()} test samples "
         f"of {federation.dataset.name}",
         f"samples per client: {_range(both)}",
-        f"classes per client: {_range(held)} of {federation.dataset.num_classes}",
+        f"classes per client: {_range(classes_held)} of {federation.dataset.num_classes}",
     ]
     if federation.num_shared:
         lines.append(f"{federation.num_shared} samples are held by more than one client")

@@ -43,7 +43,7 @@ from pflmpi.runtime.round_schedule import RoundSchedule, advise_fewer_ranks, sch
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
-from pflmpi.store import config_file, metrics_file, pruning, run_folder, run_identity
+from pflmpi.store import config_file, metrics_file, pruning, run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
@@ -112,7 +112,7 @@ def run(
     if resumes:
         config = _resumed_config(run, config, transport, changed_code)
     experiment = _prepare(config, context, run if resumes else None, federation)
-    with _locked(run, context, partial(_run_id, run) if resumes else run_identity.new_run_id) as (lock, run_id):
+    with _locked(run, context, partial(_run_id, run) if resumes else config_file.new_run_id) as (lock, run_id):
         recorded, done = stored_config.recorded(experiment, transport, run_id), None
         if resumes:
             done = int(on_root(transport, lambda: continue_after(run, experiment, recorded)))
@@ -207,7 +207,7 @@ def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> It
 
 
 def _run_id(run: Path) -> str:
-    return run_identity.run_id(run) or run_identity.new_run_id()
+    return config_file.run_id(run) or config_file.new_run_id()
 
 
 def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew: bool) -> None:
@@ -217,7 +217,7 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
         anew: also in the folder of a run that was stopped before its first checkpoint.
     """
     try:
-        if run_identity.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
+        if config_file.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)

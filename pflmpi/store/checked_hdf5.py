@@ -40,6 +40,8 @@ from pflmpi.store.hdf5 import (
 from pflmpi.store.names import SHARD_NAME
 
 FORMAT_VERSION = 6
+Described = tuple[str, tuple[str, ...], str]  # unit, names of the first axes, description
+UNDESCRIBED: Described = ("", (), "")
 
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
@@ -81,21 +83,9 @@ class Writing:
         self._scales: dict[str, tuple[Identifier, int]] = {name: (item.id, len(item)) for name, item in root}
         self._references: dict[tuple[str, ...], np.ndarray] = {}  # to the scales of axes of these names
 
-    def write_dataset(
-        self,
-        path: str,
-        array: np.ndarray,
-        *,
-        axes: Sequence[str] = (),
-        unit: str = "",
-        description: str = "",
-    ) -> Identifier:
-        """Store an array, with its CRC-32; its identifier.
-
-        Args:
-            axes: names of the first axes; a dimension scale that is not there yet counts from 0.
-        """
-        array = np.asarray(array, order="C")
+    def write_dataset(self, path: str, array: np.ndarray, described: Described = UNDESCRIBED) -> Identifier:
+        """Store an array, with its CRC-32; its identifier. The scale of an axis that is not there yet counts from 0."""
+        array, axes = np.asarray(array, order="C"), described[1][: np.ndim(array)]
         assert array.dtype.kind in _KINDS, f"{path}: arrays of {array.dtype} cannot be stored"
         for name, extent in zip(axes, array.shape, strict=False):
             if name not in self._scales:
@@ -105,20 +95,20 @@ class Writing:
         dataset = (reserve_array if large else write_array)(self.file.id, path, array)
         if large:
             self.large.append((Part(dataset.get_offset(), array.nbytes, checksum), array))
-        self.describe(path, checksum, unit, description)
+        self.describe(path, checksum, described)
         self.name_axes(dataset, array.shape, axes)
         return dataset
 
-    def describe(self, path: str, checksum: int | None, unit: str = "", description: str = "") -> None:
+    def describe(self, path: str, checksum: int | None, described: Described = UNDESCRIBED) -> None:
         """Say of an array what it is; None for the checksum of one that shows values that lie elsewhere."""
-        described = {"crc32": checksum, "unit": unit, "description": description}
+        values = {"crc32": checksum, "unit": described[0], "description": described[2]}
         self.about["arrays"].setdefault(path, {}).update(
-            {key: value for key, value in described.items() if value not in (None, "")}
+            {key: value for key, value in values.items() if value not in (None, "")}
         )
 
     def scale(self, name: str, path: str, values: np.ndarray, description: str = "") -> None:
         """Store the coordinates [m] of an axis as a dimension scale of HDF5, by which later arrays name theirs."""
-        dataset = self.write_dataset(path, values, description=description)
+        dataset = self.write_dataset(path, values, ("", (), description))
         h5py.h5ds.set_scale(dataset, name.encode())
         self._scales[name] = dataset, len(values)
         self._references.clear()  # a cohort has another scale `client` than the one before
@@ -264,9 +254,9 @@ def numbers(file: File, section: str) -> dict[str, np.ndarray]:
     values_by_name = {}
     for name, value in about(file).get(section, {}).items():
         values = value if isinstance(value, list) else [value]
-        if not all(each is None or isinstance(each, int | float) for each in values):
+        if not all(number is None or isinstance(number, int | float) for number in values):
             raise ValueError(f"{section}/{name} in its attribute 'about' is no number")
-        read = [np.nan if each is None else each for each in values]
+        read = [np.nan if number is None else number for number in values]
         values_by_name[str(name)] = np.array(read if isinstance(value, list) else read[0])
     return values_by_name
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from pflmpi.store.checked_hdf5 import Described
+
 METRICS = {
     "participants": ("", ("participant",), "ascending ids of the clients that trained"),
     "skipped": ("", (), "ascending ids of the clients that failed in the round and count as absent"),
@@ -67,7 +69,6 @@ LAYOUT = {
     "row": ("", ("client",), "row of each client in that shard, counted within its cohort; -1 for none"),
     "cohort": ("", ("client",), "index into `cohorts` of `about`: clients that keep the same arrays"),
 }
-Described = tuple[str, tuple[str, ...], str]  # unit, names of the first axes, description
 _FIGURES: Mapping[str, Mapping[str, Described]] = {
     "metrics": METRICS,
     "bytes": BYTES,
@@ -87,7 +88,7 @@ class Descriptions:
     def __init__(self, diagnostics: Mapping[str, Mapping[str, str]]) -> None:
         self._diagnostics = diagnostics
         self._shown = {
-            place: {each[place]: each for each in diagnostics.values() if each.get(place)} for place in _PLACES
+            place: {shown[place]: shown for shown in diagnostics.values() if shown.get(place)} for place in _PLACES
         }
 
     def figure(self, section: str, name: str) -> Described:
@@ -96,13 +97,13 @@ class Descriptions:
             base = name.removeprefix(prefix)
             if name not in METRICS and base != name and base in METRICS:
                 unit, axes, text = METRICS[base]
-                axes = tuple(axis if each == "client" else each for each in axes)
+                axes = tuple(axis if name == "client" else name for name in axes)
                 return unit, axes, f"{text}; of {prefix[:-1]} ones"
         return _FIGURES[section].get(name, ("", (), name))
 
     def diagnostic(self, name: str) -> Described:
         """Of what was measured in the round."""
-        return _said(self._diagnostics.get(name, {}), f"{name} of each participant", ("participant",))
+        return _described(self._diagnostics.get(name, {}), f"{name} of each participant", ("participant",))
 
     def server(self, path: str) -> Described:
         """Of the state of the server."""
@@ -120,7 +121,7 @@ class Descriptions:
 def _state(path: str, shown: Mapping[str, Mapping[str, str]], whose: str, axes: tuple[str, ...]) -> Described:
     """Of an array of the server or the clients; `shown` by the path of what diagnostics show."""
     diagnostic: Mapping[str, str] = next((shown[above] for above in _above(path) if above in shown), {})
-    return _said(diagnostic, f"{path} {whose}", axes)
+    return _described(diagnostic, f"{path} {whose}", axes)
 
 
 def _above(path: str) -> list[str]:
@@ -129,7 +130,7 @@ def _above(path: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def _said(diagnostic: Mapping[str, str], text: str, axes: tuple[str, ...]) -> Described:
-    """With what the algorithm says of an array, if anything."""
-    said = [part for part in (diagnostic.get("title"), diagnostic.get("caption")) if part]
-    return (diagnostic.get("unit", ""), axes, f"{text}: {'. '.join(said)}" if said else text)
+def _described(diagnostic: Mapping[str, str], text: str, axes: tuple[str, ...]) -> Described:
+    """Unit, axes and description, with title and caption of a diagnostic of the algorithm, if any."""
+    texts = [part for part in (diagnostic.get("title"), diagnostic.get("caption")) if part]
+    return (diagnostic.get("unit", ""), axes, f"{text}: {'. '.join(texts)}" if texts else text)

@@ -118,7 +118,11 @@ def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[i
         for name in ("shards", "cohorts"):
             del about[name]
         about |= {"content": verify.COMPLETE, "content_description": _DESCRIPTION}
-        about["arrays"] = {place: said for place, said in arrays.items() if not place.startswith("layout/")}
+        about["arrays"] = {
+            place: {key: value for key, value in described.items() if key != "missing"}
+            for place, described in arrays.items()
+            if not place.startswith("layout/")
+        }
         del writing.file["layout"]
         _put_texts(writing, run, round)
         _put_clients(writing, run, layout, kinds, compress, update)
@@ -133,8 +137,7 @@ def _put_texts(writing: Writing, run: Path, round: int) -> None:
     writing.about["metrics_text"] = metrics_file.text(run)[:length].decode()
     if (counts := verify.partition(run, writing.about["run"])) is not None:
         for name, array in (("train_by_class", counts.train), ("test_by_class", counts.test)):
-            unit, axes, text = PARTITION[name]
-            writing.write_dataset(f"partition/{name}", array, axes=axes, unit=unit, description=text)
+            writing.write_dataset(f"partition/{name}", array, PARTITION[name])
 
 
 def _put_clients(

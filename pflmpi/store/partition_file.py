@@ -87,11 +87,11 @@ def _checksum(content: bytes) -> str:
 
 
 def _content(counts: SampleCounts) -> bytes:
-    held = (counts.train + counts.test) > 0
-    held[-1, -1] = True
+    present = (counts.train + counts.test) > 0
+    present[-1, -1] = True
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_HEADER)
-    for client, label in np.argwhere(held).tolist():
+    for client, label in np.argwhere(present).tolist():
         writer.writerow((client, label, int(counts.train[client, label]), int(counts.test[client, label])))
     return text.getvalue().encode()

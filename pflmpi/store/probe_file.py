@@ -10,7 +10,7 @@ import numpy as np
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
 from pflmpi.store.checked_hdf5 import Writing
-from pflmpi.store.run_identity import run_id
+from pflmpi.store.config_file import run_id
 
 _NAME = re.compile(r"probe_(\d{5,})\.h5")
 

@@ -109,18 +109,16 @@ def write_round(
         about["cohorts"] = list(layout.cohorts)
         descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))))
         writing.scale("client", "client", np.arange(len(layout.file)), "ids of the clients")
-        put_sections(writing, content, descriptions)
+        _put_sections(writing, content, descriptions)
         for name, array in layouts.arrays(layout).items():
-            unit, axes, text = descriptions.figure("layout", name)
-            writing.write_dataset(f"layout/{name}", array, axes=axes, unit=unit, description=text)
+            writing.write_dataset(f"layout/{name}", array, descriptions.figure("layout", name))
         write_group(writing.file.id, "clients")
         for cohort in keeping:
-            place = put_members(writing, cohort, layout, templates[cohort])
+            place = _put_members(writing, cohort, layout, templates[cohort])
             rows = VirtualRows.from_layout(cohort, layout)
             for path, (shape, dtype) in sorted(templates[cohort].items()):
                 write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", shape, dtype, rows)
-                unit, axes, text = descriptions.client(path)
-                writing.describe(f"{place}/{path}", None, unit, text)
+                writing.describe(f"{place}/{path}", None, descriptions.client(path))
 
     messages = [message.arrays for message in content.received.values()]
     size = sum(array.nbytes for arrays in (content.server, content.metrics, *messages) for array in arrays.values())
@@ -128,7 +126,7 @@ def write_round(
     return shards
 
 
-def put_members(writing: Writing, cohort: str, layout: Layout, leaves: Mapping[str, object]) -> str:
+def _put_members(writing: Writing, cohort: str, layout: Layout, leaves: Mapping[str, object]) -> str:
     """Store the ids of a cohort, unless it is the only one, as the scale `client`; gives the group of its arrays."""
     if len(layout.cohorts) == 1:
         return "clients"
@@ -138,28 +136,25 @@ def put_members(writing: Writing, cohort: str, layout: Layout, leaves: Mapping[s
     return place
 
 
-def put_sections(writing: Writing, content: RoundContent, descriptions: Descriptions) -> None:
+def _put_sections(writing: Writing, content: RoundContent, descriptions: Descriptions) -> None:
     """Store all but the clients' state; what has neither a client nor a class is said in `about`."""
     if "participants" in content.metrics:
-        unit, _, text = descriptions.figure("metrics", "participants")
+        text = descriptions.figure("metrics", "participants")[2]
         writing.scale("participant", "participant", content.metrics["participants"], text)
     for section in ("metrics", "bytes", "partition"):
         writing.about[section] = {}
         for name, array in getattr(content, section).items():
-            unit, axes, text = descriptions.figure(section, name)
             if not array.ndim:
                 value = array.item()
                 writing.about[section][name] = None if value != value else value  # JSON has no NaN
             elif name != "participants":
-                writing.write_dataset(f"{section}/{name}", array, axes=axes, unit=unit, description=text)
+                writing.write_dataset(f"{section}/{name}", array, descriptions.figure(section, name))
     for name, array in content.diagnostics.items():
-        unit, axes, text = descriptions.diagnostic(name)
-        writing.write_dataset(f"diagnostics/{name}", array, axes=axes[: array.ndim], unit=unit, description=text)
+        writing.write_dataset(f"diagnostics/{name}", array, descriptions.diagnostic(name))
     writing.about["normalisation"] = {name: array.tolist() for name, array in content.normalisation.items()}
     write_group(writing.file.id, "server")
     for path, array in sorted(content.server.items()):
-        unit, axes, text = descriptions.server(path)
-        writing.write_dataset(f"server/{path}", array, axes=axes, unit=unit, description=text)
+        writing.write_dataset(f"server/{path}", array, descriptions.server(path))
     _put_received(writing, content, descriptions)
 
 
@@ -170,11 +165,8 @@ def _put_received(writing: Writing, content: RoundContent, descriptions: Descrip
     for name, message in sorted(content.received.items()):
         group = write_group(writing.file.id, f"received/{name}")
         for path, array in sorted(message.arrays.items()):
-            unit, axes, text = descriptions.received(path, message.own)
             if id(array) in server:
                 group[path] = h5py.SoftLink(f"/server/{server[id(array)]}")
                 arrays[f"received/{name}/{path}"] = arrays[f"server/{server[id(array)]}"]
             else:
-                writing.write_dataset(
-                    f"received/{name}/{path}", array, axes=axes[: array.ndim], unit=unit, description=text
-                )
+                writing.write_dataset(f"received/{name}/{path}", array, descriptions.received(path, message.own))

@@ -235,25 +235,25 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
 
 def _take(run: Path, me: Owner, take_over: bool, level: int) -> None:
     lock = path(run)
-    mine = lock.with_name(f"{lock.name}.{me.token}{TEMPORARY}")
+    draft = lock.with_name(f"{lock.name}.{me.token}{TEMPORARY}")
     try:
-        _write(mine, me)
-        while not _make(lock, mine, me):
+        _write(draft, me)
+        while not _make(lock, draft, me):
             with contextlib.suppress(FileNotFoundError):  # it has just been released
                 owner = _read(lock)
-                reason = "as --take-over asks" if take_over else _gone(run, owner, me, mine)
+                reason = "as --take-over asks" if take_over else _gone(run, owner, me, draft)
                 if not reason:
-                    raise _refusal(run, owner, _silence(lock, mine))
+                    raise _refusal(run, owner, _silence(lock, draft))
                 _log.log(level, "%s was written by %s; taken over: %s", run, owner or "an unknown process", reason)
-                return _put(lock, mine, me)
+                return _put(lock, draft, me)
     finally:
-        mine.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
-def _make(lock: Path, mine: Path, me: Owner) -> bool:
+def _make(lock: Path, draft: Path, me: Owner) -> bool:
     """Make the lock; False if there is one."""
     try:
-        os.link(mine, lock)
+        os.link(draft, lock)
     except FileExistsError:
         return token_of(lock) == me.token  # a network file system may do it twice, and say so the second time
     except OSError as error:
@@ -261,24 +261,24 @@ def _make(lock: Path, mine: Path, me: Owner) -> bool:
             raise
         if lock.exists():
             return False
-        _put(lock, mine, me)
+        _put(lock, draft, me)
     return True
 
 
-def _put(lock: Path, mine: Path, me: Owner) -> None:
+def _put(lock: Path, draft: Path, me: Owner) -> None:
     """Replace the lock; of two that do it at once, the first is refused."""
-    os.replace(mine, lock)
+    os.replace(draft, lock)
     time.sleep(_SETTLED)
     if token_of(lock) != me.token:
         raise _refusal(lock.parent, _read(lock), 0.0)
 
 
-def _gone(run: Path, owner: Owner | None, me: Owner, mine: Path) -> str:
+def _gone(run: Path, owner: Owner | None, me: Owner, draft: Path) -> str:
     """Why the owner does not write the run any more; "" if it does. On another host, its touches are waited for."""
     if owner is not None and ((reason := owner.gone(run, me.jobs)) or owner.near()):
         return reason
     lock = path(run)
-    heard, silence = touched(lock), _silence(lock, mine)
+    heard, silence = touched(lock), _silence(lock, draft)
     end = time.monotonic() + SILENCE - silence
     if silence < SILENCE:
         _log.warning("waiting up to %.0f s for a sign of %s, which writes %s", SILENCE - silence, owner, run)
@@ -289,10 +289,10 @@ def _gone(run: Path, owner: Owner | None, me: Owner, mine: Path) -> str:
     return f"nothing was heard of it for {max(silence, SILENCE):.0f} s"
 
 
-def _silence(lock: Path, mine: Path) -> float:
+def _silence(lock: Path, draft: Path) -> float:
     """Seconds since the owner touched its lock, by the clock of the file system."""
-    os.utime(mine)
-    return max(touched(mine) - touched(lock), 0.0)
+    os.utime(draft)
+    return max(touched(draft) - touched(lock), 0.0)
 
 
 def _refusal(run: Path, owner: Owner | None, silence: float) -> CheckpointError:

@@ -151,10 +151,10 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     if len(rows) and rows[-1] - rows[0] < _WASTE * len(rows):  # one read instead of many
         span: np.ndarray = dataset[rows[0] : rows[-1] + 1]
         return span if len(span) == len(rows) else span[rows - rows[0]]
-    taken = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
+    selected = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
     for run in runs:
-        taken[run] = dataset[rows[run.start] : rows[run.stop - 1] + 1]
-    return taken
+        selected[run] = dataset[rows[run.start] : rows[run.stop - 1] + 1]
+    return selected
 
 
 def _row_checksums(clients: np.ndarray, leaves: Arrays, once: Collection[str]) -> np.ndarray:

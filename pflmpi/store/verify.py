@@ -13,14 +13,13 @@ from typing import NamedTuple
 
 from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, metrics_file, partition_file
+from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.hdf5 import File
 from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.run_folder import read_attributes, read_checksums, read_layout, read_metrics_checksum
-from pflmpi.store.run_identity import foreign, foreign_by
 from pflmpi.store.shard import rows_problem
 from pflmpi.text import for_shell, spans
 
@@ -122,10 +121,10 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
     for round in reversed(present):
         if round_path(run, round).is_dir():
             raise CheckpointError(f"{round_path(run, round)} is a directory named like a checkpoint; move it away")
-        broken = problems(run, round)
-        if not broken:
+        damages = problems(run, round)
+        if not damages:
             return round, skipped
-        skipped += broken
+        skipped += damages
     newest = round_path(run, present[-1])
     if not (run / SHARDS).is_dir() and not checked_hdf5.damage(newest) and (lone := elsewhere(newest)):
         raise CheckpointError(lone)
@@ -164,6 +163,25 @@ def _of_index(path: Path, file: File) -> str:
         f"{len(files)} files of the folder shards/, of which {present} are beside it; copy the folder of the run as a "
         f"whole, or write one file where the run is: `pflmpi export RUN --round {round} --all -o one.h5`"
     )
+
+
+def foreign(run: Path, round: int) -> str | None:
+    """Why a round file belongs to another round or run, or None."""
+    try:
+        return foreign_by(run, round, read_attributes(run, round))
+    except CheckpointError as error:
+        return str(error)
+
+
+def foreign_by(run: Path, round: int, attributes: Mapping[str, str | int | float]) -> str | None:
+    """`foreign` by the attributes of the file, which have been read."""
+    path, expected = round_path(run, round), config_file.run_id(run)
+    if attributes["round"] != round:
+        return f"{path} is the file of round {attributes['round']}; give it back its name"
+    if expected is not None and "run" in attributes and attributes["run"] != expected:
+        whose = f"{path} belongs to run {attributes['run']}, {run}/config.yaml to run {expected}"
+        return f"{whose}; restore the files of one run"
+    return None
 
 
 def newest_index(run: Path) -> Index | None:

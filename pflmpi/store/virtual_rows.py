@@ -2,7 +2,7 @@
 
 Where a shard is missing, HDF5 shows a fill value without a word. So that it cannot be mistaken for a value, it is NaN,
 the least integer (the largest of unsigned ones), or for booleans `MISSING`, a third value of their enumeration beside
-`FALSE` and `TRUE`; h5py reads such an enumeration as int8: 0, 1 and -1. The attribute `missing` says it.
+`FALSE` and `TRUE`; h5py reads such an enumeration as int8: 0, 1 and -1. `about` says it of each array, as `missing`.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 
 from pflmpi.contained_hdf5 import refuse_other_sources
 from pflmpi.store.checked_hdf5 import Writing
-from pflmpi.store.hdf5 import Dataset, h5py, untimed, with_groups, write_attribute
+from pflmpi.store.hdf5 import Dataset, h5py, untimed, with_groups
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARD_NAME
 from pflmpi.store.shard import consecutive
@@ -72,7 +72,7 @@ def write_virtual_rows(
     kind = h5py.h5t.py_create(stored, logical=True)
     whole.select_all()
     dataset = h5py.h5d.create(writing.file.id, path.encode(), kind, whole, creation, lcpl=with_groups())
-    write_attribute(dataset, "missing", called)
+    writing.about["arrays"].setdefault(path, {})["missing"] = called
     writing.name_axes(dataset, (rows.members, *shape), ("client",))
 
 

@@ -25,7 +25,7 @@ from pflmpi.messages.kinds import NOBODY, ClassMeans, Mean, Own, OwnClasses, Row
 from pflmpi.models import MODELS
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
-from pflmpi.store import run_folder, run_identity
+from pflmpi.store import config_file, run_folder
 from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
@@ -220,7 +220,7 @@ def test_the_control_channel_carries_scores_and_times_alone(name, recorded):
     expected_down = []
     lock = down[5 * (RANKS - 1)][:16].decode()  # the token of the run's lock
     assert re.fullmatch(r"[0-9a-f]{16}", lock)
-    texts = (str(run.folder), run.experiment.config.runtime.executor, f"{lock} {run_identity.run_id(run.folder)}")
+    texts = (str(run.folder), run.experiment.config.runtime.executor, f"{lock} {config_file.run_id(run.folder)}")
     for text in texts:  # once, to each rank, after its length
         expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
     *texts_sent, lengths, more_lengths, same, also_same = down[: -ROUNDS * (RANKS - 1)]

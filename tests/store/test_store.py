@@ -155,7 +155,8 @@ def test_a_missing_shard_cannot_be_mistaken_for_values_by_plain_h5py(run: Path) 
         seen = file["clients/cohort0/seen"]
         assert (seen[()] == -1).all() and h5py.check_enum_dtype(seen.dtype)["MISSING"] == -1
         assert (file["clients/cohort1/small"][()] == 255).all()
-        missing = {path: file["clients"][path].attrs["missing"] for path in ("cohort0/seen", "cohort1/small")}
+        arrays = about(file)["arrays"]
+        missing = {path: arrays[f"clients/{path}"]["missing"] for path in ("cohort0/seen", "cohort1/small")}
         assert missing == {"cohort0/seen": "MISSING", "cohort1/small": "255"}
         assert about(file)["content"] == "index"
         assert "`pflmpi export RUN --round 0 --all -o one.h5`" in about(file)["content_description"]
