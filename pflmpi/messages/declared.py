@@ -1,4 +1,4 @@
-"""What an algorithm declared to send, with what is needed to count it."""
+"""The messages that an algorithm declares: their templates, sizes and checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Declared:
-    """What an algorithm declared, and who holds which classes.
+    """The declared messages, and who holds which classes.
 
     Attributes:
         up, down: messages by name.
@@ -43,7 +43,7 @@ class Declared:
 
     @cached_property
     def entries(self) -> Entries:
-        """Those that are folded, as one vector."""
+        """The messages that are folded, as one vector."""
         return Entries.of(self.folded)
 
     @property
@@ -63,7 +63,7 @@ class Declared:
 
     @property
     def of_clients(self) -> dict[str, Own]:
-        """Those made of rows that clients keep."""
+        """The messages down that are made of rows that clients keep, by name."""
         return {name: kind for name, kind in self.published.items() if isinstance(kind, Own) and kind.of}
 
     def up_bytes(self, clients: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Rows that live on some ranks and are wanted on others: moved from rank to rank, each at most once to a rank."""
+"""Moves rows from the ranks where they live to those that want them, each at most once to a rank."""
 
 from collections.abc import Callable, Sequence
 

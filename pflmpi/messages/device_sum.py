@@ -51,12 +51,12 @@ class DeviceSum:
 
 
 def is_on_host(messages: Messages) -> bool:
-    """Whether none of them is on a device."""
+    """Whether all leaves are in the memory of the host."""
     return all(leaf.is_cpu for _, leaf in tree.leaves({**messages}))
 
 
 def on_host(messages: Messages) -> Messages:
-    """The messages, all of them on the host."""
+    """The messages with all leaves on the host."""
     if is_on_host(messages):
         return messages
     return as_messages(tree.to_host({**messages}))

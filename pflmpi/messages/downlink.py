@@ -1,4 +1,4 @@
-"""The way down: what was published reaches the ranks of the receivers, each tree at most once to a rank."""
+"""The downlink: what the server published goes to the ranks of the receivers, each tree at most once to a rank."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ KeptRows = Callable[[str, Tree, np.ndarray], Tree]
 
 @dataclass(frozen=True)
 class Homes:
-    """Where the rows live that clients keep.
+    """On which ranks the rows live that clients keep, and how they are read.
 
     Attributes:
         home: [N] the rank of each client; None where they keep nothing.
@@ -71,7 +71,7 @@ class OwnRows:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a rank has received from the server, for the clients it computes.
+    """The messages that a rank has received from the server, for the clients it computes.
 
     Attributes:
         shared: the same for all.
@@ -84,7 +84,7 @@ class Reply:
     by_class: dict[str, OwnRows] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> "Reply":
-        """The same with what the clients here have in common on a device, where it is sent once a round."""
+        """The reply with what its clients share on a device, to which it is copied once a round."""
         rows: Tree = {name: message.rows for name, message in self.by_class.items()}
         common: Tree = {"shared": {**self.shared}, "by_class": rows}
         common = tree.to_host(common) if device.type == "cpu" else tree.to(common, device)
@@ -233,7 +233,7 @@ def answer_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[
 
 
 def _by_kind(declared: Declared) -> tuple[Tree, Tree, Tree]:
-    """The templates of what is the same for all, of each client, and of each class."""
+    """Templates of the messages that all share, of those of each client, and of those of each class."""
     shared, own, by_class = Tree(), Tree(), Tree()
     for name, kind in declared.published.items():
         if isinstance(kind, Own):

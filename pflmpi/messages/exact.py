@@ -10,7 +10,7 @@ import numpy as np
 
 _BITS = 62
 _MOST = 960  # of a shift: with a weight or a divisor before it, 2.0**shift stays a number
-_BLOCK = 2**15  # entries at a time, so that all steps find them in the cache
+_BLOCK = 2**15  # values at a time, so that all steps find them in the cache
 
 Terms = tuple[np.ndarray, np.ndarray]  # values [m, n] of m clients, of any type, and their weights [m] float64
 
@@ -29,24 +29,16 @@ def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
 
 def add_fixed(total: np.ndarray, terms: Sequence[Terms], shift: int) -> None:
     """Add values times weights to int64 sums [n] of multiples of 2**-shift, each rounded to nearest even."""
-    scratch = _Scratch()
-    for block in _blocks(len(total)):
-        scratch.add(total[block], terms, block, shift)
+    for block, sums in _summed(terms, [total], shift, len(total)):
+        total[block] = sums
 
 
 def fold_exactly(
     terms: Sequence[Terms], sums: Sequence[np.ndarray], shift: int, divisor: float, out: np.ndarray
 ) -> None:
-    """Write values times weights and sums [n] of `add_fixed`, added and divided, to `out` [n], a block at a time."""
-    scratch = _Scratch()
-    total = np.empty(min(_BLOCK, len(out)), np.int64)
-    for block in _blocks(len(out)):
-        part = total[: len(out[block])]
-        part.fill(0)
-        for fixed in sums:
-            part += fixed[block]
-        scratch.add(part, terms, block, shift)
-        scratch.finish(part, shift, divisor, out[block])
+    """Write values times weights and sums [n] of `add_fixed`, added and divided, to `out` [n]."""
+    for block, total in _summed(terms, sums, shift, len(out)):
+        out[block] = total / (divisor * 2.0**shift)
 
 
 def magnitudes(rows: np.ndarray) -> np.ndarray:
@@ -57,34 +49,27 @@ def magnitudes(rows: np.ndarray) -> np.ndarray:
     return largest
 
 
-class _Scratch:
-    """Memory for the steps of a block, used again for the next one: new memory costs as much as the arithmetic."""
-
-    def __init__(self) -> None:
-        self._floats, self._integers = np.empty(_BLOCK), np.empty(_BLOCK, np.int64)
-
-    def add(self, total: np.ndarray, terms: Sequence[Terms], block: slice, shift: int) -> None:
-        """Add a block of values times weights to the sums of that block."""
-        width = len(total)
-        together = max(1, _BLOCK // max(width, 1))  # clients at a time
+def _summed(
+    terms: Sequence[Terms], sums: Sequence[np.ndarray], shift: int, count: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """The int64 sums [w] of one block of entries after another, each in the memory of the one before."""
+    floats, integers, totals = np.empty(_BLOCK), np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int64)
+    for start in range(0, count, _BLOCK):
+        block = slice(start, min(start + _BLOCK, count))
+        total = totals[: block.stop - start]
+        total.fill(0)
+        for fixed in sums:
+            total += fixed[block]
+        together = _BLOCK // len(total)  # clients at a time
         for values, weights in terms:
             factors = weights * 2.0**shift  # exact
             for first in range(0, len(values), together):
                 chunk = values[first : first + together, block]
-                floats = self._floats[: chunk.size].reshape(chunk.shape)
-                np.copyto(floats, chunk)
-                floats *= factors[first : first + len(chunk), np.newaxis]
-                np.rint(floats, out=floats)
-                integers = self._integers[: chunk.size].reshape(chunk.shape)
-                np.copyto(integers, floats, casting="unsafe")
-                total += integers[0] if len(chunk) == 1 else integers.sum(0)
-
-    def finish(self, total: np.ndarray, shift: int, divisor: float, out: np.ndarray) -> None:
-        """Write the values of a block of sums."""
-        floats = self._floats[: len(total)]
-        np.divide(total, divisor * 2.0**shift, out=floats)
-        np.copyto(out, floats, casting="unsafe")
-
-
-def _blocks(count: int) -> Iterator[slice]:
-    return (slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
+                scaled = floats[: chunk.size].reshape(chunk.shape)
+                np.copyto(scaled, chunk)
+                scaled *= factors[first : first + len(chunk), np.newaxis]
+                np.rint(scaled, out=scaled)
+                rounded = integers[: chunk.size].reshape(chunk.shape)
+                np.copyto(rounded, scaled, casting="unsafe")
+                total += rounded[0] if len(chunk) == 1 else rounded.sum(0)
+        yield block, total

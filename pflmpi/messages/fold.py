@@ -1,4 +1,4 @@
-"""The participants' messages become their sums and means on rank 0, with the same bits on any number of ranks."""
+"""Sums and means of the participants' messages on rank 0, with the same bits on any number of ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from pflmpi.messages.slices import Piece, Slices
 from pflmpi.transports.base import Transport
 
 _WORD = 8  # bytes of an int64
-Pack = Callable[[np.ndarray], None]  # writes the bytes of the messages here that rank 0 gathers
+Pack = Callable[[np.ndarray], None]  # writes this rank's part of the messages that rank 0 gathers
 # Of some clients: their weights [M, m] in each leaf, and what gives their values [m, n] of a piece.
 Addends = list[tuple[np.ndarray, Callable[[Piece], np.ndarray]]]
-Write = Callable[[Piece, np.ndarray], None]  # what is folded of a piece to an array
+Write = Callable[[Piece, np.ndarray], None]  # writes the sums or means of a piece to an array
 
 
 @dataclass(frozen=True)
 class Fold:
-    """What is folded, and where.
+    """The exact sums and means of a round's messages.
 
     Attributes:
         slices: of the messages that are folded.
@@ -183,7 +183,8 @@ class Fold:
         first = (clients == self._participants[0]).astype(np.float64)
         rows = {"samples": self.declared.num_train[clients].astype(np.float64), "first": first}
         once = np.ones(len(clients))
-        return np.array([rows.get(weighting, once) for weighting in self._weightings]).reshape(-1, len(clients))
+        weights = [rows.get(weighting, once) for weighting in self._weightings]
+        return np.array(weights).reshape(len(weights), len(clients))
 
     @cached_property
     def _divisors(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""The way up: the participants' messages are folded exactly in slices, or gathered on rank 0 in client order."""
+"""The uplink: the participants' messages are folded exactly in slices, or gathered on rank 0 in client order."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -110,11 +110,11 @@ class Transport(ABC):
     def exchange(
         self, parts: dict[int, np.ndarray], sizes: dict[int, int], moved: int, down: bool = False
     ) -> dict[int, np.ndarray]:
-        """What ranks have for this one, by rank; its own part is given back, not a copy.
+        """Sends parts to ranks, and returns the parts received, by sender; its own part is given back, not a copy.
 
         Args:
-            parts: what this rank has for others, by rank, and for itself; none where it has nothing.
-            sizes: bytes that ranks have for this one, by rank; likewise.
+            parts: bytes to send, by receiver, which may be this rank; none of them empty.
+            sizes: how many bytes will be received, by sender; likewise.
             moved: bytes that all ranks send to others.
             down: count it as on the way to clients, not from them.
         """
