@@ -106,7 +106,8 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
         transport, totals = InProcessTransport(), setup.executor.federation.test_class_counts
         hooks = RoundHooks(totals, transport, checkpoints, seen.append, Stop())
         scheduled = schedule(setup, config.evaluation, config.checkpoint, None)
-        server = rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population)
+        skips = config.runtime.client_errors == "skip"
+        server = rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)
         if stub is not None:
             watched.counts[""] = stub.counts - before
             for name in _METHODS:
