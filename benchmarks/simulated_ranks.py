@@ -219,7 +219,7 @@ def run(experiment: Experiment, ready: Setup, ranks: int, folder: Path) -> tuple
         checkpoints = Checkpoints(folder, ready, transport, described, layout, lock, config.checkpoint.keep)
         hooks = RoundHooks(totals, transport, checkpoints, progress.append, Noting(transport))
         scheduled = schedule(ready, config.evaluation, config.checkpoint, None)
-        rounds.run(ready, transport, scheduled, hooks, checkpoints, server, population)
+        rounds.run(ready, transport, scheduled, hooks, checkpoints, server, population, skips=False)
 
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(ranks)]
     for thread in threads:

@@ -51,7 +51,7 @@ def run(
     checkpoints: Checkpoints,
     server: Tree,
     population: Population,
-    skips: bool = False,
+    skips: bool,
 ) -> Tree:
     """Run the scheduled rounds; return the final server state (rank 0).
 
