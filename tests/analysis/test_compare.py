@@ -80,6 +80,8 @@ def test_a_line_for_each_run_and_round_with_what_the_runs_differ_in(folder):
     assert list(frame.columns[:4]) == ["run", "algorithm.name", "data.name", "seed"]
     assert "algorithm.critical_share" in frame and "training.rounds" not in frame, "only keys that differ"
     assert "checkpoint.every" not in frame, "results do not depend on it"
+    runs[1].config["data"]["root"] = "/elsewhere"
+    assert "data.root" not in runs.frame(), "nor on where the data is"
     assert frame["round"].tolist() == [1, 2, 1, 2]
     assert frame["accuracy_mean"].tolist() == [float(v) for run in runs for v in run.columns["accuracy_mean"]]
 

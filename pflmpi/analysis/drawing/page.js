@@ -1,5 +1,5 @@
 "use strict";
-// What a page can do besides being read: sort tables, draw figures that answer a pointer, show a client in all of them.
+// Sorts tables, replaces the pictures by interactive charts, and links the selected client across them.
 (() => {
   // --- tables: a click on a heading sorts; empty cells stay below
 
@@ -24,7 +24,7 @@
     });
   }
 
-  // --- figures: drawn by Vega one after the other, in the place of their pictures
+  // --- charts: drawn by Vega one after the other, in place of the pictures
 
   const source = document.getElementById("charts");
   if (!source) return;
