@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from pflmpi.python.rounds import NewRounds, Row
+from pflmpi.python.run import NewRounds, Row
 from pflmpi.store import metrics_file
 
 LINE = {"participants": 3, "accuracy_mean": "0.5", "accuracy_weighted": "", "up_bytes": 10}

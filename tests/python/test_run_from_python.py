@@ -15,7 +15,7 @@ import quick_run
 from pflmpi.config import yaml_file
 from pflmpi.config.keywords import Config
 from pflmpi.errors import ConfigError, DataError
-from pflmpi.python.rounds import Row
+from pflmpi.python.run import Row
 from pflmpi.store import run_folder
 from project import ROOT
 
