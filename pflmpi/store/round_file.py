@@ -115,7 +115,7 @@ def write_round(
         write_group(writing.file.id, "clients")
         for cohort in keeping:
             place = _put_members(writing, cohort, layout, templates[cohort])
-            rows = VirtualRows.from_layout(cohort, layout)
+            rows = VirtualRows(cohort, layout)
             for path, (shape, dtype) in sorted(templates[cohort].items()):
                 write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", shape, dtype, rows)
                 writing.describe(f"{place}/{path}", None, descriptions.client(path))
