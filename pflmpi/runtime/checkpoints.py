@@ -78,7 +78,6 @@ class Checkpoints:
         self._run, self._setup, self._transport, self._attributes = run, setup, transport, attributes
         self._layout, self._lock = layout, lock
         self._templates = row_kinds(setup.templates)
-        self._keeping = [name for name, leaves in self._templates.items() if leaves]
         self._received = received(setup.algorithm, setup.task, setup.templates)
         self._partition = {"train_samples": setup.declared.num_train, "test_samples": setup.num_test}
         self._normalisation = setup.task.normalisation
@@ -176,7 +175,7 @@ class Checkpoints:
         if content is None:
             return
         metrics_file.flush(self._run)
-        self._layout = layout = self._layout.updated(round, changed, self._setup.executor.cohort).only(self._keeping)
+        self._layout = layout = self._layout.updated(round, changed, self._setup.executor.cohort)
         for name in layout.files:
             if name not in self._shards:
                 self._wait_for(self._run / name)
