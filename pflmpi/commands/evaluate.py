@@ -1,14 +1,13 @@
 """Test the clients of a run again, from a checkpoint: every measure, also on other data or for new clients."""
 
 import argparse
-import csv
-import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
+from pflmpi.text import comma_separated
 
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
@@ -154,15 +153,13 @@ def _write(path: Path, counts: "Counts") -> None:
     from pflmpi.runtime.measures import share
 
     by_class = share(counts.hits, counts.total)  # [N, K]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = ["client", "samples", "correct", "accuracy", "f1_macro", "loss"]
-    writer.writerow([*names, *(f"accuracy_class_{label}" for label in range(by_class.shape[1]))])
-    for client, (samples, correct) in enumerate(zip(counts.samples.tolist(), counts.correct.tolist(), strict=True)):
-        values = (counts.accuracy[client], counts.macro_f1[client], counts.mean_loss[client], *by_class[client])
-        writer.writerow([client, samples, correct, *("" if value != value else f"{value:.6f}" for value in values)])
+    classes = [f"accuracy_class_{label}" for label in range(by_class.shape[1])]
+    lines: list[list[Any]] = [["client", "samples", "correct", "accuracy", "f1_macro", "loss", *classes]]
+    figures = (counts.samples, counts.correct, counts.accuracy, counts.macro_f1, counts.mean_loss)
+    for client, values in enumerate(zip(*figures, strict=True)):
+        lines.append([client, *values, *by_class[client]])
     with atomic.refusing(path, "choose another -o"):
-        atomic.write(path, text.getvalue().encode())
+        atomic.write(path, comma_separated(lines).encode())
 
 
 def _percent(share: float) -> str:

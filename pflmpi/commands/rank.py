@@ -10,13 +10,14 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from pflmpi import early_signals, limits, outside
-from pflmpi.commands.context import connect, context_of, end_of_jobs
 from pflmpi.commands.launch import check_ranks, check_restarts, num_gpus, num_ranks, start_ranks
 from pflmpi.commands.progress import RunProgress, show_summary
 from pflmpi.config.load import Config
@@ -33,16 +34,23 @@ from pflmpi.errors import (
     write_exit_code,
 )
 from pflmpi.experiment.run import RankContext
-from pflmpi.runtime.faults import CollectiveError
+from pflmpi.machine import cores, gpus
+from pflmpi.runtime.config import LEAST_TIMEOUT
+from pflmpi.runtime.devices import device_of, fix_kernels, gpu_messages, limit_memory, place
+from pflmpi.runtime.faults import CollectiveError, all_or_none
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store import run_folder
 from pflmpi.store.names import rounds
 from pflmpi.text import counted, for_shell, short_name, some
+from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
-from pflmpi.transports.peers import ended
-from pflmpi.transports.process_exit import exit_process
+from pflmpi.transports.peers import Peer, ended
+from pflmpi.transports.process_exit import exit_process, exit_unconnected
+from pflmpi.transports.slurm import end_of_job
+
+_log = logging.getLogger(__name__)
 
 Start = Callable[[Config, Path, RankContext, Observer], Path]  # starts or continues a run; its folder
 
@@ -178,6 +186,54 @@ def _end_after(rank: _Rank, error: Exception, options: argparse.Namespace) -> in
     return _abort(rank.transport, code, lost=isinstance(fault, TransportError))
 
 
+def connect(config: Config, launch: Launch) -> Transport:
+    """The transport to the ranks that were started with this one."""
+    runtime = config.runtime
+    timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
+    late = partial(exit_unconnected, launch.rank, os.environ)
+    return open_transport(runtime.transport, launch, timeout, late)
+
+
+def here(config: Config) -> Peer:
+    """This process, and what it sees."""
+    seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Peer.here(cores(), seen)
+
+
+def context_of(
+    config: Config, transport: Transport, launch: Launch, stop: Stop, take_over: bool = False
+) -> tuple[Config, RankContext]:
+    """Where this rank computes, once all ranks know each other, and the configuration with what follows from that.
+
+    Raises:
+        CollectiveError: on all ranks, where the ranks cannot compute together.
+    """
+    introduce(transport, here(config))
+    placed = all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
+    if transport.rank == 0 and placed.remark():
+        _log.warning("%s", placed.remark())
+    device = device_of(placed, transport.rank)
+    fix_kernels(device, config.runtime, config.training)
+    limit_memory(placed, transport.rank, config.runtime)
+    between_gpus = gpu_messages(placed, transport.name)
+    if between_gpus.ranks:
+        transport.use_gpus(between_gpus.ranks, device)
+    if between_gpus.text and transport.rank == 0:
+        _log.info("large messages: %s", between_gpus.text)
+    if placed.serves_only:
+        config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
+    context = RankContext(transport, device, placed.slots, placed.models, stop, launch.jobs, take_over)
+    return config, context
+
+
+def end_of_jobs(transport: Transport) -> float | None:
+    """End of this batch job; one rank asks, because a thousand would overwhelm the queue manager."""
+
+    own = end_of_job(os.environ) if transport.rank == 0 else None
+    end = float(transport.maximum(np.array([-np.inf if own is None else own]))[0])
+    return None if end == -np.inf else end
+
+
 def start_line(config: Config, folder: Path, ranks: int) -> str:
     """The run in one line; a folder with checkpoints is one that goes on."""
     sections = config.resolved()
@@ -188,8 +244,8 @@ def start_line(config: Config, folder: Path, ranks: int) -> str:
     what.append(counted(config.training.rounds, "round"))
     if done := run_folder.rounds(folder)[-1:]:
         what.append(f"goes on after round {done[0]}")
-    gpus = num_gpus(config.runtime)
-    where = f"with {counted(gpus, 'GPU')} on this node" if gpus else "on CPU"
+    devices = num_gpus(config.runtime)
+    where = f"with {counted(devices, 'GPU')} on this node" if devices else "on CPU"
     return f"{', '.join(what)}; {counted(ranks, 'rank')}, {where}; writes {folder}"
 
 

@@ -1,25 +1,26 @@
 """`pflmpi.run`: in a notebook or script its ranks are processes; under a launcher each rank calls it."""
 
+import csv
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 from pflmpi import early_signals, outside
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.commands.context import connect, context_of, end_of_jobs
 from pflmpi.commands.launch import num_ranks
 from pflmpi.commands.progress import RunProgress
-from pflmpi.commands.rank import start_line
+from pflmpi.commands.rank import connect, context_of, end_of_jobs, start_line
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path, wrong_type
 from pflmpi.config.keywords import Config
@@ -37,17 +38,19 @@ from pflmpi.errors import (
     write_exit_code,
 )
 from pflmpi.experiment import run as experiment
-from pflmpi.python.rounds import NewRounds, OnRound, row
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.stopping import Stop, noted_signals
-from pflmpi.store import run_folder
+from pflmpi.store import metrics_file, run_folder
 from pflmpi.text import short_name
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import ended
 
 __all__ = ["run"]
+
+Row = dict[str, int | float]
+OnRound = Callable[[Row], object]
 
 _CONFIG = "a pflmpi.Config, or the path of a YAML file; pflmpi.Config(**sections) makes one from a mapping of sections"
 
@@ -97,6 +100,77 @@ def run(
     launch = detect(os.environ)
     start: Callable[..., Path] = _run_in_processes if launch.kind == "alone" else _run_on_this_rank
     return open_run(start(checked, folder, ranks, on_round, resume, quiet))
+
+
+def row(line: Mapping[str, object]) -> Row:
+    """A line of metrics.csv as numbers; NaN where a round has no value."""
+    return {
+        name: int(str(value)) if metrics_file.is_count(name) else float(str(value) or "nan")
+        for name, value in line.items()
+    }
+
+
+class NewRounds:
+    """The lines that another process adds to the metrics file of a run, or writes anew.
+
+    The file is held open: only while it is, no other one can have its number.
+
+    Args:
+        run: the folder, before the other process begins; a file of an earlier run is not read until it is replaced.
+        done: rounds up to this one are not new.
+    """
+
+    def __init__(self, run: Path, done: int) -> None:
+        self._path = metrics_file.path(run)
+        self._file = self._opened()
+        self._begun = self._file is None
+        self._last = done
+        self._read = 0  # bytes
+        self._columns: list[str] = []
+
+    def __enter__(self) -> "NewRounds":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._replace_by(None)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Those that have come since the last time."""
+        if self._is_another():
+            self._replace_by(self._opened())
+            self._begun, self._read = True, 0
+        if self._file is None or not self._begun:
+            return
+        self._file.seek(self._read)
+        text = self._file.read()
+        text = text[: text.rfind(b"\n") + 1]  # the rest is being written
+        lines = list(csv.reader(text.decode().splitlines()))
+        if self._read == 0 and lines:
+            self._columns = lines.pop(0)
+        self._read += len(text)
+        for values in lines:
+            line = row(dict(zip(self._columns, values, strict=True)))
+            if line["round"] > self._last:
+                self._last = int(line["round"])
+                yield line
+
+    def _is_another(self) -> bool:
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return self._file is None or not os.path.samestat(there, os.fstat(self._file.fileno()))
+
+    def _opened(self) -> BinaryIO | None:
+        try:
+            return open(self._path, "rb")
+        except FileNotFoundError:
+            return None
+
+    def _replace_by(self, file: BinaryIO | None) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = file
 
 
 _EVERY = 0.1  # seconds between two looks at the metrics

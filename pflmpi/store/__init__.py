@@ -4,9 +4,9 @@
         /server/<path>                    the server's state
         /clients/<path>                   [N, ...] the clients' state, in client order (virtual, see below)
         /metrics/<name>, /bytes/<name>    figures of the round
-        /layout/file, row [N], files      where client n's row is: files[file[n]], row[n]; file -1: it has none
-        /layout/cohorts/<cohort>          [m] the clients of each cohort
-        attributes                        format_version, round, and what the run adds (config, hashes, versions)
+        /layout/file, row, cohort [N]     client n's row is row[n] of the shard file[n] of `about`; file -1: it has none
+        attributes                        format_version; about: JSON with all else: the run, its shards and cohorts,
+                                          figures that have neither client nor class, what each array is
     RUN/shards/round_00012_rank_003.h5    the clients of rank 3, and of ranks of its node whose rows it writes,
                                           that changed since the last checkpoint
         /<cohort>/client                  [m] ascending ids
@@ -22,6 +22,6 @@ The datasets below /clients are HDF5 virtual datasets: any HDF5 program reads th
 shards beside it, so a run folder can be moved as a whole. HDF5 itself silently fills in for a missing shard, with what
 cannot be mistaken (see `virtual_rows`); the functions here go to the shards through the layout, and check all of it.
 
-Every stored dataset has the attribute `crc32` (zlib's, over its bytes in C order), every file a checksum of all its
-bytes in its first 512 bytes, the HDF5 user block (see `checked_hdf5`).
+Every stored dataset has a CRC-32 in `about` (zlib's, over its bytes in C order), every file a checksum of all its bytes
+in its first 512 bytes, the HDF5 user block (see `checked_hdf5`).
 """

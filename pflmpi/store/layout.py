@@ -64,14 +64,6 @@ class Layout:
                 row[changed] = np.arange(len(changed))
         return _tidy(_cohorts(cohort_of), file, row, files)
 
-    def only(self, cohorts: Sequence[str]) -> "Layout":
-        """Layout in which only the clients of the given cohorts have rows."""
-        kept = np.zeros(len(self.file), bool)
-        for cohort in cohorts:
-            kept[self.cohorts[cohort]] = True
-        file, row = (np.where(kept, column, NOWHERE) for column in (self.file, self.row))
-        return _tidy(self.cohorts, file, row, self.files)
-
     def shards(self, cohort: str, clients: np.ndarray | None = None) -> list[tuple[str, np.ndarray]]:
         """Shards with rows of a cohort, each with the ascending ids [m] whose rows it holds.
 

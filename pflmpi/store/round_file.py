@@ -79,7 +79,7 @@ def write_round(
     """Write the round file; every shard that the layout names must already be on disk.
 
     Args:
-        layout: where each client's row is; clients of a cohort that keeps nothing are stored as having no row.
+        layout: where each client's row is; clients of a cohort that keeps nothing have none.
         templates: for each cohort, path -> (shape, dtype) of one client's state; empty for a cohort that keeps nothing.
         checksums: of the shards, by name, as far as known; the others are read.
 
@@ -91,7 +91,6 @@ def write_round(
         CheckpointError: a shard is missing or damaged.
     """
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
-    layout = layout.only(keeping)
     for cohort in keeping:
         lost = layout.cohorts[cohort][layout.file[layout.cohorts[cohort]] == layouts.NOWHERE]
         assert not len(lost), f"round {content.round}: client {lost[0]} of {cohort} was never written"
@@ -115,7 +114,7 @@ def write_round(
         write_group(writing.file.id, "clients")
         for cohort in keeping:
             place = _put_members(writing, cohort, layout, templates[cohort])
-            rows = VirtualRows.from_layout(cohort, layout)
+            rows = VirtualRows(cohort, layout)
             for path, (shape, dtype) in sorted(templates[cohort].items()):
                 write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", shape, dtype, rows)
                 writing.describe(f"{place}/{path}", None, descriptions.client(path))

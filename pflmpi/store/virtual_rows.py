@@ -5,7 +5,7 @@ the least integer (the largest of unsigned ones), or for booleans `MISSING`, a t
 `FALSE` and `TRUE`; h5py reads such an enumeration as int8: 0, 1 and -1. `about` says it of each array, as `missing`.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,62 +16,66 @@ from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARD_NAME
 from pflmpi.store.shard import consecutive
 
+Space = Any  # of h5py
 _BOOLEANS = {"FALSE": 0, "TRUE": 1, "MISSING": -1}
 
 
-class VirtualRows(NamedTuple):
+class VirtualRows:
     """Where the rows of a cohort lie.
 
     Attributes:
         members: number of its clients.
-        parts: for each shard with rows of it the name, how many rows it has at least, and the ranges of rows, those of
-            the cohort and those of the shard that hold them: (first row, number).
     """
 
-    members: int
-    parts: list[tuple[str, int, list[tuple[int, int]], list[tuple[int, int]]]]
+    def __init__(self, cohort: str, layout: Layout) -> None:
+        members = layout.cohorts[cohort]
+        self.members = len(members)
+        self._shards = [
+            (name.encode(), np.searchsorted(members, clients), layout.row[clients])
+            for name, clients in layout.shards(cohort)
+        ]
+        self._mappings: dict[tuple[int, ...], list[tuple[bytes, Space, Space]]] = {}
 
-    @classmethod
-    def from_layout(cls, cohort: str, layout: Layout) -> "VirtualRows":
-        """The rows of a cohort."""
-        members, parts = layout.cohorts[cohort], []
-        for name, clients in layout.shards(cohort):
-            positions, rows = np.searchsorted(members, clients), layout.row[clients]
-            parts.append((name, int(rows[-1]) + 1, _ranges(positions), _ranges(rows)))
-        return cls(len(members), parts)
+    def mappings(self, shape: tuple[int, ...]) -> list[tuple[bytes, Space, Space]]:
+        """For each shard with rows its name, and these rows selected in a leaf of the cohort and in that of the shard.
+
+        One mapping per shard: a cohort's rows in a shard are in client order, so a union of row ranges on each side
+        pairs them correctly, however they are cut, and a thousand scattered clients do not become a thousand mappings.
+        """
+        if shape not in self._mappings:
+            self._mappings[shape] = [
+                (name, _selected(self.members, positions, shape), _selected(int(rows[-1]) + 1, rows, shape))
+                for name, positions, rows in self._shards
+            ]
+        return self._mappings[shape]
 
 
-def _ranges(rows: np.ndarray) -> list[tuple[int, int]]:
-    """First row and number of each range of ascending rows [m]."""
-    return [(int(rows[run.start]), run.stop - run.start) for run in consecutive(rows)]
+def _selected(extent: int, rows: np.ndarray, shape: tuple[int, ...]) -> Space:
+    """The space of an array [extent, *shape], with ascending rows selected."""
+    space = h5py.h5s.create_simple((extent, *shape))
+    space.select_none()
+    for run in consecutive(rows):
+        first, number = int(rows[run.start]), run.stop - run.start
+        space.select_hyperslab(
+            (first, *[0] * len(shape)), (1, *[1] * len(shape)), block=(number, *shape), op=h5py.h5s.SELECT_OR
+        )
+    return space
 
 
 def write_virtual_rows(
     writing: Writing, path: str, source_path: str, shape: tuple[int, ...], dtype: np.dtype, rows: VirtualRows
 ) -> None:
-    """Create the virtual dataset [m, ...] of one leaf of a cohort, which is `source_path` in the shards.
-
-    One mapping per shard: a cohort's rows in a shard are in client order, so a union of row ranges on each side pairs
-    them correctly, however they are cut, and a thousand scattered clients do not become a thousand mappings.
-    """
+    """Create the virtual dataset [m, ...] of one leaf of a cohort, which is `source_path` in the shards."""
     if 0 in shape:  # nothing to map
         writing.write_dataset(path, np.empty((rows.members, *shape), dtype))
         return
-    rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
-    whole = h5py.h5s.create_simple((rows.members, *shape))
     creation = untimed(h5py.h5p.DATASET_CREATE)
-    for name, extent, *both_ranges in rows.parts:
-        source = h5py.h5s.create_simple((extent, *shape))  # any that includes the last row: only the selection matters
-        for space, ranges in zip((whole, source), both_ranges, strict=True):
-            space.select_none()
-            for first, number in ranges:
-                space.select_hyperslab((first, *rest), ones, block=(number, *shape), op=h5py.h5s.SELECT_OR)
-        creation.set_virtual(whole, name.encode(), source_path.encode(), source)
+    for name, whole, source in rows.mappings(shape):
+        creation.set_virtual(whole, name, source_path.encode(), source)
     stored, (missing, called) = _stored_dtype(dtype), _missing(dtype)
     creation.set_fill_value(np.array(missing, stored))
-    kind = h5py.h5t.py_create(stored, logical=True)
-    whole.select_all()
-    dataset = h5py.h5d.create(writing.file.id, path.encode(), kind, whole, creation, lcpl=with_groups())
+    kind, space = h5py.h5t.py_create(stored, logical=True), h5py.h5s.create_simple((rows.members, *shape))
+    dataset = h5py.h5d.create(writing.file.id, path.encode(), kind, space, creation, lcpl=with_groups())
     writing.about["arrays"].setdefault(path, {})["missing"] = called
     writing.name_axes(dataset, (rows.members, *shape), ("client",))
 

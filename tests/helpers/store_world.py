@@ -32,7 +32,6 @@ TEMPLATES: list[dict[str, tuple[tuple[int, ...], np.dtype]]] = [
 
 def write_metrics(run: Path, rounds: int) -> Checksum:
     """Write a metrics.csv with so many rounds without figures; its checksum."""
-    metrics_file.path(run).unlink(missing_ok=True)
     lines = [metrics_file.COLUMNS, *((str(number), *["0"] * 28) for number in range(1, rounds + 1))]
     metrics_file.path(run).write_text("".join(f"{','.join(line)}\n" for line in lines))
     return metrics_file.checksum(metrics_file.text(run))
@@ -82,7 +81,8 @@ class World:
     def save(self, round: int, ranks: int) -> None:
         """Write a checkpoint as that many ranks would that host clients at random."""
         host = self.rng.integers(0, ranks, self.n)
-        per_rank = [np.flatnonzero((host == rank) & self.changed) for rank in range(ranks)]
+        changed = self.changed & np.array([bool(self.templates[f"cohort{number}"]) for number in self.cohort_of])
+        per_rank = [np.flatnonzero((host == rank) & changed) for rank in range(ranks)]
         for rank, clients in enumerate(per_rank):
             if rows := self.flat(clients):
                 write_shard(shard_path(self.run, round, rank), rows)

@@ -21,7 +21,7 @@ from pflmpi.config.keywords import Config
 from pflmpi.errors import ConfigError, DataError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
-from pflmpi.python.rounds import NewRounds, Row
+from pflmpi.python.run import NewRounds, Row
 from pflmpi.store import metrics_file, run_folder
 from project import ROOT
 
