@@ -1,6 +1,7 @@
 """Several runs: `pflmpi compare`, and one table of all of them in Python."""
 
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -47,6 +48,11 @@ def test_options_that_differ_and_figures_are_shown(runs, capfd):
         assert shown["time (s)"][place] == f"{np.sum(columns['seconds']):.2f}"
     assert float(shown["up (KiB)"][0]) > 0 and shown["rounds"] == shown["of"] == ["3", "3"]
     assert "unseen (%)" not in shown
+
+
+def test_it_needs_no_torch(runs):
+    code = "import sys; from pflmpi.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, "compare", *map(str, runs)], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_more_runs_than_fit_are_in_several_tables(runs, capfd, monkeypatch):
