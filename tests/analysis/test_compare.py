@@ -1,4 +1,4 @@
-"""Several runs: `pflmpi compare`, and one table of all of them in Python."""
+"""`pflmpi compare`: runs side by side, with the figures that their metrics have."""
 
 import re
 import subprocess
@@ -9,9 +9,7 @@ import pytest
 
 import quick_run
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.runs import open_runs
 from pflmpi.cli import main
-from pflmpi.errors import CheckpointError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -67,41 +65,3 @@ def test_runs_on_other_data_are_shown_and_said_to_be(runs, tmp_path, capfd):
     assert main(["compare", str(runs[0]), str(tmp_path / "less")]) == 0
     text = capfd.readouterr().out
     assert "has other samples or clients" in text and "data.limit is 300 and not 400" in text
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    for every, name in enumerate(("fedavg", "fedgmh"), 1):
-        settings = {"algorithm": {"name": name}, "training": {"rounds": 2}, "checkpoint": {"every": every}}
-        quick_run.run(quick_run.settings(**settings), folder / name)
-    (folder / "notes").mkdir()
-    return folder
-
-
-def test_a_line_for_each_run_and_round_with_what_the_runs_differ_in(folder):
-    runs = open_runs(f"{folder}/*")
-    frame = runs.frame()
-    assert frame["run"].tolist() == [str(folder / "fedavg")] * 2 + [str(folder / "fedgmh")] * 2
-    assert list(frame.columns[:4]) == ["run", "algorithm.name", "data.name", "seed"]
-    assert "algorithm.critical_share" in frame and "training.rounds" not in frame, "only keys that differ"
-    assert "checkpoint.every" not in frame, "results do not depend on it"
-    assert frame["round"].tolist() == [1, 2, 1, 2]
-    assert frame["accuracy_mean"].tolist() == [float(v) for run in runs for v in run.columns["accuracy_mean"]]
-
-
-def test_a_line_that_is_being_written_is_left_out(folder, tmp_path):
-    (tmp_path / "run").mkdir()
-    for name in ("config.yaml", "metrics.csv"):
-        (tmp_path / "run" / name).write_bytes((folder / "fedavg" / name).read_bytes())
-    with open(tmp_path / "run" / "metrics.csv", "a") as file:
-        file.write("3,2,0.")
-    assert open_runs([tmp_path / "run"]).frame()["round"].tolist() == [1, 2]
-
-
-def test_nothing_found_and_no_pandas_are_said(folder, tmp_path, monkeypatch):
-    with pytest.raises(CheckpointError, match="matches no run; give a pattern"):
-        open_runs(tmp_path / "*")
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="needs pandas, which is not installed"):
-        open_runs(f"{folder}/*").frame()

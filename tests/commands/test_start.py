@@ -1,19 +1,16 @@
-"""What a start depends on: limits of the system, files of the current folder, how many ranks there are by default."""
+"""What a start depends on: limits of the system, and no file of the current folder."""
 
 import re
 import subprocess
 import sys
 
 import pytest
-import torch
 import yaml
 
 import processes
 import quick_run
-from pflmpi.commands import launch
 from pflmpi.config import yaml_file
 from pflmpi.limits import problem
-from pflmpi.runtime.config import RuntimeConfig
 from project import ROOT
 
 AS_ANOTHER_USER = "setpriv --reuid 12345 --clear-groups --inh-caps=+dac_override --ambient-caps=+dac_override"
@@ -143,27 +140,3 @@ def test_torchrun_by_its_wrapper(here):
     words = ["--nproc-per-node=2", "-m", "pflmpi", "run", "config.yaml", "--out", "run", "--quiet"]
     done = processes.call([str(ROOT / "launch/torchrun"), *words], cwd=here)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("visible", "gpus", "jobs", "expected"),
-    [
-        (4, None, 1, 4),
-        (4, 2, 1, 2),
-        (4, 8, 1, 4),
-        (4, None, 2, 2),
-        (4, 1, 2, 1),  # jobs share the GPUs, and each takes no more than it may
-        (4, 3, 2, 2),
-        (1, None, 4, 1),
-        (0, None, 1, 6),
-        (0, 2, 4, 1),
-        (0, None, 9, 1),
-    ],
-)
-def test_ranks_are_as_many_as_gpus_or_else_cores(visible, gpus, jobs, expected, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    monkeypatch.setattr(launch, "cores", lambda: set(range(6)))
-    assert launch.default_ranks(RuntimeConfig(gpus=gpus), jobs) == expected
-    assert launch.default_ranks(RuntimeConfig(gpus=gpus, device="cpu"), jobs) == max(1, 6 // jobs)
-    assert launch.default_ranks(RuntimeConfig(device="cpu", threads=2), jobs) == max(1, 3 // jobs)
