@@ -4,6 +4,7 @@ import csv
 import shutil
 import sys
 
+import h5py
 import numpy as np
 import pandas
 import pytest
@@ -11,6 +12,7 @@ import yaml
 
 import pflmpi
 import quick_run
+from described import about
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError
 from pflmpi.store import run_folder, verify
@@ -233,6 +235,11 @@ def test_the_package_opens_runs_and_has_nothing_else_that_is_unknown(alike_run):
     assert isinstance(pflmpi.open_run(alike_run), Run)
     with pytest.raises(AttributeError, match="has no attribute 'close_run'"):
         _ = pflmpi.close_run
+
+
+def test_a_file_that_the_reader_has_open_is_read_all_the_same(alike_run):
+    with h5py.File(alike_run / "round_00004.h5") as file:
+        assert open_run(alike_run).round().number == 4 and about(file)["run"]["round"] == 4
 
 
 def test_a_figure_in_a_notebook_is_a_chart_with_the_values_of_the_run(alike_run):

@@ -114,6 +114,11 @@ def test_they_can_be_asked_for_later_and_left_out_later(tmp_path):
     assert before != quick_run.digest(run)
 
 
+def test_the_results_are_the_same_with_them(tmp_path):
+    without = quick_run.run(quick_run.settings(), tmp_path / "without")
+    assert quick_run.run(quick_run.settings(output=ON), tmp_path / "with") == without
+
+
 def test_times_of_earlier_rounds_are_without_pauses(tmp_path):
     metrics_file.path(tmp_path).write_text("")
     end = metrics_file.path(tmp_path).stat().st_mtime
