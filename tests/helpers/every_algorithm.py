@@ -19,6 +19,14 @@ MORE = {
     "fesem-samples": {"weighting": "samples"},
     "fedavg-clients": {"weighting": "clients"},
     "fedproto-as_printed": {"class_mean_weighting": "as_printed"},
+    "fedgmh-mixed": {"evaluated": "mixed"},
+    "fedproto-means": {"loss_on": "means"},
+    "pfedpm-relation": {"relation": True},
+    "perfedavg-hessian_free": {"order": "hessian_free"},
+    "pfedcfr-no_personal_layers": {"num_personal_layers": 0},
+    "pfedcfr-tensor": {"layer_unit": "tensor", "num_personal_layers": 1},
+    "pfedpm-bounds": {"bounds": True},
+    "fedgmh-turnover": {"label_turnover": 1},
     "fedgmh-repository": {
         "server_batch_size": 1,
         "critical_from": "own",
@@ -26,13 +34,6 @@ MORE = {
         "ranked": "tensor",
         "evaluated": "mixed",
     },
-    "fedproto-means": {"loss_on": "means"},
-    "pfedpm-relation": {"relation": True},
-    "perfedavg-hessian_free": {"order": "hessian_free"},
-    "pfedcfr-no_personal_layers": {"num_personal_layers": 0},
-    "pfedpm-bounds": {"bounds": True},
-    "fedgmh-turnover": {"label_turnover": 1},
-    "pfedcfr-tensor": {"layer_unit": "tensor", "num_personal_layers": 1},
 }
 TRAINING = {"l2gd": {"participation": 1.0}}  # those that need every client in every round
 # Cases that have every kind of message between them: means, what is compared and mixed, what is offered and chosen,
