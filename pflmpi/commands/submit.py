@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pflmpi import arguments
 from pflmpi.cluster.batch_script import add_arguments as add_sbatch_arguments
-from pflmpi.errors import CheckpointError, ConfigError, RunError
+from pflmpi.errors import CheckpointError, ConfigError, RunError, Stopped
 from pflmpi.terminal import print_surely
 from pflmpi.text import printable
 
@@ -101,7 +101,7 @@ def _try(options: argparse.Namespace, pending: Pending) -> None:
 
 
 def _ended(number: str, pending: Pending) -> int:
-    """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done."""
+    """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done, 75 or 1."""
     from pflmpi.cluster.jobs import wait
     from pflmpi.cluster.status import one_folder, run_status
 
@@ -111,7 +111,9 @@ def _ended(number: str, pending: Pending) -> int:
     if all(state is not None and state.done for state in states):
         return 0
     codes = {job.exit_code or RunError.exit_code for job in jobs if job.state != "COMPLETED"}
-    return codes.pop() if len(codes) == 1 else RunError.exit_code if not pending.todo else _FAILED
+    if pending.todo:
+        return Stopped.exit_code if codes == {Stopped.exit_code} else _FAILED
+    return next(iter(codes), RunError.exit_code)
 
 
 def pending_work(options: argparse.Namespace) -> Pending | None:
