@@ -6,7 +6,7 @@ import platform
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,6 +45,12 @@ class Gpu(NamedTuple):
 def cores() -> tuple[int, ...]:
     """Numbers of the cores that this process may use, ascending."""
     return tuple(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def num_cores(environ: Mapping[str, str]) -> int:
+    """Number of cores that this process may use: those it is bound to, or fewer that Slurm gives it without binding."""
+    given = (environ.get(name, "") for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"))
+    return min([len(cores()), *(int(number) for number in given if number.isdecimal() and int(number))])
 
 
 def memory(root: Path = Path("/")) -> Space:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pflmpi.machine import cores, memory
+from pflmpi import machine
+from pflmpi.machine import cores, memory, num_cores
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,14 @@ def test_a_bound_process_has_the_cores_it_is_bound_to() -> None:
     code = f"import os; os.sched_setaffinity(0, [{last}]); from pflmpi.machine import cores; print(*cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == [str(last)]
+
+
+@pytest.mark.parametrize(
+    ("per_task", "on_node", "expected"),
+    [("", "", 6), ("2", "", 2), ("", "3", 3), ("2", "4", 2), ("4", "2", 2), ("16", "16", 6), ("0", "many", 6)],
+)
+def test_a_task_has_the_cores_of_its_allocation_also_where_it_is_not_bound(
+    per_task: str, on_node: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: range(6))
+    assert num_cores({"SLURM_CPUS_PER_TASK": per_task, "SLURM_CPUS_ON_NODE": on_node}) == expected

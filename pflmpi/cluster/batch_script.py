@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pflmpi.errors import ConfigError, Stopped
-from pflmpi.text import spans
+from pflmpi.text import counted, spans
 
 # With the letters that sbatch has for them; `--requeue` is ours. Others are given after `--`.
 KNOWN = {
@@ -103,6 +103,29 @@ def merged(ours: Options, given: Options, others: Sequence[str]) -> Options:
             )
         options["output"] = f"{folder}{slash}{file}"
     return options
+
+
+def implied_ranks(options: Options, others: Sequence[str], threads: int) -> str:
+    """How many ranks a job has whose options do not say it by --ntasks; "" if they do.
+
+    Args:
+        threads: of a rank.
+
+    >>> implied_ranks({"nodes": "2"}, [], 1), implied_ranks({"ntasks": "1", "cpus-per-task": "8"}, [], 2)
+    ('2 ranks, 1 on each node', '4 ranks, which 1 task of 8 cores starts')
+    """
+    if options.get("ntasks", "1") != "1" or any(re.match("-n|--ntasks", word) for word in others):
+        return ""
+    nodes, per_node = (options.get(name) or "1" for name in ("nodes", "ntasks-per-node"))
+    if "ntasks" not in options and (nodes, per_node) != ("1", "1"):
+        number = f"{int(nodes) * int(per_node)} " if nodes.isdecimal() and per_node.isdecimal() else ""
+        return f"{number}ranks, {per_node} on each node"
+    if gpus := options.get("gpus-per-node"):
+        return f"a rank for each of {gpus} GPUs (on CPU: for each core), which 1 task starts"
+    cores = options.get("cpus-per-task") or ""
+    if cores.isdecimal():  # also where the job gets whole nodes
+        return f"{counted(max(int(cores) // threads, 1), 'rank')}, which 1 task of {counted(int(cores), 'core')} starts"
+    return "a rank for each core (1 without --cpus-per-task, or those of a whole node), which 1 task starts"
 
 
 def log_folder(options: Options) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pflmpi.early_signals import FORWARDED, asking, described
 from pflmpi.errors import ConfigError, RunError, Stopped, UserError
-from pflmpi.machine import cores
+from pflmpi.machine import num_cores
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -45,7 +45,7 @@ def default_ranks(runtime: "RuntimeConfig", jobs: int = 1) -> int:
         jobs: runs at a time, which share them.
     """
     gpus = num_gpus(runtime, jobs)
-    return max(1, len(cores()) // (jobs * runtime.threads) if gpus is None else gpus)
+    return max(1, num_cores(os.environ) // (jobs * runtime.threads) if gpus is None else gpus)
 
 
 def num_gpus(runtime: "RuntimeConfig", jobs: int = 1) -> int | None:

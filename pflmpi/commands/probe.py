@@ -1,11 +1,12 @@
 """Compare the layers of the clients' models, for `report`; it needs torch and the data."""
 
 import argparse
+import os
 
 from pflmpi import arguments
 from pflmpi.atomic import remedy
 from pflmpi.errors import ConfigError
-from pflmpi.machine import cores
+from pflmpi.machine import num_cores
 from pflmpi.text import printable
 
 
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     config = stored_config(opened.path, options.overrides)
     device = own_device(config.runtime)
     fix_kernels(device, config.runtime, config.training)
-    torch.set_num_threads(len(cores()))
+    torch.set_num_threads(num_cores(os.environ))
     experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)
     clients = np.array(spread_over(range(experiment.federation.num_clients), options.clients))

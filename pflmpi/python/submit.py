@@ -28,7 +28,7 @@ from pflmpi.config.load import Config as Checked
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.registry import unknown
 
-_MORE = ("only", "seeds", "jobs", "mpi", "requeue", "restarts", "setup", "changed_code")
+_MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "requeue", "restarts", "seeds", "setup")
 _OPTIONS = {*_MORE, *(name.replace("-", "_") for name in KNOWN)}  # of `pflmpi submit`
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pflmpi.cluster.batch_script import LAUNCH, BatchScript, script, tasks
+from pflmpi.cluster.batch_script import LAUNCH, BatchScript, implied_ranks, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -83,6 +83,27 @@ def test_arguments_survive_the_shell():
     text = script(BatchScript({}, "/bin/echo", odd)).replace(f"bash {LAUNCH}/srun --mpi=none", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[4:] == list(odd)
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "expected"),
+    [
+        ({"ntasks": "4"}, [], ""),
+        ({"ntasks": "4", "nodes": "2"}, [], ""),
+        ({"nodes": "2"}, ["-n8"], ""),
+        ({"ntasks-per-node": "4"}, [], "4 ranks, 4 on each node"),
+        ({"nodes": "2-3"}, [], "ranks, 1 on each node"),
+        (
+            {},
+            [],
+            "a rank for each core (1 without --cpus-per-task, or those of a whole node), which 1 task starts",
+        ),
+        ({"nodes": "1", "cpus-per-task": "3"}, [], "3 ranks, which 1 task of 3 cores starts"),
+        ({"gpus-per-node": "4"}, [], "a rank for each of 4 GPUs (on CPU: for each core), which 1 task starts"),
+    ],
+)
+def test_a_job_without_a_number_of_tasks_says_how_many_ranks_it_has(options, others, expected):
+    assert implied_ranks(options, others, 1) == expected
 
 
 # --- files for bash -----------------------------------------------------------------------------------------------
@@ -171,6 +192,15 @@ def test_a_batch_script_says_how_it_is_used_and_what_to_edit(path, tmp_path):
     assert any(line.startswith("# Edit here") for line in head)
     done = subprocess.run(["bash", str(path)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("usage: sbatch ")
+
+
+@pytest.mark.parametrize("path", [*BATCH, ROOT / "slurm" / "train.pbs"], ids=lambda path: path.name)
+def test_a_batch_script_says_in_a_line_that_it_was_started_in_another_folder(path, tmp_path):
+    environment = {**os.environ, "CONFIG": "a.yaml", "OUT": "runs/a", "SLURM_ARRAY_TASK_ID": "0"}
+    command = ["bash", str(path), "a.yaml", "runs/a"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"there is no launch/ in {tmp_path}; submit from the folder that contains it" in done.stderr
 
 
 if __name__ == "__main__":

@@ -68,7 +68,9 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
 
 def test_submit_says_what_was_submitted_and_how_to_watch_it(folder, capfd):
     assert main(["submit", "small.yaml", "--out", "first run"]) == 0
-    assert capfd.readouterr().out.splitlines() == [
+    shown = capfd.readouterr()
+    assert shown.err.startswith("pflmpi: a rank for each core (1 without ") and shown.err.count("\n") == 1
+    assert shown.out.splitlines() == [
         "job 42: first run",
         "log: first run.42.log",
         "watch: pflmpi status 42    or: tail -F 'first run.42.log'",
@@ -307,7 +309,7 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     for number in (0, 5):
         cell = cells(load(path), [], None)[number]
         quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
-    command = ["submit", "--array", "small.yaml", "--time", "10", "--jobs", "2", "--restarts", "2"]
+    command = ["submit", "--array", "small.yaml", "--ntasks=2", "--time", "10", "--jobs", "2", "--restarts", "2"]
     assert main([*command, "--mpi", "pmi2"]) == 0
     text = (folder / "script").read_text()
     assert {"--array=1-4,6-7%2", "--output=sweeps/small.%A_%a.log"} <= set(directives(text))
@@ -319,6 +321,31 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     assert "job 42: sweeps/small, 6 of 8 cells" in shown and "tail -F sweeps/small.42_*.log" in shown
     assert main([*command, "--only", "FedAvg/few", "--seeds", "1"]) == 0
     assert capfd.readouterr().out == "all 1 cells in sweeps/small are done; nothing to submit\n"
+
+
+def test_an_array_takes_the_failed_cells_alone_and_starts_those_anew_that_cannot_continue(folder, capfd):
+    path = table_file.write(folder)
+    out = Path("sweeps/small")
+    for number in (0, 3, 5):
+        cell = cells(load(path), [], None)[number]
+        quick_run.run(cell.raw, cell.run(out))
+        if number != 0:
+            (cell.run(out) / "round_00002.h5").unlink()
+            cell.log(out).touch()
+    path = table_file.write(folder, exceptions=[{"row": "Local", "set": {"training": {"lr": 0.02}}}])
+    command = ["submit", "--array", "small.yaml", "--failed"]
+    assert main(command) == 2
+    error = capfd.readouterr().err
+    assert "Local/few/seed1: sweeps/small/Local/few/seed1 cannot be continued" in error and "or --anew" in error
+    assert main([*command, "--anew"]) == 0
+    text = (folder / "script").read_text()
+    assert "--array=3,5" in directives(text) and "2 of 8 cells" in capfd.readouterr().out
+    assert "--anew" in last_line(text) and "--failed" not in last_line(text), "which would number other cells"
+    assert main([*command, "--only", "FedAvg/few"]) == 0
+    assert capfd.readouterr().out == "no cell in sweeps/small has failed; nothing to submit\n"
+    for word in ("--failed", "--anew"):
+        assert main(["submit", "small.yaml", word]) == 2
+        assert f"{word} is for --array TABLE" in capfd.readouterr().err
 
 
 def test_the_cells_of_an_array_are_those_of_its_options(folder):

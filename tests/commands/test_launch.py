@@ -25,7 +25,7 @@ from pflmpi.runtime.config import RuntimeConfig
 def test_ranks_are_as_many_as_gpus_or_else_cores(visible, gpus, jobs, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    monkeypatch.setattr(launch, "cores", lambda: set(range(6)))
+    monkeypatch.setattr(launch, "num_cores", lambda _: 6)
     assert launch.default_ranks(RuntimeConfig(gpus=gpus), jobs) == expected
     assert launch.default_ranks(RuntimeConfig(gpus=gpus, device="cpu"), jobs) == max(1, 6 // jobs)
     assert launch.default_ranks(RuntimeConfig(device="cpu", threads=2), jobs) == max(1, 3 // jobs)

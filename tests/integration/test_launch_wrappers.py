@@ -257,6 +257,32 @@ def test_a_script_is_believed_whether_or_not_it_has_made_a_run(code, tmp_path):
     assert bench.left() == []
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_whose_terminal_is_closed_leaves_no_file(wrapper, tmp_path):
+    bench = Bench(tmp_path, wrapper)
+    bench.program(wrapper, f"{FAKE_RUN}echo ready; for _ in {{1..400}}; do sleep 0.05; done")
+    command = [str(ROOT / "launch" / wrapper), "pflmpi", "run", "a.yaml"]
+    process = processes.launch(command, env=bench.environment, cwd=tmp_path)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        launched = processes.descendants(process.pid)
+        process.send_signal(signal.SIGHUP)
+        process.wait(20)
+    finally:
+        for pid in launched:
+            processes.kill_all(pid)
+        process.communicate()
+    assert bench.left() == []
+
+
+def test_a_requeued_job_removes_the_file_that_its_killed_start_has_left(tmp_path):
+    bench = Bench(tmp_path, "srun")
+    (tmp_path / ".pflmpi-exit.70.0.abcdef").write_text("lost\n")
+    (tmp_path / ".pflmpi-exit.71.0.abcdef").write_text("lost\n")
+    assert bench.call("pflmpi", "run", "a.yaml", SLURM_JOB_ID="70", SLURM_RESTART_COUNT="1")[0] == 0
+    assert bench.left() == [".pflmpi-exit.71.0.abcdef"], "of another job"
+
+
 STEP = {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NODELIST": "node[7-9]"}
 
 

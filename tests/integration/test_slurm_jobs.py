@@ -197,6 +197,12 @@ def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
     last, shown = submit(folder, "--array", "small.yaml", "--out", "cells", "--ntasks=1", "--mpi=pmix")
     assert "1 of 6 cells" in shown
     assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "FAILED"
+    # So it is when the table is corrected; a cell that was done before that, and is another one now, has not failed.
+    (folder / "small.yaml").write_text((folder / "small.yaml").read_text().replace("lr: 0.2", "lr: 0.3"))
+    words = ["--array", "small.yaml", "--out", "cells", "--ntasks=1", "--failed", "--anew", "-s", "data.name=digits"]
+    last, shown = submit(folder, *words, "-s", "data.root=null")
+    assert "1 of 6 cells" in shown
+    assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "COMPLETED"
 
     def status() -> str:
         return processes.call([*processes.PFLMPI, "status", "cells"], PATIENCE, cwd=folder).stdout
@@ -253,6 +259,12 @@ def test_submit_in_a_job_takes_nothing_of_it_along(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     (job,) = re.findall(r"^job (\d+)", done.stdout)
     completed(job, folder / f"run.{job}.log")
+
+
+def test_one_task_starts_as_many_ranks_as_it_has_cores_also_where_it_is_not_bound_to_them(folder: Path) -> None:
+    job, _ = submit(folder, write(folder), "--out=run", "--ntasks=1", "--cpus-per-task=1")
+    completed(job, folder / f"run.{job}.log")
+    assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 1
 
 
 def test_the_folder_of_a_log_is_made_from_the_names_that_slurm_puts_in(folder: Path) -> None:
@@ -381,19 +393,23 @@ def is_rank(process: int) -> bool:
 @contextlib.contextmanager
 def lost(node: str, how: str) -> Iterator[None]:
     """Kill all processes of a node, or let Slurm take it for lost; bring it back afterwards."""
+
+    def update(*settings: str, check: bool = True) -> None:
+        command = ["scontrol", "update", f"nodename={node}", *settings]
+        subprocess.run(command, check=check, capture_output=True, timeout=30)
+
     try:
         if how == "killed":
             for process in testbed.node_processes(node):
                 os.kill(process, signal.SIGKILL)
         else:
-            set_node(node, "state=down", "reason=test")
+            update("state=down", "reason=test")
         yield
     finally:
-        testbed.rebuild() if how == "killed" else set_node(node, "state=resume")
-
-
-def set_node(node: str, *settings: str) -> None:
-    subprocess.run(["scontrol", "update", f"nodename={node}", *settings], check=True, timeout=30)
+        if how == "killed":
+            testbed.rebuild()
+        else:
+            update("state=resume", check=False)  # its slurmd may have brought it back
 
 
 def place(job: str, first: bool) -> str:
