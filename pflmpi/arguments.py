@@ -149,6 +149,15 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_failed_cells(parser: argparse.ArgumentParser) -> None:
+    """Add what to do with cells of a table that were started and are not done."""
+    parser.add_argument(
+        "--failed", action="store_true", help="only cells that were started, and are neither done nor running"
+    )
+    anew = "start cells anew that cannot continue, as when the table was corrected; their runs are kept beside them"
+    parser.add_argument("--anew", action="store_true", help=anew)
+
+
 def add_to(parser: argparse.ArgumentParser) -> None:
     """Registers --to, the end of an extrapolation."""
     parser.add_argument(

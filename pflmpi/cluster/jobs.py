@@ -140,7 +140,8 @@ def queue(environ: Mapping[str, str]) -> list[Job]:
 
 def accounted(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
     """Jobs as the accounting has them; none where there is no accounting."""
-    words = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(ids)}", f"--format={_ACCOUNTED}"]
+    # With the steps of each job, without which sacct counts none of its processor time.
+    words = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(ids)}", f"--format={_ACCOUNTED}"]
     try:
         return parse_accounted(_ask(words, environ)) if ids else []
     except (ConfigError, NoAnswer):
@@ -233,7 +234,7 @@ def parse_accounted(text: bytes) -> list[Job]:
     jobs = []
     for line in text.decode(errors="replace").splitlines():
         fields = ["" if field in _UNKNOWN else field for field in line.split("|", _ACCOUNTED.count(","))]
-        if len(fields) == _ACCOUNTED.count(",") + 1:
+        if len(fields) == _ACCOUNTED.count(",") + 1 and "." not in fields[0]:  # a step
             job, number, state, nodes, node_list, code, elapsed, limit, start, allocated, cpu, directory = fields
             ended = state.split()[0]  # CANCELLED by 1000
             exit_code, used = int(code.partition(":")[0] or 0), seconds(elapsed) or 0

@@ -426,6 +426,6 @@ def _array(jobs: Sequence[Job]) -> Iterator[str]:
         state = run_status(job.folder) if job.folder else None
         run = f"  {job.folder}  {progress_summary(state, job)}" if state else ""
         error = _error(job)
-        why = "".join(f"; {line}" for line in [*([f"ended with: {error}"] if error else []), *_memory(job, error)])
+        why = "".join(f"; {line}" for line in _memory(job, error)) or f"; ended with: {error}" * bool(error)
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
         yield f"  {job.id}  {what}{run}{why}{log}"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pflmpi import arguments
 from pflmpi.cluster.batch_script import add_arguments as add_sbatch_arguments
-from pflmpi.errors import CheckpointError, ConfigError, RunError
+from pflmpi.errors import CheckpointError, ConfigError, RunError, Stopped
 from pflmpi.terminal import print_surely
-from pflmpi.text import printable
+from pflmpi.text import printable, some
 
 if TYPE_CHECKING:
     from pflmpi.cluster.batch_script import BatchScript
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the command-line arguments besides the options of sbatch."""
     arguments.add_overrides(parser)
     arguments.add_cells(parser)
+    arguments.add_failed_cells(parser)
     arguments.add_changed_code(parser)
     parser.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: runs/NAME, sweeps/NAME)")
@@ -101,7 +102,7 @@ def _try(options: argparse.Namespace, pending: Pending) -> None:
 
 
 def _ended(number: str, pending: Pending) -> int:
-    """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done."""
+    """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done, 75 or 1."""
     from pflmpi.cluster.jobs import wait
     from pflmpi.cluster.status import one_folder, run_status
 
@@ -111,7 +112,9 @@ def _ended(number: str, pending: Pending) -> int:
     if all(state is not None and state.done for state in states):
         return 0
     codes = {job.exit_code or RunError.exit_code for job in jobs if job.state != "COMPLETED"}
-    return codes.pop() if len(codes) == 1 else RunError.exit_code if not pending.todo else _FAILED
+    if pending.todo:
+        return Stopped.exit_code if codes == {Stopped.exit_code} else _FAILED
+    return next(iter(codes), RunError.exit_code)
 
 
 def pending_work(options: argparse.Namespace) -> Pending | None:
@@ -137,8 +140,8 @@ def _check(options: argparse.Namespace) -> None:
     if (options.config is None) == (options.array is None):
         raise ConfigError("submit takes a CONFIG, for one run, or --array TABLE, for a sweep; give one of them")
     if options.array is None:
-        for name, value in (("jobs", options.jobs), ("seeds", options.seeds), ("only", options.only or None)):
-            if value is not None:
+        for name in ("jobs", "seeds", "only", "failed", "anew"):
+            if getattr(options, name) not in (None, [], False):
                 raise ConfigError(f"--{name} is for --array TABLE, which is not given; leave it out")
     if options.jobs is not None and options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
@@ -195,23 +198,27 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     """Cells of a table that are still to do; None, and a line on the terminal, if all are done."""
     from pflmpi.cluster.submission import refuse_transport
     from pflmpi.sweep import table as tables
-    from pflmpi.sweep.pending import cell_task
+    from pflmpi.sweep.pending import cell_task, has_failed
 
     out = tables.folder(options.array, options.out)
-    works = []
+    works = {}
     cells = tables.selected(options.array, options.overrides, options.seeds, options.only)
     _show_implied_ranks(options, cells[0][1])
-    for cell, config in cells:
+    for number, (cell, config) in enumerate(cells):
         refuse_transport(config, options.mpi)
-        works.append(cell_task(cell, config, out, None, options.changed_code))
-        if works[-1].state == "other":
-            raise CheckpointError(f"{cell.name}: {works[-1].problem}; or leave it out with --only")
-    todo = {number: work.cell.run(out) for number, work in enumerate(works) if work.state != "done"}
-    if not todo:
-        print(f"all {len(works)} cells in {out} are done; nothing to submit")
+        work = cell_task(cell, config, out, None, options.changed_code, options.anew)
+        if work.state != "done" and (not options.failed or has_failed(work, out)):
+            works[number] = work
+    if others := [work for work in works.values() if work.state == "other"]:
+        more = f" ({len(others) - 1} more: {some([work.cell.name for work in others[1:]])})" if others[1:] else ""
+        raise CheckpointError(f"{others[0].cell.name}: {others[0].problem}; or leave it out with --only{more}")
+    if not works:
+        why = f"no cell in {out} has failed" if options.failed else f"all {len(cells)} cells in {out} are done"
+        print(f"{why}; nothing to submit")
         return None
+    todo = {number: work.cell.run(out) for number, work in works.items()}
     words = ["sweep", *arguments.words_of_cells(options.array, out, options), *arguments.words_of_changed_code(options)]
-    return Pending(out, words, None, len(works), todo)
+    return Pending(out, [*words, *["--anew"] * options.anew], None, len(cells), todo)
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":

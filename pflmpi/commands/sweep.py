@@ -1,7 +1,6 @@
 """Run the cells of a table that are not done yet."""
 
 import argparse
-import logging
 import os
 import shlex
 import shutil
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from pflmpi.sweep.table import Cell
 
 _FAILED = 1
-_log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
     arguments.add_cells(parser)
+    arguments.add_failed_cells(parser)
     arguments.add_changed_code(parser)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument(
@@ -58,6 +57,11 @@ def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     _check(options)
     launcher, out, selected = _launcher(options.launcher), tables.folder(options.table, options.out), _selected(options)
+    if options.failed:
+        selected = _failed(options, selected, out)
+        if not selected:
+            print(f"no cell in {out} has failed; nothing to run")
+            return 0
     tasks = partial(_tasks, options, selected, out)
     budget, until = None, None
     if options.budget is not None:
@@ -103,12 +107,24 @@ def _selected(options: argparse.Namespace) -> "list[tuple[Cell, Config]]":
     return [selected[options.cell]]
 
 
+def _failed(
+    options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path
+) -> "list[tuple[Cell, Config]]":
+    """The cells that were started, and are neither done nor running."""
+    from pflmpi.sweep.pending import has_failed
+
+    tasks = _tasks(options, selected, out)
+    return [pair for pair, task in zip(selected, tasks, strict=True) if has_failed(task, out)]
+
+
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
     """What each cell still needs."""
     from pflmpi.sweep.pending import cell_task, unless_written
 
     return [
-        unless_written(cell_task(cell, config, out, _ranks(options, config.runtime), options.changed_code), out)
+        unless_written(
+            cell_task(cell, config, out, _ranks(options, config.runtime), options.changed_code, options.anew), out
+        )
         for cell, config in selected
     ]
 
@@ -139,8 +155,6 @@ def _run_cells(
         planned = ordered()
         for task in planned:
             prepare(task, out)
-            if task.state == "start" and task.problem:
-                _log.warning("%s starts anew: %s", task.cell.name, task.problem)
         places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
 
         def problem(task: "CellTask") -> str:
@@ -207,6 +221,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--budget {options.budget:g}: must be hours, more than 0")
     if options.budget is not None and options.cell is not None:
         raise ConfigError(f"--budget {options.budget:g} with --cell, which is one run; leave one of the two out")
+    if options.cell is not None and options.failed:
+        raise ConfigError(f"--failed with --cell {options.cell}, which is one run; leave --failed out")
     if options.cell is not None and options.jobs > 1:
         raise ConfigError(f"--jobs {options.jobs} with --cell {options.cell}, which is one run; leave --jobs out")
     if options.launcher and options.ranks is not None:

@@ -20,8 +20,8 @@ def with_memory(config: Config, options: Options) -> tuple[Options, int]:
     Raises:
         ConfigError: `--mem` is less than that; or `auto`, and it cannot be counted.
     """
-    nodes, ranks = _layout(options)
-    gpus = _number(options, "gpus-per-node", 0)
+    nodes, gpus = _number(options, "nodes", 1), _number(options, "gpus-per-node", 0)
+    ranks = _ranks(options, nodes, gpus, config.runtime.threads)
     auto, given = options["mem"] == "auto", bytes_of(options["mem"] or "")
     try:
         forecast = predict(config, Resources(ranks, nodes, gpus, ceil(ranks / nodes), 0, None, None, None))
@@ -50,11 +50,10 @@ def bytes_of(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]] or float("inf") if match else float("inf")
 
 
-def _layout(options: Options) -> tuple[int, int]:
-    """Nodes and ranks of a job; where Slurm starts a single task, `pflmpi` starts a rank on each of its cores."""
-    nodes = _number(options, "nodes", 1)
-    ranks = _number(options, "ntasks", nodes * _number(options, "ntasks-per-node", 1))
-    return nodes, ranks if ranks > 1 else _number(options, "cpus-per-task", 1)
+def _ranks(options: Options, nodes: int, gpus: int, threads: int) -> int:
+    """Ranks of a job; where Slurm starts a single task, that starts one for each of its GPUs or cores."""
+    tasks = _number(options, "ntasks", nodes * _number(options, "ntasks-per-node", 1))
+    return tasks if tasks > 1 else gpus or max(_number(options, "cpus-per-task", 1) // threads, 1)
 
 
 def _number(options: Options, name: str, default: int) -> int:

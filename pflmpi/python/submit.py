@@ -28,7 +28,7 @@ from pflmpi.config.load import Config as Checked
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.registry import unknown
 
-_MORE = ("only", "seeds", "jobs", "mpi", "requeue", "restarts", "setup", "changed_code")
+_MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "requeue", "restarts", "seeds", "setup")
 _OPTIONS = {*_MORE, *(name.replace("-", "_") for name in KNOWN)}  # of `pflmpi submit`
 
 
@@ -177,12 +177,13 @@ def _local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Jo
     make_folders(pending.out)
     id, pool = f"local-{time.time_ns()}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
     command = [sys.executable, "-P", "-m", "pflmpi", *pending.words, *([] if ranks is None else ["--ranks", ranks])]
+
+    def start(id: str, run: Path, *cell: str) -> Job:
+        return LocalJob(id, run, Path(f"{pending.out}.{id}.log"), [*command, *cell], pool)
+
     if not pending.todo:
-        return LocalJob(id, pending.out, Path(f"{pending.out}.{id}.log"), command, pool)
-    return [
-        LocalJob(f"{id}_{task}", run, Path(f"{pending.out}.{id}_{task}.log"), [*command, f"--cell={task}"], pool)
-        for task, run in pending.todo.items()
-    ]
+        return start(id, pending.out)
+    return [start(f"{id}_{task}", run, f"--cell={task}") for task, run in pending.todo.items()]
 
 
 def _file(config: "Checked | str | PathLike[str]", out: Path | None) -> tuple[Path, Path | None]:

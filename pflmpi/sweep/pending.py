@@ -1,12 +1,14 @@
 """What each cell of a sweep still needs, judged by what is on disk."""
 
 import json
+import logging
 import shutil
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pflmpi.config import stored
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
@@ -14,6 +16,8 @@ from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, run_lock, verify
 from pflmpi.sweep.table import PlannedRun
+
+_log = logging.getLogger(__name__)
 
 State = Literal["start", "continue", "done", "other"]
 
@@ -55,17 +59,21 @@ class CellTask:
 
 
 def cell_task(
-    cell: PlannedRun, config: Config, out: Path, ranks: int | None, code_may_change: bool = False
+    cell: PlannedRun, config: Config, out: Path, ranks: int | None, code_may_change: bool = False, anew: bool = False
 ) -> CellTask:
     """What a cell with this configuration still needs, with its run below `out`; changes nothing.
 
     Args:
         ranks: processes of the run; None if a launcher sets them.
         code_may_change: as `--changed-code`.
+        anew: whether a run that cannot continue is set aside.
     """
     run, rounds = cell.run(out), config.training.rounds
     how = ("--quiet",) if ranks is None else ("--ranks", str(ranks), "--quiet")
     need = run_state(run, config, code_may_change)
+    if need.state == "other":
+        text = need.problem if anew else f"{need.problem}; or --anew starts it anew, and keeps this run"
+        need = replace(need, state="start" if anew else "other", done=0, problem=text)
     command: tuple[str, ...] = ()
     if need.state == "start":
         command = ("run", str(cell.config(out)), "--out", str(run), *how)
@@ -82,6 +90,21 @@ def unless_written(task: CellTask, out: Path) -> CellTask:
         return task
     problem = f"{task.cell.run(out)} is being written by {writer}; wait for it, or end it"
     return replace(task, state="other", command=(), problem=problem)
+
+
+def has_failed(task: CellTask, out: Path) -> bool:
+    """Whether a cell was started, and is neither done, by the configuration of its run, nor running."""
+    run = task.cell.run(out)
+    if task.state == "done" or run_lock.owner(run) or not (run.exists() or task.cell.log(out).exists()):
+        return False
+    if not (rounds := run_folder.rounds(run)):
+        return True
+    try:
+        config = stored.read(run)
+        early = EarlyStop.of(config["training"], verify.metrics(run, None).lines).met
+    except (CheckpointError, LookupError, ValueError):
+        return True
+    return not early and stored.last_round(config) != rounds[-1]
 
 
 def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
@@ -126,9 +149,9 @@ def unfinished(task: CellTask, config: Config, out: Path) -> str:
 
 
 def prepare(task: CellTask, out: Path) -> None:
-    """Write the configuration of a cell beside its run, and clear the folder of a run without an intact checkpoint.
+    """Write the configuration of a cell beside its run, and clear the folder of a run that starts anew.
 
-    A run with damaged checkpoints is renamed, one that was stopped before its first checkpoint is removed.
+    One that cannot continue, or has damaged checkpoints, is renamed; one without a checkpoint is removed.
     """
     run, path = task.cell.run(out), task.cell.config(out)
     if task.state == "other":
@@ -136,7 +159,8 @@ def prepare(task: CellTask, out: Path) -> None:
     try:
         if task.state == "start" and run.exists():
             if task.problem:
-                run.rename(run.with_name(f"{run.name}.damaged-{time.time_ns()}"))
+                aside = run.rename(run.with_name(f"old-{run.name}-{time.time_ns()}"))
+                _log.warning("%s starts anew; its run is kept in %s: %s", task.cell.name, aside, task.problem)
             else:
                 shutil.rmtree(run)
         path.parent.mkdir(parents=True, exist_ok=True)

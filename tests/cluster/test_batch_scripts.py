@@ -16,6 +16,7 @@ from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
 BATCH = sorted((ROOT / "slurm").glob("*.sbatch"))
+OTHERS = [ROOT / "slurm" / "train.pbs", ROOT / "slurm" / "train.lsf"]
 
 PLACE = {"chdir": "/home/me/first study", "open-mode": "append"}
 RUN = ("run", "configs/a.yaml", "-s", "training.rounds=20", "--out", "runs/a", "--continue")
@@ -111,7 +112,7 @@ def test_a_job_without_a_number_of_tasks_says_how_many_ranks_it_has(options, oth
 
 @pytest.mark.parametrize(
     "path",
-    [*BATCH, ROOT / "slurm" / "train.pbs", *(ROOT / "launch").iterdir(), *(golden(name) for name in JOBS)],
+    [*BATCH, *OTHERS, *(ROOT / "launch").iterdir(), *(golden(name) for name in JOBS)],
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )
 def test_bash_can_read_it(path):
@@ -178,7 +179,7 @@ def test_a_script_of_one_run_starts_its_ranks_again_when_one_is_lost():
     starts = [
         line for path in (ROOT / "slurm").iterdir() for line in path.read_text().splitlines() if "pflmpi run" in line
     ]
-    assert len(starts) == 3 and all("--restarts 3 " in line for line in starts)
+    assert len(starts) == 4 and all("--restarts 3 " in line for line in starts)
 
 
 def test_the_batch_scripts_are_the_three():
@@ -194,7 +195,7 @@ def test_a_batch_script_says_how_it_is_used_and_what_to_edit(path, tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("usage: sbatch ")
 
 
-@pytest.mark.parametrize("path", [*BATCH, ROOT / "slurm" / "train.pbs"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*BATCH, *OTHERS], ids=lambda path: path.name)
 def test_a_batch_script_says_in_a_line_that_it_was_started_in_another_folder(path, tmp_path):
     environment = {**os.environ, "CONFIG": "a.yaml", "OUT": "runs/a", "SLURM_ARRAY_TASK_ID": "0"}
     command = ["bash", str(path), "a.yaml", "runs/a"]

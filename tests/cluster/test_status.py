@@ -96,6 +96,7 @@ def test_an_array_is_read_task_by_task_and_what_waits_comes_last():
 def test_a_job_is_read_as_sacct_prints_it():
     times = "00:10:00|UNLIMITED|2030-01-02T14:53:04"
     text = f"12|12|CANCELLED by 1000|2|node[1-2]|75:0|{times}|cpu=4,mem=1G|01:02.345|/home/me\n"
+    text += f"12.batch|12.batch|CANCELLED|1|node1|0:0|{times}|cpu=2|00:02|/home/me\n"
     (found,) = jobs.parse_accounted(text.encode())
     assert (found.allocated, found.cpu_seconds) == ({"cpu": "4", "mem": "1G"}, 62)
     assert (found.state, found.nodes, found.exit_code, found.seconds) == ("CANCELLED", "2", 75, 600.0)

@@ -323,6 +323,31 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     assert capfd.readouterr().out == "all 1 cells in sweeps/small are done; nothing to submit\n"
 
 
+def test_an_array_takes_the_failed_cells_alone_and_starts_those_anew_that_cannot_continue(folder, capfd):
+    path = table_file.write(folder)
+    out = Path("sweeps/small")
+    for number in (0, 3, 5):
+        cell = cells(load(path), [], None)[number]
+        quick_run.run(cell.raw, cell.run(out))
+        if number != 0:
+            (cell.run(out) / "round_00002.h5").unlink()
+            cell.log(out).touch()
+    path = table_file.write(folder, exceptions=[{"row": "Local", "set": {"training": {"lr": 0.02}}}])
+    command = ["submit", "--array", "small.yaml", "--failed"]
+    assert main(command) == 2
+    error = capfd.readouterr().err
+    assert "Local/few/seed1: sweeps/small/Local/few/seed1 cannot be continued" in error and "or --anew" in error
+    assert main([*command, "--anew"]) == 0
+    text = (folder / "script").read_text()
+    assert "--array=3,5" in directives(text) and "2 of 8 cells" in capfd.readouterr().out
+    assert "--anew" in last_line(text) and "--failed" not in last_line(text), "which would number other cells"
+    assert main([*command, "--only", "FedAvg/few"]) == 0
+    assert capfd.readouterr().out == "no cell in sweeps/small has failed; nothing to submit\n"
+    for word in ("--failed", "--anew"):
+        assert main(["submit", "small.yaml", word]) == 2
+        assert f"{word} is for --array TABLE" in capfd.readouterr().err
+
+
 def test_the_cells_of_an_array_are_those_of_its_options(folder):
     table_file.write(folder)
     options = ["--only", "Local/*", "--seeds", "1", "-s", "training.rounds=1"]

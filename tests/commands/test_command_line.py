@@ -33,7 +33,8 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "data": "--client --force --label --layout --picture --save --set",
     "run": "--bar --changed-code --continue --out --quiet --ranks --restarts --set --take-over",
     "resume": "--bar --changed-code --quiet --ranks --restarts --set --take-over",
-    "sweep": "--budget --cell --changed-code --dry-run --jobs --launcher --only --out --ranks --seeds --set",
+    "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --launcher --only --out --ranks "
+    "--seeds --set",
     "inspect": "--allow-older --diff --digest --round --verify",
     "compare": "",
     "report": "--out --pdf --png --target --to",
@@ -44,8 +45,8 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "probe": "--allow-older --changed-code --clients --round --samples --set",
     "plan": "--delay --gpu-memory --gpus --memory --ranks --rate --set",
     "doctor": "--config --out",
-    "submit": "--array --changed-code --dry-run --jobs --mpi --only --out --requeue --restarts --seeds --set --setup "
-    "--test-only --wait",
+    "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --requeue "
+    "--restarts --seeds --set --setup --test-only --wait",
     "status": "",
     "cancel": "",
     "scale": "--dry-run --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",

@@ -4,10 +4,12 @@
 """
 
 import os
+import re
 import shutil
 import subprocess
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,20 @@ def cluster():
 def rebuild():
     """Bring back a node that a test has killed; Slurm then knows no job of before."""
     _call(f"{os.environ['PFLMPI_SLURM_TESTBED']}/up", *OPTIONS, timeout=120)
+
+
+@contextmanager
+def forgetful():
+    """Let Slurm forget jobs as soon as they have ended, as it does after some minutes."""
+    settings = Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
+    text = settings.read_text()
+    settings.write_text(re.sub("(?m)^MinJobAge=.*$", "", text) + "\nMinJobAge=2\n")
+    _call("scontrol", "reconfigure")
+    try:
+        yield
+    finally:
+        settings.write_text(text)
+        _call("scontrol", "reconfigure")
 
 
 def sbatch(*arguments, env=None):

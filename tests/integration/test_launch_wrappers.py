@@ -141,25 +141,36 @@ def test_mpirun_of_a_module_wins_over_the_one_of_venv(home, other, tmp_path):
     assert (f"MPI4PY_LIBMPI={tmp_path}/module/lib\n" in done.stdout) != other
 
 
-def test_the_script_for_pbs_warns_before_the_end_and_continues_in_another_job(tmp_path):
+@pytest.mark.parametrize(
+    "script, submit, next_job",
+    [
+        ("train.pbs", "qsub", "submits -v CONFIG=a.yaml,OUT=runs/a,MINUTES=235 slurm/train.pbs"),
+        ("train.lsf", "bsub", "submits #!/bin/bash with a.yaml runs/a 235"),
+    ],
+)
+def test_the_script_of_another_batch_system_warns_before_the_end_and_continues_in_another_job(
+    script, submit, next_job, tmp_path
+):
     bench = Bench(tmp_path, "mpirun")
-    (tmp_path / "launch").symlink_to(ROOT / "launch")
+    for name in ("launch", "slurm"):
+        (tmp_path / name).symlink_to(ROOT / name)
     bench.program("timeout", 'echo "$@"; while [[ "$1" = -* ]]; do shift; done; shift; "$@"')
     bench.program("mpirun", FAKE_RUN + 'echo "$@"; exit 75')
     bench.program("qsub", 'echo submits "$@"')
-    variables = {"CONFIG": "a.yaml", "OUT": "runs/a", "PBS_O_WORKDIR": str(tmp_path)}
-    script = ["bash", str(ROOT / "slurm" / "train.pbs")]
-    done = processes.call(script, env={**bench.environment, **variables})
+    bench.program("bsub", 'read -r line; echo submits "$line" with $(printenv CONFIG OUT MINUTES)')
+    variables = {"CONFIG": "a.yaml", "OUT": "runs/a", "PBS_O_WORKDIR": str(tmp_path), "LS_SUBCWD": str(tmp_path)}
+    done = processes.call(["bash", str(ROOT / "slurm" / script)], env={**bench.environment, **variables})
     run = "pflmpi run a.yaml --out runs/a --continue"
     assert (done.returncode, done.stdout.splitlines()) == (
         75,
         [
             f"--foreground --preserve-status --signal=USR1 235m launch/mpirun --restarts 3 {run}",
             f"-x OMP_NUM_THREADS -x PFLMPI_EXIT_FILE -x PFLMPI_RESTARTED {run}",
-            "submits -v CONFIG=a.yaml,OUT=runs/a,MINUTES=235 slurm/train.pbs",
+            next_job,
         ],
     )
-    assert processes.call(script, env=bench.environment).returncode == 2
+    refused = processes.call(["bash", str(ROOT / "slurm" / script)], env=bench.environment)
+    assert refused.returncode == 2 and f"{submit} " in refused.stderr
 
 
 @pytest.mark.parametrize("wrapper", ["mpirun", "srun"])

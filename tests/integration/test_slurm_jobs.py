@@ -193,12 +193,25 @@ def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
     assert "failed: dataset 'mnist' was not found" in (folder / "log.3").read_text()
     assert (folder / "log.4").read_text() == "cell 4: fedper/few/seed0: 2 of 2 rounds done\n"
     assert quick_run.digest(first.run(folder / "cells")) == quick_run.run(first.raw, folder / "plain")
-    shown = processes.call([*processes.PFLMPI, "status", "cells"], PATIENCE, cwd=folder).stdout
-    assert "  local/many/seed0  not begun; ended with: dataset 'mnist' was not found" in shown
     # What is submitted now is the one cell that is left.
     last, shown = submit(folder, "--array", "small.yaml", "--out", "cells", "--ntasks=1", "--mpi=pmix")
     assert "1 of 6 cells" in shown
     assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "FAILED"
+    # So it is when the table is corrected; a cell that was done before that, and is another one now, has not failed.
+    (folder / "small.yaml").write_text((folder / "small.yaml").read_text().replace("lr: 0.2", "lr: 0.3"))
+    words = ["--array", "small.yaml", "--out", "cells", "--ntasks=1", "--failed", "--anew", "-s", "data.name=digits"]
+    last, shown = submit(folder, *words, "-s", "data.root=null")
+    assert "1 of 6 cells" in shown
+    assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "COMPLETED"
+
+    def status() -> str:
+        return processes.call([*processes.PFLMPI, "status", "cells"], PATIENCE, cwd=folder).stdout
+
+    why = "ended with: dataset 'mnist' was not found"
+    assert f"job {last}_3 FAILED (NonZeroExitCode)" in (shown := status()) and why in shown
+    with testbed.forgetful():
+        wait_for(lambda: "Slurm forgets a job" in status(), "Slurm to forget the jobs")
+        assert f"  local/many/seed0  not begun; {why}" in status()
 
 
 # --- submit -------------------------------------------------------------------------------------------------------

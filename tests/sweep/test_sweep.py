@@ -130,7 +130,7 @@ def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell, tmp_path):
     assert work.state == "start" and "no good checkpoint" in work.problem
     prepare(work, tmp_path)
     assert not folder.exists()
-    (aside,) = folder.parent.glob("seed0.damaged-*")
+    (aside,) = folder.parent.glob("old-seed0-*")
     assert (aside / "round_00002.h5").read_bytes() == b"nothing"
 
 
@@ -249,6 +249,52 @@ def test_another_configuration_is_a_failed_cell_that_names_the_keys(tmp_path, ca
     assert "training.lr = 0.01 in the run, 0.7 now" in shown.err and "A/few/seed0" in shown.err
 
 
+@pytest.fixture
+def corrected(tmp_path):
+    """A table of five cells: one done, one that failed and is corrected now, two that failed, and one not begun."""
+    rows = {name: {"algorithm": {"name": "local"}} for name in ("done", "corrected", "failed", "no round", "not begun")}
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows=rows)
+    out = Path("sweeps/small")
+    done, other, failed, no_round, _ = cells(load(path), [], None)
+    for cell in (done, other, failed):
+        quick_run.run(cell.raw, cell.run(out))
+    (other.run(out) / "round_00002.h5").unlink()
+    (failed.run(out) / "round_00002.h5").unlink()
+    for cell in (other, failed, no_round):
+        cell.log(out).parent.mkdir(parents=True, exist_ok=True)
+        cell.log(out).write_text("pflmpi: internal error\n")
+    correction = {"row": "corrected", "set": {"training": {"lr": 0.02}}}
+    return table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows=rows, exceptions=[correction])
+
+
+def test_failed_cells_run_again_and_those_of_another_configuration_anew(corrected, capfd, caplog):
+    out = Path("sweeps/small")
+    words = ["sweep", str(corrected), "--failed", "--ranks", "1"]
+    assert main([*words, "--dry-run"]) == 0
+    states = {line.split("/")[0]: line for line in capfd.readouterr().out.splitlines()[:3]}
+    assert states.keys() == {"corrected", "failed", "no round"}
+    assert "other" in states["corrected"] and "--anew starts it anew, and keeps this run" in states["corrected"]
+    assert main([*words, "--anew"]) == 0
+    assert "3 runs: 3 done (0 of them before), 0 failed" in capfd.readouterr().out
+    (aside,) = (out / "corrected" / "few").glob("old-seed0-*")
+    assert f"corrected/few/seed0 starts anew; its run is kept in {aside}: " in caplog.text
+    assert run_folder.rounds(aside) == [0, 1], "as it was"
+    assert not [*out.glob("failed/few/old-*")], "this one went on"
+    assert not (out / "not begun").exists()
+    assert main(words) == 0
+    assert capfd.readouterr().out == f"no cell in {out} has failed; nothing to run\n"
+
+
+def test_a_run_that_was_done_before_its_table_changed_has_not_failed(tmp_path, capfd):
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"A": {"algorithm": {"name": "local"}}})
+    (cell,) = cells(load(path), [], None)
+    run(cell, Path("sweeps/small"))
+    assert main(["sweep", str(path), "-s", "training.lr=0.7", "--failed"]) == 0
+    assert "has failed; nothing to run" in capfd.readouterr().out
+    assert main(["sweep", str(path), "-s", "training.lr=0.7", "--anew", "--ranks", "1"]) == 0
+    assert len([*Path("sweeps/small/A/few").glob("old-seed0-*")]) == 1
+
+
 def test_on_a_terminal_bars_show_all_runs_and_the_running_ones(cell, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
@@ -290,6 +336,7 @@ def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(tmp_path, 
         ({}, ["--seeds", "3"], "--seeds 3: the table has 2"),
         ({}, ["-s", "training.lr=-1"], "FedAvg/few: training.lr = -1"),
         ({}, ["--cell", "8"], "--cell 8: there are 8 cells; give 0 to 7, in the order that --dry-run shows"),
+        ({}, ["--cell", "0", "--failed"], "--failed with --cell 0, which is one run; leave --failed out"),
         ({}, ["--cell", "-1"], "--cell -1: there are 8 cells"),
         ({}, ["--cell", "0", "--jobs", "2"], "--jobs 2 with --cell 0, which is one run; leave --jobs out"),
         ({}, ["--launcher", "sh -c", "--ranks", "2"], "give their number to the launcher, and leave --ranks out"),
