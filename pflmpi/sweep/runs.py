@@ -73,6 +73,7 @@ def run_all(
 
 
 def _start(command: LoggedCommand, environment: Mapping[str, str], held: Sequence[int]) -> "subprocess.Popen[bytes]":
+    environment = {name: value for name, value in environment.items() if name != "PFLMPI_EXIT_FILE"}  # is the sweep's
     try:
         with open(command.log, "wb") as log:
             return subprocess.Popen(

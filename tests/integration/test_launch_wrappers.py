@@ -260,10 +260,17 @@ def test_a_launcher_that_ends_with_0_before_a_rank_has_started_is_not_believed(w
 
 
 @pytest.mark.parametrize("code", [0, 4])
-def test_a_script_is_believed_whether_or_not_it_has_made_a_run(code, tmp_path):
+@pytest.mark.parametrize("made", [None, "0", "3"])
+def test_a_script_says_itself_how_it_ended_whatever_became_of_its_runs(made, code, tmp_path):
     bench = Bench(tmp_path, "srun")
     bench.program("srun", 'exec "$@"')
-    (tmp_path / "bin" / "script.py").write_text(f"import sys, pflmpi; sys.exit({code})")
+    run = """
+from pflmpi.python import run
+run.sys.executable = 'bin/run'  # stands in for the process that pflmpi.run starts
+run._watch([], None, None)
+"""
+    bench.program("run", f'echo {made} > "$PFLMPI_EXIT_FILE"; exit {made}')
+    (tmp_path / "bin" / "script.py").write_text(f"import sys, pflmpi{run if made else ''}\nsys.exit({code})")
     assert bench.call(*processes.PFLMPI[:1], "bin/script.py", PYTHONPATH=str(ROOT))[0] == code
     assert bench.left() == []
 
