@@ -12,7 +12,7 @@ from pflmpi.messages.traffic import Traffic
 from pflmpi.runtime.executors.transfers import MOST_MESSAGE_BYTES
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.transports.base import LEAST
+from pflmpi.transports.base import SMALLEST_GPU_MESSAGE
 
 _CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
 _CHECKPOINTS = 3  # one is written, two wait; see `store.writer`
@@ -114,7 +114,7 @@ def _summed_there(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> f
 
 def _sends_parts(call: Traffic) -> bool:
     """Whether ranks exchange parts that go from GPU to GPU."""
-    return int(call.sent.max()) >= LEAST * (len(call.sent) - 1)
+    return int(call.sent.max()) >= SMALLEST_GPU_MESSAGE * (len(call.sent) - 1)
 
 
 def _waiting(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -> np.ndarray:

@@ -57,9 +57,9 @@ def open_transport(
 
 def introduce(transport: Transport, peer: Peer) -> None:
     """Tell all ranks where this one runs and what it sees, in their `peers`."""
-    everyone = gather_texts(transport, replace(peer, device_buffers=transport.device_buffers).to_json())
-    text = from_root(transport, json.dumps(everyone))
-    transport.peers = [Peer.from_json(one) for one in json.loads(text)]
+    peers = gather_texts(transport, replace(peer, device_buffers=transport.device_buffers).to_json())
+    text = from_root(transport, json.dumps(peers))
+    transport.peers = [*map(Peer.from_json, json.loads(text))]
 
 
 def _fitting(launch: Launch) -> Name:

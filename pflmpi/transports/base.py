@@ -20,7 +20,7 @@ Buffer: TypeAlias = Union[np.ndarray, "torch.Tensor"]  # on the host, or a tenso
 Channel = Literal["data", "control", "checkpoint"]
 B = TypeVar("B", np.ndarray, Buffer)
 
-LEAST = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
+SMALLEST_GPU_MESSAGE = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
 _EMPTY = np.empty(0, np.uint8)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pflmpi.transports.base import LEAST, Buffer
+from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer
 
 Backend = Literal["nccl", "gloo"]
 Parts = dict[int, np.ndarray]  # bytes on the host, by the rank at the other end
@@ -52,7 +52,7 @@ class GpuGroup:
 
     def carries(self, size: int) -> bool:
         """Whether a message of so many bytes takes this way; the same on every rank."""
-        return size >= LEAST
+        return size >= SMALLEST_GPU_MESSAGE
 
     def broadcast(self, buffer: Tensor) -> None:
         """Copy rank 0's buffer into every rank's; each is on the host or on the GPU of its rank."""

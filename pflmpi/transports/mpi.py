@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from pflmpi.errors import TransportError
-from pflmpi.transports.base import LEAST, Buffer, Transport, chunks
+from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer, Transport, chunks
 from pflmpi.transports.mpi_library import loaded
 from pflmpi.transports.mpi_start import MPI
 from pflmpi.transports.peers import ended, names
@@ -57,7 +57,7 @@ class MpiTransport(Transport):
 
     def takes_gpu_memory(self, size: int) -> bool:
         """Whether as many bytes are sent from GPU to GPU; see the base class."""
-        return self._between_gpus and size >= LEAST
+        return self._between_gpus and size >= SMALLEST_GPU_MESSAGE
 
     def abort(self, code: int) -> NoReturn:
         """Stop all ranks; the launcher ends with the exit code."""

@@ -148,10 +148,10 @@ def _first_failed(alive: dict[int, int]) -> Failed | None:
 
 def _end(alive: dict[int, int], number: signal.Signals) -> None:
     """End the ranks by a signal, and kill those that stay."""
-    for each in (number, signal.SIGKILL):
+    for ending in (number, signal.SIGKILL):
         for process in alive:
             with suppress(ProcessLookupError):
-                os.kill(process, each)
+                os.kill(process, ending)
         end = time.monotonic() + float(SHUTDOWN)
         while alive and time.monotonic() < end:
             for process in list(alive):

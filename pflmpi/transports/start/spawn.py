@@ -101,11 +101,11 @@ def forwarding(children: Callable[[], Sequence[int]]) -> Iterator[None]:
 
 def _children(command: Sequence[str]) -> list[int]:
     """The children of this process that run a command."""
-    found = []
+    children = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             words = (entry / "cmdline").read_bytes().split(b"\0")
             if parent == os.getpid() and words[: len(command)] == [os.fsencode(word) for word in command]:
-                found.append(int(entry.name))
-    return found
+                children.append(int(entry.name))
+    return children
