@@ -8,7 +8,7 @@ from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.selection import spread_over
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
-from pflmpi.store.checked_hdf5 import cut_short
+from pflmpi.store.checked_hdf5 import truncated_problem
 from pflmpi.store.names import round_path
 
 _NOT_COMPARED = ("recorded", "runtime", "output", "checkpoint")  # sections that results do not depend on
@@ -63,7 +63,7 @@ def why_incomparable(first: Run, other: Run) -> str | None:
 
 def damaged(run: Run) -> list[str]:
     """What a report leaves out of a run: rounds with files that are cut, foreign or, the newest's, lost."""
-    problems = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
+    problems = [problem for number in run.rounds if (problem := truncated_problem(round_path(run.path, number)))]
     for number in spread_over(run.rounds):
         problems += [problem for path, problem in run.problems(number).items() if path.exists()]
     if run.rounds and not problems:

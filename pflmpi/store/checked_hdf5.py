@@ -411,7 +411,7 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def cut_short(path: Path) -> str | None:
+def truncated_problem(path: Path) -> str | None:
     """Problem with the head or the length of a file, or None; only the head is read."""
     return _problem(path, whole=False)
 

@@ -59,10 +59,9 @@ class Owner:
     folder: int
 
     @classmethod
-    def here(cls, run: Path, jobs: Mapping[str, int], token: str | None = None) -> "Owner":
-        """This process, as the owner of a run, with a new token by default."""
-        pid, inode = os.getpid(), run.stat().st_ino
-        token = token or secrets.token_hex(8)
+    def here(cls, run: Path, jobs: Mapping[str, int]) -> "Owner":
+        """This process, as the owner of a run, with a new token."""
+        pid, inode, token = os.getpid(), run.stat().st_ino, secrets.token_hex(8)
         return cls(token, socket.gethostname(), pid, _system(), start_of(pid), int(time.time()), jobs, inode)
 
     def gone(self, run: Path, jobs: Mapping[str, int] | None = None) -> str:
@@ -209,13 +208,12 @@ def token_of(lock: Path) -> str | None:
     return owner.token if owner else None
 
 
-def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = logging.WARNING) -> RunLock:
+def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
     """Take the lock of a run, making the folder if it is missing.
 
     Args:
         jobs: see `Owner`; the lock of the same job before its restart is taken over.
         take_over: also from a process that still runs.
-        level: of the message that it was taken from another process.
 
     Raises:
         CheckpointError: another process writes the run; says which.
@@ -226,14 +224,14 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
         run.mkdir(parents=True, exist_ok=True)
         regular_file.check_folders(run)
         me = Owner.here(run, jobs)
-        _take(run, me, take_over, level)
+        _take(run, me, take_over)
         lock = RunLock(run, me.token, made)
         lock.keep()
         job_file.record_start(run, jobs)
         return lock
 
 
-def _take(run: Path, me: Owner, take_over: bool, level: int) -> None:
+def _take(run: Path, me: Owner, take_over: bool) -> None:
     lock = path(run)
     draft = lock.with_name(f"{lock.name}.{me.token}{TEMPORARY}")
     try:
@@ -244,7 +242,7 @@ def _take(run: Path, me: Owner, take_over: bool, level: int) -> None:
                 reason = "as --take-over asks" if take_over else _gone(run, owner, me, draft)
                 if not reason:
                     raise _refusal(run, owner, _silence(lock, draft))
-                _log.log(level, "%s was written by %s; taken over: %s", run, owner or "an unknown process", reason)
+                _log.warning("%s was written by %s; taken over: %s", run, owner or "an unknown process", reason)
                 return _put(lock, draft, me)
     finally:
         draft.unlink(missing_ok=True)

@@ -60,7 +60,7 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
             writing.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, once))
             for leaf, array in sorted(leaves.items()):
                 if leaf in once:
-                    _write_once(writing, cohort, leaf, array)
+                    _write_constant_rows(writing, cohort, leaf, array)
                 else:
                     writing.write_dataset(f"{cohort}/rows/{leaf}", array)
 
@@ -101,13 +101,13 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
     Raises:
         CheckpointError: the file is missing, truncated or damaged, or does not have these rows.
     """
-    if problem := checked_hdf5.cut_short(path):
+    if problem := checked_hdf5.truncated_problem(path):
         raise CheckpointError(problem)
     with checked_hdf5.reading(path) as file:
         if len(rows) and rows[-1] >= len(checked_hdf5.stored(file[cohort], "client")):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
-        if (same := _repeated_leaf(file[cohort], leaf, len(rows))) is not None:
-            return same
+        if (constant := _constant_rows(file[cohort], leaf, len(rows))) is not None:
+            return constant
         stored = checked_hdf5.stored(file[cohort]["rows"], leaf)
         if len(rows) == len(stored):
             return checked_hdf5.read_dataset(file[cohort]["rows"], leaf)
@@ -142,8 +142,8 @@ def consecutive(*columns: np.ndarray) -> list[slice]:
 
 def _leaf(cohort: Group, leaf: str, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     """Array [m, ...]: the given ascending rows [m] of a leaf."""
-    same = _repeated_leaf(cohort, leaf, len(rows))
-    return _take(checked_hdf5.stored(cohort["rows"], leaf), rows, runs) if same is None else same
+    constant = _constant_rows(cohort, leaf, len(rows))
+    return _take(checked_hdf5.stored(cohort["rows"], leaf), rows, runs) if constant is None else constant
 
 
 def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
@@ -170,17 +170,17 @@ def _is_repeated(array: np.ndarray) -> bool:
     return len(array) > 1 and array.strides[0] == 0 and array.size > 0
 
 
-def _write_once(writing: Writing, cohort: str, path: str, array: np.ndarray) -> None:
+def _write_constant_rows(writing: Writing, cohort: str, path: str, array: np.ndarray) -> None:
     """Store a repeated leaf [m, ...] of a cohort as one row, shown m times."""
     rows, row = len(array), np.ascontiguousarray(array[:1])
     writing.write_dataset(f"{cohort}/once/{path}", row)
     several = math.isqrt(rows - 1) + 1
     group = writing.file[cohort]
-    _show_repeated(group, f"once/{path}", f"several/{path}", row, 1, several)
-    _show_repeated(group, f"several/{path}", f"rows/{path}", row, several, rows)
+    _show_constant_rows(group, f"once/{path}", f"several/{path}", row, 1, several)
+    _show_constant_rows(group, f"several/{path}", f"rows/{path}", row, several, rows)
 
 
-def _repeated_leaf(cohort: Group, path: str, rows: int) -> np.ndarray | None:
+def _constant_rows(cohort: Group, path: str, rows: int) -> np.ndarray | None:
     """So many rows of a leaf that is stored once, as one in memory; None for any other leaf.
 
     Raises:
@@ -192,7 +192,7 @@ def _repeated_leaf(cohort: Group, path: str, rows: int) -> np.ndarray | None:
     return np.broadcast_to(row, (rows, *row.shape[1:]))
 
 
-def _show_repeated(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> None:
+def _show_constant_rows(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> None:
     """Create a virtual dataset of so many rows, of pieces of a source that has `piece` rows."""
     shape = row.shape[1:]
     rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))

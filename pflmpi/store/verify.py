@@ -77,7 +77,7 @@ def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] =
         intact: shards whose bytes have been read, which are not read again.
     """
     path = round_path(run, round)
-    check = checked_hdf5.damage if whole else checked_hdf5.cut_short
+    check = checked_hdf5.damage if whole else checked_hdf5.truncated_problem
     if problem := check(path) or foreign(run, round):
         return {path: problem}
     try:
