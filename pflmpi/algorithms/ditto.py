@@ -66,10 +66,8 @@ class Ditto(FedAvg):
 
     def check(self, task: Task, participants: int) -> None:
         if self.personal_epochs is not None and self.personal_steps is not None:
-            raise ConfigError(
-                f"algorithm.personal_epochs = {self.personal_epochs} and algorithm.personal_steps = "
-                f"{self.personal_steps} both say how long the personal model trains; leave out one of them"
-            )
+            lengths = f"personal_epochs = {self.personal_epochs} and algorithm.personal_steps = {self.personal_steps}"
+            raise ConfigError(f"algorithm.{lengths} both say how long the personal model trains; leave out one of them")
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         own = Pass(epochs=self.personal_epochs, steps=self.personal_steps)

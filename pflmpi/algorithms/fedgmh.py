@@ -50,10 +50,9 @@ class FedGMH(Algorithm):
     and of the bias each (`ranked: tensor`); and tests in the last 20 rounds alone, after mixing (`evaluated: mixed`,
     and `figure: best20` in a table).
 
-    Labels that come and go during a run (section 2.3.5), with `label_turnover: T`: for T rounds a client is without the
-    first label that it holds, for T without the second and so on, then for T it has all; one that holds a single label
-    keeps it. It trains on the samples of the labels it has, mixes their heads alone, with their shares, and sends zeros
-    and a count of 0 for the other (counts travel, 4 |S| bytes more), which the server passes over. Our schedule.
+    Labels that come and go (section 2.3.5), with `label_turnover: T`, our schedule: for T rounds a client is without
+    its first label, for T without the second and so on, then for T it has all; a single one stays. It trains on, and
+    mixes the heads of, those it has; for the other it sends zeros and a count of 0 (4 |S| bytes more for counts).
 
     Newcomers: ours. They train as in a first round, from the initial weights, with psi all false in the first update;
     heads act from the second on (`evaluation.unseen_updates`); with `avghead`, `oneavg`, `critical_from: own` at once.
@@ -254,10 +253,10 @@ def present_loss(task: Task) -> Loss:
     """The mean cross-entropy over the samples of a batch whose labels the client has, params["present"] [K]; else 0."""
 
     def loss(params: Tree, batch: Batch) -> Tensor:
-        scores, there = task.predict(params, batch.x, training=True), leaf(params, "present")[batch.y]
+        scores, counted = task.predict(params, batch.x, training=True), leaf(params, "present")[batch.y]
         values = functional.cross_entropy(scores, batch.y, reduction="none", label_smoothing=batch.smoothing)
-        share = average(there, batch)
-        return average(values * there, batch) / torch.where(share > 0, share, 1.0)
+        share = average(counted, batch)
+        return average(values * counted, batch) / torch.where(share > 0, share, 1.0)
 
     return loss
 

@@ -45,9 +45,8 @@ class PFedAFE(FedPer):
     beta update (`beta_steps`, `beta_lr`); it is plain SGD here, and `training.lr_decay` leaves its rate alone, as beta
     starts anew in every round. Batch-norm statistics are mixed with the body, unless `training.bn: local`; beta learns
     in evaluation mode, on the model as it would predict, by the parameters alone. With `adaptive: false` beta stays at
-    its initial value: at 0 this is FedPer with plain means. The category prediction, W_g, is the last layer; with
-    `personal_layers`, as in FedPer, more of the last ones, such as both fully connected layers that table 2 has for
-    CIFAR-100: they are neither sent nor mixed.
+    its initial value: at 0 this is FedPer with plain means. W_g is the last layer, or the last `personal_layers`, such
+    as both fully connected ones that table 2 has for CIFAR-100.
 
     Newcomers: a first round from the shared body and a new head, then beta and the mix as for everybody; ours, the
     paper has a fixed set of clients.

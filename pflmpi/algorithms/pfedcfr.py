@@ -96,12 +96,12 @@ class PFedCFR(Algorithm):
 
     def _check_thresholds(self, task: Task) -> None:
         layers, ends, rules = self._layers(task)
-        given, two = self.thresholds is not None, self.num_personal_layers is not None
-        if len(ends) != len(rules) - 1 or (given and (two or ends != sorted({*ends} & {*range(1, len(layers))}))):
+        rising = ends == sorted({*ends} & {*range(1, len(layers))}) and self.num_personal_layers is None
+        if len(ends) != len(rules) - 1 or (self.thresholds is not None and not rising):
             raise ConfigError(
-                f"algorithm.thresholds = {self.thresholds} with algorithm.rules = {rules}, and {len(layers)} layers by "
-                f"algorithm.layer_unit = {self.layer_unit} of {task.architecture.name}: give {len(rules) - 1} rising "
-                f"thresholds from 1 to {len(layers) - 1}, and no algorithm.num_personal_layers"
+                f"algorithm.thresholds = {self.thresholds} with algorithm.rules = {rules}, and {len(layers)} layers of "
+                f"{task.architecture.name}: give {len(rules) - 1} rising thresholds from 1 to {len(layers) - 1}, "
+                "and no algorithm.num_personal_layers"
             )
 
     def split(self, task: Task) -> tuple[list[Layer], list[Layer]]:

@@ -48,22 +48,21 @@ class PFedPM(Algorithm):
     Readings. Eq. 7 divides weights that sum to one once more by the number of clients; `class_mean_weighting:
     as_printed` does too, the default does not. Eq. 10 weighs a class by |D_ij| / N_j, the client's share of all samples
     of the class, which no message tells a client; b_j / b, the class's share of the batch, is in its place. Eq. 11
-    prints a norm, not its square; `distance: mse` is (1/d) ||.||^2. Where one client alone holds a class and has all of
-    it in one batch, m_j is M_ij but for rounding, and the gradient of the norm, a unit vector, is rounding noise: with
-    `norm_epsilon` e it is that of sqrt(||.||^2 + e), which vanishes there.
+    prints a norm, not its square; `distance: mse` is (1/d) ||.||^2. Where one client alone has a class, in one batch,
+    m_j is M_ij but for rounding, and the gradient of the norm, a unit vector, is noise; with `norm_epsilon` e, that of
+    sqrt(||.||^2 + e), it vanishes there.
     A class without a global mean, such as all in round 1, adds nothing to either loss and is never predicted by g;
     until the classes that a client holds all had one in its last round, its head predicts. The step of g sees features
     in evaluation mode, as prediction does. Eq. 12 prints a sum over samples too: that is a matter of g's learning rate,
     which the paper does not give; it is the model's unless `relation_lr` is given. The mean over classes, a K-th of
     that, is too slow: 28 % instead of 98 % after 30 rounds (MNIST, the paper's model and optimiser, 8 clients).
-    With `bounds` every client keeps what corollary 1 asks of lambda and eta, estimated in the round (eqs. 22, 21, with
-    the gradient before the first step, where they are narrowest), and reports and checkpoints have them:
+    With `bounds` every client keeps what corollary 1 asks, estimated in each round (eqs. 22, 21 before the first step):
 
         lambda < ||g||^2 / (L_2 E G),   eta < 2 (||g||^2 - lambda L_2 E G) / (L_2 E G)
 
-    with g the mean and G the mean norm of the gradients of the round's E minibatches at its first model, and L_2 the
-    largest ||change of a class mean|| / ||change of the body|| of the round, at least: a Lipschitz constant is as large
-    or larger. They are known from a client's second round on, and below zero where nothing is promised.
+    with g the mean and G the mean norm of the gradients of the round's E minibatches at its first model, and for L_2
+    the largest ||change of a class mean|| / ||change of the body||, which the true constant may exceed. They are known
+    from a client's second round on, and negative where nothing is promised.
 
     Newcomers: a model from the initial weights, trained towards the global means of their classes; ours, the paper has
     a fixed set of clients.
@@ -146,13 +145,7 @@ class PFedPM(Algorithm):
         return state, {"means": up}
 
     def estimated(self, slopes: Iterable[Tree], batches: Iterable[Batch], before: Tree, after: Tree) -> Tree:
-        """The bounds on lambda and eta, and whether they are known.
-
-        Args:
-            slopes: the gradients of the batches at the client's first model of the round; zero for padding alone.
-            before: the client's state with which the round begins.
-            after: that with which it ends, its model and own class means.
-        """
+        """The bounds of a round from the gradients at its first model, and the client's state before and after it."""
         total, lengths = tree.map(torch.zeros_like, only(part(before, "model"), ("body", "head"))), torch.zeros(())
         for slope in slopes:
             total, lengths = tree.map(torch.add, total, slope), lengths + _square(slope).sqrt()
@@ -160,13 +153,13 @@ class PFedPM(Algorithm):
         slope_square = _square(total) / steps**2
         known = leaf(part(before, "own"), "known") & leaf(part(after, "own"), "known")
         moved = leaf(part(after, "own"), "means") - leaf(part(before, "own"), "means")
-        far = torch.where(known, torch.linalg.vector_norm(moved, dim=-1), 0.0).max()
+        farthest = torch.where(known, torch.linalg.vector_norm(moved, dim=-1), 0.0).max()
         bodies = part(part(after, "model"), "body"), part(part(before, "model"), "body")
-        lipschitz = far / _square(tree.map(torch.sub, *bodies)).sqrt()
+        lipschitz = farthest / _square(tree.map(torch.sub, *bodies)).sqrt()
         weight = slope_square / (lipschitz * lengths)  # E G is the sum of the lengths
-        found = known.any() & weight.isfinite()
+        usable = known.any() & weight.isfinite()
         rate = 2 * (weight - self.prototype_weight)
-        return {"weight": torch.where(found, weight, 0.0), "rate": torch.where(found, rate, 0.0), "known": found}
+        return {"weight": torch.where(usable, weight, 0.0), "rate": torch.where(usable, rate, 0.0), "known": usable}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
         relation: dict[str, Tree] = {}
@@ -212,15 +205,13 @@ class PFedPM(Algorithm):
         return NotAModel("a relation module on class means", nearest=model) if self.relation else model
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
-        shown = {"weight": f"λ (here {self.prototype_weight:g})", "rate": f"η (here {task.training.lr:g})"}
+        caption = "Below it the client's loss falls in a round, by corollary 1 as estimated in its last one."
+        names = {"weight": "λ", "rate": "η"} if self.bounds else {}
         bounds: dict[str, Diagnostic] = {
             f"{name}_bound": PerClient(
-                title=f"Bound on {what}",
-                caption="Below it the client's loss falls in a round, by corollary 1 as estimated in its last one.",
-                kept=f"bounds/{name}",
-                known="bounds/known",
+                title=f"Bound on {symbol}", caption=caption, kept=f"bounds/{name}", known="bounds/known"
             )
-            for name, what in (shown if self.bounds else {}).items()
+            for name, symbol in names.items()
         }
         return bounds | {
             "class_means": ClassVectors(

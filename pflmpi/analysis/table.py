@@ -227,12 +227,8 @@ def _state(runs: Sequence[_SeedRun]) -> str:
     return ", ".join(parts)
 
 
-_FIGURES = {
-    "best": "best round",
-    "best20": "best of the last 20 evaluated rounds",
-    "last": "last round",
-    "last10": f"mean of the last {LAST} evaluated rounds",
-}
+_MEAN = f"mean of the last {LAST} evaluated rounds"
+_FIGURES = {"best": "best round", "best20": "best of the last 20 rounds", "last": "last round", "last10": _MEAN}
 _COSTS = ("rounds", "megabytes up and down")
 _LATEX = {
     "\\": r"\textbackslash{}",

@@ -50,10 +50,7 @@ class DataConfig(BaseModel):
         float, Field(gt=0, lt=1, description="share of a client's pooled samples that are for testing")
     ] = 0.25
     test_per_class: Annotated[
-        int | None,
-        Field(
-            ge=1, description="with split official: test samples of each class that a client holds; null: all are given"
-        ),
+        int | None, Field(ge=1, description="with split official: test samples of each class of a client; null: all")
     ] = None
     limit: Annotated[int | None, Field(ge=1, description="use only this many samples, from all classes")] = None
     _options: dict[str, Any] = PrivateAttr(default_factory=dict)

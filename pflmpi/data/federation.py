@@ -88,7 +88,7 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     with _seeded(seed) if PARTITIONS.reference(partition.name) else nullcontext():
         shares: Any = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
     if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
-        return _split_by_partition(dataset, shares, partition, data, split)
+        return _split_by_partition(dataset, shares, partition, data)
     parts = [pool[samples] for samples in _checked(shares, partition, len(pool))]
     if split == "pooled":
         splits = [
@@ -102,9 +102,8 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     else:
         counts, labels = _class_counts(dataset, parts), dataset.labels[official]
         tests = official_by_class(counts, labels, official, rng, data.test_per_class)
-        if unused := len(official) - sum(map(len, tests)):
-            why = "no client trains on their class" if data.test_per_class is None else "data.test_per_class"
-            logger.warning("%d of %d test samples are left out: %s", unused, len(official), why)
+        if (unused := len(official) - sum(map(len, tests))) and data.test_per_class is None:
+            logger.warning("%d of %d test samples are left out: no client trains on their class", unused, len(official))
     if not any(len(test) for test in tests):
         raise DataError(
             f"data.split: official leaves all {len(parts)} clients of dataset {dataset.name!r} without test samples: "
@@ -208,22 +207,15 @@ def _seeded(seed: int) -> AbstractContextManager[None]:
 
 
 def _split_by_partition(
-    dataset: Dataset,
-    shares: list[tuple[np.ndarray, np.ndarray]],
-    partition: PartitionConfig,
-    data: DataConfig,
-    split: str,
+    dataset: Dataset, shares: list[tuple[np.ndarray, np.ndarray]], partition: PartitionConfig, data: DataConfig
 ) -> Federation:
     """The federation of a partition that returns each client's training and test samples."""
-    default = DataConfig.model_fields["test_share"].default
-    for key, value, allowed in (("split", split, "pooled"), ("test_share", data.test_share, default)):
-        if value != allowed:
-            raise DataError(
-                f"data.{key} = {value}, but partition {partition.name!r} splits the samples of each client itself; "
-                f"set data.{key}: {allowed}, or choose a partition that does not"
-            )
-    if not all(isinstance(share, tuple) and len(share) == 2 for share in shares):
-        raise DataError(f"partition {partition.name!r} returned a split for some clients alone; give one for each")
+    split, default = resolved_split(data, dataset), DataConfig.model_fields["test_share"].default
+    if split != "pooled" or data.test_share != default:
+        raise DataError(
+            f"partition {partition.name!r} splits the samples of each client itself, but data.split = {split} and "
+            f"data.test_share = {data.test_share}; set pooled and {default}, or choose a partition that does not"
+        )
     train, test = ([share[side] for share in shares] for side in (0, 1))
     checked = [_checked(side, partition, len(dataset.labels)) for side in (train, test)]
     return _federation(dataset, *([np.asarray(samples, np.int64) for samples in side] for side in checked))

@@ -85,35 +85,27 @@ def official_by_class(
         train_counts: int64 [N, K], training samples of each client and class.
         test_labels: int64 [m].
         test_samples: int64 [m], indices into the dataset.
-        per_class: test samples of each class for each of its holders.
 
     Raises:
         DataError: a class with too few test samples for `per_class`.
     """
-    counts = _by_training_counts(train_counts, test_labels)
-    if per_class is not None:
-        counts = (train_counts > 0) * np.int64(per_class)
-        if len(short := np.flatnonzero(counts.sum(axis=0) > np.bincount(test_labels, minlength=counts.shape[1]))):
+    counts = np.zeros_like(train_counts)
+    for label in np.flatnonzero(train_counts.sum(axis=0)).tolist():
+        total, holders = int((test_labels == label).sum()), train_counts[:, label] > 0
+        if per_class is not None and per_class * holders.sum() > total:
             raise DataError(
-                f"data.test_per_class = {per_class}: class {short[0]} has {(test_labels == short[0]).sum()} test "
-                f"samples for {(train_counts[:, short[0]] > 0).sum()} clients; lower it, or partition.clients"
+                f"data.test_per_class = {per_class}: class {label} has {total} test samples for {holders.sum()} "
+                "clients; lower it, or partition.clients"
             )
+        counts[:, label] = apportion(total, train_counts[:, label]) if per_class is None else per_class * holders
+    for client in np.flatnonzero(counts.sum(axis=1) == 0):
+        _take_one(counts, int(client), np.flatnonzero(train_counts[client]))
     pieces: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for label in range(counts.shape[1]):
         shuffled = rng.permutation(test_samples[test_labels == label])
         for own, piece in zip(pieces, cut(shuffled, counts[:, label]), strict=True):
             own.append(piece)
     return [merged(own) for own in pieces]
-
-
-def _by_training_counts(train_counts: np.ndarray, test_labels: np.ndarray) -> np.ndarray:
-    """How many test samples of each class each client gets, int64 [N, K]; see `official_by_class`."""
-    counts = np.zeros_like(train_counts)
-    for label in np.flatnonzero(train_counts.sum(axis=0)).tolist():
-        counts[:, label] = apportion(int((test_labels == label).sum()), train_counts[:, label])
-    for client in np.flatnonzero(counts.sum(axis=1) == 0):
-        _take_one(counts, int(client), np.flatnonzero(train_counts[client]))
-    return counts
 
 
 def _take_one(counts: np.ndarray, client: int, classes: np.ndarray) -> None:

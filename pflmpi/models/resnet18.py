@@ -28,7 +28,7 @@ class ResidualNetwork(Architecture):
     Attributes:
         stem: "imagenet" is a 7x7 convolution and a 3x3 max-pool, "small" a 3x3 convolution.
         stem_stride: of the first convolution.
-        pool_stride: of the max-pool, 1 where there is none.
+        pool_stride: of the max-pool; 1 without one.
         first_stage_stride: of the first residual block.
         hidden: width of the layer between pool and head, d; None: no such layer, and d is 512.
     """
@@ -94,8 +94,7 @@ class ResidualNetwork(Architecture):
             module: nn.Module = resnet.resnet18()
             kernel = 7 if self.stem == "imagenet" else 3
             module.conv1 = nn.Conv2d(self.shape[0], 64, kernel, self.stem_stride, kernel // 2, bias=False)
-            pool = nn.MaxPool2d(3, self.pool_stride, 1)
-            module.maxpool = pool if self.stem == "imagenet" else nn.Identity()
+            module.maxpool = nn.MaxPool2d(3, self.pool_stride, 1) if self.stem == "imagenet" else nn.Identity()
             if self.first_stage_stride > 1:
                 shortcut = nn.Sequential(resnet.conv1x1(64, 64, self.first_stage_stride), nn.BatchNorm2d(64))
                 module.set_submodule("layer1.0", resnet.BasicBlock(64, 64, self.first_stage_stride, shortcut))

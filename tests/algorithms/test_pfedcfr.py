@@ -298,7 +298,7 @@ def test_a_self_weight_that_can_become_negative_is_refused():
     ],
 )
 def test_thresholds_that_do_not_part_the_layers_by_the_rules_are_refused(fields, found):
-    wanted = rf"thresholds = {found} .* 4 layers .* of cnn: give 2 rising thresholds from 1 to 3"
+    wanted = rf"thresholds = {found} .* 4 layers of cnn: give 2 rising thresholds from 1 to 3"
     with pytest.raises(ConfigError, match=wanted):
         PFedCFR(**fields).check(bound("cnn"), 3)
 

@@ -1,7 +1,6 @@
 """Who holds which samples: pure functions; a line here is all that registers one.
 
-    f(labels int64 [n], clients N, rng, *, parameters) -> the ascending sample indices of each client, or, where it
-                                                          splits them too, (training, test samples) of each
+    f(labels int64 [n], clients N, rng, *, parameters) -> each client's ascending sample indices, or (training, test)
 
 `rng` is the only source of randomness. The signature is the declaration: keyword-only parameters, with their ranges
 and descriptions, are the keys of the `partition` section; they need types, the first three need none. A function whose

@@ -42,8 +42,7 @@ def dirichlet(
         min_samples: floor for each client.
         max_tries: bound on the redraws.
         proportions: what a draw is over.
-        draw: `pfllib` with `balanced_cap` and `min_samples: 40` is that of FedFCD's experiments; see
-            `pfllib.cut_by_dirichlet`.
+        draw: `pfllib` with `balanced_cap` and `min_samples: 40` is that of FedFCD's experiments.
     """
     if draw == "pfllib":
         if proportions != "of_classes":

@@ -31,7 +31,7 @@ def pathological(
         balanced: pieces of equal size.
         pairing: see `deal_labels`. Papers do not say which labels meet in a client, and it decides results: FedFCD's
             published figures fit contiguous groups.
-        draw: `pfllib` is that of FedFCD's experiments, see `pfllib.cut_contiguously`.
+        draw: `pfllib` is that of FedFCD's experiments.
     """
     if draw == "pfllib":
         if pairing != "contiguous":

@@ -1,7 +1,6 @@
 """The draws of PFLlib's generator, from its fixed seed: what papers that use it have as their partition and split.
 
-Its rule, drawn by NumPy's legacy generator in the order given here: the labels are gone through in ascending order and
-cut among clients; then, client after client, a permutation splits the samples into test and training ones.
+NumPy's legacy generator draws for one label after another, and then a permutation for each client, which splits it.
 """
 
 from typing import Annotated, Literal
@@ -32,10 +31,7 @@ def cut_by_dirichlet(
     """Each label's samples in a random order, cut at the cumulated proportions of a Dirichlet draw, rounded down.
 
     With `cap` (PFLlib has it) a client that has its even share of all samples takes no part in a draw. All is drawn
-    again until every client has `min_samples` (PFLlib: 40).
-
-    Raises:
-        DataError: no such draw among `max_tries`, or too few samples.
+    again until every client has `min_samples` (PFLlib: 40), at most `max_tries` times.
     """
     require_samples(len(labels), clients, min_samples)
     classes, _ = class_sizes(labels, clients)
@@ -64,8 +60,8 @@ def cut_by_dirichlet(
 def cut_contiguously(labels: np.ndarray, clients: int, classes_per_client: int, balanced: bool) -> list[Split]:
     """Each label goes to the first clients that lack labels, ceil(clients classes_per_client / K) of them.
 
-    They get consecutive samples: equal numbers, or uniform ones from a tenth of the even share (and at least a tenth of
-    the smallest client that PFLlib allows) up to it; the last one gets what is left.
+    They get consecutive samples: equal numbers, or uniform ones from a tenth of the even share (or PFLlib's smallest
+    client over K) up to it; the last one gets what is left.
     """
     classes, sizes = class_sizes(labels, clients)
     require_classes(clients, classes_per_client, len(classes))
