@@ -149,9 +149,9 @@ def _run_cells(
     from pflmpi.sweep.runs import run_cells
 
     with ExitStack() as stack:
-        held = [stack.enter_context(locked(out, shared=options.cell is not None))]
+        locks = [stack.enter_context(locked(out, shared=options.cell is not None))]
         if options.cell is not None:
-            held.append(stack.enter_context(cell_locked(ordered()[0].cell.run(out))))
+            locks.append(stack.enter_context(cell_locked(ordered()[0].cell.run(out))))
         planned = ordered()
         for task in planned:
             prepare(task, out)
@@ -160,7 +160,7 @@ def _run_cells(
         def problem(task: "CellTask") -> str:
             return unfinished(task, configs[task.cell.name], out)
 
-        return planned, run_cells(planned, out, lambda _: launcher, places, held, problem, until)
+        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until)
 
 
 def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOutcome", out: Path) -> int:

@@ -31,6 +31,7 @@ from pflmpi.errors import (
     RunError,
     Stopped,
     TransportError,
+    exit_code_before,
     explained,
     recorded,
     show,
@@ -143,6 +144,8 @@ def _watch(words: list[str], rounds: NewRounds, on_round: OnRound | None) -> int
             raise
         finally:
             shower.join()
+    if exit_code_before(os.environ) is not None:
+        write_exit_code(os.environ, "")  # this process goes on, and says itself how it ended
     return process.returncode
 
 

@@ -45,7 +45,7 @@ class ProcessStates:
 
 
 def run_all(
-    commands: Sequence[LoggedCommand], environments: Sequence[Mapping[str, str]], *held: int
+    commands: Sequence[LoggedCommand], environments: Sequence[Mapping[str, str]], *locks: int
 ) -> Generator[ProcessStates, None, None]:
     """Run commands in order, one at a time in each environment, and poll them until all have ended.
 
@@ -53,7 +53,7 @@ def run_all(
 
     Args:
         environments: the variables of each slot, in which one command runs at a time.
-        held: descriptors that every command keeps open, so that a lock on them holds until all have ended.
+        locks: descriptors that every command keeps open, so that a lock on them holds until all have ended.
     """
     waiting = deque(commands)
     running: dict[int, tuple[LoggedCommand, subprocess.Popen[bytes]]] = {}
@@ -62,7 +62,7 @@ def run_all(
             for slot, environment in enumerate(environments):
                 if waiting and slot not in running:
                     command = waiting.popleft()
-                    running[slot] = command, _start(command, environment, held)
+                    running[slot] = command, _start(command, environment, locks)
             codes = {slot: process.poll() for slot, (_, process) in running.items()}
             ended = {running.pop(slot)[0].name: code for slot, code in codes.items() if code is not None}
             yield ProcessStates([command.name for command, _ in running.values()], ended)
@@ -72,7 +72,8 @@ def run_all(
         _stop([process for _, process in running.values()])
 
 
-def _start(command: LoggedCommand, environment: Mapping[str, str], held: Sequence[int]) -> "subprocess.Popen[bytes]":
+def _start(command: LoggedCommand, environment: Mapping[str, str], locks: Sequence[int]) -> "subprocess.Popen[bytes]":
+    environment = {name: value for name, value in environment.items() if name != "PFLMPI_EXIT_FILE"}  # is the sweep's
     try:
         with open(command.log, "wb") as log:
             return subprocess.Popen(
@@ -81,7 +82,7 @@ def _start(command: LoggedCommand, environment: Mapping[str, str], held: Sequenc
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                pass_fds=held,
+                pass_fds=locks,
                 start_new_session=True,  # Ctrl-C reaches only the sweep, which then ends the whole group
             )
     except OSError as error:
@@ -127,7 +128,7 @@ def run_cells(
     out: Path,
     launcher: Callable[[CellTask], Sequence[str]],
     environments: Sequence[Mapping[str, str]],
-    held: Sequence[int],
+    locks: Sequence[int],
     record: Callable[[CellTask], str] = lambda _: "",
     until: float | None = None,
 ) -> SweepOutcome:
@@ -136,7 +137,7 @@ def run_cells(
     Args:
         launcher: words that start a run on its ranks; none if runs start their own ranks.
         environments: the variables of each slot, in which one run goes at a time.
-        held: descriptors that every run keeps open.
+        locks: descriptors that every run keeps open.
         record: called with each run that has reached its end; says what is wrong with it.
         until: when those that still go are asked to stop, and no more are begun, by `time.monotonic`; None: never.
     """
@@ -147,7 +148,7 @@ def run_cells(
         LoggedCommand(name, [*launcher(task), *start, *task.command], task.cell.log(out))
         for name, task in started.items()
     ]
-    polls = run_all(commands, environments, *held)
+    polls = run_all(commands, environments, *locks)
     with _noted_signals() as signals, closing(polls), SweepProgress(tasks, out) as progress:
         for states in polls:
             if signals:

@@ -175,7 +175,7 @@ def test_the_script_of_another_batch_system_warns_before_the_end_and_continues_i
 
 @pytest.mark.parametrize("wrapper", ["mpirun", "srun"])
 @pytest.mark.parametrize(
-    ("said", "own", "starts", "expected"),
+    ("word", "own", "starts", "expected"),
     [
         ("lost", 137, 3, 3),  # a rank was killed
         ("lost", 0, 3, 3),
@@ -191,10 +191,10 @@ def test_the_script_of_another_batch_system_warns_before_the_end_and_continues_i
         ("0", 1, 1, 0),
     ],
 )
-def test_ranks_start_again_after_one_was_lost_and_for_no_other_reason(said, own, starts, expected, wrapper, tmp_path):
+def test_ranks_start_again_after_one_was_lost_and_for_no_other_reason(word, own, starts, expected, wrapper, tmp_path):
     bench = Bench(tmp_path, wrapper)
-    say = f'echo {said} > "$PFLMPI_EXIT_FILE"' if said else ""
-    bench.program(wrapper, f'{FAKE_RUN}echo "start $PFLMPI_RESTARTED"; {say}\nexit {own}')
+    leave = f'echo {word} > "$PFLMPI_EXIT_FILE"' if word else ""
+    bench.program(wrapper, f'{FAKE_RUN}echo "start $PFLMPI_RESTARTED"; {leave}\nexit {own}')
     code, first, rest = bench.call("--restarts", "2", "-n", "3", "pflmpi", "run", "a.yaml")
     assert code == expected and [first, *rest.splitlines()].count("start 0") == 1
     assert (first + rest).count("start ") - rest.count("all start again") == starts
@@ -240,11 +240,11 @@ def test_a_launcher_that_has_no_rank_yet_has_begun_nothing(wrapper, tmp_path):
     assert bench.left() == []
 
 
-@pytest.mark.parametrize("said, own, expected", [("75", 1, 75), ("2", 1, 2), ("", 1, 1), ("", 0, 3)])
-def test_torchrun_ends_with_what_rank_0_has_left(said, own, expected, tmp_path):
+@pytest.mark.parametrize("word, own, expected", [("75", 1, 75), ("2", 1, 2), ("", 1, 1), ("", 0, 3)])
+def test_torchrun_ends_with_what_rank_0_has_left(word, own, expected, tmp_path):
     bench = Bench(tmp_path, "torchrun")
-    say = f'echo {said} > "$PFLMPI_EXIT_FILE"' if said else ""
-    bench.program("torchrun", f"{say}\nexit {own}")
+    leave = f'echo {word} > "$PFLMPI_EXIT_FILE"' if word else ""
+    bench.program("torchrun", f"{leave}\nexit {own}")
     assert bench.call("-m", "pflmpi", "run", "a.yaml")[0] == expected
     assert bench.left() == []
 
@@ -260,10 +260,17 @@ def test_a_launcher_that_ends_with_0_before_a_rank_has_started_is_not_believed(w
 
 
 @pytest.mark.parametrize("code", [0, 4])
-def test_a_script_is_believed_whether_or_not_it_has_made_a_run(code, tmp_path):
+@pytest.mark.parametrize("made", [None, "0", "3"])
+def test_a_script_says_itself_how_it_ended_whatever_became_of_its_runs(made, code, tmp_path):
     bench = Bench(tmp_path, "srun")
     bench.program("srun", 'exec "$@"')
-    (tmp_path / "bin" / "script.py").write_text(f"import sys, pflmpi; sys.exit({code})")
+    run = """
+from pflmpi.python import run
+run.sys.executable = 'bin/run'  # stands in for the process that pflmpi.run starts
+run._watch([], None, None)
+"""
+    bench.program("run", f'echo {made} > "$PFLMPI_EXIT_FILE"; exit {made}')
+    (tmp_path / "bin" / "script.py").write_text(f"import sys, pflmpi{run if made else ''}\nsys.exit({code})")
     assert bench.call(*processes.PFLMPI[:1], "bin/script.py", PYTHONPATH=str(ROOT))[0] == code
     assert bench.left() == []
 

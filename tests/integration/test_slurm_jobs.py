@@ -336,9 +336,8 @@ def test_a_signal_during_start_up_requeues_the_job(folder: Path) -> None:
 
 def test_torchrun_in_a_job_sees_all_gpus_of_each_node(folder: Path) -> None:
     """With --gpus-per-task=1 in the job, the step with one task per node would get one."""
-    (folder / "bin").mkdir()
-    (folder / "bin" / "torchrun").write_text('#!/bin/bash\necho "$SLURMD_NODENAME sees $CUDA_VISIBLE_DEVICES"\n')
-    (folder / "bin" / "torchrun").chmod(0o755)
+    sees = 'echo "$SLURMD_NODENAME sees $CUDA_VISIBLE_DEVICES"'
+    fake_slurm.program("torchrun", f'{sees}; echo 0 > "$PFLMPI_EXIT_FILE"', folder / "bin")
     script = f"PATH={folder}/bin:$PATH launch/torchrun --nproc-per-node=2 -m pflmpi run a.yaml"
     options = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", "--output=log"]
     completed(sbatch(folder, *options, f"--wrap={script}"), folder / "log")

@@ -147,6 +147,13 @@ def shell(name, script, folder):
     return LoggedCommand(name, ["sh", "-c", script], folder / f"{name}.log")
 
 
+def test_a_command_leaves_no_exit_code_for_the_launcher_of_the_sweep(tmp_path, held):
+    """The last one's would be taken for that of all."""
+    job = shell("job", "echo ${PFLMPI_EXIT_FILE:-none} $PLACE", tmp_path)
+    list(run_all([job], [{"PLACE": "left", "PFLMPI_EXIT_FILE": str(tmp_path / "code")}], held))
+    assert job.log.read_text() == "none left\n"
+
+
 def test_a_limited_number_of_jobs_runs_at_a_time_each_with_its_own_log(tmp_path, held):
     jobs = [
         shell(f"job{number}", f"echo out $PLACE; sleep 0.1; echo err >&2; exit {number}", tmp_path)
