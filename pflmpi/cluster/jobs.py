@@ -214,8 +214,8 @@ def _log(values: Mapping[str, str]) -> Path | None:
     """The log of a job, which squeue may show as the pattern that it was given."""
     if not values["STDOUT"] or "[" in values["JobArrayID"]:
         return None
-    known = {**_pattern_values(values["JobArrayID"], values["JobID"]), "x": values["Name"]}
-    return Path(file_name(values["STDOUT"], known))
+    letters = {**_pattern_values(values["JobArrayID"], values["JobID"]), "x": values["Name"]}
+    return Path(file_name(values["STDOUT"], letters))
 
 
 def _pattern_values(id: str, number: str) -> dict[str, str]:
@@ -253,8 +253,8 @@ def parse_tasks(text: str) -> list[int]:
     """
     result: list[int] = []
     for part in text.partition("%")[0].split(","):
-        if found := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip()):
-            first, last, step = found.groups()
+        if match := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip()):
+            first, last, step = match.groups()
             result += range(int(first), int(last or first) + 1, int(step or 1))
     return result
 
@@ -341,8 +341,8 @@ def located(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
         for number in job_file.read(folder):
             (runs if os.path.lexists(folder / "config.yaml") else others).setdefault(number, folder)
     pairs = ((job, runs.get(job.number) or others.get(job.array or job.number)) for job in jobs)
-    here = [replace(job, folder=folder) for job, folder in pairs if folder]
-    return [_as_submitted(job, submissions.get(job.array or job.number)) for job in here]
+    placed = [replace(job, folder=folder) for job, folder in pairs if folder]
+    return [_as_submitted(job, submissions.get(job.array or job.number)) for job in placed]
 
 
 def _as_submitted(job: Job, submission: Submission | None) -> Job:
@@ -358,5 +358,5 @@ def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     """Those of the jobs that work on a run, or on a sweep and its runs, with how often they have been restarted."""
     folder = folder.resolve()
     restarts = job_file.read(folder)
-    here = located(jobs, [*runs_below(folder, "jobs.txt"), folder])
-    return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in here]
+    placed = located(jobs, [*runs_below(folder, "jobs.txt"), folder])
+    return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in placed]

@@ -280,12 +280,12 @@ def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a job, a task of an array, or an array."""
 
     jobs = slurm.find(name, environ)
-    here = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
-    folders = [*by_working_directory([*jobs, here])]
+    unknown = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
+    folders = [*by_working_directory([*jobs, unknown])]
     if jobs:
         places = {job.id: job for job in located(jobs, folders)}
         yield from _blocks([places.get(job.id, job) for job in jobs])
-    elif recorded := located([here], folders):
+    elif recorded := located([unknown], folders):
         assert recorded[0].folder is not None
         yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {recorded[0].folder}"
         yield from one_folder(recorded[0].folder, environ)

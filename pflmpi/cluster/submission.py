@@ -61,8 +61,8 @@ def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str], planned
         raise ConfigError(f"sbatch refused the job: {why}; change the options")
     print(done.stderr, end="", file=sys.stderr)  # its warnings
     log = str(Path(batch.options["output"] or "").absolute())
-    known = {"%": "%%", "A": number, "x": batch.options["job-name"] or "", **({} if batch.array else {"j": number})}
-    job_file.append(folder, number, submission=Submission(file_name(log, known), batch.requeue, planned_memory))
+    letters = {"%": "%%", "A": number, "x": batch.options["job-name"] or "", **({} if batch.array else {"j": number})}
+    job_file.append(folder, number, submission=Submission(file_name(log, letters), batch.requeue, planned_memory))
     return number
 
 

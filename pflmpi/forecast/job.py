@@ -22,7 +22,7 @@ def with_memory(config: Config, options: Options) -> tuple[Options, int]:
     """
     nodes, gpus = _number(options, "nodes", 1), _number(options, "gpus-per-node", 0)
     ranks = _ranks(options, nodes, gpus, config.runtime.threads)
-    auto, given = options["mem"] == "auto", bytes_of(options["mem"] or "")
+    auto, requested = options["mem"] == "auto", bytes_of(options["mem"] or "")
     try:
         forecast = predict(config, Resources(ranks, nodes, gpus, ceil(ranks / nodes), 0, None, None, None))
     except UserError as error:
@@ -31,7 +31,7 @@ def with_memory(config: Config, options: Options) -> tuple[Options, int]:
         show(UserError(f"--mem={options['mem']} is not compared with what the run needs: {error}"))
         return options, 0
     needed = ceil(max(node_bytes(forecast, node) for node in range(nodes)))
-    if not auto and given < needed:
+    if not auto and requested < needed:
         raise ConfigError(
             f"--mem={options['mem']}: plan counts {size(needed)} for a node, with {counted(ranks, 'rank')} on "
             f"{counted(nodes, 'node')}; give --mem={ceil(needed / _MIB)}M or auto, take more nodes, or, where you have "

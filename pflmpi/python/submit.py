@@ -99,6 +99,8 @@ class LocalJob(Job):
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        if self._cancelled:  # while it was being started
+            self._process.terminate()
         return self._process.wait()
 
     @property

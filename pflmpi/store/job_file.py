@@ -65,13 +65,13 @@ def read(folder: Path) -> dict[str, int]:
 
 def submissions(folder: Path) -> dict[str, Submission]:
     """What `submit` knew of the jobs that it has submitted, by their ids; the newest is last."""
-    known: dict[str, Submission] = {}
+    submissions_by_job: dict[str, Submission] = {}
     for job, _, _, *more in _lines(folder):
         try:
-            known[job] = Submission(**json.loads(more[0]))
+            submissions_by_job[job] = Submission(**json.loads(more[0]))
         except (IndexError, ValueError, TypeError):
             continue  # of a start, or not ours
-    return known
+    return submissions_by_job
 
 
 def _lines(folder: Path) -> Iterator[list[str]]:
