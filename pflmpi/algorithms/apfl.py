@@ -116,4 +116,4 @@ class APFL(FedAvg):
 
 def mixed(alpha: Tensor, own: Tree, shared: Tree) -> Tree:
     """alpha own + (1 - alpha) shared, leaf by leaf."""
-    return tree.mix(lambda mine, theirs: alpha * mine + (1 - alpha) * theirs, own, shared)
+    return tree.mix(lambda entry, shared_entry: alpha * entry + (1 - alpha) * shared_entry, own, shared)

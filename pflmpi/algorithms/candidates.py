@@ -59,7 +59,7 @@ def weigh(losses: Tensor, before: Tree, candidates: list[Tree]) -> Tensor:
         candidates: models alike.
     """
     parts = only(before, ("body", "head"))
-    distances = torch.stack([squared_distance(one, parts) for one in candidates]).sqrt()
+    distances = torch.stack([squared_distance(candidate, parts) for candidate in candidates]).sqrt()
     return (losses[0] - losses[1:]) / (distances + 1e-5)
 
 

@@ -34,7 +34,7 @@ def squared_distances(products: Tree, others: Tensor | slice = slice(None)) -> T
         [P, P], or [P, K].
     """
     norms = _over_all(tree.map(Tensor.diagonal, products))
-    gram = _over_all(tree.map(lambda each: each[:, others], products))
+    gram = _over_all(tree.map(lambda product: product[:, others], products))
     return (norms.unsqueeze(1) + norms[others] - 2 * gram).clamp(min=0)
 
 

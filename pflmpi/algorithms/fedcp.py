@@ -91,7 +91,7 @@ class FedCP(WeightedSharedParts):
 
         fixed: Tree = {"received": {**down["model"], **only(client, ("stats",))}, "context": context(own)}
         model = train(task, start, data.passes["train"], loss, data.learning_rate, fixed=fixed)
-        head = tree.map(lambda mine, theirs: (mine + theirs) / 2, part(model, "head"), shared)
+        head = tree.map(lambda entry, shared_entry: (entry + shared_entry) / 2, part(model, "head"), shared)
         return self.to_keep(task, model), {"model": self.to_share(task, {**model, "head": head})}
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:

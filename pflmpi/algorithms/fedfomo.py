@@ -137,7 +137,7 @@ class FedFomo(Algorithm):
         received, clients = part(down["candidates"], "model"), leaf(down["candidates"], "clients")
         candidates = [only(model, _mixed(task)), *unstack(received, self.received_models)]
 
-        losses = mean_losses(task, [{**model, **one} for one in (before, *candidates)], data.passes["held_out"])
+        losses = mean_losses(task, [{**model, **other} for other in (before, *candidates)], data.passes["held_out"])
         weights = weigh(losses, before, candidates)
         weights = torch.cat([weights[:1], weights[1:].where(clients != NOBODY, 0)])
         shares = shares_of(weights)

@@ -189,7 +189,7 @@ class FedGMH(Algorithm):
     def mix(self, own: Tree, received: Tree, client: Tree) -> Tree:
         """The personal head that local training starts from (eqs. 9 to 11)."""
         if self.averages:
-            return tree.map(lambda mine, theirs: (mine + theirs) / 2, own, received)
+            return tree.map(lambda entry, shared_entry: (entry + shared_entry) / 2, own, received)
         critical, others = (received, own) if self.critical_from == "global" else (own, received)
         return tree.map(torch.where, part(client, "critical"), critical, others)
 

@@ -95,8 +95,8 @@ class FedProto(Algorithm):
             z = task.features(model, batch.x, training=True)
             fit = cross_entropy(task.logits(part(model, "head"), z), batch)
             if self.loss_on == "means":
-                share, found = batch_means(z, batch, len(known))
-                apart: Tensor = torch.linalg.vector_norm(found - means, dim=-1)  # its gradient at zero is zero
+                share, batch_mean = batch_means(z, batch, len(known))
+                apart: Tensor = torch.linalg.vector_norm(batch_mean - means, dim=-1)  # its gradient at zero is zero
                 return fit + self.prototype_weight * (apart * ((share > 0) & known)).sum()
             distance = (z - means[batch.y]).square().mean(-1) * known[batch.y]
             return fit + self.prototype_weight * average(distance, batch)

@@ -131,5 +131,5 @@ class PFedAFE(FedPer):
 def mixed(client: Tree, shared: Tree, beta: Tensor) -> Tree:
     """The client's model with (1 - beta) shared + beta own wherever the server has a value (eq. 5)."""
     own = only(client, ("body", "head", "stats"))
-    met = take(own, dict(tree.leaves(shared)))
-    return overlay(own, tree.mix(lambda mine, theirs: (1 - beta) * theirs + beta * mine, met, shared))
+    body = take(own, dict(tree.leaves(shared)))
+    return overlay(own, tree.mix(lambda entry, shared_entry: (1 - beta) * shared_entry + beta * entry, body, shared))

@@ -121,8 +121,8 @@ class PFedPM(Algorithm):
 
         def relate(params: Tree, batch: Batch) -> Tensor:
             mixed, known = leaf(params, "mixed"), leaf(params, "known")
-            found = relation_scores(part(params, "relation"), task.features(params, batch.x), mixed)
-            error = (found - one_hot(batch, len(known))).square() * known
+            scores = relation_scores(part(params, "relation"), task.features(params, batch.x), mixed)
+            error = (scores - one_hot(batch, len(known))).square() * known
             return average(error.sum(-1), batch)
 
         phases = [Phase(fit, ("body", "head"), data.learning_rate)]
@@ -174,9 +174,9 @@ class PFedPM(Algorithm):
 
     def mix(self, own: Tree, received: Tree) -> Tensor:
         """The mixed means [K, d] (eq. 8)."""
-        everyone = leaf(received, "means")
-        mixed = self.own_weight * leaf(own, "means") + (1 - self.own_weight) * everyone
-        return torch.where(leaf(own, "known").unsqueeze(-1), mixed, everyone)
+        shared = leaf(received, "means")
+        mixed = self.own_weight * leaf(own, "means") + (1 - self.own_weight) * shared
+        return torch.where(leaf(own, "known").unsqueeze(-1), mixed, shared)
 
     def drift(self, z: Tensor, batch: Batch, mixed: Tensor, known: Tensor) -> Tensor:
         """The second term of the loss (eqs. 9, 11), a scalar.
@@ -269,6 +269,6 @@ def relation_scores(weights: Tree, z: Tensor, class_features: Tensor) -> Tensor:
     samples, classes = len(z), len(class_features)
     both = z.unsqueeze(1).expand(-1, classes, -1), class_features.expand(samples, -1, -1)
     pairs = torch.stack(both, 2)  # [B, K, 2, d]
-    found = F.conv1d(pairs.flatten(0, 1), leaf(conv, "weight"), leaf(conv, "bias"), padding=KERNEL // 2)
-    hidden = F.relu(F.linear(F.relu(found).flatten(1), leaf(fc1, "weight"), leaf(fc1, "bias")))
+    signals = F.conv1d(pairs.flatten(0, 1), leaf(conv, "weight"), leaf(conv, "bias"), padding=KERNEL // 2)
+    hidden = F.relu(F.linear(F.relu(signals).flatten(1), leaf(fc1, "weight"), leaf(fc1, "bias")))
     return F.linear(hidden, leaf(fc2, "weight"), leaf(fc2, "bias")).sigmoid().view(samples, classes)

@@ -181,8 +181,8 @@ class CNN(Model):
     padding: Annotated[int, Field(ge=0, le=30, description="zeros on each side of a convolution's input")] = 0
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        every = (self.first_channels, self.second_channels, self.third_channels)
-        channels = tuple(one for one in every if one is not None)
+        widths = (self.first_channels, self.second_channels, self.third_channels)
+        channels = tuple(width for width in widths if width is not None)
         times = len(channels)
         check_size(self.name, shape, self.kernel, self.padding, times)
         height, width = (pooled_side(side, self.kernel, self.padding, times) for side in (*shape[1:], 1, 1)[:2])
