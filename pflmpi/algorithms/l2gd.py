@@ -104,9 +104,7 @@ class L2GD(SharedParts):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         keep = (1 - self.share(data.learning_rate)) ** self.runs(task, data.round)[0]
         own, mean = part(client, "model"), down["mean"]
-        drawn = tree.mix(
-            lambda entry, shared_entry: keep * entry + (1 - keep) * shared_entry, only(own, tuple(mean)), mean
-        )
+        drawn = tree.mix(lambda entry, center: keep * entry + (1 - keep) * center, only(own, tuple(mean)), mean)
         model = train(task, {**own, **drawn}, data.passes["train"], model_loss(task), data.learning_rate)
         return {"model": model}, {"model": self.to_share(task, model)}
 
