@@ -42,10 +42,10 @@ class FedGMH(Algorithm):
     eq. 11 (GMH-oa).
 
     Readings. Before a client's first training psi is all false. One server epoch a round (`server_epochs`), in client
-    order, in minibatches of the client batch size; `server_batch_size: 1` has a step for every uploaded mean, as eq. 6
-    writes it. Heads without uploads stay. What is tested is not said.
-    A public repository with the paper's settings (youcaihua1/FedGMH) steps for every mean; reverses eq. 9, so that
-    critical entries stay the client's own and the others become the global heads' (`critical_from: own`); has
+    order, a step for every uploaded mean, as eq. 6 writes it; `server_batch_size: null` takes minibatches of the
+    clients' batch size, mostly one step a round. Heads without uploads stay. What is tested is not said.
+    A public repository with the paper's settings (youcaihua1/FedGMH) reverses eq. 9, so that critical entries stay the
+    client's own and the others become the global heads' (`critical_from: own`); has
     |(theta^E - theta^0)^2 theta^E| in eq. 8 (`importance: squared_change`) and takes the floor(beta L) of the weight
     and of the bias each (`ranked: tensor`); and tests in the last 20 rounds alone, after mixing (`evaluated: mixed`,
     and `figure: best20` in a table).
@@ -72,7 +72,7 @@ class FedGMH(Algorithm):
     server_epochs: Annotated[int, Field(ge=1, description="passes of the server over the class means in a round")] = 1
     server_batch_size: Annotated[
         int | None, Field(ge=1, description="class means in a step of a head; null: as many as the clients' batch size")
-    ] = None
+    ] = 1
     variant: Annotated[
         Literal["full", "onehead", "avghead", "oneavg"],
         Field(description="full, or an ablation: onehead (GMH-o), avghead (GMH-a), oneavg (GMH-oa)"),

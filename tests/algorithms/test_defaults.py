@@ -44,7 +44,7 @@ DEFAULTS = {
         "critical_share": 0.5,
         "head_lr": 1.0,
         "server_epochs": 1,
-        "server_batch_size": None,
+        "server_batch_size": 1,  # eq. 6 and the authors' repository: a step for every mean
         "variant": "full",
         "critical_from": "global",
         "importance": "change",
