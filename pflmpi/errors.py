@@ -135,11 +135,13 @@ def exit_code_before(environ: Mapping[str, str]) -> int | None:
 def explained(error: Exception, kind: type[PflmpiError] = UserError) -> Exception:
     """An error of that kind for a limit of the system, and for a file that it refuses; others as they are."""
     if not isinstance(error, PflmpiError) and (text := limits.problem(error)) is not None:
-        found = kind(text)
-        found.__cause__ = error
-        return found
+        explanation = kind(text)
+        explanation.__cause__ = error
+        return explanation
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        found = kind(f"{os.fsdecode(error.filename)}: {error.strerror}; choose another path, or make it accessible")
-        found.__cause__ = error
-        return found
+        explanation = kind(
+            f"{os.fsdecode(error.filename)}: {error.strerror}; choose another path, or make it accessible"
+        )
+        explanation.__cause__ = error
+        return explanation
     return error

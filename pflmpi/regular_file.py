@@ -72,17 +72,17 @@ def read_some(file: BinaryIO, path: Path, most: int) -> bytes:
     return bytes(content)
 
 
-def _length(path: Path, found: os.stat_result) -> int:
-    if stat.S_ISLNK(found.st_mode):
+def _length(path: Path, status: os.stat_result) -> int:
+    if stat.S_ISLNK(status.st_mode):
         raise _refusal(path, "it is a link, which may lead out of the run; put the file itself there")
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "it is a directory, and no regular file", str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise _refusal(path, "it is no regular file")
-    stored = 512 * found.st_blocks
-    if found.st_size > _HOLES + _PACKED * stored:
-        raise _refusal(path, f"it is {found.st_size} bytes long, of which {stored} are stored")
-    return found.st_size
+    stored = 512 * status.st_blocks
+    if status.st_size > _HOLES + _PACKED * stored:
+        raise _refusal(path, f"it is {status.st_size} bytes long, of which {stored} are stored")
+    return status.st_size
 
 
 def _refusal(path: Path, why: str) -> OSError:

@@ -84,13 +84,13 @@ def breaches(path: Path) -> Iterator[str]:
             yield f"{path} imports {other}: {here} and {other} are blind to each other"
 
 
-def test_a_floor_imports_only_lower_floors() -> None:
+def test_a_floor_imports_only_lower_floors():
     found = [breach for path in modules() for breach in breaches(path)]
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("library", DOORS)
-def test_a_library_has_one_door(library: str) -> None:
+def test_a_library_has_one_door(library):
     for path in modules():
         relative = str(path.relative_to(PACKAGE))
         if any(name == library or name.startswith(library + ".") for name in imports(path)):
@@ -99,12 +99,12 @@ def test_a_library_has_one_door(library: str) -> None:
             )
 
 
-def test_rich_prints_text_as_it_is() -> None:
+def test_rich_prints_text_as_it_is():
     found = [str(path) for path in modules() if path.stem != "terminal" and "rich.console.Console" in imports(path)]
     assert not found, f"{found}: use `pflmpi.terminal.console`, in which names are no markup"
 
 
-def test_no_import_circle() -> None:
+def test_no_import_circle():
     graph = {}
     names = {".".join(("pflmpi", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in modules()}
     names = {name.removesuffix(".__init__"): path for name, path in names.items()}
@@ -123,17 +123,17 @@ def test_no_import_circle() -> None:
         walk(name, ())
 
 
-def test_the_root_has_only_the_ground_floor_and_the_command_line() -> None:
+def test_the_root_has_only_the_ground_floor_and_the_command_line():
     loose = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "cli", "arguments"}
     assert loose <= FLOORS[0]
 
 
-def test_private_functions_of_vmap_have_one_door() -> None:
+def test_private_functions_of_vmap_have_one_door():
     found = [path.name for path in modules() if "functorch" in path.read_text()]
     assert found == ["vmap_lanes.py"]
 
 
-def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
+def test_environment_variables_are_read_only_where_a_run_is_started():
     allowed = {
         "__init__.py",  # notes the end of a script that a wrapper of launch/ has started
         "cli.py",  # hands it to what watches for signals
@@ -154,12 +154,12 @@ def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
 
 
 @pytest.mark.parametrize("statement", ["import pflmpi", "import pflmpi.cli; pflmpi.cli.parser().format_help()"])
-def test_help_imports_no_torch(statement: str) -> None:
+def test_help_imports_no_torch(statement):
     code = f"import sys; {statement}; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_report_imports_no_torch() -> None:
+def test_a_report_imports_no_torch():
     rooms = "analysis.report", "analysis.table", "commands.report", "commands.progress", "scaling.page"
     code = f"import sys, {', '.join(f'pflmpi.{room}' for room in rooms)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -57,8 +57,6 @@ def test_a_bound_process_has_the_cores_it_is_bound_to():
     ("per_task", "on_node", "expected"),
     [("", "", 6), ("2", "", 2), ("", "3", 3), ("2", "4", 2), ("4", "2", 2), ("16", "16", 6), ("0", "many", 6)],
 )
-def test_a_task_has_the_cores_of_its_allocation_also_where_it_is_not_bound(
-    per_task: str, on_node: str, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_has_the_cores_of_its_allocation_also_where_it_is_not_bound(per_task, on_node, expected, monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: range(6))
     assert num_cores({"SLURM_CPUS_PER_TASK": per_task, "SLURM_CPUS_ON_NODE": on_node}) == expected

@@ -60,29 +60,29 @@ def num_gpus(runtime: "RuntimeConfig", jobs: int = 1) -> int | None:
     return min(visible, runtime.gpus or visible)
 
 
-def num_ranks(asked: int | None, config: "Config", launch: "Launch") -> int:
+def num_ranks(requested: int | None, config: "Config", launch: "Launch") -> int:
     """Ranks of a run: those that a launcher has started, or those to start.
 
     Args:
-        asked: by `--ranks`.
+        requested: by `--ranks`.
     """
     transport = config.runtime.transport
     if launch.kind != "alone":
-        if asked not in (None, launch.size):
+        if requested not in (None, launch.size):
             raise ConfigError(
-                f"--ranks {asked}, but {launch.kind} has started {launch.size} ranks; "
+                f"--ranks {requested}, but {launch.kind} has started {launch.size} ranks; "
                 "leave --ranks out under a launcher"
             )
         return launch.size
     if transport == "inprocess":
-        if asked not in (None, 1):
-            raise ConfigError(f"--ranks {asked} with runtime.transport = 'inprocess', which has 1; use auto")
+        if requested not in (None, 1):
+            raise ConfigError(f"--ranks {requested} with runtime.transport = 'inprocess', which has 1; use auto")
         return 1
     if transport == "mpi":
         raise ConfigError(
             "runtime.transport = 'mpi', but no MPI has started this; use mpirun -n R pflmpi run ..., or auto"
         )
-    return asked or default_ranks(config.runtime)
+    return requested or default_ranks(config.runtime)
 
 
 def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None, restarts: int = 0) -> int:

@@ -133,7 +133,7 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
     for way, logical, wire in forecast.bytes_per_round():
         most = ", at most" if way == "down" and forecast.setup.declared.of_clients else ""
         table.add_row(f"{way} per round: as papers count, on the wire{most}", f"{size(logical)}, {size(wire)}")
-    table.add_row("a checkpoint, about: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
+    table.add_row("a checkpoint, about: the first, later ones", f"{size(disk.first)}, {size(disk.later)}")
     table.add_row(f"{disk.count} checkpoints, at most: at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
     if forecast.state_on_disk:
         table.add_row("state of clients on disk (runtime.state), at most", size(forecast.state_on_disk))
@@ -174,9 +174,9 @@ def _groups(ranks: "Sequence[RankMemory]") -> "Iterator[tuple[int, int, RankMemo
         first = rank
 
 
-def _alike(one: "RankMemory", other: "RankMemory") -> bool:
+def _alike(first: "RankMemory", second: "RankMemory") -> bool:
     return (
-        abs(one.total - other.total) <= _ALIKE * max(one.total, other.total)
-        and (one.clients > 0) == (other.clients > 0)
-        and abs(one.device - other.device) <= _ALIKE * max(one.device, other.device)
+        abs(first.total - second.total) <= _ALIKE * max(first.total, second.total)
+        and (first.clients > 0) == (second.clients > 0)
+        and abs(first.device - second.device) <= _ALIKE * max(first.device, second.device)
     )

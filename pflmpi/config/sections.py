@@ -71,17 +71,17 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             return {**section, **places}
         return section
 
-    found = {name: of(value) if name in _NAMED else value for name, value in raw.items()}
+    sections = {name: of(value) if name in _NAMED else value for name, value in raw.items()}
     for name in ("data", "partition"):
-        part = found.get(name)
+        part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
-            found[name] = {**part, "path": os.path.abspath(folder / part["path"])}
+            sections[name] = {**part, "path": os.path.abspath(folder / part["path"])}
     for name, key in (("data", "transform"), ("output", "trackers")):
-        part = found.get(name)
+        part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get(key), list):
             items = [outside.located(item, folder) if isinstance(item, str) else of(item) for item in part[key]]
-            found[name] = {**part, key: items}
-    return found
+            sections[name] = {**part, key: items}
+    return sections
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     values, index = read(run), verify.newest_index(run)
     if index is None:
         return values, ["no checkpoint vouches for its configuration"]
-    before, now = (by_key(each) for each in (_written(run, index.attributes, values), values))
+    before, now = (by_key(config) for config in (_written(run, index.attributes, values), values))
     different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     notes = []
     for key in different:

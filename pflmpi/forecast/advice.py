@@ -115,9 +115,10 @@ def _disk(forecast: Forecast, folder: Path) -> Iterator[str]:
     settings, checkpoints, state = config.checkpoint, forecast.disk.most, forecast.state_on_disk
     scratch = folder_of(config.runtime, folder)
     if scratch is not None and scratch != folder:
-        each = state / forecast.resources.nodes
-        if scratch.is_dir() and each > (free := shutil.disk_usage(scratch).free):
-            yield f"clients' state needs {size(each)} and {scratch} has {size(free)} free: name another runtime.scratch"
+        needed = state / forecast.resources.nodes
+        if scratch.is_dir() and needed > (free := shutil.disk_usage(scratch).free):
+            has = f"{scratch} has {size(free)} free"
+            yield f"clients' state needs {size(needed)} and {has}: name another runtime.scratch"
         state = 0
     free = shutil.disk_usage(folder).free
     if checkpoints + state > free:

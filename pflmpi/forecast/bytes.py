@@ -154,14 +154,14 @@ class Disk:
 
     Attributes:
         first: the checkpoint before the first round, with every client.
-        each: the mean of the others.
+        later: the mean of the others.
         most: all that is there at once, at most.
         last: all that stays.
         count: number of checkpoints.
     """
 
     first: int
-    each: float
+    later: float
     most: int
     last: int
     count: int

@@ -112,7 +112,7 @@ def check_size(name: str, shape: Shape, kernel: int, padding: int, times: int = 
     if pooled_side(side, kernel, padding, times) > 0:
         return
     sides = [pooled_side(side, kernel, padding, done) for done in range(1, times)]
-    shown = ", ".join(str(one) for one in sides if one > 0)
+    shown = ", ".join(str(side) for side in sides if side > 0)
     left = f"{shown} and then to nothing" if shown else "nothing"
     smallest = next(side for side in range(1, 16 * kernel) if pooled_side(side, kernel, padding, times) > 0)
     smaller_kernel = "model.kernel = 3 with model.padding = 1, or " if side >= 2**times else ""

@@ -62,8 +62,10 @@ class Runs:
 
 def same_bits(runs: Runs, executor: str, ranks: int, server: str = "auto") -> None:
     """On that many ranks the state has the bits of a run on one, and unseen clients have the same scores."""
-    (several, found), (one, alone) = runs.get(executor, ranks, server), runs.get(executor)
-    assert found == alone, f"executor {executor}: other bits on {ranks} ranks than on one ({found} and {alone})"
+    (several, digest), (one, expected_digest) = runs.get(executor, ranks, server), runs.get(executor)
+    assert digest == expected_digest, (
+        f"executor {executor}: other bits on {ranks} ranks: {digest}, not {expected_digest}"
+    )
     scores, expected = (_scores(folder, 3, "unseen_correct") for folder in (several, one))
     assert np.array_equal(scores, expected), f"unseen clients on {ranks} ranks: {scores}, on one {expected}"
 
@@ -80,8 +82,8 @@ def exact_continuation(runs: Runs, absent: str, executor: str = "loop") -> None:
     resume(parts, ("training.rounds=2",), ranks=1)
     assert resume(parts, ("training.rounds=3",), ranks=2) == unbroken, "other bits after a continuation"
     for name in ("correct", "total", "participants", "unseen_correct"):
-        expected, found = (_scores(folder, 3, name) for folder in (whole, parts))
-        assert np.array_equal(found, expected), f"other {name} after a continuation: {found}, unbroken {expected}"
+        expected, scores = (_scores(folder, 3, name) for folder in (whole, parts))
+        assert np.array_equal(scores, expected), f"other {name} after a continuation: {scores}, unbroken {expected}"
 
 
 def loop_and_lanes_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
@@ -107,7 +109,7 @@ def replayed_steps_are_the_steps(runs: Runs) -> None:
 def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
     """Client by client and many in one call, clients that join after training have the same state within rounding."""
     folder = runs.get("loop")[0]
-    found = []
+    leaves = []
     for executor in EXECUTORS:
         raw = runs.settings(runtime={"executor": executor, "lanes": 2}, evaluation={"unseen_updates": 2})
         ready = setup(prepare(configuration.parse(raw), torch.device("cpu")), 1, 1)
@@ -118,8 +120,8 @@ def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
         reply = received(unseen, InProcessTransport(), server, shared, kept, 3)
         states = [(group, joined(unseen, group, reply.for_clients(group), 3)) for group in unseen.groups[0]]
         rows = ((client, tree.row(state, row)) for group, state in states for row, client in enumerate(group.tolist()))
-        found.append({(client, path): leaf for client, row in rows for path, leaf in tree.leaves(row)})
-    loop, lanes = found
+        leaves.append({(client, path): leaf for client, row in rows for path, leaf in tree.leaves(row)})
+    loop, lanes = leaves
     assert loop.keys() == lanes.keys(), "loop and lanes give newcomers other states"
     for at, leaf in loop.items():
         if leaf.dtype != torch.bool:
@@ -135,10 +137,10 @@ def declared_bytes(runs: Runs, executor: str = "loop") -> None:
         metrics, moved = run_folder.read_metrics(folder, round), run_folder.read_bytes(folder, round)
         present = np.isin(np.arange(len(held)), metrics["participants"])
         for way, messages in (("up", algorithm.uplink(task)), ("down", algorithm.downlink(task))):
-            each = np.array([sum(one.client_bytes(int(n)) for one in messages.values()) for n in held])
-            expected = np.where(present, each, 0)
+            declared = np.array([sum(kind.client_bytes(int(n)) for kind in messages.values()) for n in held])
+            expected = np.where(present, declared, 0)
             if way == "up" and round == 1 and algorithm.introduces:
-                expected = expected + each
+                expected = expected + declared
             assert np.array_equal(moved[way], expected), f"round {round}: {moved[way]} bytes {way}, declared {expected}"
 
 

@@ -77,7 +77,7 @@ class ThreadTransport(Transport):
     def _broadcast(self, buffer: Buffer) -> None:
         assert isinstance(buffer, np.ndarray), "threads share no GPU"
         buffers = self._collective("broadcast", buffer)
-        sizes = [len(one) for one in buffers]
+        sizes = [len(buffer) for buffer in buffers]
         assert len(set(sizes)) == 1, f"broadcast of unlike sizes: {sizes}"
         if self.rank != 0:
             buffer[:] = buffers[0]

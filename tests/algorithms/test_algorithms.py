@@ -11,7 +11,7 @@ import comparisons
 import numpy_network
 import small_task
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedfcd import FedFCD
@@ -21,7 +21,7 @@ from pflmpi.algorithms.fedproto import FedProto
 from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.pfedpm import PFedPM
-from pflmpi.algorithms.prototypes import Weighting, combine, no_means
+from pflmpi.algorithms.prototypes import combine, no_means
 from pflmpi.learning.local_training import LocalTraining
 
 LR = 0.1
@@ -40,7 +40,7 @@ def other(seed: int, like: tree.Tree) -> tree.Tree:
     return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, like)
 
 
-def test_local_is_plain_sgd_and_sends_nothing() -> None:
+def test_local_is_plain_sgd_and_sends_nothing():
     task, one = small_task.task(), small_task.batch(0)
     state, up = Local().client_update(task, Local().init_client(task), {}, small_task.data([one]))
     w = small_task.to_numpy(task.init())
@@ -48,7 +48,7 @@ def test_local_is_plain_sgd_and_sends_nothing() -> None:
     assert up == {} and Local().uplink(task) == {} and Local().downlink(task) == {}
 
 
-def test_fedavg_trains_what_it_received() -> None:
+def test_fedavg_trains_what_it_received():
     task, one = small_task.task(), small_task.batch(0)
     received = other(1, task.init())
     state, up = FedAvg().client_update(task, {}, {"model": received}, small_task.data([one]))
@@ -57,7 +57,7 @@ def test_fedavg_trains_what_it_received() -> None:
     assert state == {}
 
 
-def test_fedprox_pulls_towards_the_global_model() -> None:
+def test_fedprox_pulls_towards_the_global_model():
     task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
     received = other(1, task.init())
     _, up = FedProx(prox_weight=0.7).client_update(task, {}, {"model": received}, small_task.data(batches))
@@ -68,7 +68,7 @@ def test_fedprox_pulls_towards_the_global_model() -> None:
     small_task.assert_close(up["model"], w)
 
 
-def test_fedprox_without_weight_is_fedavg() -> None:
+def test_fedprox_without_weight_is_fedavg():
     task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     down = {"model": task.init()}
     _, mine = FedProx(prox_weight=0).client_update(task, {}, down, data)
@@ -76,7 +76,7 @@ def test_fedprox_without_weight_is_fedavg() -> None:
     assert same(mine["model"], theirs["model"])
 
 
-def test_fedper_shares_the_body_and_keeps_the_head() -> None:
+def test_fedper_shares_the_body_and_keeps_the_head():
     task, one = small_task.task(), small_task.batch(0)
     received = {"body": other(1, task.init())["body"]}
     head = other(2, task.init())["head"]
@@ -86,7 +86,7 @@ def test_fedper_shares_the_body_and_keeps_the_head() -> None:
     assert list(up["body"]) == ["body"] and list(state) == ["head"]
 
 
-def test_fedproto_loss_has_the_distance_to_known_prototypes() -> None:
+def test_fedproto_loss_has_the_distance_to_known_prototypes():
     task, one = small_task.task(), small_task.batch(0)
     means = other(3, {"m": torch.zeros(small_task.CLASSES, small_task.FEATURES)})["m"]
     known = torch.tensor([True, False, True])
@@ -105,14 +105,14 @@ def test_fedproto_loss_has_the_distance_to_known_prototypes() -> None:
 @pytest.mark.parametrize(
     "algorithm", [FedProto(), FedProto(loss_on="means"), PFedPM(), FedFCD(alternation="batch")], ids=repr
 )
-def test_batch_norm_is_in_training_mode_under_losses_of_class_means(algorithm: Algorithm) -> None:
+def test_batch_norm_is_in_training_mode_under_losses_of_class_means(algorithm):
     task, client = comparisons.with_batch_norm(), algorithm.init_client(comparisons.with_batch_norm())
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
     state, _ = algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
     assert not torch.equal(tree.at(state, "model/stats/mean"), tree.at(client, "model/stats/mean"))
 
 
-def test_fedproto_draws_the_mean_of_each_class_of_a_batch_where_asked() -> None:
+def test_fedproto_draws_the_mean_of_each_class_of_a_batch_where_asked():
     task, one = small_task.task(), small_task.batch(0)
     means = other(3, {"m": torch.zeros(small_task.CLASSES, small_task.FEATURES)})["m"]
     known = torch.tensor([True, False, True])
@@ -129,7 +129,7 @@ def test_fedproto_draws_the_mean_of_each_class_of_a_batch_where_asked() -> None:
     small_task.assert_close(new["model"], step(w, numpy_network.gradients(w, x, y, pull)))
 
 
-def test_fedproto_loss_on_means_counts_no_class_that_is_not_in_the_batch() -> None:
+def test_fedproto_loss_on_means_counts_no_class_that_is_not_in_the_batch():
     """Such a class has no gradient either way; it would show in the training loss alone."""
     one = small_task.batch(0)
     one = replace(one, y=torch.zeros_like(one.y))
@@ -145,7 +145,7 @@ def test_fedproto_loss_on_means_counts_no_class_that_is_not_in_the_batch() -> No
     np.testing.assert_allclose(local.mean_loss(one.x), expected, rtol=1e-5)
 
 
-def test_fedproto_sends_the_means_of_the_model_after_training() -> None:
+def test_fedproto_sends_the_means_of_the_model_after_training():
     """A defect of public code: features are collected while the model still trains."""
     task, one = small_task.task(), small_task.batch(0)
     prototypes = no_means(task)
@@ -161,7 +161,7 @@ def test_fedproto_sends_the_means_of_the_model_after_training() -> None:
 
 
 @pytest.mark.parametrize(("weighting", "expected"), [("samples", 6.0), ("clients", 4.0), ("as_printed", 3.0)])
-def test_fedproto_weighs_class_means_as_it_is_told(weighting: Weighting, expected: float) -> None:
+def test_fedproto_weighs_class_means_as_it_is_told(weighting, expected):
     task = small_task.task()
     means = torch.zeros(2, small_task.FEATURES)
     means[1] = 8.0
@@ -176,7 +176,7 @@ def test_fedproto_weighs_class_means_as_it_is_told(weighting: Weighting, expecte
     assert new["known"].tolist() == [False, True, False] and set(new["means"][1].tolist()) == {expected}
 
 
-def test_class_means_combine_in_three_ways() -> None:
+def test_class_means_combine_in_three_ways():
     up = {
         "labels": torch.tensor([0, 2, 0], dtype=torch.int32),
         "counts": torch.tensor([1, 5, 3], dtype=torch.int32),
@@ -186,13 +186,13 @@ def test_class_means_combine_in_three_ways() -> None:
     previous, known = torch.full((3, 2), 9.0), torch.tensor([False, True, False])
     expected = {"samples": [6.0, 1.0], "clients": [4.0, 2.0], "as_printed": [3.0, 0.5]}
     for weighting, first in expected.items():
-        means, now = combine(up, previous, known, weighting)  # type: ignore[arg-type]
+        means, now = combine(up, previous, known, weighting)
         assert means.tolist() == [first, [9.0, 9.0], [7.0, 7.0]], weighting
         assert now.tolist() == [True, True, True]
 
 
 @pytest.mark.parametrize("algorithm", [FedProto(), FedFCD(), PFedPM()], ids=lambda one: type(one).__name__)
-def test_a_class_without_uploads_keeps_the_global_mean_it_had(algorithm: Algorithm) -> None:
+def test_a_class_without_uploads_keeps_the_global_mean_it_had(algorithm):
     task = small_task.task()
     old = other(8, {"means": torch.zeros(small_task.CLASSES, small_task.FEATURES)})["means"]
     server = {**algorithm.init_server(task), "means": old, "known": torch.tensor([True, True, False])}
@@ -209,7 +209,7 @@ def test_a_class_without_uploads_keeps_the_global_mean_it_had(algorithm: Algorit
     assert new["known"].tolist() == [True, True, False]
 
 
-def test_fedproto_predicts_the_nearest_known_prototype() -> None:
+def test_fedproto_predicts_the_nearest_known_prototype():
     task = small_task.task()
     model = task.init()
     x = small_task.batch(5).x
@@ -238,7 +238,7 @@ def amp_oracle(models: np.ndarray, alpha: float, sigma: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("alpha, sigma", [(0.3, 2.0), (50.0, 3.0), (500.0, 100.0), (0.0, 1.0)])  # 500: sums above 1
-def test_fedamp_server_rule(alpha: float, sigma: float) -> None:
+def test_fedamp_server_rule(alpha, sigma):
     task = small_task.task(clients=5)
     uploaded = tree.stack([other(seed, task.like("body", "head")) for seed in range(3)])
     algorithm = FedAMP(alpha=alpha, sigma=sigma)
@@ -248,7 +248,7 @@ def test_fedamp_server_rule(alpha: float, sigma: float) -> None:
     np.testing.assert_allclose(rows, amp_oracle(flat, alpha, sigma), atol=1e-6)
 
 
-def test_fedamp_proximal_term_has_a_gradient() -> None:
+def test_fedamp_proximal_term_has_a_gradient():
     task, one = small_task.task(), small_task.batch(0)
     cloud = other(7, task.init())
     algorithm = FedAMP(alpha=2.0, prox_weight=3.0, sigma=1.0)
@@ -259,7 +259,7 @@ def test_fedamp_proximal_term_has_a_gradient() -> None:
     assert same(up["model"], state["model"])
 
 
-def test_fedamp_without_alpha_is_local() -> None:
+def test_fedamp_without_alpha_is_local():
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     down = {"cloud": other(7, task.init())}
     mine, _ = FedAMP(alpha=0).client_update(task, {"model": task.init()}, down, data)
@@ -279,9 +279,9 @@ def gmh_upload() -> dict:
 
 @pytest.mark.parametrize("option", [None, 1, 2])
 @pytest.mark.parametrize("variant, batch_size", [("full", 100), ("full", 2), ("onehead", 100), ("onehead", 2)])
-def test_fedgmh_server_trains_each_head_on_its_own_label(variant: str, batch_size: int, option: int | None) -> None:
+def test_fedgmh_server_trains_each_head_on_its_own_label(variant, batch_size, option):
     task = small_task.task(batch_size=batch_size)
-    algorithm = FedGMH(variant=variant, head_lr=0.8, server_batch_size=option)  # type: ignore[arg-type]
+    algorithm = FedGMH(variant=variant, head_lr=0.8, server_batch_size=option)
     batch_size = option or batch_size
     server = {"heads": other(2, algorithm.init_server(task)["heads"])}
     up = gmh_upload()
@@ -302,7 +302,7 @@ def test_fedgmh_server_trains_each_head_on_its_own_label(variant: str, batch_siz
         assert torch.equal(new["heads"]["weight"][1], server["heads"]["weight"][1]), "no upload, no step"
 
 
-def test_fedgmh_mixes_received_heads_at_critical_entries() -> None:
+def test_fedgmh_mixes_received_heads_at_critical_entries():
     task, one = small_task.task(), small_task.batch(0)
     algorithm = FedGMH(critical_share=0.4)
     client = {"model": other(3, task.init()), "critical": {}}
@@ -337,7 +337,7 @@ def test_fedgmh_mixes_received_heads_at_critical_entries() -> None:
         np.testing.assert_allclose(up["means"]["means"][label], z[y == label].mean(0), atol=1e-6)
 
 
-def test_critical_entries_break_ties_by_lower_index_weight_first() -> None:
+def test_critical_entries_break_ties_by_lower_index_weight_first():
     def critical_entries(before: tree.Tree, after: tree.Tree, share: float) -> tree.Tree:
         return FedGMH(critical_share=share).critical_entries(before, after)
 
@@ -355,7 +355,7 @@ def test_critical_entries_break_ties_by_lower_index_weight_first() -> None:
     assert found["weight"].flatten().tolist() == [True] * 2565 + [False] * 2555 and not found["bias"].any()
 
 
-def test_critical_entries_by_the_final_value_the_squared_change_or_of_each_tensor_alone() -> None:
+def test_critical_entries_by_the_final_value_the_squared_change_or_of_each_tensor_alone():
     """Of six entries three: |4 * 5|, |3 * 6|, |2 * 7| by eq. 8; by theta^0 the fifth is first, |9 * 9.5|."""
     before = {"weight": torch.tensor([[1.0, 3.0], [5.0, 7.0]]), "bias": torch.tensor([9.5, 0.0])}
     after = {"weight": torch.tensor([[5.0, 6.0], [7.0, 8.0]]), "bias": torch.tensor([0.5, 1.0])}
@@ -369,7 +369,7 @@ def test_critical_entries_by_the_final_value_the_squared_change_or_of_each_tenso
     assert critical(ranked="tensor") == [True, True, False, False, True, False]  # two of four, one of two
 
 
-def test_fedgmh_can_keep_its_own_critical_entries_and_take_the_others() -> None:
+def test_fedgmh_can_keep_its_own_critical_entries_and_take_the_others():
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     own = FedGMH(critical_from="own", critical_share=0.4)
     heads = other(4, own.init_server(task)["heads"])
@@ -387,7 +387,7 @@ def test_fedgmh_can_keep_its_own_critical_entries_and_take_the_others() -> None:
     assert same(second["model"], expected["model"]) and not same(second["model"], unlike["model"])
 
 
-def test_fedgmh_without_critical_entries_keeps_the_local_head() -> None:
+def test_fedgmh_without_critical_entries_keeps_the_local_head():
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     algorithm = FedGMH(critical_share=0.0)
     mine, _ = algorithm.client_update(
@@ -397,7 +397,7 @@ def test_fedgmh_without_critical_entries_keeps_the_local_head() -> None:
     assert same(mine["model"], theirs["model"])
 
 
-def test_fedgmh_is_evaluated_with_the_new_heads_mixed_in_where_asked() -> None:
+def test_fedgmh_is_evaluated_with_the_new_heads_mixed_in_where_asked():
     task, one = small_task.task(), small_task.batch(0)
     algorithm, plain = FedGMH(critical_share=0.4, evaluated="mixed"), FedGMH(critical_share=0.4)
     assert algorithm.predicts_with == ("heads",) and plain.predicts_with == ()
@@ -422,33 +422,33 @@ def test_fedgmh_is_evaluated_with_the_new_heads_mixed_in_where_asked() -> None:
 
 
 @pytest.mark.parametrize("variant", ["full", "onehead", "avghead", "oneavg"])
-def test_fedgmh_evaluates_a_client_that_has_not_trained_with_its_own_head(variant: str) -> None:
+def test_fedgmh_evaluates_a_client_that_has_not_trained_with_its_own_head(variant):
     task, x = small_task.task(), small_task.batch(0).x
-    algorithm = FedGMH(variant=variant, evaluated="mixed")  # type: ignore[arg-type]
+    algorithm = FedGMH(variant=variant, evaluated="mixed")
     client = algorithm.init_client(task)
     published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
     assert torch.equal(algorithm.predict(task, client, published, x), task.predict(client["model"], x))
 
 
 @pytest.mark.parametrize("variant", ["full", "onehead", "avghead", "oneavg"])
-def test_fedgmh_trains_the_same_however_it_is_evaluated(variant: str) -> None:
+def test_fedgmh_trains_the_same_however_it_is_evaluated(variant):
     task, data, states = small_task.task(), small_task.data([small_task.batch(0)]), []
     for evaluated in ("trained", "mixed"):
-        algorithm = FedGMH(variant=variant, evaluated=evaluated)  # type: ignore[arg-type]
+        algorithm = FedGMH(variant=variant, evaluated=evaluated)
         published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
         states.append(algorithm.client_update(task, algorithm.init_client(task), published, data)[0])
     assert same(states[0]["model"], states[1]["model"])
 
 
 @pytest.mark.parametrize("variant, heads", [("full", 2), ("onehead", 1), ("avghead", 2), ("oneavg", 1)])
-def test_fedgmh_sends_what_the_paper_counts(variant: str, heads: int) -> None:
-    task, algorithm = small_task.task(), FedGMH(variant=variant)  # type: ignore[arg-type]
+def test_fedgmh_sends_what_the_paper_counts(variant, heads):
+    task, algorithm = small_task.task(), FedGMH(variant=variant)
     entries = small_task.CLASSES * (small_task.FEATURES + 1)  # L, weight and bias
     assert algorithm.uplink(task)["means"].client_bytes(2) == 2 * (4 * small_task.FEATURES + 4)
     assert algorithm.downlink(task)["heads"].client_bytes(2) == heads * 4 * entries
 
 
-def test_labels_of_fedgmh_go_one_after_another_and_come_back() -> None:
+def test_labels_of_fedgmh_go_one_after_another_and_come_back():
     data, algorithm = small_task.data([small_task.batch(0)]), FedGMH(label_turnover=2)
 
     def present(round: int, counts: list[float]) -> list[bool]:
@@ -462,7 +462,7 @@ def test_labels_of_fedgmh_go_one_after_another_and_come_back() -> None:
     assert present(1, [0.0, 4.0, 0.0]) == [False, True, False], "the only label stays"
 
 
-def test_fedgmh_without_a_label_is_that_of_a_client_that_never_had_it() -> None:
+def test_fedgmh_without_a_label_is_that_of_a_client_that_never_had_it():
     task, one = small_task.task(), small_task.batch(0)
     algorithm, plain = FedGMH(label_turnover=1), FedGMH()
     heads = other(4, plain.init_server(task)["heads"])
@@ -485,9 +485,9 @@ def test_fedgmh_without_a_label_is_that_of_a_client_that_never_had_it() -> None:
 
 
 @pytest.mark.parametrize("variant", ["avghead", "oneavg"])
-def test_fedgmh_averaging_ablations(variant: str) -> None:
+def test_fedgmh_averaging_ablations(variant):
     task, one = small_task.task(), small_task.batch(0)
-    algorithm = FedGMH(variant=variant)  # type: ignore[arg-type]
+    algorithm = FedGMH(variant=variant)
     client = {"model": other(3, task.init())}
     published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
     state, _ = algorithm.client_update(task, client, published, small_task.data([one]))

@@ -255,7 +255,7 @@ class TestPFedCFROfFourGroups(AlgorithmTests):
     }
 
 
-def test_every_group_of_layers_has_its_rule_and_own_layers_neither_travel_nor_are_pulled() -> None:
+def test_every_group_of_layers_has_its_rule_and_own_layers_neither_travel_nor_are_pulled():
     groups: Any = {"rules": ["attention", "own", "mean", "attention"], "thresholds": [1, 2, 3]}
     algorithm = PFedCFR(**groups, alpha=2.0, prox_weight=3.0)
     assert algorithm.split(bound("cnn")) == (

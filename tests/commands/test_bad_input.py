@@ -90,9 +90,7 @@ def run(finished, tmp_path):
 
 
 @pytest.mark.parametrize("change, words", REFUSED, ids=lambda value: str(value)[:60] if isinstance(value, dict) else "")
-def test_wrong_configurations_are_refused_with_a_clear_text(
-    change: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_configurations_are_refused_with_a_clear_text(change, words, tmp_path, monkeypatch):
     from pflmpi.runtime.devices import place
     from pflmpi.transports.peers import Peer
 
@@ -112,12 +110,12 @@ def test_wrong_configurations_are_refused_with_a_clear_text(
 
 
 @pytest.mark.parametrize("text", ["training.lr", "=3", "trainig.lr=1", "training.lr=[", "data.name"])
-def test_wrong_overrides_are_refused(text: str) -> None:
+def test_wrong_overrides_are_refused(text):
     with pytest.raises(PflmpiError, match=r"override|unknown section"):
         configuration.parse(configuration.override(quick_run.QUICK, [text]))
 
 
-def test_clients_that_train_nothing_are_counted_in_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_that_train_nothing_are_counted_in_the_run(tmp_path, caplog):
     raw = quick_run.settings(training={"drop_last": True, "batch_size": 50})
     quick_run.run(raw, tmp_path / "run")
     few = int((load_federation(configuration.parse(raw)).num_train < 50).sum())
@@ -138,14 +136,14 @@ def test_a_changed_record_of_a_run_is_one_error(recorded, run, tmp_path, capfd):
         assert code in (0, 1, 2) and "internal error" not in shown and "Traceback" not in shown, (words, shown)
 
 
-def test_exponents_are_numbers(tmp_path: Path) -> None:
+def test_exponents_are_numbers(tmp_path):
     (tmp_path / "c.yaml").write_text("training: {lr: 1e-3, weight_decay: 1E-4}\n")
     assert configuration.read(tmp_path / "c.yaml")["training"] == {"lr": 1e-3, "weight_decay": 1e-4}
     assert configuration.override({}, ["training.lr=5e-2"]) == {"training": {"lr": 0.05}}
 
 
 @pytest.mark.parametrize("content", ["a: [", "- 1", "just text", "\x00"])
-def test_files_that_are_no_configuration_are_refused(content: str, tmp_path: Path) -> None:
+def test_files_that_are_no_configuration_are_refused(content, tmp_path):
     (tmp_path / "c.yaml").write_text(content)
     with pytest.raises(PflmpiError, match=r"c\.yaml"):
         configuration.load(tmp_path / "c.yaml")
@@ -191,7 +189,7 @@ def test_changed_data_is_noticed(run):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_diverging_client_is_named(ranks: int, tmp_path: Path) -> None:
+def test_a_diverging_client_is_named(ranks, tmp_path):
     raw = quick_run.settings(algorithm={"name": "fedavg"}, training={"lr": 1e30})
     with pytest.raises(PflmpiError, match=r"round 1: client \d+ diverged.*lower training.lr") as caught:
         quick_run.run(raw, tmp_path / "run", ranks)
@@ -234,7 +232,7 @@ def test_a_fault_on_one_rank_stops_all_and_shows_the_cause(way, tmp_path):
     assert "diverged" in first, done.stderr
 
 
-def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     mounted = shutil.which("mount") and processes.call(["mount", "-t", "tmpfs", "-o", "size=1500k", "none", str(small)])

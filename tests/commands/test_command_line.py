@@ -200,9 +200,7 @@ def test_list_describes_what_is_in_a_file_of_ones_own(tmp_path, capfd):
     assert capfd.readouterr().err == f"pflmpi: {own} has no 'Not'; known: Net\n"
 
 
-def test_list_of_a_section_has_every_key_with_type_range_default_and_meaning(
-    capsys,
-):
+def test_list_of_a_section_has_every_key_with_type_range_default_and_meaning(capsys):
     resolved = configuration.parse(quick_run.settings()).resolved()
     for section, rows in described.sections().items():
         assert all(row[1] and row[2] and row[3] for row in rows), section

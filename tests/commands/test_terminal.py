@@ -26,9 +26,7 @@ def closed_pipe() -> int:
     return writer
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     quick_run.run(quick_run.settings(training={"rounds": 1}), Path(MARKUP))
@@ -43,9 +41,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", os.fsdecode(b"\xff"), "c.yaml/below", "p/" * 3000])
 @pytest.mark.parametrize("command", ["run", "resume", "inspect", "data", "report", "table", "sweep"])
-def test_a_name_that_no_file_can_have_is_one_error(
-    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_no_file_can_have_is_one_error(command, name, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     table_file.write(tmp_path)
     Path("c.yaml").write_text(yaml.safe_dump(quick_run.settings()))
@@ -59,7 +55,7 @@ def test_a_name_that_no_file_can_have_is_one_error(
     assert shown.count("\n") == 1 and shown.startswith("pflmpi: ") and "internal error" not in shown
 
 
-def test_a_run_outlives_those_who_read_its_output(tmp_path: Path) -> None:
+def test_a_run_outlives_those_who_read_its_output(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text(yaml.safe_dump(quick_run.settings()))
     writer = closed_pipe()
@@ -71,27 +67,27 @@ def test_a_run_outlives_those_who_read_its_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["list"], ["--help"]])
-def test_a_command_ends_quietly_when_nobody_reads(words: list[str]) -> None:
+def test_a_command_ends_quietly_when_nobody_reads(words):
     writer = closed_pipe()
     done = processes.call([*processes.PFLMPI, *words], stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_full_disk_under_the_output_is_an_error() -> None:
+def test_a_full_disk_under_the_output_is_an_error():
     with open("/dev/full", "w") as full:
         done = processes.call([*processes.PFLMPI, "list", "--markdown"], stdout=full)
     assert done.returncode == 3 and "the output could not be written: No space left" in done.stderr
 
 
-def test_closed_descriptors_are_opened_before_a_file_can_have_their_numbers() -> None:
+def test_closed_descriptors_are_opened_before_a_file_can_have_their_numbers():
     code = "import os; from pflmpi.terminal import outlive_readers; outlive_readers(); os.write(3, b''); "
     probe = f"{code} raise SystemExit(10 + os.open('/dev/null', os.O_RDONLY))"
     shell = f'exec {processes.PFLMPI[0]} -c "{probe}" 3>/dev/null <&- >&- 2>&-'
     assert subprocess.run(["bash", "-c", shell], timeout=60, check=False).returncode == 14
 
 
-def test_what_must_not_be_lost_goes_to_stderr_when_nobody_reads() -> None:
+def test_what_must_not_be_lost_goes_to_stderr_when_nobody_reads():
     code = "from pflmpi import terminal; terminal.outlive_readers(); terminal.print_surely('job 7')"
     writer = closed_pipe()
     done = processes.call([processes.PFLMPI[0], "-c", code], stdout=writer)
@@ -99,14 +95,14 @@ def test_what_must_not_be_lost_goes_to_stderr_when_nobody_reads() -> None:
     assert (done.returncode, done.stderr) == (0, "job 7\n")
 
 
-def test_no_cell_of_a_table_is_a_formula() -> None:
+def test_no_cell_of_a_table_is_a_formula():
     lines = [["=1+2", "+x", "-x", "@x", "\tx"], ["-0.5", -0.5, "x=1", "+3", 7]]
     text, numbers = csv.reader(comma_separated(lines).splitlines())
     assert text == ["'=1+2", "'+x", "'-x", "'@x", "'\tx"]
     assert numbers == ["-0.5", "-0.5", "x=1", "+3", "7"]
 
 
-def test_no_row_of_a_sweep_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_row_of_a_sweep_is_a_formula(tmp_path, capsys):
     rows = {"=cmd|' /C calc'!A0": {"algorithm": {"name": "fedavg"}}}
     table = table_file.write(tmp_path, rows=rows, published={next(iter(rows)): {"few": [50.0]}})
     assert main(["table", str(table), "--write", str(tmp_path)]) == 0
@@ -114,7 +110,7 @@ def test_no_row_of_a_sweep_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFi
         assert [line["row"] for line in csv.DictReader(file)] == ["'=cmd|' /C calc'!A0"] * 2
 
 
-def test_names_that_others_know_in_the_temporary_folder_block_no_run(tmp_path: Path) -> None:
+def test_names_that_others_know_in_the_temporary_folder_block_no_run(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     user = getpass.getuser()

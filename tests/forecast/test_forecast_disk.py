@@ -55,8 +55,8 @@ def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed
     first = sum(path.stat().st_size for path in shards.glob("round_00000*"))
     first += (tmp_path / "run" / "round_00000.h5").stat().st_size
     assert found.first == pytest.approx(first, rel=TOLERANCE)
-    assert found.each == pytest.approx((on_disk(tmp_path / "run") - first) / 3, rel=TOLERANCE)
-    assert found.each < 0.6 * found.first
+    assert found.later == pytest.approx((on_disk(tmp_path / "run") - first) / 3, rel=TOLERANCE)
+    assert found.later < 0.6 * found.first
 
 
 def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not():

@@ -35,7 +35,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", range(MOMENTS))
-def test_killed_and_continued_gives_the_same_bits(moment: int, reference: tuple[Path, str], tmp_path: Path) -> None:
+def test_killed_and_continued_gives_the_same_bits(moment, reference, tmp_path):
     path, expected = reference
     draw = random.Random(moment)
     run = tmp_path / "run"

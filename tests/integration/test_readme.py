@@ -90,11 +90,11 @@ def packages(environment: dict[str, str]) -> tuple[str, bool]:
 # --- commands -----------------------------------------------------------------------------------------------------
 
 
-def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
+def test_the_readme_begins_with_the_scripts_and_shows_every_start_way():
     assert len(README.read_text().splitlines()) <= 200
     assert COMMANDS[:2] == ["launch/quickstart", "launch/test"] == SCRIPTS
     assert [line.split()[0] for line in RUNS] == ["pflmpi", "launch/mpirun", "torchrun", "srun"]
-    folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
+    folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]
     assert len(set(folders)) == len(folders), "each run has a folder of its own"
     assert [line.split()[1] for line in TABLES] == ["sweep", "table"]
     tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE, *CANCELLED, *READING, *SCALED]
@@ -104,9 +104,7 @@ def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("command", LOCAL)
-def test_a_start_way_gives_the_digest_of_the_quickstart(
-    command: str, alone: tuple[Path, str], environment: dict[str, str]
-) -> None:
+def test_a_start_way_gives_the_digest_of_the_quickstart(command, alone, environment):
     folder, expected = alone
     words = shlex.split(command)
     done = processes.call(words, timeout=240, env=environment, cwd=folder)
@@ -120,7 +118,7 @@ def test_a_start_way_gives_the_digest_of_the_quickstart(
 @pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.timeout(280)
-def test_srun_gives_the_digest_of_the_quickstart(request: pytest.FixtureRequest, environment: dict[str, str]) -> None:
+def test_srun_gives_the_digest_of_the_quickstart(request, environment):
     request.getfixturevalue("slurm")
     folder, expected = request.getfixturevalue("alone")
     words = shlex.split(next(line for line in RUNS if line.startswith("srun")))
@@ -134,9 +132,7 @@ def test_srun_gives_the_digest_of_the_quickstart(request: pytest.FixtureRequest,
     "command",
     [pytest.param(line, marks=[pytest.mark.slurm] * bool(re.match("pflmpi (status|submit)", line))) for line in ADVICE],
 )
-def test_advice_is_given(
-    command: str, request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_advice_is_given(command, request, environment, tmp_path):
     for name in ("configs", "launch"):
         shutil.copytree(ROOT / name, tmp_path / name)
     if request.node.get_closest_marker("slurm"):
@@ -147,7 +143,7 @@ def test_advice_is_given(
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_a_scaling_experiment_is_made_and_reported(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_scaling_experiment_is_made_and_reported(environment, tmp_path):
     """With one short run of each point."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     for command in (line for line in SCALED if "--submit" not in line):
@@ -158,7 +154,7 @@ def test_a_scaling_experiment_is_made_and_reported(environment: dict[str, str], 
 
 
 @pytest.mark.slow
-def test_a_run_is_read_as_it_says(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_is_read_as_it_says(environment, tmp_path):
     quick_run.run(configuration.read(ROOT / "configs" / "quickstart.yaml"), tmp_path / "runs" / "alone")
     shutil.copytree(tmp_path / "runs" / "alone", tmp_path / "runs" / "mpi")
     for name in ("configs", "examples", "launch"):
@@ -176,9 +172,7 @@ def test_a_run_is_read_as_it_says(environment: dict[str, str], tmp_path: Path) -
 @pytest.mark.slurm
 @pytest.mark.timeout(290)
 @pytest.mark.parametrize("command", JOBS)
-def test_a_job_ends_well(
-    command: str, slurm: None, request: pytest.FixtureRequest, environment: dict[str, str]
-) -> None:
+def test_a_job_ends_well(command, slurm, request, environment):
     """With two ranks where the scripts have eight, which this machine has no cores for."""
     folder, expected = request.getfixturevalue("alone")
     words = shlex.split(command)
@@ -202,9 +196,7 @@ def test_a_job_ends_well(
 
 
 @pytest.mark.slow
-def test_the_quickstart_can_be_started_again_and_passes_arguments_on(
-    alone: tuple[Path, str], environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_quickstart_can_be_started_again_and_passes_arguments_on(alone, environment, tmp_path):
     start = [str(ROOT / SCRIPTS[0]), "--out", str(tmp_path / "again"), "-s", "training.rounds=1", "--quiet"]
     done = processes.call(start, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -215,7 +207,7 @@ def test_the_quickstart_can_be_started_again_and_passes_arguments_on(
 
 
 @pytest.mark.slow
-def test_a_table_is_run_and_reported(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_table_is_run_and_reported(environment, tmp_path):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     for command in TABLES:
         done = processes.call(shlex.split(command), timeout=240, env=environment, cwd=tmp_path)
@@ -225,7 +217,7 @@ def test_a_table_is_run_and_reported(environment: dict[str, str], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_test_script_collects_the_tests(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_test_script_collects_the_tests(environment, tmp_path):
     before = packages(environment)
     quiet = ["--collect-only", "-q", "-p", "no:cacheprovider"]
     done = processes.call([str(ROOT / SCRIPTS[1]), *quiet], env=environment, cwd=tmp_path)
@@ -237,7 +229,7 @@ def test_the_test_script_collects_the_tests(environment: dict[str, str], tmp_pat
 # --- what it says -------------------------------------------------------------------------------------------------
 
 
-def test_the_configuration_block_is_the_quickstart(tmp_path: Path) -> None:
+def test_the_configuration_block_is_the_quickstart(tmp_path):
     (block,) = blocks("yaml", [README])
     path = tmp_path / "readme.yaml"
     path.write_text(block)
@@ -248,12 +240,12 @@ def test_the_configuration_block_is_the_quickstart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_configuration_beside_it_is_valid(path: Path) -> None:
+def test_every_configuration_beside_it_is_valid(path):
     resolved = configuration.load(path).resolved()
     assert configuration.parse(resolved).resolved() == resolved
 
 
-def test_the_table_file_in_the_documentation_is_valid(tmp_path: Path) -> None:
+def test_the_table_file_in_the_documentation_is_valid(tmp_path):
     (block,) = blocks("yaml", [ROOT / "docs" / "tables.md"])
     path = tmp_path / "table.yaml"
     path.write_text(block)
@@ -263,19 +255,19 @@ def test_the_table_file_in_the_documentation_is_valid(tmp_path: Path) -> None:
         configuration.parse(cell.raw)
 
 
-def test_the_algorithm_table_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_algorithm_table_is_what_the_command_prints(capsys):
     assert main(["list", "--markdown"]) == 0
     assert capsys.readouterr().out in (ROOT / "docs" / "algorithms.md").read_text()
 
 
-def test_the_readmes_algorithms_are_those_of_the_five_papers() -> None:
+def test_the_readmes_algorithms_are_those_of_the_five_papers():
     rows = [line.strip("| ").split(" | ") for line in section("Algorithms").splitlines() if line.startswith("| `")]
     assert len(rows) == 5
     for name, _, paper in rows:
         assert ALGORITHMS[name.strip("`")].paper == paper
 
 
-def test_the_command_table_has_every_command_with_options_that_exist() -> None:
+def test_the_command_table_has_every_command_with_options_that_exist():
     texts = re.findall(r"`(pflmpi [a-z]+[^`]*)`", section("Commands"))
     top = parser()
     commands = next(action.choices for action in top._actions if isinstance(action.choices, dict))
@@ -288,7 +280,7 @@ def test_the_command_table_has_every_command_with_options_that_exist() -> None:
         assert options - {"--"} <= set(commands[name]._option_string_actions), name
 
 
-def test_the_exit_codes_are_those_of_the_errors() -> None:
+def test_the_exit_codes_are_those_of_the_errors():
     assert (UserError.exit_code, RunError.exit_code, Stopped.exit_code) == (2, 3, 75)
     told = dict(re.findall(r"^\| (\d+) \| (.*) \|$", section("Commands"), re.MULTILINE))
     begin = {"0": "done", "1": "a run of a sweep failed", "2": "wrong input", "3": "a fault during the run"}
@@ -300,7 +292,7 @@ def test_the_exit_codes_are_those_of_the_errors() -> None:
 # --- what lies beside it ------------------------------------------------------------------------------------------
 
 
-def test_links_and_pictures_lead_to_files() -> None:
+def test_links_and_pictures_lead_to_files():
     pages = [
         *PAGES,
         FIRST_HOUR,
@@ -316,7 +308,7 @@ def test_links_and_pictures_lead_to_files() -> None:
 
 
 @pytest.mark.slow
-def test_the_pictures_are_small_and_can_be_drawn(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_pictures_are_small_and_can_be_drawn(environment, tmp_path):
     pictures = [ROOT / path for path in re.findall(r"^!\[.*\]\((.*)\)$", README.read_text(), re.MULTILINE)]
     assert len(pictures) == 2 and sum(path.stat().st_size for path in pictures) < 150_000
     done = processes.call([str(ROOT / "docs/images/draw"), str(tmp_path), "FedGMH"], timeout=240, env=environment)
@@ -325,7 +317,7 @@ def test_the_pictures_are_small_and_can_be_drawn(environment: dict[str, str], tm
     assert (tmp_path / "accuracy_against_bytes.png").exists()
 
 
-def test_scripts_that_contributors_are_told_to_run_exist() -> None:
+def test_scripts_that_contributors_are_told_to_run_exist():
     lines = [line for block in blocks("bash", [ROOT / "CONTRIBUTING.md"]) for line in block.splitlines()]
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     lines += [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
@@ -338,7 +330,7 @@ def test_scripts_that_contributors_are_told_to_run_exist() -> None:
     assert {line.split()[0] for line in told if line.startswith(("launch/", ".ci/"))} == ours - {".ci/run"}
 
 
-def test_the_citation_has_this_version_and_the_five_papers() -> None:
+def test_the_citation_has_this_version_and_the_five_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == (pflmpi.__version__, "Apache-2.0")
     named = [reference["notes"].removeprefix("algorithm ").partition(";")[0] for reference in citation["references"]]

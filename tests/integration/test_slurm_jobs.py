@@ -122,7 +122,7 @@ def update(job: str, setting: str) -> None:
 # --- the files in slurm/ ------------------------------------------------------------------------------------------
 
 
-def test_train_gives_the_digest_of_a_plain_run(folder: Path) -> None:
+def test_train_gives_the_digest_of_a_plain_run(folder):
     options = ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-task=1", "--output=log"]
     job = sbatch(folder, *options, "slurm/train.sbatch", write(folder), "run", "-s", "training.rounds=3")
     completed(job, folder / "log")
@@ -132,7 +132,7 @@ def test_train_gives_the_digest_of_a_plain_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["train", "array"])
-def test_a_script_needs_nothing_of_the_environment_in_which_it_is_submitted(script: str, folder: Path) -> None:
+def test_a_script_needs_nothing_of_the_environment_in_which_it_is_submitted(script, folder):
     """As sites demand it by --export=NONE: what the script sets reaches the ranks all the same."""
     (folder / "slurm").unlink()
     (folder / "slurm").mkdir()
@@ -158,7 +158,7 @@ def test_a_script_needs_nothing_of_the_environment_in_which_it_is_submitted(scri
     completed(job, folder / "log")
 
 
-def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(folder: Path) -> None:
+def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(folder):
     options = ["--nodes=1", "--ntasks-per-node=2", "--signal=USR1@40", "--output=log"]
     job = sbatch(folder, *options, "slurm/requeue.sbatch", write(folder, MANY), "run")
     try:
@@ -178,7 +178,7 @@ def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(f
     assert quick_run.digest(folder / "run") == quick_run.resume(folder / "stopped", (f"training.rounds={last}",))
 
 
-def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
+def test_an_array_runs_the_cells_that_are_not_done(folder):
     rows = {name: {"algorithm": {"name": name}} for name in ("fedavg", "local", "fedper")}
     failing = {"row": "local", "column": "many", "set": {"data": {"name": "mnist", "root": "nowhere"}}}
     columns = {"few": {"training": {"lr": 0.1}}, "many": {"training": {"lr": 0.2}}}
@@ -217,7 +217,7 @@ def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
 # --- submit -------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(folder: Path) -> None:
+def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(folder):
     command = [write(folder), "--nodes=2", "--ntasks-per-node=1", "--mpi=pmix", "--", "--comment=mine", "--nice=5"]
     shown = processes.call([*processes.PFLMPI, "submit", "--dry-run", "--time=20", *command], PATIENCE, cwd=folder)
     job, printed = submit(folder, *command)
@@ -230,7 +230,7 @@ def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(f
     assert quick_run.digest(folder / "runs" / "small") == plain(folder)
 
 
-def test_what_a_setup_file_exports_reaches_the_ranks(folder: Path) -> None:
+def test_what_a_setup_file_exports_reaches_the_ranks(folder):
     (folder / "setup").write_text("export PFLMPI_DATA=nowhere\n")
     raw = quick_run.settings(data={"name": "mnist"})
     (folder / "small.yaml").write_text(yaml.safe_dump(raw))
@@ -240,7 +240,7 @@ def test_what_a_setup_file_exports_reaches_the_ranks(folder: Path) -> None:
     assert "dataset 'mnist' was not found" in text and "nowhere" in text
 
 
-def test_a_job_whose_ranks_srun_did_not_start_fails_and_ends_its_chain(folder: Path) -> None:
+def test_a_job_whose_ranks_srun_did_not_start_fails_and_ends_its_chain(folder):
     """Slurm's srun may end with 0 after "task 0 launch failed"; this one always does."""
     fake_slurm.program("srun", "exit 0", folder / "bin")
     (folder / "setup").write_text(f"PATH={folder}/bin:$PATH\n")
@@ -252,7 +252,7 @@ def test_a_job_whose_ranks_srun_did_not_start_fails_and_ends_its_chain(folder: P
     assert testbed.wait_until(after, timeout=PATIENCE) == "CANCELLED"
 
 
-def test_submit_in_a_job_takes_nothing_of_it_along(folder: Path) -> None:
+def test_submit_in_a_job_takes_nothing_of_it_along(folder):
     command = [*processes.PFLMPI, "submit", write(folder), "--out=run", "--ntasks=1", "--mem=2000", "--time=20"]
     words = ["salloc", "--quiet", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=100", *command]
     done = processes.call(words, PATIENCE, env=ENVIRONMENT, cwd=folder)
@@ -261,20 +261,20 @@ def test_submit_in_a_job_takes_nothing_of_it_along(folder: Path) -> None:
     completed(job, folder / f"run.{job}.log")
 
 
-def test_one_task_starts_as_many_ranks_as_it_has_cores_also_where_it_is_not_bound_to_them(folder: Path) -> None:
+def test_one_task_starts_as_many_ranks_as_it_has_cores_also_where_it_is_not_bound_to_them(folder):
     job, _ = submit(folder, write(folder), "--out=run", "--ntasks=1", "--cpus-per-task=1")
     completed(job, folder / f"run.{job}.log")
     assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 1
 
 
-def test_the_folder_of_a_log_is_made_from_the_names_that_slurm_puts_in(folder: Path) -> None:
+def test_the_folder_of_a_log_is_made_from_the_names_that_slurm_puts_in(folder):
     job, printed = submit(folder, write(folder), "--out=run", "--ntasks=1", "--output=logs/%x-%u/%j.out")
     log = folder / re.findall(r"^log: (.*)$", printed, re.MULTILINE)[0]
     completed(job, log)
     assert "run: run" in log.read_text()
 
 
-def test_a_job_from_python_gives_the_digest_of_a_plain_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_from_python_gives_the_digest_of_a_plain_run(folder, monkeypatch):
     monkeypatch.chdir(folder)
     config = Config.load(write(folder))
     job = pflmpi.submit(config, out="run", nodes=2, ntasks=2, time="20", mem="auto")
@@ -300,7 +300,7 @@ def warn(job: str) -> None:
     subprocess.run(["scancel", "--signal=USR1", job], check=True, timeout=30)
 
 
-def test_three_requeues_in_one_run_lose_nothing(folder: Path) -> None:
+def test_three_requeues_in_one_run_lose_nothing(folder):
     job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--ntasks=2")
     stops: list[Callable[[str], None]] = [warn, requeue, warn]
     for restarts, stop in enumerate(stops, 1):
@@ -318,7 +318,7 @@ def test_three_requeues_in_one_run_lose_nothing(folder: Path) -> None:
     assert quick_run.digest(folder / "run") == plain(folder)
 
 
-def test_a_signal_during_start_up_requeues_the_job(folder: Path) -> None:
+def test_a_signal_during_start_up_requeues_the_job(folder):
     job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--ntasks=2")
     try:
         testbed.wait_until(job, "RUNNING", timeout=PATIENCE)
@@ -334,7 +334,7 @@ def test_a_signal_during_start_up_requeues_the_job(folder: Path) -> None:
         subprocess.run(["scancel", job], check=True, timeout=30)
 
 
-def test_torchrun_in_a_job_sees_all_gpus_of_each_node(folder: Path) -> None:
+def test_torchrun_in_a_job_sees_all_gpus_of_each_node(folder):
     """With --gpus-per-task=1 in the job, the step with one task per node would get one."""
     sees = 'echo "$SLURMD_NODENAME sees $CUDA_VISIBLE_DEVICES"'
     fake_slurm.program("torchrun", f'{sees}; echo 0 > "$PFLMPI_EXIT_FILE"', folder / "bin")
@@ -345,7 +345,7 @@ def test_torchrun_in_a_job_sees_all_gpus_of_each_node(folder: Path) -> None:
     assert len({node for node, _ in seen}) == 2 and [gpus for _, gpus in seen] == ["0,1", "0,1"]
 
 
-def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
+def test_a_cancelled_job_submitted_again_goes_on(folder):
     command = [write(folder, MANY), "--out=run", "--ntasks=2"]
     job, _ = submit(folder, *command)
     reach(folder / "run", 2)
@@ -362,7 +362,7 @@ def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
 
 @pytest.mark.parametrize("way", ["submit", "launch/srun"])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_all_ranks_start_again_in_their_job_after_one_was_killed(victim: int, way: str, folder: Path) -> None:
+def test_all_ranks_start_again_in_their_job_after_one_was_killed(victim, way, folder):
     config, place = write(folder, MANY), ["--nodes=2", "--ntasks-per-node=1"]
     if way == "submit":
         job, _ = submit(folder, config, "--out=run", "--restarts=1", *place)
@@ -418,7 +418,7 @@ def place(job: str, first: bool) -> str:
 
 
 @pytest.mark.parametrize(("first", "how"), [(False, "killed"), (True, "killed"), (True, "down")])
-def test_a_lost_node_loses_nothing(first: bool, how: str, folder: Path) -> None:
+def test_a_lost_node_loses_nothing(first, how, folder):
     options = ["--requeue", "--restarts=3", "--nodes=2", "--ntasks-per-node=1"]
     job, _ = submit(folder, write(folder, MANY), "--out=run", *options)
     reach(folder / "run", 2)
@@ -430,7 +430,7 @@ def test_a_lost_node_loses_nothing(first: bool, how: str, folder: Path) -> None:
     assert quick_run.digest(folder / "run") == plain(folder)
 
 
-def test_a_job_that_is_not_requeued_ends_with_its_node_and_status_says_how_to_go_on(folder: Path) -> None:
+def test_a_job_that_is_not_requeued_ends_with_its_node_and_status_says_how_to_go_on(folder):
     options = ["--out=run", "--restarts=3", "--nodes=2", "--ntasks-per-node=1", "--", "--no-requeue"]
     job, _ = submit(folder, write(folder, MANY), *options)
     reach(folder / "run", 2)
@@ -444,7 +444,7 @@ def test_a_job_that_is_not_requeued_ends_with_its_node_and_status_says_how_to_go
     assert quick_run.digest(folder / "run") == plain(folder)
 
 
-def test_mpi_that_does_not_fit_srun_is_refused_with_the_flag(folder: Path) -> None:
+def test_mpi_that_does_not_fit_srun_is_refused_with_the_flag(folder):
     if shutil.which(str(processes.BIN / "mpirun")) is None:
         pytest.skip("needs the Slurm test bed and Open MPI")
     job, _ = submit(folder, write(folder), "--out=run", "--ntasks=2", "--mpi=pmi2")
@@ -457,7 +457,7 @@ def test_mpi_that_does_not_fit_srun_is_refused_with_the_flag(folder: Path) -> No
 # --- scale --------------------------------------------------------------------------------------------------------
 
 
-def test_scale_measures_points_in_jobs_of_their_own_and_then_in_one_allocation(folder: Path) -> None:
+def test_scale_measures_points_in_jobs_of_their_own_and_then_in_one_allocation(folder):
     def call(*words: str) -> str:
         done = processes.call([*processes.PFLMPI, *words], PATIENCE, env=ENVIRONMENT, cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr

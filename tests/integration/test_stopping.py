@@ -50,9 +50,7 @@ def lines(run: Path) -> list[str]:
     return (run / "metrics.csv").read_text().splitlines() if (run / "metrics.csv").exists() else []
 
 
-def test_ranks_stop_after_their_round_when_the_process_that_started_them_is_killed(
-    whole: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_ranks_stop_after_their_round_when_the_process_that_started_them_is_killed(whole, tmp_path):
     config, expected = whole
     run = tmp_path / "run"
     process = start(config, run, "alone", 2)
@@ -77,9 +75,7 @@ def test_ranks_stop_after_their_round_when_the_process_that_started_them_is_kill
         ("mpi", 3, signal.SIGUSR1),
     ],
 )
-def test_a_signal_ends_the_run_after_the_round(
-    way: str, ranks: int, number: signal.Signals, whole: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_signal_ends_the_run_after_the_round(way, ranks, number, whole, tmp_path):
     config, expected = whole
     run = tmp_path / "run"
     process = start(config, run, way, ranks)
@@ -96,7 +92,7 @@ def test_a_signal_ends_the_run_after_the_round(
     assert quick_run.digest(run) == expected
 
 
-def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
+def test_under_nohup_a_run_outlives_its_terminal(tmp_path):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 40})))
     words = ["run", str(config), "--out", str(run), "--ranks", "2"]
@@ -109,7 +105,7 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_rank_that_gets_the_signal_stops_all(whole: tuple[Path, str], tmp_path: Path) -> None:
+def test_one_rank_that_gets_the_signal_stops_all(whole, tmp_path):
     process = start(whole[0], tmp_path / "run", "mpi", 3)
     os.kill(processes.ranks_of(process.pid)[-1], signal.SIGUSR1)
     _, err = process.communicate(timeout=processes.PATIENCE)
@@ -118,7 +114,7 @@ def test_one_rank_that_gets_the_signal_stops_all(whole: tuple[Path, str], tmp_pa
 
 
 @pytest.mark.slow
-def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+def test_the_second_signal_ends_the_run_at_once(tmp_path):
     raw = quick_run.settings(training={"rounds": 2, "epochs": 100000})  # the round never ends
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(raw))
@@ -137,7 +133,7 @@ def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_during_start_up_ends_a_run_that_has_not_begun(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_during_start_up_ends_a_run_that_has_not_begun(number, tmp_path):
     """An import that waits inside a library, as torch's does, runs no handler of Python's."""
     (tmp_path / "torch.py").write_text(
         "import ctypes, sys\nprint('importing', flush=True)\n"
@@ -154,7 +150,7 @@ def test_a_signal_during_start_up_ends_a_run_that_has_not_begun(number: signal.S
     assert (tmp_path / "code").read_text() == "75\n"
 
 
-def test_the_same_wish_sent_twice_is_one() -> None:
+def test_the_same_wish_sent_twice_is_one():
     code = """
 import os, signal, time
 from pflmpi.runtime.stopping import Stop, noted_signals
@@ -171,7 +167,7 @@ print(stop.reason)
     assert (done.returncode, done.stdout) == (0, "SIGUSR1 came\n") or done.stdout == "SIGTERM came\n", done.stderr
 
 
-def test_sigterm_after_a_death_ends_at_once_with_a_fault() -> None:
+def test_sigterm_after_a_death_ends_at_once_with_a_fault():
     code = """
 import os, signal, time
 from pflmpi.runtime.stopping import Stop, noted_signals
@@ -182,14 +178,14 @@ with noted_signals(Stop(), lambda: True):
     assert subprocess.run([sys.executable, "-c", code], timeout=processes.PATIENCE).returncode == 3
 
 
-def test_signals_are_as_before_afterwards() -> None:
+def test_signals_are_as_before_afterwards():
     before = signal.getsignal(signal.SIGTERM)
     with noted_signals(Stop()):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_job_stops_when_two_more_rounds_and_the_spare_time_do_not_fit() -> None:
+def test_a_job_stops_when_two_more_rounds_and_the_spare_time_do_not_fit():
     stop = Stop(end=time.time() + 100, spare=30)
     stop.round_took(20)
     assert stop.reason == "", "2 x 20 + 30 fit into 100"
@@ -199,12 +195,12 @@ def test_a_job_stops_when_two_more_rounds_and_the_spare_time_do_not_fit() -> Non
     assert stop.reason == "the job's time limit is near", "2 x 40 + 30 do not"
 
 
-def test_outside_of_a_job_there_is_no_end() -> None:
+def test_outside_of_a_job_there_is_no_end():
     assert end_of_job({}) is None
     assert end_of_job({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1800000000"}) == 1.8e9
 
 
-def test_the_end_of_a_job_is_what_squeue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_job_is_what_squeue_says(tmp_path, monkeypatch):
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\n[ $2 = --jobs=7 ] && echo 2027-01-15T09:00:00 || echo NONE\n")
     squeue.chmod(0o755)
@@ -221,7 +217,7 @@ def exit_code(words: list[str]) -> object:
         return end.code
 
 
-def test_continue_needs_a_folder_and_starts_where_nothing_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_continue_needs_a_folder_and_starts_where_nothing_is(tmp_path, capfd):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 1})))
     words = ["run", str(tmp_path / "config.yaml"), "--ranks", "1", "--continue"]
     assert exit_code(words) == 2 and "--continue without --out" in capfd.readouterr().err

@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return fake_slurm.enter(tmp_path, monkeypatch, 'printf "%s\\n" "$@" > words; cat > script; echo 42')
 
 
-def test_a_local_job_gives_the_bits_of_a_run(tmp_path: Path) -> None:
+def test_a_local_job_gives_the_bits_of_a_run(tmp_path):
     job = pflmpi.submit(CONFIG, out=tmp_path / "run", cluster="local", ntasks=2)
     assert job.result().round().digest() == quick_run.run(quick_run.settings(), tmp_path / "here")
     assert job.state == "COMPLETED" and job.done() and f"run: {tmp_path / 'run'}" in job.stdout() == job.stderr()
@@ -29,7 +29,7 @@ def test_a_local_job_gives_the_bits_of_a_run(tmp_path: Path) -> None:
     assert again.id == "" and again.state == "COMPLETED" and again.result().rounds == [1, 2, 3]
 
 
-def test_a_local_job_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_local_job_that_fails_says_why(tmp_path):
     job = pflmpi.submit(
         CONFIG.replace(data={"name": "mnist", "root": str(tmp_path)}), out=tmp_path / "run", cluster="local", ntasks=1
     )
@@ -37,7 +37,7 @@ def test_a_local_job_that_fails_says_why(tmp_path: Path) -> None:
         job.result()
 
 
-def test_local_jobs_of_a_table_run_one_after_another_and_can_be_cancelled(folder: Path) -> None:
+def test_local_jobs_of_a_table_run_one_after_another_and_can_be_cancelled(folder):
     table = table_file.write(folder, seeds=[0], base={**table_file.TABLE["base"], "training": {"rounds": 100_000}})
     first, *_, last = jobs = pflmpi.submit(table, cluster="local", ntasks=1)
     assert len(jobs) == 4 and first.folder == Path("sweeps/small/FedAvg/few/seed0")
@@ -52,7 +52,7 @@ def test_local_jobs_of_a_table_run_one_after_another_and_can_be_cancelled(folder
         first.result()
 
 
-def test_a_job_of_slurm_is_asked_for_and_cancelled(folder: Path) -> None:
+def test_a_job_of_slurm_is_asked_for_and_cancelled(folder):
     job = pflmpi.submit(CONFIG, out="runs/a", nodes=2, ntasks=8, time="30", requeue=True, sbatch=["--exclusive"])
     words = (folder / "words").read_text().split()
     assert {"--nodes=2", "--ntasks=8", "--time=30", "--requeue", "--exclusive"} <= set(words)
@@ -70,7 +70,7 @@ def test_a_job_of_slurm_is_asked_for_and_cancelled(folder: Path) -> None:
         job.result()
 
 
-def test_the_cells_of_a_table_are_a_list_of_jobs(folder: Path) -> None:
+def test_the_cells_of_a_table_are_a_list_of_jobs(folder):
     jobs = pflmpi.submit(table_file.write(folder), out="cells", only=["Local/*"], seeds=1, jobs=1)
     assert [job.id for job in jobs] == ["42_0", "42_1"] and jobs[1].log == Path("cells.42_1.log")
     assert "--array=0-1%1" in (folder / "words").read_text()
@@ -88,7 +88,7 @@ def test_the_cells_of_a_table_are_a_list_of_jobs(folder: Path) -> None:
         ({"seeds": 2}, "--seeds is for --array TABLE"),
     ],
 )
-def test_wrong_options_are_refused_by_name(options: dict[str, object], message: str, folder: Path) -> None:
+def test_wrong_options_are_refused_by_name(options, message, folder):
     with pytest.raises(ConfigError, match=message):
         pflmpi.submit("small.yaml", **options)
     assert not (folder / "script").exists()

@@ -36,14 +36,14 @@ def shards(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "shards").iterdir())
 
 
-def test_ranks_of_a_node_with_few_rows_share_a_shard(alone: str, tmp_path: Path) -> None:
+def test_ranks_of_a_node_with_few_rows_share_a_shard(alone, tmp_path):
     """Rank 0 has no clients: rank 1 writes."""
     assert quick_run.run(RAW, tmp_path / "run", ranks=3) == alone
     assert shards(tmp_path / "run") == [f"round_{number:05d}_rank_001.h5" for number in range(4)]
     assert quick_run.resume(tmp_path / "run", ("training.rounds=3",), ranks=2) == alone
 
 
-def test_a_rank_with_many_rows_writes_its_own(alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_with_many_rows_writes_its_own(alone, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "_OWN", 1)
     assert quick_run.run(RAW, tmp_path / "run", ranks=3) == alone
     assert shards(tmp_path / "run")[:2] == ["round_00000_rank_001.h5", "round_00000_rank_002.h5"]
@@ -58,22 +58,18 @@ def test_a_rank_with_many_rows_writes_its_own(alone: str, tmp_path: Path, monkey
         ([5, 40, 5], "aaa", [0, 1, 0]),  # a shard of its own from 40 bytes on
     ],
 )
-def test_who_writes_follows_from_sizes_and_nodes(
-    sizes: list[int], hosts: str, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_writes_follows_from_sizes_and_nodes(sizes, hosts, expected, monkeypatch):
     monkeypatch.setattr(checkpoints, "_OWN", 40)
     monkeypatch.setattr(checkpoints, "_SHARED", 60)
     assert writers_of(sizes, hosts) == expected
 
 
-def test_clients_are_written_in_ascending_order() -> None:
+def test_clients_are_written_in_ascending_order():
     written = clients_written([np.array([2, 5]), np.array([], np.int64), np.array([1, 9])], [0, 1, 0])
     assert [ids.tolist() for ids in written] == [[1, 2, 5, 9], [], []]
 
 
-def test_a_shard_that_an_earlier_start_has_left_is_not_taken_for_one_of_the_run(
-    alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_an_earlier_start_has_left_is_not_taken_for_one_of_the_run(alone, tmp_path, monkeypatch):
     """Killed before its first checkpoint, a run leaves shards and no round file."""
     monkeypatch.setattr(checkpoints, "_OWN", 1)
     (tmp_path / "run").mkdir()
@@ -89,14 +85,14 @@ def waiting(tmp_path: Path, check: Any = lambda: None) -> Any:
     return SimpleNamespace(_ending=threading.Event(), _lock=SimpleNamespace(check=check))
 
 
-def test_the_wait_for_a_shard_ends_when_the_run_does(tmp_path: Path) -> None:
+def test_the_wait_for_a_shard_ends_when_the_run_does(tmp_path):
     rank = waiting(tmp_path)
     threading.Timer(0.05, rank._ending.set).start()
     with pytest.raises(RunError, match="is missing, which another rank writes"):
         Checkpoints._wait_for(rank, tmp_path / "shard.h5")
 
 
-def test_the_wait_for_a_shard_ends_when_the_lock_is_lost(tmp_path: Path) -> None:
+def test_the_wait_for_a_shard_ends_when_the_lock_is_lost(tmp_path):
     def check() -> None:
         raise RunError("taken over")
 
@@ -104,7 +100,7 @@ def test_the_wait_for_a_shard_ends_when_the_lock_is_lost(tmp_path: Path) -> None
         Checkpoints._wait_for(waiting(tmp_path, check), tmp_path / "shard.h5")
 
 
-def test_the_wait_for_a_shard_ends_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_shard_ends_after_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "_PATIENCE", 0.05)
     with pytest.raises(RunError, match=r"shard.h5 is missing"):
         Checkpoints._wait_for(waiting(tmp_path), tmp_path / "shard.h5")

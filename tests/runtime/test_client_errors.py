@@ -1,6 +1,5 @@
 """A client that diverges or raises is named; with `client_errors: skip` it is absent from that round, on any ranks."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,9 +45,7 @@ def drawn(raw: dict[str, Any], client: int) -> list[int]:
 
 @pytest.mark.parametrize("runtime", EXECUTORS, ids=["loop", "lanes"])
 @pytest.mark.parametrize("how", ["bad_message", "bad_state", "steps"])
-def test_a_client_that_fails_is_absent_from_that_round(
-    how: str, runtime: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_fails_is_absent_from_that_round(how, runtime, tmp_path, monkeypatch):
     plain = settings(monkeypatch, runtime)
     client, steps = most_steps(plain)
     bad = drawn(plain, client)[1]
@@ -80,9 +77,7 @@ def test_a_client_that_fails_is_absent_from_that_round(
         ("steps", r"Failing.client_update \(round {round}, client {client}\): ValueError: its data is odd"),
     ],
 )
-def test_by_default_the_run_stops_and_names_it_and_may_go_on_without_it(
-    how: str, words: str, runtime: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_default_the_run_stops_and_names_it_and_may_go_on_without_it(how, words, runtime, tmp_path, monkeypatch):
     plain = settings(monkeypatch, runtime)
     client, steps = most_steps(plain)
     bad = drawn(plain, client)[1]
@@ -96,7 +91,7 @@ def test_by_default_the_run_stops_and_names_it_and_may_go_on_without_it(
     assert quick_run.resume(tmp_path / "stop", ("runtime.client_errors=skip",), 3) == expected
 
 
-def test_a_round_without_anybody_left_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_without_anybody_left_stops_the_run(tmp_path, monkeypatch):
     raw = settings(monkeypatch, EXECUTORS[0])
     raw["training"] = {**raw["training"], "lr": 1e30}
     with pytest.raises(PflmpiError, match=r"all \d participants of round 1 failed.*client \d diverged") as caught:
@@ -106,9 +101,7 @@ def test_a_round_without_anybody_left_stops_the_run(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("runtime", EXECUTORS, ids=["loop", "lanes"])
-def test_a_fault_of_the_machine_is_no_clients(
-    runtime: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_the_machine_is_no_clients(runtime, tmp_path, monkeypatch):
     _, steps = most_steps(settings(monkeypatch, runtime))
     raw = settings(monkeypatch, runtime, round=0, steps=steps, fault="MemoryError")
     with pytest.raises(PflmpiError, match="MemoryError"):
@@ -119,9 +112,7 @@ def test_a_fault_of_the_machine_is_no_clients(
     ("values", "diverged"),
     [([3e38, 3e38], False), ([1.0, torch.nan], True), ([torch.inf, -torch.inf], True), ([-torch.inf, 0.0], True)],
 )
-def test_only_values_that_are_not_finite_are_refused_and_not_those_whose_sum_is_not(
-    values: list[float], diverged: bool
-) -> None:
+def test_only_values_that_are_not_finite_are_refused_and_not_those_whose_sum_is_not(values, diverged):
     rows = torch.tensor([[0.5, 2.0], values])
     found = client_errors._diverged(np.array([3, 7]), {}, {}, {"means": {"a": rows}}, 2, "introduce")
     assert list(found) == ([7] if diverged else [])

@@ -33,7 +33,7 @@ def way(name: str, transport: str, answers: Sequence[bool | None] = (None,)) -> 
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_ranks_with_a_gpu_each_talk_by_nccl(name: str) -> None:
+def test_ranks_with_a_gpu_each_talk_by_nccl(name):
     situation, found = SITUATIONS[name], way(name, "torch")
     computing = tuple(rank for rank, gpu in enumerate(situation.expected) if gpu != "cpu")
     between = situation.nccl and len(computing) > 1
@@ -44,7 +44,7 @@ def test_ranks_with_a_gpu_each_talk_by_nccl(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_mpi_moves_gpu_memory_if_the_libraries_of_all_ranks_can(name: str) -> None:
+def test_mpi_moves_gpu_memory_if_the_libraries_of_all_ranks_can(name):
     situation, found = SITUATIONS[name], way(name, "mpi", [True])
     computing = tuple(rank for rank, gpu in enumerate(situation.expected) if gpu != "cpu")
     assert found.ranks == (computing if len(situation.ranks) > 1 else ())
@@ -62,9 +62,7 @@ def test_mpi_moves_gpu_memory_if_the_libraries_of_all_ranks_can(name: str) -> No
         ([False, True], "the library of rank 0 (host a, process 0) cannot move"),  # which only serves
     ],
 )
-def test_one_library_that_cannot_is_enough_for_all_to_go_through_the_host(
-    answers: list[bool | None], words: str
-) -> None:
+def test_one_library_that_cannot_is_enough_for_all_to_go_through_the_host(answers, words):
     found = way("clients + 1 ranks: the server leaves the GPUs to them", "mpi", answers)
     assert found.ranks == () and found.text.startswith("MPI, through the host: ") and words in found.text
 
@@ -79,7 +77,7 @@ class OneOfTwo(InProcessTransport):
     def takes_gpu_memory(self, size: int) -> bool:
         return self._takes
 
-    def _broadcast(self, buffer: Buffer) -> None:  # type: ignore[override]
+    def _broadcast(self, buffer: Buffer) -> None:
         self.given.append(buffer)
         if self.rank and isinstance(buffer, StubTensor):
             buffer.values.copy_(torch.from_numpy(self._sent))
@@ -93,7 +91,7 @@ MESSAGE = {"b": torch.arange(3.0), "counts": torch.tensor(7), "is": torch.tensor
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("takes", [False, True])
-def test_a_message_to_all_arrives_on_the_gpu_by_one_copy_or_none(rank: int, takes: bool) -> None:
+def test_a_message_to_all_arrives_on_the_gpu_by_one_copy_or_none(rank, takes):
     packed = pack({**MESSAGE})
     transport = OneOfTwo(rank, takes, packed)
     with stub_device() as stub:
@@ -106,7 +104,7 @@ def test_a_message_to_all_arrives_on_the_gpu_by_one_copy_or_none(rank: int, take
             assert leaf.device == DEVICE and torch.equal(leaf.cpu(), MESSAGE[path])
 
 
-def test_a_rank_without_a_gpu_gets_the_message_on_its_host() -> None:
+def test_a_rank_without_a_gpu_gets_the_message_on_its_host():
     transport = OneOfTwo(1, True, pack({**MESSAGE}))
     found = broadcast_tree(transport, None, {**MESSAGE}, HOST)
     assert isinstance(transport.given[0], np.ndarray)
@@ -115,7 +113,7 @@ def test_a_rank_without_a_gpu_gets_the_message_on_its_host() -> None:
 
 
 @pytest.mark.parametrize("takes", [False, True])
-def test_a_round_has_the_same_bits_each_way(takes: bool) -> None:
+def test_a_round_has_the_same_bits_each_way(takes):
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "lanes")
     expected = stub_run.run(raw, False)
     with mock.patch.object(InProcessTransport, "takes_gpu_memory", lambda self, size: takes):
@@ -124,7 +122,7 @@ def test_a_round_has_the_same_bits_each_way(takes: bool) -> None:
         assert torch.equal(found.values[path], leaf), path
 
 
-def test_what_nccl_takes_grows_where_ranks_send_each_other_parts() -> None:
+def test_what_nccl_takes_grows_where_ranks_send_each_other_parts():
     """8 ranks on a node, of which the published figures are: 1.06 GB, and 4.34 GB once all have sent to all."""
     found = GpuMessages(tuple(range(1, 9)), "", nccl=True)
     assert found.memory(1, on_node=8, parts=False) == pytest.approx(1.06e9)
@@ -134,7 +132,7 @@ def test_what_nccl_takes_grows_where_ranks_send_each_other_parts() -> None:
     assert replace(found, nccl=False).memory(1, on_node=8, parts=True) == 0
 
 
-def test_in_one_process_what_is_shared_is_not_copied_unless_it_lies_otherwise() -> None:
+def test_in_one_process_what_is_shared_is_not_copied_unless_it_lies_otherwise():
     whole: tree.Tree = {"a": torch.ones(3, 4), "b": torch.ones(3, 4).mT, "c": torch.ones(9)[1:]}
     found = broadcast_tree(InProcessTransport(), whole, tree.like(whole), HOST)
     same = {path: leaf.data_ptr() == tree.at(whole, path).data_ptr() for path, leaf in tree.leaves(found)}

@@ -1,7 +1,5 @@
 """A run says when most of its ranks would have nothing to do."""
 
-from pathlib import Path
-
 import pytest
 
 import quick_run
@@ -24,13 +22,13 @@ MANY = {"partition": {"name": "iid", "clients": 20}, "training": {"rounds": 3, "
         (3, {"executor": "lanes", "lanes": 20}, ""),  # so few that it does not matter
     ],
 )
-def test_ranks_without_clients_to_train_are_counted(ranks: int, runtime: dict[str, object], said: str) -> None:
+def test_ranks_without_clients_to_train_are_counted(ranks, runtime, said):
     run = planned(quick_run.settings(**MANY, runtime=runtime), ranks)
     advice = advise_fewer_ranks(run.setup, list(run.schedule())[1:])
     assert said in advice and bool(said) == bool(advice)
 
 
-def test_a_run_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_warns(tmp_path, caplog):
     raw = quick_run.settings(**MANY, runtime={"executor": "lanes", "lanes": 20})
     quick_run.run(raw, tmp_path / "run", ranks=5)
     assert [one.message for one in caplog.records if "fewer ranks would be as quick" in one.message]

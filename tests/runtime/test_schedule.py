@@ -22,7 +22,7 @@ def took_part(rounds: list[RoundSchedule]) -> list[int]:
     return np.unique(np.concatenate([one.participants for one in rounds])).tolist()
 
 
-def test_a_new_run_opens_with_a_checkpoint_of_everyone_and_saves_when_due() -> None:
+def test_a_new_run_opens_with_a_checkpoint_of_everyone_and_saves_when_due():
     opening, *rounds = ready().schedule()
     assert (opening.round, opening.opening, opening.saves, opening.evaluates) == (0, True, True, False)
     assert opening.unsaved.tolist() == list(range(7)) and not len(opening.participants)
@@ -33,12 +33,12 @@ def test_a_new_run_opens_with_a_checkpoint_of_everyone_and_saves_when_due() -> N
         assert one.unsaved.tolist() == took_part(since), "those that trained since the last checkpoint"
 
 
-def test_clients_that_keep_nothing_are_in_no_checkpoint() -> None:
+def test_clients_that_keep_nothing_are_in_no_checkpoint():
     for one in ready("fedavg").schedule():
         assert not len(one.unsaved) and all(not len(clients) for clients in one.rows)
 
 
-def test_a_resumed_run_has_the_rounds_of_the_whole_one_and_saves_nothing_before_them() -> None:
+def test_a_resumed_run_has_the_rounds_of_the_whole_one_and_saves_nothing_before_them():
     whole = {one.round: one for one in ready().schedule()}
     for done in (0, 3, 6):
         opening, *rounds = ready().schedule(done)
@@ -59,14 +59,14 @@ def test_a_resumed_run_has_the_rounds_of_the_whole_one_and_saves_nothing_before_
         ("perfedavg", "last_received", True),  # adapts with batches of the round
     ],
 )
-def test_those_are_tested_whose_personal_model_may_have_changed(name: str, absent: str, everyone: bool) -> None:
+def test_those_are_tested_whose_personal_model_may_have_changed(name, absent, everyone):
     _, *rounds = ready(name, evaluation={"every": 2, "absent": absent}).schedule()
     assert all(len(one.tested) == 0 for one in rounds if not one.evaluates)
     assert len(rounds[1].tested) == 7, "all before the first evaluation"
     assert rounds[3].tested.tolist() == (list(range(7)) if everyone else took_part(rounds[2:4]))
 
 
-def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round() -> None:
+def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round():
     run = ready("fedfcd-full")
     up_bytes = run.setup.declared.up_bytes(np.arange(7))
     opening, first, second, *_ = run.schedule()
@@ -77,7 +77,7 @@ def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round() -> 
     assert second.up_bytes.tolist() == sent[1].tolist()
 
 
-def test_participants_are_drawn_once_for_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_participants_are_drawn_once_for_each_round(monkeypatch):
     run, drawn, draw = ready("fedamp", evaluation={"absent": "last_received"}), [], TrainingConfig.participants
 
     def noted(training: TrainingConfig, seed: int, round: int, num_clients: int) -> np.ndarray:
@@ -89,7 +89,7 @@ def test_participants_are_drawn_once_for_each_round(monkeypatch: pytest.MonkeyPa
     assert drawn == list(range(1, 8))
 
 
-def test_small_messages_move_once_each_way_in_a_round() -> None:
+def test_small_messages_move_once_each_way_in_a_round():
     """Two more calls are the report, and whether all go on."""
     for ranks in (2, 3):
         settings = {"training": {"participation": 1.0, "rounds": 3}, "evaluation": {"every": 2}}

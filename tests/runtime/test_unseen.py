@@ -1,7 +1,6 @@
 """Clients kept out of training: they change nothing, and are tested as newcomers, apart from the others."""
 
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ def prepared(raw: dict[str, Any]) -> Experiment:
     return prepare(configuration.parse(raw), torch.device("cpu"))
 
 
-def test_unseen_clients_never_influence_training(tmp_path: Path) -> None:
+def test_unseen_clients_never_influence_training(tmp_path):
     raw = quick_run.settings(CASES["fedamp"], **UNSEEN)
     trained = prepared(raw).division.trained
     save(trained, tmp_path / "only.npz")
@@ -44,14 +43,14 @@ def test_unseen_clients_never_influence_training(tmp_path: Path) -> None:
     assert alone["unseen_accuracy_mean"] == "" and float(kept["unseen_accuracy_mean"]) >= 0
 
 
-def test_samples_are_standardised_by_those_of_trained_clients() -> None:
+def test_samples_are_standardised_by_those_of_trained_clients():
     made = prepared(quick_run.settings(data={"name": "digits", "limit": 400, "normalize": "standard"}, **UNSEEN))
     trained, dataset = made.division.trained, made.division.trained.dataset
     known = dataset.images[np.concatenate([*trained.train, *trained.test])] / 255
     assert made.tasks[0].mean[0] == pytest.approx(known.mean(), abs=1e-12) != pytest.approx(dataset.images.mean() / 255)
 
 
-def test_the_seed_chooses_the_unseen_clients_and_the_run_records_them(tmp_path: Path) -> None:
+def test_the_seed_chooses_the_unseen_clients_and_the_run_records_them(tmp_path):
     quick_run.run(quick_run.settings(**UNSEEN), tmp_path)
     run = open_run(tmp_path)
     unseen = run.config["recorded"]["unseen"]
@@ -66,7 +65,7 @@ def test_the_seed_chooses_the_unseen_clients_and_the_run_records_them(tmp_path: 
     assert len(metrics["accuracy"]) == 7 and metrics["participants"].max() < 7
 
 
-def test_a_newcomer_of_fedavg_predicts_with_the_global_model(tmp_path: Path) -> None:
+def test_a_newcomer_of_fedavg_predicts_with_the_global_model(tmp_path):
     raw = quick_run.settings(algorithm={"name": "fedavg"}, **UNSEEN)
     quick_run.run(raw, tmp_path)
     experiment = prepared(raw)
@@ -78,7 +77,7 @@ def test_a_newcomer_of_fedavg_predicts_with_the_global_model(tmp_path: Path) -> 
         assert int((scores.argmax(1).numpy() == everyone.dataset.labels[samples]).sum()) == correct
 
 
-def test_a_newcomer_of_fedper_trains_a_new_head_on_the_shared_body(tmp_path: Path) -> None:
+def test_a_newcomer_of_fedper_trains_a_new_head_on_the_shared_body(tmp_path):
     raw = quick_run.settings(algorithm={"name": "fedper"}, runtime={"executor": "loop"}, **UNSEEN)
     quick_run.run(raw, tmp_path)
     experiment = prepared(raw)
@@ -89,7 +88,7 @@ def test_a_newcomer_of_fedper_trains_a_new_head_on_the_shared_body(tmp_path: Pat
     for client, correct in zip((7, 8), run_folder.read_metrics(tmp_path, 3)["unseen_correct"], strict=True):
         head, lr = tree.part(task.of_client(client).init(), "head"), task.training.learning_rate(4)
         for samples in unseen.executor.order(client, 4, "train", unseen.algorithm.passes(task, 4)["train"], {}):
-            leaves = {name: leaf.clone().requires_grad_() for name, leaf in head.items()}  # type: ignore[union-attr]
+            leaves = {name: leaf.clone().requires_grad_() for name, leaf in head.items()}
             x, y = (torch.from_numpy(array[samples]) for array in (dataset.images, dataset.labels))
             z = task.features(body, task.prepare(x)).detach()
             loss = torch.nn.functional.cross_entropy(task.logits(leaves, z), y)
@@ -100,7 +99,7 @@ def test_a_newcomer_of_fedper_trains_a_new_head_on_the_shared_body(tmp_path: Pat
         assert int((scores.argmax(1).numpy() == dataset.labels[tests]).sum()) == correct
 
 
-def test_more_updates_are_a_longer_training(tmp_path: Path) -> None:
+def test_more_updates_are_a_longer_training(tmp_path):
     accuracy = []
     for updates in (1, 15):
         raw = quick_run.settings(
@@ -111,9 +110,7 @@ def test_more_updates_are_a_longer_training(tmp_path: Path) -> None:
     assert accuracy[1] > accuracy[0] + 0.1
 
 
-def test_an_algorithm_without_a_rule_says_so_once_and_the_scores_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_algorithm_without_a_rule_says_so_once_and_the_scores_are_left_out(tmp_path, monkeypatch, caplog):
     raw = quick_run.settings(algorithm=registered(monkeypatch), **UNSEEN)  # with an `Own` message, and no newcomer's
     quick_run.run(raw, tmp_path, ranks=3)
     said = [record.getMessage() for record in caplog.records if "unseen" in record.getMessage()]
@@ -122,14 +119,14 @@ def test_an_algorithm_without_a_rule_says_so_once_and_the_scores_are_left_out(
     assert "unseen_correct" not in run_folder.read_metrics(tmp_path, 3)
 
 
-def test_somebody_is_left_to_train() -> None:
+def test_somebody_is_left_to_train():
     raw = quick_run.settings(partition={"name": "iid", "clients": 2}, evaluation={"unseen": 0.9})
     with pytest.raises(DataError, match="keeps 2 of 2 clients out of training, and nobody is left"):
         prepared(raw)
 
 
 @pytest.mark.parametrize("case", ["fedavg", "fedamp", "fedgmh-full", "fedfcd-full"])
-def test_the_schedule_knows_the_calls_of_newcomers(case: str) -> None:
+def test_the_schedule_knows_the_calls_of_newcomers(case):
     run = planned(quick_run.settings(CASES[case], **UNSEEN), 3)
     assert (unseen := run.setup.unseen) is not None
     assert bool(unseen.calls) == (case != "fedavg"), "what is the same for all comes with the reply"
@@ -137,7 +134,7 @@ def test_the_schedule_knows_the_calls_of_newcomers(case: str) -> None:
     assert all(len(clients_of([*chain(*now.reporting)])) == len(now.tested) + 2 for now in tested)
 
 
-def test_a_plan_counts_the_updates_and_the_test_of_newcomers() -> None:
+def test_a_plan_counts_the_updates_and_the_test_of_newcomers():
     evaluation = {"unseen": 0.2, "unseen_updates": 3}
     ready = setup(prepared(quick_run.settings(algorithm={"name": "local"}, evaluation=evaluation)), 2, 2)
     assert ready.unseen is not None
@@ -148,5 +145,5 @@ def test_a_plan_counts_the_updates_and_the_test_of_newcomers() -> None:
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
-def test_every_algorithm_states_its_rule(name: str) -> None:
+def test_every_algorithm_states_its_rule(name):
     assert "Newcomers:" in (ALGORITHMS[name].__doc__ or "")

@@ -60,9 +60,7 @@ EXCHANGES: dict[Callable[[Path, Path], None], str] = {
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange.__name__)
-def test_a_file_of_another_round_or_run_is_found(
-    exchange: Callable[[Path, Path], None], runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_file_of_another_round_or_run_is_found(exchange, runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     assert verify.problems(run, 3) == []
     exchange(run, runs[1])
@@ -71,9 +69,7 @@ def test_a_file_of_another_round_or_run_is_found(
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange.__name__)
-def test_nothing_is_exported_or_drawn_from_an_exchanged_file(
-    exchange: Callable[[Path, Path], None], runs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_exported_or_drawn_from_an_exchanged_file(exchange, runs, tmp_path, capfd):
     run = shutil.copytree(runs[0], tmp_path / "run")
     exchange(run, runs[1])
     reading = [
@@ -109,9 +105,7 @@ def shard_as_probe(run: Path, other: Path) -> None:
     ("exchange", "problem"),
     [(foreign_probe, "belongs to run"), (renamed_probe, "is the probe of round 3"), (shard_as_probe, "cannot be read")],
 )
-def test_a_probe_of_another_round_or_run_is_found_and_not_drawn(
-    exchange: Callable[[Path, Path], None], problem: str, runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_probe_of_another_round_or_run_is_found_and_not_drawn(exchange, problem, runs, tmp_path):
     run, other = (shutil.copytree(each, tmp_path / each.name) for each in runs)
     layers = {"fc1": probe_file.LayerSimilarity(np.arange(2), np.eye(2))}
     for each in (run, other):
@@ -134,9 +128,7 @@ def dangling_round(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("loss", "problem"), [(lost_config, "is missing"), (dangling_round, "is a link to nothing")])
-def test_a_lost_file_is_named(
-    loss: Callable[[Path], None], problem: str, runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_lost_file_is_named(loss, problem, runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     loss(run)
     assert [problem in each for found in check(run) for each in found.problems] == [True]
@@ -162,9 +154,7 @@ def with_attribute(run: Path, name: str, value: object) -> Path:
 
 @pytest.mark.parametrize("name", ["personal", "diagnostics"])
 @pytest.mark.parametrize("value", [None, "x", "[1]", "5"])
-def test_a_description_that_cannot_be_read_is_one_error(
-    name: str, value: object, runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_description_that_cannot_be_read_is_one_error(name, value, runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     with_attribute(run, name, value)
     with pytest.raises(CheckpointError, match=f"attribute '{name}'|before checkpoints described themselves"):
@@ -172,9 +162,7 @@ def test_a_description_that_cannot_be_read_is_one_error(
 
 
 @pytest.mark.parametrize(("name", "value"), [("round", None), ("run", [0, 0]), ("config", 5), ("round", "x")])
-def test_a_round_file_that_does_not_say_what_it_is_is_found(
-    name: str, value: object, runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_round_file_that_does_not_say_what_it_is_is_found(name, value, runs, tmp_path):
     """Its checksum is right: it was changed with a tool."""
     run = shutil.copytree(runs[0], tmp_path / "run")
     path = with_attribute(run, name, value)
@@ -183,21 +171,21 @@ def test_a_round_file_that_does_not_say_what_it_is_is_found(
     assert verify.newest_good(run)[0] == 2
 
 
-def test_a_run_continues_from_the_round_before_an_exchanged_file(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_run_continues_from_the_round_before_an_exchanged_file(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     renamed_round(run, runs[1])
     assert verify.newest_good(run)[0] == 2
     assert quick_run.resume(run, ("training.rounds=3",), 3) == quick_run.digest(runs[0])
 
 
-def test_a_run_whose_files_are_all_foreign_is_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_run_whose_files_are_all_foreign_is_refused(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     foreign_config(run, runs[1])
     with pytest.raises(UserError, match="belongs to run"):
         quick_run.resume(run, ("training.rounds=4",))
 
 
-def test_a_changed_value_in_the_configuration_is_refused_by_name(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_changed_value_in_the_configuration_is_refused_by_name(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     config = run / "config.yaml"
     config.write_text(config.read_text().replace(" lr: 0.1,", " lr: 0.3,"))
@@ -207,9 +195,7 @@ def test_a_changed_value_in_the_configuration_is_refused_by_name(runs: tuple[Pat
     assert config.read_bytes() == before
 
 
-def test_a_damaged_metrics_file_is_refused_and_a_missing_one_begins_anew(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_damaged_metrics_file_is_refused_and_a_missing_one_begins_anew(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     metrics = run / "metrics.csv"
     whole = metrics.read_bytes()
@@ -240,7 +226,7 @@ def problems(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "partition.csv", "metrics.csv"])
-def test_every_flipped_bit_of_a_text_file_is_found(name: str, runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_text_file_is_found(name, runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     whole = (run / name).read_bytes()
     for position in range(0, len(whole), 1 + len(whole) // 40):
@@ -252,7 +238,7 @@ def test_every_flipped_bit_of_a_text_file_is_found(name: str, runs: tuple[Path, 
             assert name in str(error)
 
 
-def test_a_damaged_partition_file_is_written_anew_by_a_continuation(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_damaged_partition_file_is_written_anew_by_a_continuation(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     whole = (run / "partition.csv").read_bytes()
     shutil.copy(runs[1] / "partition.csv", run)
@@ -261,9 +247,7 @@ def test_a_damaged_partition_file_is_written_anew_by_a_continuation(runs: tuple[
     assert (run / "partition.csv").read_bytes() == whole and not problems(run)
 
 
-def test_a_damaged_configuration_is_refused_and_once_deleted_taken_from_the_checkpoint(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_damaged_configuration_is_refused_and_once_deleted_taken_from_the_checkpoint(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     config = run / "config.yaml"
     whole = config.read_bytes()
@@ -276,9 +260,7 @@ def test_a_damaged_configuration_is_refused_and_once_deleted_taken_from_the_chec
     assert not problems(run) and run_folder.read_attributes(run, 4)["run"] == run_folder.read_attributes(run, 3)["run"]
 
 
-def test_fewer_rounds_than_a_run_has_are_refused_and_as_many_leave_its_configuration_alone(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fewer_rounds_than_a_run_has_are_refused_and_as_many_leave_its_configuration_alone(runs, tmp_path, capsys):
     run = shutil.copytree(runs[0], tmp_path / "run")
     before = (run / "config.yaml").read_bytes()
     with pytest.raises(UserError, match=r"training.rounds = 1, but .* has reached round 3"):
@@ -288,14 +270,14 @@ def test_fewer_rounds_than_a_run_has_are_refused_and_as_many_leave_its_configura
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_a_directory_with_the_name_of_a_checkpoint_is_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_directory_with_the_name_of_a_checkpoint_is_refused(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     (run / "round_00006.h5").mkdir()
     with pytest.raises(UserError, match=r"round_00006.h5 is a directory named like a checkpoint; move it away"):
         quick_run.resume(run, ("training.rounds=7",))
 
 
-def test_a_configuration_that_was_cut_off_is_damaged(tmp_path: Path) -> None:
+def test_a_configuration_that_was_cut_off_is_damaged(tmp_path):
     quick_run.run(quick_run.settings(), tmp_path)
     lines = config_file.path(tmp_path).read_text().splitlines(keepends=True)
     cut = [line for line in lines[:-1] if not line.startswith(("  run: ", "  partition_csv: "))]

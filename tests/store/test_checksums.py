@@ -2,7 +2,6 @@
 
 import os
 import zlib
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -14,14 +13,14 @@ from pflmpi.store.shard import write_shard
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), (7, 5), (3, 1 << 14), (2, 3, 1 << 15)])
-def test_each_row_has_the_checksum_of_its_bytes(shape: tuple[int, ...]) -> None:
+def test_each_row_has_the_checksum_of_its_bytes(shape):
     array = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     rows = crc32_of_rows(array)
     assert rows.dtype == np.uint32 and rows.tolist() == [zlib.crc32(row.tobytes()) for row in array]
 
 
 @pytest.mark.parametrize("known", [[], [(512, 10)], [(900, 100), (512, 1)], [(600, 400)], [(512, 488)], [(550, 0)]])
-def test_a_file_of_which_parts_are_known(known: list[tuple[int, int]], tmp_path: Path) -> None:
+def test_a_file_of_which_parts_are_known(known, tmp_path):
     content = np.random.default_rng(3).bytes(1000)
     (tmp_path / "file").write_bytes(content)
     parts = [Part(start, size, zlib.crc32(content[start : start + size])) for start, size in known]
@@ -33,7 +32,7 @@ def test_a_file_of_which_parts_are_known(known: list[tuple[int, int]], tmp_path:
         os.close(descriptor)
 
 
-def test_a_shard_is_not_read_again_when_it_has_been_written(tmp_path: Path) -> None:
+def test_a_shard_is_not_read_again_when_it_has_been_written(tmp_path):
     rng = np.random.default_rng(4)
     leaves = {"bias": rng.normal(size=(9, 3)), "own": np.zeros((9, 0)), "weight": rng.normal(size=(9, 20, 1 << 10))}
     leaves["same"] = np.broadcast_to(rng.normal(size=(1, 1 << 15)), (9, 1 << 15))

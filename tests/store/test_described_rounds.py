@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_client_reads_what_it_received(run: Path) -> None:
+def test_each_client_reads_what_it_received(run):
     found = run_folder.read_received(run, 3, np.array([2, 0]))
     assert sorted(found) == ["centre/weight", "model/head/scale", "model/head/weight"]
     assert found["centre/weight"].tolist() == [[4, 5], [0, 1]]
@@ -46,21 +46,21 @@ def test_each_client_reads_what_it_received(run: Path) -> None:
     assert found["model/head/scale"].tolist() == [2, 2]
 
 
-def test_what_the_server_keeps_is_stored_once(run: Path) -> None:
+def test_what_the_server_keeps_is_stored_once(run):
     with h5py.File(round_path(run, 3)) as file:
         link = file.get("received/model/head/weight", getlink=True)
         assert isinstance(link, h5py.SoftLink) and link.path == "/server/model/weight"
         assert not isinstance(file.get("received/centre/weight", getlink=True), h5py.SoftLink)
 
 
-def test_measured_values_and_units_are_there(run: Path) -> None:
+def test_measured_values_and_units_are_there(run):
     assert run_folder.read_diagnostics(run, 3)["weights"].tolist() == [[1, 0], [0, 1]]
     with h5py.File(round_path(run, 3)) as file:
         said = about(file)
         assert said["metrics"] == {"seconds_round": 0.5} and said["arrays"]["bytes/up"]["unit"] == "bytes"
 
 
-def test_axes_have_names_also_for_xarray(run: Path) -> None:
+def test_axes_have_names_also_for_xarray(run):
     with h5py.File(round_path(run, 3)) as file:
         assert file["layout/row"].dims[0][0] == file["client"]
         assert [axis[0].name for axis in file["received/centre/weight"].dims] == ["/client", "/size_2"]
@@ -70,7 +70,7 @@ def test_axes_have_names_also_for_xarray(run: Path) -> None:
         assert found["up"].dims == ("client",) and found["up"].to_numpy().tolist() == [0, 1, 2, 3]
 
 
-def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_format_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 5)
     checked_hdf5.write(round_path(tmp_path, 3), lambda writing: None)
     monkeypatch.undo()
@@ -92,27 +92,27 @@ def paths(file: h5py.File) -> list[str]:
     return [path for path in found if not path.startswith("size_")]
 
 
-def test_every_array_has_a_description(file: h5py.File) -> None:
+def test_every_array_has_a_description(file):
     said = about(file)["arrays"]
     assert [path for path in paths(file) if not said[path].get("description")] == []
     assert said["clients/model/head/weight"]["description"] == "model/head/weight of each client"
     assert said["server/heads/bias"]["description"] == "heads/bias of the server"
 
 
-def test_what_an_algorithm_says_of_its_values_stands_beside_them(file: h5py.File) -> None:
+def test_what_an_algorithm_says_of_its_values_stands_beside_them(file):
     said = json.loads(about(file)["run"]["diagnostics"])
     shown = next(each for each in said.values() if each["kept"] == "critical")
     described = about(file)["arrays"]["clients/critical/weight"]["description"]
     assert shown["title"] in described and shown["caption"] in described
 
 
-def test_the_file_names_its_algorithm_and_its_classes(file: h5py.File) -> None:
+def test_the_file_names_its_algorithm_and_its_classes(file):
     said = about(file)["run"]
     assert said["algorithm"] == "fedgmh" and said["algorithm_class"].endswith(":FedGMH")
     assert json.loads(said["class_names"]) == [str(digit) for digit in range(10)]
 
 
-def test_few_objects_make_a_round_file(file: h5py.File) -> None:
+def test_few_objects_make_a_round_file(file):
     """Each dataset and attribute of HDF5 costs some tens of microseconds in every round."""
     figures = [path for path in paths(file) if not path.startswith(("clients/", "server/", "diagnostics/"))]
     assert len(figures) <= 22 and set(file.attrs) == {"format_version", "about"}

@@ -34,7 +34,7 @@ def files(run: Path) -> list[Path]:
 
 @fuzz(25)
 @given(st.integers(0, 2**32))
-def test_any_damage_to_a_file_is_found(run: Path, seed: int) -> None:
+def test_any_damage_to_a_file_is_found(run, seed):
     rng = random.Random(seed)
     path = rng.choice(files(run))
     good = path.read_bytes()
@@ -50,7 +50,7 @@ def test_any_damage_to_a_file_is_found(run: Path, seed: int) -> None:
 
 @fuzz(25)
 @given(st.integers(0, 2**32))
-def test_a_file_of_another_form_is_one_error(run: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_a_file_of_another_form_is_one_error(run, tmp_path_factory, seed):
     """The checksums are right, as in a file that somebody made or changed with a tool."""
     rng = random.Random(seed)
     copy = tmp_path_factory.mktemp("copy") / "run"

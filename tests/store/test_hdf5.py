@@ -1,7 +1,6 @@
 """Datasets and attributes that are written quickly are the bytes that h5py's own functions write."""
 
 import os
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -22,7 +21,7 @@ VALUES = {"text": "Größe", "empty": "", "whole": 3, "part": 0.5, "yes": True, 
 FORM = {"libver": ("v110", "v110"), "userblock_size": 512}
 
 
-def test_what_is_written_is_what_h5py_writes(tmp_path: Path) -> None:
+def test_what_is_written_is_what_h5py_writes(tmp_path):
     with h5py.File(tmp_path / "quick.h5", "w", **FORM) as file:
         for path, array in ARRAYS.items():
             dataset = write_array(file.id, path, array)
@@ -46,7 +45,7 @@ def test_what_is_written_is_what_h5py_writes(tmp_path: Path) -> None:
     assert (tmp_path / "quick.h5").stat().st_size == (tmp_path / "plain.h5").stat().st_size
 
 
-def test_what_a_checkpoint_has_written_it_does_not_open_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_checkpoint_has_written_it_does_not_open_again(tmp_path, monkeypatch):
     world, opened = World(tmp_path / "run", [0, 1, 0, 1], 0), []
     make = h5py.Dataset.__init__
     monkeypatch.setattr(h5py.Dataset, "__init__", lambda *given, **named: opened.append(0) or make(*given, **named))
@@ -54,9 +53,7 @@ def test_what_a_checkpoint_has_written_it_does_not_open_again(tmp_path: Path, mo
     assert not opened
 
 
-def test_a_small_file_is_written_at_once_and_is_the_same_as_one_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_is_written_at_once_and_is_the_same_as_one_in_pieces(tmp_path, monkeypatch):
     write, sizes = os.pwrite, list[int]()
 
     def counted(descriptor: int, content: bytes, position: int) -> int:
@@ -79,9 +76,7 @@ def test_a_small_file_is_written_at_once_and_is_the_same_as_one_in_pieces(
             assert checked_hdf5.names(small) == checked_hdf5.names(pieces)
 
 
-def test_a_large_array_is_written_in_one_call_and_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_array_is_written_in_one_call_and_not_read_again(tmp_path, monkeypatch):
     write, read, written, read_again = os.pwrite, os.pread, list[int](), list[int]()
 
     def counted(descriptor: int, size: int, position: int) -> bytes:
@@ -106,7 +101,7 @@ def test_a_large_array_is_written_in_one_call_and_not_read_again(
 
 
 @pytest.mark.parametrize("error", [AssertionError, ZeroDivisionError, NameError, KeyboardInterrupt])
-def test_a_mistake_of_ours_is_no_file_that_cannot_be_read(error: type[BaseException], tmp_path: Path) -> None:
+def test_a_mistake_of_ours_is_no_file_that_cannot_be_read(error, tmp_path):
     with h5py.File(tmp_path / "file.h5", "w") as file:
         file.attrs["format_version"] = checked_hdf5.FORMAT_VERSION
     with pytest.raises(error), checked_hdf5.reading(tmp_path / "file.h5"):

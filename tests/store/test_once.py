@@ -77,13 +77,13 @@ def same(found: np.ndarray, expected: np.ndarray) -> None:
     assert found.shape == expected.shape and np.ascontiguousarray(found).tobytes() == expected.tobytes()
 
 
-def test_equal_rows_take_the_room_of_one(run: Path) -> None:
+def test_equal_rows_take_the_room_of_one(run):
     whole = sum(array.nbytes for array in in_full(state()).values())
     least = 12 * N + 16 * N + 8 * N  # ids with checksums, `own`, and steps, which are small
     assert whole > 9e6 and shard_path(run, 0, 0).stat().st_size < least + 100_000
 
 
-def test_h5py_finds_a_row_for_every_client_also_in_a_moved_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_h5py_finds_a_row_for_every_client_also_in_a_moved_folder(run, monkeypatch):
     moved = run.with_name("moved")
     shutil.move(run, moved)
     monkeypatch.chdir("/")
@@ -94,7 +94,7 @@ def test_h5py_finds_a_row_for_every_client_also_in_a_moved_folder(run: Path, mon
                 same(file["clients"][path][95:1207:3].astype(array.dtype), array[95:1207:3])
 
 
-def test_what_is_stored_once_has_a_checksum_of_its_own_and_rows_have_theirs(run: Path) -> None:
+def test_what_is_stored_once_has_a_checksum_of_its_own_and_rows_have_theirs(run):
     with h5py.File(shard_path(run, 0, 0)) as file:
         once = sorted(file["cohort0/once"]["model"]) + [name for name in file["cohort0/once"] if name != "model"]
         row = state()["model/weight"][:1]
@@ -105,7 +105,7 @@ def test_what_is_stored_once_has_a_checksum_of_its_own_and_rows_have_theirs(run:
         assert file["cohort0/row_crc32"][7] == zlib.crc32(content)
 
 
-def test_rows_are_read_in_any_pattern_and_leaves_alone(run: Path) -> None:
+def test_rows_are_read_in_any_pattern_and_leaves_alone(run):
     path = shard_path(run, 0, 0)
     for at in (np.array([7]), np.array([0, 2999]), np.arange(40, 90), WHO, WHO[:0]):
         for leaf, array in read_rows(path, "cohort0", at, at).items():
@@ -118,7 +118,7 @@ def test_rows_are_read_in_any_pattern_and_leaves_alone(run: Path) -> None:
         read_leaf(path, "cohort0", "model/weight", np.array([3000]))
 
 
-def test_digest_verification_and_export_do_not_depend_on_it(run: Path, tmp_path: Path) -> None:
+def test_digest_verification_and_export_do_not_depend_on_it(run, tmp_path):
     for round, expected in ((0, in_full(state())), (1, after())):
         digest = digest_of_blocks({}, [{"cohort0": (WHO, expected)}])
         assert run_folder.digest(run, round) == digest
@@ -129,7 +129,7 @@ def test_digest_verification_and_export_do_not_depend_on_it(run: Path, tmp_path:
         assert one_file.digest(tmp_path / "one.h5") == digest
 
 
-def test_a_continuation_reads_equal_rows_as_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_continuation_reads_equal_rows_as_one(run, monkeypatch):
     monkeypatch.setattr(run_folder, "_AT_ONCE", 200_000)
     found = {path: np.zeros_like(array) for path, array in after().items()}
     most = 0
@@ -145,7 +145,7 @@ def test_a_continuation_reads_equal_rows_as_one(run: Path, monkeypatch: pytest.M
         same(found[path][3:2000], array[3:2000])
 
 
-def test_a_changed_byte_of_the_one_row_is_found(run: Path) -> None:
+def test_a_changed_byte_of_the_one_row_is_found(run):
     path = shard_path(run, 0, 0)
     content, row = bytearray(path.read_bytes()), state()["model/weight"][0].tobytes()
     assert content.count(row) == 1
@@ -161,7 +161,7 @@ def crc(path: Path) -> str:
     return f"{zlib.crc32(content[512:]):08x}, {content[:512].split(b'crc32=')[1][:8].decode()} was written"
 
 
-def test_few_rows_and_short_ones_are_stored_as_they_are(tmp_path: Path) -> None:
+def test_few_rows_and_short_ones_are_stored_as_they_are(tmp_path):
     path = tmp_path / "shard.h5"
     write_shard(path, {"cohort0": (WHO[:3], state(3))})
     with h5py.File(path) as file:
@@ -169,7 +169,7 @@ def test_few_rows_and_short_ones_are_stored_as_they_are(tmp_path: Path) -> None:
     assert os.path.getsize(path) < 30_000
 
 
-def test_no_dataset_says_when_it_was_made(run: Path) -> None:
+def test_no_dataset_says_when_it_was_made(run):
     def look(name: str, found: h5py.Group | h5py.Dataset) -> None:
         assert not found.id.get_create_plist().get_obj_track_times(), name
 

@@ -41,9 +41,7 @@ def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("cohort_of", COHORTS.values(), ids=COHORTS)
-def test_one_file_holds_all_of_a_checkpoint_by_itself(
-    cohort_of: list[int], compress: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_file_holds_all_of_a_checkpoint_by_itself(cohort_of, compress, tmp_path, monkeypatch):
     monkeypatch.setattr(one_file, "_AT_ONCE", 100)  # so that there are several pieces
     world = World(tmp_path / "run", cohort_of, 1)
     for round in range(3):
@@ -68,7 +66,7 @@ def test_one_file_holds_all_of_a_checkpoint_by_itself(
     assert one_file.digest(tmp_path / "one.h5") == world.digest()
 
 
-def test_few_clients_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_clients_are_read_at_a_time(tmp_path, monkeypatch):
     world = World(tmp_path / "run", [0] * 40, 0)
     world.save(0, ranks=1)
     row = sum(array.nbytes // 40 for array in world.state["cohort0"].values())
@@ -84,7 +82,7 @@ def test_few_clients_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     assert sizes == [8] * 5
 
 
-def test_messages_that_the_server_keeps_too_are_stored_once(tmp_path: Path) -> None:
+def test_messages_that_the_server_keeps_too_are_stored_once(tmp_path):
     shared, own = np.arange(6.0), np.arange(8.0).reshape(4, 2)
     messages = {"model": ReceivedMessage({"w": shared}, own=False), "mean": ReceivedMessage({"w": own}, own=True)}
     content = RoundContent(3, {"w": shared}, received=messages, metrics_file=write_metrics(tmp_path, 3))
@@ -96,9 +94,7 @@ def test_messages_that_the_server_keeps_too_are_stored_once(tmp_path: Path) -> N
         assert file["received/mean/w"][()].tolist() == own.tolist()
 
 
-def test_a_process_that_dies_leaves_no_half_file_under_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_dies_leaves_no_half_file_under_the_name(tmp_path, monkeypatch):
     world = World(tmp_path / "run", [0] * 6, 0)
     world.save(0, ranks=2)
     path, step = tmp_path / "one.h5", 0
@@ -117,7 +113,7 @@ def test_a_process_that_dies_leaves_no_half_file_under_the_name(
     assert step > 3 and one_file.digest(path) == world.digest()
 
 
-def test_a_damaged_shard_or_index_is_not_copied(tmp_path: Path) -> None:
+def test_a_damaged_shard_or_index_is_not_copied(tmp_path):
     world = World(tmp_path / "run", [0] * 6, 0)
     world.save(0, ranks=1)
     path = shard_path(world.run, 0, 0)
@@ -162,7 +158,7 @@ def dumped(path: Path) -> set[str]:
 
 
 @pytest.mark.skipif(shutil.which("h5dump") is None, reason="needs h5dump (package hdf5-tools)")
-def test_h5dump_reads_a_lone_file_a_moved_run_a_run_without_a_shard_and_one_file(run: Path, tmp_path: Path) -> None:
+def test_h5dump_reads_a_lone_file_a_moved_run_a_run_without_a_shard_and_one_file(run, tmp_path):
     assert main(["export", str(run), "--all", "-o", str(tmp_path / "one.h5")]) == 0
     lone = Path(shutil.copy(run / "round_00003.h5", tmp_path))
     moved = run.rename(tmp_path / "elsewhere")
@@ -173,7 +169,7 @@ def test_h5dump_reads_a_lone_file_a_moved_run_a_run_without_a_shard_and_one_file
     assert dumped(moved / "round_00003.h5") == {"TRUE", "FALSE", "MISSING"}, "only what is lost is missing"
 
 
-def test_an_exported_checkpoint_needs_nothing_else(run: Path, tmp_path: Path, capfd: Any) -> None:
+def test_an_exported_checkpoint_needs_nothing_else(run, tmp_path, capfd):
     one, digest = tmp_path / "one.h5", quick_run.digest(run)
     assert main(["export", str(run), "--all", "--compress", "-o", str(one)]) == 0
     assert "round 3 of fedgmh, 7 clients" in capfd.readouterr().out
@@ -193,9 +189,7 @@ def test_an_exported_checkpoint_needs_nothing_else(run: Path, tmp_path: Path, ca
     assert "is damaged" in capfd.readouterr().err
 
 
-def test_an_array_that_a_tool_has_changed_is_found_though_the_file_has_its_checksum(
-    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_array_that_a_tool_has_changed_is_found_though_the_file_has_its_checksum(run, tmp_path, capfd):
     """In a checkpoint in one file, and in the files of a run."""
     one = tmp_path / "one.h5"
     assert main(["export", str(run), "--all", "-o", str(one)]) == 0
@@ -217,7 +211,7 @@ def test_an_array_that_a_tool_has_changed_is_found_though_the_file_has_its_check
         assert f"/metrics/correct in {path} is damaged: its CRC-32 is" in shown
 
 
-def test_a_lone_round_file_says_what_it_is_and_what_to_do(run: Path, tmp_path: Path, capfd: Any) -> None:
+def test_a_lone_round_file_says_what_it_is_and_what_to_do(run, tmp_path, capfd):
     lone = Path(shutil.copy(run / "round_00003.h5", tmp_path))
     with h5py.File(lone) as file:
         assert set(np.unique(file["clients/critical/weight"][()])) == {-1}
@@ -235,7 +229,7 @@ def test_a_lone_round_file_says_what_it_is_and_what_to_do(run: Path, tmp_path: P
     assert "is a part of a run of rank" in capfd.readouterr().err
 
 
-def test_an_older_round_is_taken_only_where_that_is_allowed(run: Path, tmp_path: Path, capfd: Any) -> None:
+def test_an_older_round_is_taken_only_where_that_is_allowed(run, tmp_path, capfd):
     newest = run_folder.read_layout(run, 3)
     lost = next(name for name in newest.files if name not in run_folder.read_layout(run, 2).files)
     (run / lost).unlink()
@@ -260,9 +254,7 @@ def test_an_older_round_is_taken_only_where_that_is_allowed(run: Path, tmp_path:
         assert open_run(run).round().number == 2
 
 
-def test_a_full_disk_keeps_the_file_that_was_there(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_a_full_disk_keeps_the_file_that_was_there(run, tmp_path, monkeypatch, capfd):
     one = tmp_path / "one.h5"
     one.write_bytes(b"precious")
 

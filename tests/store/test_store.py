@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("cohort_of", [ONE, TWO, WITH_NOTHING, NOTHING], ids=["one", "two", "with nothing", "nothing"])
 @pytest.mark.parametrize("seed", range(3))
-def test_every_round_reads_back_as_written_by_changing_ranks(run: Path, cohort_of: list[int], seed: int) -> None:
+def test_every_round_reads_back_as_written_by_changing_ranks(run, cohort_of, seed):
     world = World(run, cohort_of, seed)
     digests = []
     for round in range(5):
@@ -60,7 +60,7 @@ def test_every_round_reads_back_as_written_by_changing_ranks(run: Path, cohort_o
     assert verify.newest_good(run) == (4, [])
 
 
-def test_layout_follows_each_client_to_its_newest_row() -> None:
+def test_layout_follows_each_client_to_its_newest_row():
     cohort_of = ids(0, 1, 0, 1, 0)
     start = Layout.unwritten(cohort_of)
     assert {name: clients.tolist() for name, clients in start.cohorts.items()} == {
@@ -82,7 +82,7 @@ def test_layout_follows_each_client_to_its_newest_row() -> None:
     assert (same.files, same.file.tolist(), same.row.tolist()) == (second.files, [0, 0, 1, 1, 1], [0, 0, 0, 0, 1])
 
 
-def test_only_changed_clients_are_written(run: Path) -> None:
+def test_only_changed_clients_are_written(run):
     world = World(run, ONE, 0)
     world.save(0, ranks=1)
     world.train(ids(2, 7))
@@ -98,9 +98,7 @@ def test_only_changed_clients_are_written(run: Path) -> None:
     ]
 
 
-def test_plain_h5py_reads_everything_also_after_the_folder_has_moved(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_h5py_reads_everything_also_after_the_folder_has_moved(run, monkeypatch):
     world = World(run, ONE, 1)
     for round in range(3):
         world.save(round, ranks=3)
@@ -130,7 +128,7 @@ def test_plain_h5py_reads_everything_also_after_the_folder_has_moved(
     assert attributes == own
 
 
-def test_several_cohorts_are_stored_apart_beside_their_ids(run: Path) -> None:
+def test_several_cohorts_are_stored_apart_beside_their_ids(run):
     world = World(run, [0, 1, 2, 0, 1], 0)
     world.save(0, ranks=2)
     with h5py.File(run / "round_00000.h5") as file:
@@ -144,7 +142,7 @@ def test_several_cohorts_are_stored_apart_beside_their_ids(run: Path) -> None:
     assert run_folder.read_layout(run, 0).file[2] == -1
 
 
-def test_a_missing_shard_cannot_be_mistaken_for_values_by_plain_h5py(run: Path) -> None:
+def test_a_missing_shard_cannot_be_mistaken_for_values_by_plain_h5py(run):
     """A round file alone: no number and no boolean that a client may keep, and a word on it in the file."""
     world = World(run, TWO, 0)
     world.save(0, ranks=1)
@@ -162,21 +160,21 @@ def test_a_missing_shard_cannot_be_mistaken_for_values_by_plain_h5py(run: Path) 
         assert "`pflmpi export RUN --round 0 --all -o one.h5`" in about(file)["content_description"]
 
 
-def test_scattered_clients_make_one_mapping_for_each_shard(run: Path) -> None:
+def test_scattered_clients_make_one_mapping_for_each_shard(run):
     world = World(run, [0] * 300, 0)
     world.save(0, ranks=4)
     with h5py.File(run / "round_00000.h5") as file:
         assert len(file["clients/seen"].virtual_sources()) == 4
 
 
-def test_a_leaf_called_client_is_refused_among_cohorts(run: Path) -> None:
+def test_a_leaf_called_client_is_refused_among_cohorts(run):
     world = World(run, TWO, 0)
     world.templates["cohort0"] = {"client": ((), np.dtype(np.int64))}
     with pytest.raises(AssertionError, match="may not be called client"):
         world.save(0, ranks=1)
 
 
-def test_every_dataset_carries_the_crc32_of_its_bytes(run: Path) -> None:
+def test_every_dataset_carries_the_crc32_of_its_bytes(run):
     World(run, TWO, 0).save(0, ranks=2)
     seen = 0
     for path in [run / "round_00000.h5", *sorted((run / "shards").iterdir())]:
@@ -191,7 +189,7 @@ def test_every_dataset_carries_the_crc32_of_its_bytes(run: Path) -> None:
     assert seen > 20
 
 
-def test_single_rows_of_a_shard_can_be_read_in_any_pattern(run: Path) -> None:
+def test_single_rows_of_a_shard_can_be_read_in_any_pattern(run):
     rows = {"w": np.arange(40, dtype=np.float32).reshape(20, 2), "b": np.arange(20)}
     run.mkdir()
     path = shard_path(run, 0, 0)
@@ -205,7 +203,7 @@ def test_single_rows_of_a_shard_can_be_read_in_any_pattern(run: Path) -> None:
         read_rows(path, "cohort0", ids(120), ids(20))
 
 
-def test_threads_write_and_read_side_by_side(run: Path) -> None:
+def test_threads_write_and_read_side_by_side(run):
     worlds = [World(run / str(number), TWO, number) for number in range(4)]
 
     def work(world: World) -> str:
@@ -219,7 +217,7 @@ def test_threads_write_and_read_side_by_side(run: Path) -> None:
         assert list(pool.map(work, worlds)) == [world.digest() for world in worlds]
 
 
-def test_digest_is_the_sha256_of_its_definition() -> None:
+def test_digest_is_the_sha256_of_its_definition():
     server = {"b": np.float32([1.5, -2]), "a/n": np.array(7)}
     clients = {
         "cohort1": (ids(1), {"flag": np.array([[True, False]])}),
@@ -236,7 +234,7 @@ def test_digest_is_the_sha256_of_its_definition() -> None:
     assert digest_of_blocks(big_endian, [clients]) == content.hexdigest()
 
 
-def test_digest_does_not_depend_on_ranks_rounds_or_the_number_of_clients_at_once(tmp_path: Path) -> None:
+def test_digest_does_not_depend_on_ranks_rounds_or_the_number_of_clients_at_once(tmp_path):
     digests = set()
     for ranks, parts in ((1, 1), (5, 1), (3, 4)):
         world = World(tmp_path / f"{ranks}_{parts}", [0, 1] * 75, 3)  # more than are read at once
@@ -248,7 +246,7 @@ def test_digest_does_not_depend_on_ranks_rounds_or_the_number_of_clients_at_once
     assert digests == {world.digest()}
 
 
-def test_digest_detects_any_difference() -> None:
+def test_digest_detects_any_difference():
     server = {"a": np.float32([1, 2])}
     clients = {"cohort0": (ids(0, 1), {"w": np.float32([[1], [2]])})}
     others = [
@@ -264,7 +262,7 @@ def test_digest_detects_any_difference() -> None:
     assert len(digests) == 1 + len(others)
 
 
-def test_reading_names_what_is_missing(run: Path) -> None:
+def test_reading_names_what_is_missing(run):
     with pytest.raises(CheckpointError, match=r"run is no folder; name the folder that `pflmpi run` printed"):
         verify.newest_good(run)
     world = World(run, ONE, 0)
@@ -279,7 +277,7 @@ def test_reading_names_what_is_missing(run: Path) -> None:
         run_folder.read_clients(run, 0, ids(3, 12))
 
 
-def test_reading_needs_no_write_permission_and_no_lock(run: Path) -> None:
+def test_reading_needs_no_write_permission_and_no_lock(run):
     world = World(run, ONE, 0)
     world.save(0, ranks=1)
     descriptors = [os.open(path, os.O_RDONLY) for path in (run / "round_00000.h5", shard_path(run, 0, 0))]

@@ -33,9 +33,7 @@ def files(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_continues(
-    tmp_path: Path, small: bool, monkeypatch
-) -> None:
+def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_continues(tmp_path, small, monkeypatch):
     outcomes = []
     if not small:  # files are written as large ones are: in pieces
         monkeypatch.setattr(checked_hdf5, "_SMALL", 0)
@@ -68,7 +66,7 @@ def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_c
     assert len(outcomes) == 3 * 4 + 1 if small else len(outcomes) > 20
 
 
-def test_a_file_cut_anywhere_is_named(world: World) -> None:
+def test_a_file_cut_anywhere_is_named(world):
     for name in files(world):
         path = world.run / name
         whole = path.read_bytes()
@@ -82,7 +80,7 @@ def test_a_file_cut_anywhere_is_named(world: World) -> None:
     assert verify.problems(world.run, 1) == []
 
 
-def test_a_flipped_bit_anywhere_is_named(world: World) -> None:
+def test_a_flipped_bit_anywhere_is_named(world):
     rng = np.random.default_rng(0)
     for name in files(world):
         path = world.run / name
@@ -107,7 +105,7 @@ def flip(path: Path, dataset: str) -> None:
     path.write_bytes(content)
 
 
-def test_reading_refuses_damaged_values_without_prior_verification(world: World) -> None:
+def test_reading_refuses_damaged_values_without_prior_verification(world):
     flip(world.run / "round_00001.h5", "server/head/bias")
     with pytest.raises(CheckpointError, match=r"/server/head/bias in .*round_00001\.h5 is damaged: its CRC-32 is"):
         run_folder.read_server(world.run, 1)
@@ -122,7 +120,7 @@ def test_reading_refuses_damaged_values_without_prior_verification(world: World)
     assert sum(len(ids) for ids, _ in run_folder.read_clients(world.run, 1, others).values()) == 6
 
 
-def test_a_missing_or_exchanged_shard_is_named(world: World) -> None:
+def test_a_missing_or_exchanged_shard_is_named(world):
     first, *_, last = run_folder.read_layout(world.run, 1).files
     shutil.copy(world.run / last, world.run / first)
     problems = verify.problems(world.run, 1)
@@ -134,7 +132,7 @@ def test_a_missing_or_exchanged_shard_is_named(world: World) -> None:
         run_folder.read_clients(world.run, 1, np.arange(world.n))
 
 
-def test_a_newer_format_is_refused_with_both_versions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_format_is_refused_with_both_versions(world, monkeypatch):
     world.train(np.array([0]))
     with monkeypatch.context() as patch:
         patch.setattr(checked_hdf5, "FORMAT_VERSION", 99)
@@ -144,7 +142,7 @@ def test_a_newer_format_is_refused_with_both_versions(world: World, monkeypatch:
         run_folder.read_server(world.run, 2)
 
 
-def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world: World) -> None:
+def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world):
     world.train(np.array([5]))
     world.save(2, ranks=1)
     flip(world.run / "round_00002.h5", "server/head/bias")
@@ -161,9 +159,7 @@ def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world: 
 @pytest.mark.parametrize(
     ("small", "call"), [*((True, call) for call in range(3)), *((False, call) for call in range(6))]
 )
-def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(
-    world: World, small: bool, call: int, monkeypatch
-) -> None:
+def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(world, small, call, monkeypatch):
     if not small:
         monkeypatch.setattr(checked_hdf5, "_SMALL", 0)
     before = {path: path.read_bytes() for path in world.run.rglob("*.h5")}
@@ -186,7 +182,7 @@ def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(
     assert verify.newest_good(world.run) == (1, [])
 
 
-def test_short_writes_are_continued(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_continued(world, monkeypatch):
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, content, position: real(descriptor, content[:10], position))
     world.train(np.arange(world.n))

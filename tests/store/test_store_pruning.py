@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_pruning_leaves_the_newest_rounds_whole_and_nothing_else(run: Path, keep: int, seed: int) -> None:
+def test_pruning_leaves_the_newest_rounds_whole_and_nothing_else(run, keep, seed):
     world = World(run, TWO, seed)
     digests = {}
     for round in range(6):
@@ -39,7 +39,7 @@ def test_pruning_leaves_the_newest_rounds_whole_and_nothing_else(run: Path, keep
         world.train(world.some())
 
 
-def test_pruning_with_zero_keeps_all_rounds(run: Path) -> None:
+def test_pruning_with_zero_keeps_all_rounds(run):
     world = World(run, ONE, 0)
     for round in range(4):
         world.save(round, ranks=2)
@@ -49,7 +49,7 @@ def test_pruning_with_zero_keeps_all_rounds(run: Path) -> None:
     assert sorted(path.name for path in run.rglob("*")) == before
 
 
-def test_pruning_spares_what_other_ranks_are_writing(run: Path) -> None:
+def test_pruning_spares_what_other_ranks_are_writing(run):
     world = World(run, ONE, 0)
     world.save(0, ranks=1)
     world.train(np.arange(world.n))
@@ -62,7 +62,7 @@ def test_pruning_spares_what_other_ranks_are_writing(run: Path) -> None:
     assert not shard_path(run, 0, 0).exists() and verify.problems(run, 1) == []
 
 
-def test_pruning_does_not_count_a_damaged_round_nor_risk_its_shards(run: Path) -> None:
+def test_pruning_does_not_count_a_damaged_round_nor_risk_its_shards(run):
     world = World(run, ONE, 0)
     for round in range(3):
         world.save(round, ranks=1)
@@ -75,7 +75,7 @@ def test_pruning_does_not_count_a_damaged_round_nor_risk_its_shards(run: Path) -
     assert verify.newest_good(run)[0] == 1
 
 
-def test_killed_while_pruning_every_remaining_round_is_intact(run: Path, tmp_path: Path) -> None:
+def test_killed_while_pruning_every_remaining_round_is_intact(run, tmp_path):
     world = World(run, TWO, 0)
     for round in range(5):
         world.save(round, ranks=2)
@@ -97,7 +97,7 @@ def test_killed_while_pruning_every_remaining_round_is_intact(run: Path, tmp_pat
     assert step == (3 + 1) + 6  # three rounds and a flush of their folder, and the six shards that only they need
 
 
-def test_resuming_discards_later_rounds_shards_and_partial_files(run: Path) -> None:
+def test_resuming_discards_later_rounds_shards_and_partial_files(run):
     world = World(run, ONE, 0)
     for round in range(3):
         world.save(round, ranks=2)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from project import ROOT
 from store_world import World
 
 
-def test_the_writer_does_its_jobs_in_order_and_never_has_more_than_two_waiting() -> None:
+def test_the_writer_does_its_jobs_in_order_and_never_has_more_than_two_waiting():
     writer, gate, started, done = Writer("run"), threading.Event(), threading.Event(), []
 
     def first() -> None:
@@ -45,7 +44,7 @@ def test_the_writer_does_its_jobs_in_order_and_never_has_more_than_two_waiting()
     writer.close()
 
 
-def test_an_error_of_the_writer_names_the_file_the_last_round_and_the_way_out(tmp_path: Path) -> None:
+def test_an_error_of_the_writer_names_the_file_the_last_round_and_the_way_out(tmp_path):
     world = World(tmp_path / "run", [0, 1, 0], 0)
     world.save(0, ranks=1)
     world.save(1, ranks=1)
@@ -73,7 +72,7 @@ def test_an_error_of_the_writer_names_the_file_the_last_round_and_the_way_out(tm
     assert verify.newest_good(world.run) == (1, [])
 
 
-def test_any_error_of_a_job_reaches_the_main_thread() -> None:
+def test_any_error_of_a_job_reaches_the_main_thread():
     for raised, expected, words in (
         (ValueError("odd"), RunError, "writing a checkpoint of run failed: ValueError: odd"),
         (CheckpointError("torn"), CheckpointError, "torn"),
@@ -89,7 +88,7 @@ def test_any_error_of_a_job_reaches_the_main_thread() -> None:
             writer.close()
 
 
-def test_a_blocked_submit_raises_an_earlier_error() -> None:
+def test_a_blocked_submit_raises_an_earlier_error():
     writer, gate = Writer("run"), threading.Event()
 
     def job() -> None:
@@ -105,7 +104,7 @@ def test_a_blocked_submit_raises_an_earlier_error() -> None:
     writer.abandon()
 
 
-def test_abandoning_finishes_the_running_job_and_drops_the_others() -> None:
+def test_abandoning_finishes_the_running_job_and_drops_the_others():
     writer, gate, started, done = Writer("run"), threading.Event(), threading.Event(), []
 
     def first() -> None:
@@ -124,7 +123,7 @@ def test_abandoning_finishes_the_running_job_and_drops_the_others() -> None:
 
 
 @pytest.mark.parametrize(("ending", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise ValueError", 1)])
-def test_the_end_of_the_program_waits_for_submitted_jobs(tmp_path: Path, ending: str, code: int) -> None:
+def test_the_end_of_the_program_waits_for_submitted_jobs(tmp_path, ending, code):
     program = f"""
 import pathlib, time
 from pflmpi.store.writer import Writer
