@@ -101,7 +101,10 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
 
     for restarted in itertools.count():
         os.environ[RESTARTED] = str(restarted)
-        failed = _start_once(ranks, words, rank_main)
+        try:
+            failed = _start_once(ranks, words, rank_main)
+        finally:
+            del os.environ[RESTARTED]
         killed = failed is not None and failed.code < 0 and -failed.code not in asking()
         if not killed or restarted == restarts:
             break

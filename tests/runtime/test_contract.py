@@ -252,20 +252,20 @@ def run_changing(change, executor, folder, monkeypatch, ranks=1):
 
     monkeypatch.setitem(ALGORITHMS._objects, "changing", Changing)
     raw = quick_run.settings(algorithm={"name": "changing"}, runtime={"executor": executor, "lanes": 3})
-    return quick_run.run_changing(raw, folder, ranks)
+    return quick_run.run(raw, folder, ranks)
 
 
 @pytest.mark.parametrize("what", [*CHANGES, *BATCHES])
 def test_a_tensor_that_was_given_is_not_changed(what, tmp_path, monkeypatch):
     change, path = (CHANGES | BATCHES)[what]
     with pytest.raises(AlgorithmError, match=rf"Changing.client_update \(round 1, client \d.* changes {path} in place"):
-        run_changing(change, "loop", tmp_path / "run_changing", monkeypatch)
+        run_changing(change, "loop", tmp_path / "run", monkeypatch)
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_nor_in_lanes(what, tmp_path, monkeypatch):
     with pytest.raises(AlgorithmError, match=r"Changing.client_update \(round.* in place") as caught:
-        run_changing(CHANGES[what][0], "lanes", tmp_path / "run_changing", monkeypatch)
+        run_changing(CHANGES[what][0], "lanes", tmp_path / "run", monkeypatch)
     assert "runtime.executor" not in str(caught.value)  # no way out
 
 
@@ -282,7 +282,7 @@ def test_the_server_publishes_its_state_as_it_is(tmp_path, monkeypatch):
 
     monkeypatch.setitem(ALGORITHMS._objects, "publishing", Publishing)
     with pytest.raises(AlgorithmError, match=r"Publishing.publish .* changes server/shared/body/fc1/bias in place"):
-        quick_run.run_changing(quick_run.settings(algorithm={"name": "publishing"}), tmp_path / "run_changing")
+        quick_run.run(quick_run.settings(algorithm={"name": "publishing"}), tmp_path / "run")
 
 
 class FloatState(FedPer):
