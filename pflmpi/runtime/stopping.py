@@ -93,15 +93,13 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
             completed any more.
     """
     reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, lambda *_: None) for number in early_signals.asking()}
+    watched = early_signals.asking()
 
     def watch() -> None:
         first = 0.0
         while received := reader.recv(1):
             number = received[0]
-            if number not in before:  # such as SIGINT, which Python handles
+            if number not in watched:  # such as SIGINT, which Python handles
                 continue
             if number == signal.SIGTERM and someone_died():
                 _leave(RunError.exit_code)
@@ -111,17 +109,20 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
             first = first or time.monotonic()
             stop.reason = stop.reason or early_signals.described(number)
 
-    thread = threading.Thread(target=watch, name="signals", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        writer.close()
-        thread.join()
-        reader.close()
+    with reader, writer:
+        thread = threading.Thread(target=watch, name="signals", daemon=True)
+        thread.start()  # which limits of the system may refuse
+        writer.setblocking(False)
+        wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, lambda *_: None) for number in watched}
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            writer.close()
+            thread.join()
 
 
 def _leave(code: int) -> None:

@@ -163,4 +163,5 @@ def test_the_examples_work_where_they_are_written(environment, tmp_path):
     assert "fine_tuning_epochs" in work.call(["pflmpi", "list", "examples/fedbabu.py:FedBABU"])
     assert "FedGMH" in work.call(["pflmpi", "sweep", "configs/papers/digits.yaml", "--dry-run"])
     script = work.call(["pflmpi", "submit", "configs/quickstart.yaml", "--ntasks=2", "--dry-run"])
-    assert re.search(rf"^srun .*{environment['VIRTUAL_ENV']}/bin/python\S* -P -m pflmpi run", script, re.MULTILINE)
+    python = f"{environment['VIRTUAL_ENV']}/bin/python"
+    assert re.search(rf"^bash \S*/launch/srun .*{python}\S* -P -m pflmpi run", script, re.MULTILINE)

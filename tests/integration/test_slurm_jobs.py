@@ -197,12 +197,6 @@ def test_an_array_runs_the_cells_that_are_not_done(folder):
     last, shown = submit(folder, "--array", "small.yaml", "--out", "cells", "--ntasks=1", "--mpi=pmix")
     assert "1 of 6 cells" in shown
     assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "FAILED"
-    # So it is when the table is corrected; a cell that was done before that, and is another one now, has not failed.
-    (folder / "small.yaml").write_text((folder / "small.yaml").read_text().replace("lr: 0.2", "lr: 0.3"))
-    words = ["--array", "small.yaml", "--out", "cells", "--ntasks=1", "--failed", "--anew", "-s", "data.name=digits"]
-    last, shown = submit(folder, *words, "-s", "data.root=null")
-    assert "1 of 6 cells" in shown
-    assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "COMPLETED"
 
     def status() -> str:
         return processes.call([*processes.PFLMPI, "status", "cells"], PATIENCE, cwd=folder).stdout
@@ -212,6 +206,12 @@ def test_an_array_runs_the_cells_that_are_not_done(folder):
     with testbed.forgetful():
         wait_for(lambda: "Slurm forgets a job" in status(), "Slurm to forget the jobs")
         assert f"  local/many/seed0  not begun; {why}" in status()
+    # So it is when the table is corrected; a cell that was done before that, and is another one now, has not failed.
+    (folder / "small.yaml").write_text((folder / "small.yaml").read_text().replace("lr: 0.2", "lr: 0.3"))
+    words = ["--array", "small.yaml", "--out", "cells", "--ntasks=1", "--failed", "--anew", "-s", "data.name=digits"]
+    last, shown = submit(folder, *words, "-s", "data.root=null")
+    assert "1 of 6 cells" in shown
+    assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "COMPLETED"
 
 
 # --- submit -------------------------------------------------------------------------------------------------------
