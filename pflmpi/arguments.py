@@ -64,7 +64,7 @@ def add_round(parser: argparse.ArgumentParser) -> None:
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:
-    """Add --force, for a command that writes a file; see `check_free`."""
+    """Add --force, for a command that writes a file; see `check_output`."""
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
 
 
@@ -72,6 +72,14 @@ def check_free(path: Path | None, option: str, force: bool) -> None:
     """Raise `ConfigError` if the file that a command is to write is there already, unless it may be overwritten."""
     if path is not None and path.exists() and not force:
         raise ConfigError(f"{path} is there already; choose another {option}, or overwrite it with --force")
+
+
+def check_output(path: Path | None, option: str, force: bool) -> None:
+    """Raise `ConfigError` if a file cannot be written at the end because its folder is missing, or as `check_free`."""
+    if path is not None and not path.parent.is_dir():
+        missing = f"cannot write {path}: No such file or directory"
+        raise ConfigError(f"{missing}; make the folder {path.parent}, or choose another {option}")
+    check_free(path, option, force)
 
 
 def checkpoint(opened: "Run", options: argparse.Namespace) -> "Checkpoint":

@@ -68,6 +68,7 @@ def _show_data(options: argparse.Namespace) -> int:
     """Show what was understood, and draw it if asked."""
     from pflmpi.data.own_files import read_own
 
+    arguments.check_output(options.picture, "--picture", force=True)
     if options.picture is not None and options.picture.suffix not in (".png", ".svg"):
         raise ConfigError(f"--picture {options.picture}: expected a name that ends with .png or .svg")
     dataset = read_own(options.path, options.label, options.client, options.layout)

@@ -91,7 +91,7 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ConfigError(f"--updates {options.updates}: give a number of at least 1")
     if options.after_training and options.unseen:
         raise ConfigError("--after-training with --unseen, who train before their test by --updates; leave one out")
-    arguments.check_free(options.out, "-o", options.force)
+    arguments.check_output(options.out, "-o", options.force)
 
 
 def _counts(experiment: "Experiment", run: Path, round: int, options: argparse.Namespace) -> "Counts":

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     if options.compress:
         raise ConfigError("--compress goes with --all; leave it out")
     write = _writer(options.out)
-    arguments.check_free(options.out, "-o", options.force)
+    arguments.check_output(options.out, "-o", options.force)
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
     if options.server:
@@ -89,7 +89,7 @@ def _run_all(options: argparse.Namespace) -> int:
         raise ConfigError(f"--leaf {options.leaf} cannot go with --all, which writes everything; leave one of them out")
     if round_of(path.name) is not None or probe_file.round_of(path.name) is not None:
         raise ConfigError(f"-o {path}: files of a run have such names; choose another, such as one.h5")
-    arguments.check_free(options.out, "-o", options.force)
+    arguments.check_output(options.out, "-o", options.force)
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
     with atomic.refusing(path, "choose another -o"), bar("clients") as update:

@@ -142,7 +142,7 @@ def test_wrong_use_is_one_error_and_writes_nothing(words, message, folder, monke
     assert quick_run.command(words) == 2
     shown = capfd.readouterr()
     assert message in " ".join(shown.err.split()), shown
-    assert shown.out == "" or "cannot write" in shown.err, "said at the end alone where a file cannot be written"
+    assert shown.out == "" or "file/out" in shown.err, "a report alone finds at its end that it cannot be written"
     assert "Traceback" not in shown.err and "internal error" not in shown.err
     assert shown.err.count("\n") == 1 or shown.err.startswith("usage: pflmpi")
     assert files(folder) == before
