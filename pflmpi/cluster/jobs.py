@@ -99,6 +99,11 @@ class Job:
         return self.state in _ACTIVE
 
     @property
+    def in_queue(self) -> bool:
+        """Whether it waits or runs."""
+        return in_queue(self.state)
+
+    @property
     def array(self) -> str:
         """Id of its array; "" for other jobs."""
         array, tasks, _ = self.id.partition("_")
@@ -110,7 +115,7 @@ class Job:
         return parse_tasks(self.id.partition("_")[2].strip("[]"))
 
 
-def lives(state: str) -> bool:
+def in_queue(state: str) -> bool:
     """Whether a job in this state waits or runs."""
     return state in _WAITING or state in _ACTIVE
 
@@ -168,7 +173,7 @@ def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
     while True:
         with suppress(NoAnswer):  # of a controller that is busy
             jobs = find(name, environ)
-            if not any(job.active or job.waiting for job in jobs):
+            if not any(job.in_queue for job in jobs):
                 return jobs
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

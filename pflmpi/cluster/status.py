@@ -168,7 +168,7 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
         return
     if job is None:
         yield "not finished: `pflmpi resume` continues it, unless it is running elsewhere"
-    elif not (job.active or job.waiting):
+    elif not job.in_queue:
         stopped = (
             "stopped after a complete round" if job.exit_code == Stopped.exit_code else "ended before the last round"
         )
@@ -227,7 +227,7 @@ def _speed(run: RunStatus, job: Job | None) -> str:
         words.append(f"the last one ended {clock(run.age)} ago")
     if not run.done and run.to_end is not None:
         words.append(f"{clock(run.to_end)} to the end")
-    if job is not None and (job.active or job.waiting):
+    if job is not None and job.in_queue:
         left = _left(job)
         words.append("no time limit" if left is None else f"{clock(left)} left of {clock(job.limit or 0.0)}")
     return ", ".join(words)
@@ -268,7 +268,7 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
     if not jobs:
         yield f"no job of yours is known to work on a run ({_FORGOTTEN}); for a run: pflmpi status RUN"
     yield from _blocks(_current(jobs))
-    others = sum(job.active or job.waiting for job in queue) - sum(job.active or job.waiting for job in jobs)
+    others = sum(job.in_queue for job in queue) - sum(job.in_queue for job in jobs)
     if others:
         yield (
             f"{counted(others, 'other job')} of yours: the folders below where they were submitted name none of them "
@@ -352,7 +352,7 @@ def _cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]])
 def _current(jobs: Sequence[Job]) -> list[Job]:
     """The jobs without ended ones where a newer job, or a newer array, works in their folder."""
     newest = {job.folder: job.array or job.number for job in jobs}
-    return [job for job in jobs if job.active or job.waiting or newest[job.folder] == (job.array or job.number)]
+    return [job for job in jobs if job.in_queue or newest[job.folder] == (job.array or job.number)]
 
 
 def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
@@ -374,7 +374,7 @@ def _block(job: Job) -> Iterator[str]:
     elif job.array:
         yield f"  a task of the sweep in {job.folder}"
     else:
-        yield f"  {job.folder}: {'not begun' if job.active or job.waiting else 'there is no run'}"
+        yield f"  {job.folder}: {'not begun' if job.in_queue else 'there is no run'}"
     if job.seconds:
         yield f"  {_used(job)}"
     error = _error(job)
@@ -395,7 +395,7 @@ def _used(job: Job) -> str:
 
 def _error(job: Job) -> str:
     """The error that ended a job, by its log; "" if there is none."""
-    ended = not (job.active or job.waiting or job.state == "COMPLETED")
+    ended = not (job.in_queue or job.state == "COMPLETED")
     return last_error(job.log) if ended and job.log is not None else ""
 
 

@@ -17,7 +17,7 @@ from pflmpi.store.job_file import Submission
 
 def working_in(folder: Path, queued: Sequence[Job]) -> Job | None:
     """A job that works in a folder, or waits to."""
-    return next((job for job in jobs_in(folder, queued) if job.active or job.waiting), None)
+    return next((job for job in jobs_in(folder, queued) if job.in_queue), None)
 
 
 def refuse_second(out: Path, others: Sequence[str], environ: Mapping[str, str]) -> None:

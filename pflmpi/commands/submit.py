@@ -76,17 +76,17 @@ def run(options: argparse.Namespace) -> int:
     if pending is None:
         return 0
     if options.dry_run or options.test_only:
-        _try(options, pending)
+        _preview(options, pending)
         return 0
     number, log = submit(options, pending)
     what = f", {len(pending.todo)} of {pending.cells} cells" if pending.cells else ""
     print_surely(f"job {number}: {pending.out}{what}")
     print(f"log: {log}")
     print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, log.split('*')))}", flush=True)
-    return _ended(number, pending) if options.wait else 0
+    return _wait(number, pending) if options.wait else 0
 
 
-def _try(options: argparse.Namespace, pending: Pending) -> None:
+def _preview(options: argparse.Namespace, pending: Pending) -> None:
     """Print the batch script of a job, or when it would start."""
     from pflmpi.cluster.batch_script import log_folder, script
     from pflmpi.cluster.submission import would_start
@@ -101,7 +101,7 @@ def _try(options: argparse.Namespace, pending: Pending) -> None:
         print(f"pflmpi: make {logs}/ before you submit this; Slurm would not", file=sys.stderr)
 
 
-def _ended(number: str, pending: Pending) -> int:
+def _wait(number: str, pending: Pending) -> int:
     """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done, 75 or 1."""
     from pflmpi.cluster.jobs import wait
     from pflmpi.cluster.status import one_folder, run_status

@@ -55,7 +55,7 @@ class Job:
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return not slurm.lives(self.state)
+        return not slurm.in_queue(self.state)
 
     def wait(self) -> None:
         """Wait until it has ended, well or not."""
