@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Mapping
 
-from pflmpi.errors import RANK_VARIABLES, Stopped, write_exit_code
+from pflmpi.errors import Stopped, launched_rank, write_exit_code
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # In a rank SIGTERM means that another rank has failed: a launcher of ours forwards these as real-time signals.
@@ -49,7 +49,7 @@ def watch(environ: Mapping[str, str]) -> None:
     handlers. To a rank of a launcher SIGTERM says that another rank has failed, and is left to the system.
     """
     _begun.clear()  # it may be set in the process that this one is a fork of
-    rank = next((environ[name] for name in RANK_VARIABLES if name in environ), None)
+    rank = launched_rank(environ)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     watched = [number for number in asking() if rank is None or number != signal.SIGTERM]

@@ -102,7 +102,12 @@ def of_kind(kind: str, text: str) -> PflmpiError:
     return error
 
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID")  # the innermost launcher's
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID")  # the innermost launcher's first
+
+
+def launched_rank(environ: Mapping[str, str]) -> str | None:
+    """The rank that a launcher has given to this process; None if none has started it."""
+    return next((environ[name] for name in _RANKS if name in environ), None)
 
 
 def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""]) -> None:
@@ -118,10 +123,9 @@ def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""])
 
 def write_end(environ: Mapping[str, str]) -> None:
     """Leave "ended" where rank 0 has come to the end of its process and has left no exit code, as of a script."""
-    rank = next((environ[name] for name in RANK_VARIABLES if name in environ), "0")
     with contextlib.suppress(OSError):
         path = Path(environ["PFLMPI_EXIT_FILE"])
-        if rank == "0" and not path.read_text().strip():
+        if launched_rank(environ) in (None, "0") and not path.read_text().strip():
             path.write_text("ended\n")
 
 
