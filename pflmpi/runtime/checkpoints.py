@@ -121,9 +121,8 @@ class Checkpoints:
             writers = shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
             rows = population.flat(now.rows[self._transport.rank])
             rows = send_to_writers(self._transport, rows, now.rows, writers, self._templates, self._cohort)
-            changed = clients_written(now.rows, writers)
             content = None if self._metrics is None else self._content(now.round, server_round, progress, self._metrics)
-            self._writer.submit(lambda: self._write(now.round, rows, content, changed))
+            self._writer.submit(lambda: self._write(now, rows, content, writers))
 
     def finish(self) -> None:
         """Wait until everything is on disk; every rank calls this."""
@@ -168,16 +167,19 @@ class Checkpoints:
             metrics_file=metrics,
         )
 
-    def _write(self, round: int, rows: ClientRows, content: RoundContent | None, changed: Sequence[np.ndarray]) -> None:
-        """Write the rows and, on rank 0, the round file; `changed` are the clients whose rows each rank writes."""
+    def _write(
+        self, now: RoundSchedule, rows: ClientRows, content: RoundContent | None, writers: Sequence[int]
+    ) -> None:
+        """Write the rows and, on rank 0, the round file; `writers` as `shard_writers` gives them."""
         self._lock.check()
+        round = now.round
         if rows:
             described = {"run": self._attributes["run"], "round": round, "rank": self._transport.rank}
             write_shard(shard_path(self._run, round, self._transport.rank), rows, described)
         if content is None:
             return
         metrics_file.flush(self._run)
-        self._layout = layout = self._layout.updated(round, changed, self._cohort)
+        self._layout = layout = self._layout.updated(round, clients_written(now.rows, writers), self._cohort)
         for name in layout.files:
             if name not in self._shards:
                 self._wait_for(self._run / name)
