@@ -1,5 +1,6 @@
 """What a start depends on: limits of the system, files of the current folder, how many ranks there are by default."""
 
+import os
 import re
 import subprocess
 import sys
@@ -167,3 +168,10 @@ def test_ranks_are_as_many_as_gpus_or_else_cores(visible, gpus, jobs, expected, 
     assert launch.default_ranks(RuntimeConfig(gpus=gpus), jobs) == expected
     assert launch.default_ranks(RuntimeConfig(gpus=gpus, device="cpu"), jobs) == max(1, 6 // jobs)
     assert launch.default_ranks(RuntimeConfig(device="cpu", threads=2), jobs) == max(1, 3 // jobs)
+
+
+def test_the_count_of_restarts_is_for_the_ranks_alone(monkeypatch):
+    counts = []
+    monkeypatch.setattr(launch, "_start_once", lambda *_: counts.append(os.environ["PFLMPI_RESTARTED"]))
+    assert launch.start_ranks(2, [], None, 1) == 0
+    assert counts == ["0"] and "PFLMPI_RESTARTED" not in os.environ
