@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import xarray
 
 import quick_run
 from described import about
@@ -64,8 +65,6 @@ def test_axes_have_names_also_for_xarray(run):
     with h5py.File(round_path(run, 3)) as file:
         assert file["layout/row"].dims[0][0] == file["client"]
         assert [axis[0].name for axis in file["received/centre/weight"].dims] == ["/client", "/size_2"]
-    xarray = pytest.importorskip("xarray")
-    pytest.importorskip("h5netcdf")
     with xarray.open_dataset(round_path(run, 3), group="bytes", engine="h5netcdf", phony_dims="sort") as found:
         assert found["up"].dims == ("client",) and found["up"].to_numpy().tolist() == [0, 1, 2, 3]
 
