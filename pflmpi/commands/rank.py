@@ -34,7 +34,7 @@ from pflmpi.errors import (
     write_exit_code,
 )
 from pflmpi.experiment.run import RankContext
-from pflmpi.machine import cores, gpus
+from pflmpi.machine import cores, gpus, requested_gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, gpu_messages, limit_memory, place
 from pflmpi.runtime.faults import CollectiveError, all_or_none
@@ -197,7 +197,7 @@ def connect(config: Config, launch: Launch) -> Transport:
 def here(config: Config) -> Peer:
     """This process, and what it sees."""
     seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return Peer.here(cores(), seen)
+    return Peer.here(cores(), seen, requested_gpus(os.environ))
 
 
 def context_of(

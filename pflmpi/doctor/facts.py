@@ -286,7 +286,7 @@ def try_device(
     except PflmpiError as error:
         about = {"error": str(error)}
     except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
-        about = {"error": f"the GPU cannot be used ({first_line(error)})"}
+        about = {"error": f"the GPU cannot be used ({first_line(error)}); {machine.GPU_REMEDY}"}
     return device.model_copy(update=about)
 
 

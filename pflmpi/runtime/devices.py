@@ -92,8 +92,8 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
     share a GPU, unless `runtime.server` is "shared".
 
     Raises:
-        ConfigError: a GPU is asked for that is not there; some of the ranks that compute see a GPU, and some do not;
-            GPUs of several models.
+        ConfigError: a GPU is asked for, or was given to a rank, that is not there; some of the ranks that compute see
+            a GPU, and some do not; GPUs of several models.
     """
     usable = _usable(peers, runtime)
     if runtime.device == "cpu" or not any(usable):
@@ -104,6 +104,8 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
                 f"runtime.gpus = {runtime.gpus} with runtime.device = {runtime.device!r}, but no rank sees a GPU that "
                 "it may use; leave it null"
             )
+        if runtime.device == "auto":
+            _refuse_missing_gpus(peers)
         return GpuPlacement(tuple(peers), (None,) * len(peers), False, _cpu_slots(peers, runtime))
     computing = range(1, len(peers)) if _is_apart(peers, usable, runtime) else range(len(peers))
     if blind := [rank for rank in computing if not usable[rank]]:
@@ -121,6 +123,17 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
             "'allow': results then depend on which rank computes a client"
         )
     return placement
+
+
+def _refuse_missing_gpus(peers: Sequence[Peer]) -> None:
+    """Raise `ConfigError` if a rank was given GPUs, of which torch finds none: a job would pay for them in vain."""
+    requested = [rank for rank, peer in enumerate(peers) if peer.requested]
+    if requested:
+        raise ConfigError(
+            f"a GPU was requested ({peers[requested[0]].requested} on {names(requested, peers)}), but torch finds "
+            "none; see with nvidia-smi whether the driver works, install a torch that is built for it, or set "
+            "runtime.device = 'cpu'"
+        )
 
 
 def _usable(peers: Sequence[Peer], runtime: RuntimeConfig) -> list[tuple[str, ...]]:

@@ -22,6 +22,7 @@ class Peer:
         cores: numbers of the cores that it may use.
         gpus: that it sees and may use, in the order of its numbers for them.
         device_buffers: whether its MPI library moves memory of a GPU; None where there is none, or it does not say.
+        requested: the variable by which it was given GPUs, from `machine.requested_gpus`; "" for none.
     """
 
     host: str
@@ -29,21 +30,22 @@ class Peer:
     cores: tuple[int, ...] = (0,)
     gpus: tuple[Gpu, ...] = ()
     device_buffers: bool | None = None
+    requested: str = ""
 
     @classmethod
-    def here(cls, cores: Sequence[int], gpus: Sequence[Gpu]) -> "Peer":
+    def here(cls, cores: Sequence[int], gpus: Sequence[Gpu], requested: str) -> "Peer":
         """This process."""
-        return cls(socket.gethostname(), os.getpid(), tuple(cores), tuple(gpus))
+        return cls(socket.gethostname(), os.getpid(), tuple(cores), tuple(gpus), requested=requested)
 
     @classmethod
     def from_json(cls, text: str) -> "Peer":
         """The inverse of `to_json`."""
-        host, process, cores, gpus, device_buffers = json.loads(text)
-        return cls(host, process, tuple(cores), tuple(Gpu(*gpu) for gpu in gpus), device_buffers)
+        host, process, cores, gpus, *rest = json.loads(text)
+        return cls(host, process, tuple(cores), tuple(Gpu(*gpu) for gpu in gpus), *rest)
 
     def to_json(self) -> str:
         """This peer on its way to the other ranks."""
-        return json.dumps([self.host, self.process, self.cores, self.gpus, self.device_buffers])
+        return json.dumps([self.host, self.process, self.cores, self.gpus, self.device_buffers, self.requested])
 
     def ended(self) -> bool:
         """Whether the process has ended; one on another host counts as alive."""

@@ -105,6 +105,15 @@ def test_no_mpi_is_named_by_every_rank(tmp_path):
         assert "MPI cannot be used (there is no MPI); load the cluster's MPI module" in line
 
 
+def test_gpus_that_were_requested_and_are_not_there_are_named(here, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_GPUS", "2")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, printed = here()
+    assert code == 1 and len(problems(printed)) == 1, printed
+    assert "a GPU was requested (SLURM_STEP_GPUS = '2' on rank 0 " in problems(printed)[0]
+    assert problems(printed)[0].endswith("or set runtime.device = 'cpu'")
+
+
 def test_two_ranks_on_one_gpu_are_named(tmp_path):
     one_for_all = patch(
         tmp_path / "patch",

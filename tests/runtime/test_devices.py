@@ -55,7 +55,7 @@ def test_a_restart_is_counted():
 
 
 def test_a_peer_that_has_ended_is_seen_before_it_is_reaped():
-    here = Peer.here((0,), ())
+    here = Peer.here((0,), (), "")
     assert not here.ended()
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     peer = replace(here, process=child.pid)
@@ -100,7 +100,7 @@ from pflmpi.transports.peers import Peer
 seen = os.environ["CUDA_VISIBLE_DEVICES"]
 first = int(os.environ["SLURM_STEP_GPUS"].split(",")[0])  # numbers of the node; CUDA_VISIBLE_DEVICES counts from 0
 transport = open_transport("auto", detect(os.environ), 60)
-introduce(transport, Peer.here((0,), [Gpu(f"GPU-{first + i}", "A100", 1) for i in map(int, seen.split(","))]))
+introduce(transport, Peer.here((0,), [Gpu(f"GPU-{first + i}", "A100", 1) for i in map(int, seen.split(","))], ""))
 print(seen, place_ranks(transport.peers, RuntimeConfig()).number[transport.rank], flush=True)
 transport.close()
 """
