@@ -182,6 +182,18 @@ def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, 
         return 1 << 63, 0
 
 
+def system() -> str:
+    """Boot and process namespace of this process, within which numbers of processes mean something; "" if unknown.
+
+    Containers of one node may have one host name, and a namespace of processes each.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
 _UNKNOWN = -1  # start of a process where the system does not tell
 _ENDED = ("Z", "X")  # states of a process that has ended and has not been reaped
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import processes
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import Gpu
 from pflmpi.runtime import devices
@@ -67,6 +68,20 @@ def test_a_peer_that_has_ended_is_seen_before_it_is_reaped():
     child.communicate()
     assert peer.ended(), "gone"
     assert not replace(peer, host="elsewhere").ended()
+
+
+def test_a_rank_in_another_namespace_of_processes_is_not_taken_for_ended():
+    """As in a container for each GPU: one host name, and the number of a process means another one, or none, here."""
+    code = "from pflmpi.transports.peers import Peer; print(Peer.here((0,), (), '').to_json())"
+    command = [*["unshare", "--pid", "--fork", "--mount-proc"], sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=processes.PATIENCE)
+    if "unshare failed" in done.stderr:
+        pytest.skip("needs root to make a namespace")
+    there, here = Peer.from_json(done.stdout), Peer.here((0,), (), "")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert there.host == here.host
+    assert not replace(there, process=gone.pid).ended() and replace(here, process=gone.pid).ended()
 
 
 def test_many_names_are_cut():
