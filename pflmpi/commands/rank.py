@@ -215,7 +215,7 @@ def context_of(
     device = device_of(placed, transport.rank)
     fix_kernels(device, config.runtime, config.training)
     limit_memory(placed, transport.rank, config.runtime)
-    between_gpus = gpu_messages(placed, transport.name)
+    between_gpus = gpu_messages(placed, transport.name, config.runtime.between_gpus)
     if between_gpus.ranks:
         transport.use_gpus(between_gpus.ranks, device)
     if between_gpus.text and transport.rank == 0:

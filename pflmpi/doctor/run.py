@@ -253,7 +253,7 @@ _TEXTS: dict[str, Callable[[RankFacts], str]] = {
     "torch.distributed": lambda facts: (
         f"gloo: {'yes' if facts.device.gloo else 'no'}; NCCL: {facts.device.nccl or 'no'}"
     ),
-    "messages to GPUs": lambda facts: facts.device.messages or "not used",
+    "messages": lambda facts: facts.messages or "not used",
     "Slurm": lambda facts: ", ".join(f"{name} {text}" for name, text in facts.slurm.items() if text) or "no job",
     "run folder": _folder,
     "data": _data,

@@ -352,11 +352,18 @@ class GpuMessages:
         return _COLLECTIVE + (_PEER * (on_node - 1) if parts else 0.0)
 
 
-def gpu_messages(placed: GpuPlacement, transport: str) -> GpuMessages:
-    """The way for a placement of ranks over a transport, by its name."""
+def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["auto", "host"]) -> GpuMessages:
+    """The way for a placement of ranks over a transport, by its name.
+
+    Args:
+        between_gpus: `runtime.between_gpus`.
+    """
     computing = tuple(rank for rank, gpu in enumerate(placed.gpu) if gpu is not None)
     if not computing or len(placed.peers) == 1:
         return GpuMessages((), "")
+    if between_gpus == "host":
+        library = "MPI" if transport == "mpi" else "gloo"
+        return GpuMessages((), f"{library}, through the host: runtime.between_gpus = 'host'")
     if transport == "mpi":
         return _by_mpi(placed, computing)
     if len(placed.gpu_ranks) > 1:

@@ -1,6 +1,7 @@
 """`pflmpi doctor` as it is used: sound set-ups pass, and each broken one is named with its remedy."""
 
 import os
+import re
 
 import pytest
 import yaml
@@ -73,6 +74,11 @@ def test_a_sound_set_up_has_no_problems_and_one_table(way, tmp_path):
     library = "not used" if way == "torchrun" else "Open MPI"
     for text in (library, "gloo: yes", f"{tmp_path}: written", "digits", "mpi4py"):
         assert text in " ".join(printed.split()), text
+    tried = re.search(r"│ messages +│ (.*?) +│ all", printed)
+    times = r": 1 MiB from rank 0 to all in \S+ ms, to the next rank in \S+ ms"
+    assert tried and re.fullmatch(
+        {"alone": "not used", "mpi": f"MPI{times}", "torchrun": f"gloo{times}"}[way], tried[1]
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]  # nothing is left of what was tried
 
 

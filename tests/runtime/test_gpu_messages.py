@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -22,14 +23,22 @@ from pflmpi.transports.inprocess import InProcessTransport
 from stub_device import DEVICE, StubTensor, stub_device
 
 
-def way(name: str, transport: str, answers: Sequence[bool | None] = (None,)) -> GpuMessages:
+def way(name: str, transport: str, answers: Sequence[bool | None] = (None,), between: Any = "auto") -> GpuMessages:
     """The way in a situation; the last of the libraries' answers is that of all other ranks."""
     situation = SITUATIONS[name]
     peers = [
         replace(peer, device_buffers=answers[min(rank, len(answers) - 1)])
         for rank, peer in enumerate(situation.peers())
     ]
-    return gpu_messages(place_ranks(peers, RuntimeConfig(**situation.runtime)), transport)
+    return gpu_messages(place_ranks(peers, RuntimeConfig(**situation.runtime)), transport, between)
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("transport", ["torch", "mpi"])
+def test_a_user_may_send_everything_through_the_host(transport, name):
+    found = way(name, transport, [True], "host")
+    assert found.ranks == () and not found.nccl
+    assert not found.text or found.text.endswith("through the host: runtime.between_gpus = 'host'")
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
