@@ -309,7 +309,7 @@ CHECKS = (  # causes before what follows
         "GPU for each rank",
         lambda facts: bool(facts.device.uuid),
         _shared_gpus,
-        "give each its own (--ntasks-per-node as many as GPUs, --gpus-per-task=1 or --gpus-per-node), or start fewer; "
+        "give each its own (--ntasks-per-node as many as --gpus-per-node), or start fewer; "
         "clients are shared out among ranks, so one rank per GPU is fastest. Where they must share it, start NVIDIA's "
         "MPS first (nvidia-cuda-mps-control -d); without it they take turns",
     ),

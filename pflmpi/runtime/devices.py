@@ -28,6 +28,11 @@ from pflmpi.runtime.placement import MOST_TOGETHER
 from pflmpi.text import ranks as named
 from pflmpi.transports.peers import Peer, names
 
+_SEE_ONE = (
+    "each rank sees one GPU alone, so NCCL and MPI may have to go through the host instead of from GPU to GPU (NVLink); "
+    "ask Slurm for --gpus-per-node=N with --gpu-bind=none, not for GPUs per task: ranks share out what all of them see"
+)
+
 
 @dataclass(frozen=True)
 class GpuPlacement:
@@ -74,11 +79,17 @@ class GpuPlacement:
         own = self.gpu[rank]
         return sum(gpu is not None and own is not None and gpu.uuid == own.uuid for gpu in self.gpu)
 
+    def _see_one_each(self) -> bool:
+        """Whether ranks of a node compute on a GPU each, and none of them sees another's."""
+        computing = [self.peers[rank] for rank in self.gpu_ranks]
+        together = Counter(peer.host for peer in computing)
+        return max(together.values(), default=1) > 1 and all(len(peer.gpus) == 1 for peer in computing)
+
     def remark(self) -> str:
         """Warning for the user; "" for none."""
         most = max(Counter(gpu.uuid for gpu in self.gpu if gpu is not None).values(), default=1)
         if most == 1:
-            return ""
+            return _SEE_ONE if self._see_one_each() else ""
         return (
             f"up to {most} ranks share a GPU, each with its part of the memory; without NVIDIA's MPS "
             "(nvidia-cuda-mps-control -d) they take turns: one rank per GPU is fastest"

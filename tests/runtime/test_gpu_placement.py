@@ -206,6 +206,23 @@ def test_a_shared_gpu_is_remarked_on_once():
     assert place_ranks(Situation(node("a", 2, 2), []).peers(), RuntimeConfig()).remark() == ""
 
 
+ONE_EACH = {
+    "--gpus-per-task=1: each sees its own alone",
+    "--gpu-bind=map_gpu:3,2,1,0",
+    "a wrapper that sets CUDA_VISIBLE_DEVICES to the local rank",
+    "the server under --gpus-per-task sees one of its own",
+    "the server was given none",
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_ranks_of_a_node_that_see_one_gpu_each_are_remarked_on(name):
+    """Shut in with one GPU, NCCL and MPI cannot copy from it to another one."""
+    situation = SITUATIONS[name]
+    remark = place_ranks(situation.peers(), RuntimeConfig(**situation.runtime)).remark()
+    assert ("--gpus-per-node=N with --gpu-bind=none" in remark) == (name in ONE_EACH), remark
+
+
 def test_a_thousand_ranks_are_placed_quickly_enough_to_count():
     hosts = [f"n{i:03}" for i in range(250)]
     peers = Situation([text for host in hosts for text in node(host, 4, 4)], []).peers()
