@@ -30,7 +30,7 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.text import first_line
 from pflmpi.transports import mpi_library
-from pflmpi.transports.base import Transport
+from pflmpi.transports.base import Buffer, Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer
 from pflmpi.transports.process_exit import exit_unconnected
@@ -309,7 +309,7 @@ def try_messages(transport: Transport, config: "Config | None") -> str:
     if between_gpus.ranks:
         transport.use_gpus(between_gpus.ranks, device)
     part = np.zeros(_MESSAGE, np.uint8)
-    on_device = part
+    on_device: Buffer = part
     if rank in between_gpus.ranks:
         import torch
 

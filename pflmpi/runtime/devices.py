@@ -29,7 +29,7 @@ from pflmpi.text import ranks as named
 from pflmpi.transports.peers import Peer, names
 
 _SEE_ONE = (
-    "each rank sees one GPU alone, so NCCL and MPI may have to go through the host instead of from GPU to GPU (NVLink); "
+    "each rank sees one GPU alone, so NCCL and MPI may go through the host instead of from GPU to GPU (NVLink); "
     "ask Slurm for --gpus-per-node=N with --gpu-bind=none, not for GPUs per task: ranks share out what all of them see"
 )
 
@@ -314,9 +314,9 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    tf32 = training.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
+    # Each for itself: where one is "none", a user's `torch.backends.fp32_precision` counts, and `allow_tf32` sets few.
+    for kernels in (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul):
+        kernels.fp32_precision = "tf32" if training.precision == "tf32" else "ieee"
 
 
 def _keep_freed_memory() -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,28 @@ transport.close()
     done = subprocess.run(start, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert {tuple(line.split()) for line in done.stdout.splitlines()} == expected
+
+
+@pytest.fixture
+def precisions(monkeypatch):
+    """The settings of single precision, as they were before the test."""
+    backends = torch.backends
+    for place in (backends, backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
+        monkeypatch.setattr(place, "fp32_precision", place.fp32_precision)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    yield backends
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("place", ["", "cudnn.conv", "cudnn.rnn", "cuda.matmul"])
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")])
+def test_single_precision_is_what_is_configured_whatever_a_users_code_has_set(precision, expected, place, precisions):
+    set_by_user = attrgetter(place)(precisions) if place else precisions
+    set_by_user.fp32_precision = "ieee" if expected == "tf32" else "tf32"
+    devices.fix_kernels(torch.device("cuda", 0), RuntimeConfig(), TrainingConfig(precision=precision))
+    found = (precisions.cudnn.conv, precisions.cudnn.rnn, precisions.cuda.matmul)
+    assert [one.fp32_precision for one in found] == [expected] * 3
 
 
 def test_a_process_that_is_no_rank_takes_the_first_gpu_by_its_number(monkeypatch):
