@@ -315,7 +315,8 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     # Each for itself: where one is "none", a user's `torch.backends.fp32_precision` counts, and `allow_tf32` sets few.
-    for kernels in (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul):
+    backends: Any = torch.backends  # which does not declare them
+    for kernels in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
         kernels.fp32_precision = "tf32" if training.precision == "tf32" else "ieee"
 
 
