@@ -32,7 +32,7 @@ class Space(NamedTuple):
 
 
 SLICE = "MIG-"  # how the ids of slices of a GPU begin
-GPU_REMEDY = "see with nvidia-smi whether it is free and the driver fits torch, or set runtime.device = 'cpu'"
+GPU_REMEDY = "see with nvidia-smi or rocm-smi whether it is free and its driver fits, or set runtime.device = 'cpu'"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _NO_GPU = ("", "-1", "NoDevFiles")  # values of these that hide all GPUs
 
@@ -153,6 +153,15 @@ def requested_gpus(environ: Mapping[str, str]) -> str:
     none = {"SLURM_STEP_GPUS": "", "SLURM_JOB_GPUS": "", "SLURM_GPUS_ON_NODE": "0"}  # the last one is a count
     given = (name for name in none if environ.get(name, "") not in ("", none[name]))
     return next((f"{name} = {environ[name]!r}" for name in given), "")
+
+
+def gpu_platform() -> tuple[str, str]:
+    """What torch computes on GPUs with ("CUDA 13.0", or "HIP 6.4" for AMD's; "" without), and what connects them."""
+    import torch
+
+    if torch.version.hip:
+        return f"HIP {torch.version.hip}", "RCCL"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "", "NCCL"
 
 
 def device_name(device: "torch.device") -> str:

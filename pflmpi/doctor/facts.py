@@ -96,7 +96,8 @@ class Device(_Facts):
     visible: str | None = None  # text of CUDA_VISIBLE_DEVICES, None where it is not set
     error: str = ""  # why the rank cannot compute
     gloo: bool = False  # whether torch.distributed has it
-    nccl: str = ""  # its version, "" without
+    nccl: str = ""  # NCCL's version, or RCCL's; "" without
+    platform: str = ""  # what torch computes on GPUs with, and what connects them: "CUDA 13.0, NCCL"
 
 
 class Mpi(_Facts):
@@ -255,7 +256,8 @@ def torch_facts(environ: Mapping[str, str]) -> Device:
     gloo = backends.is_available() and backends.is_gloo_available()
     nccl = backends.is_available() and backends.is_nccl_available()
     version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else ""  # type: ignore[no-untyped-call]
-    return Device(visible=visible, gpus=gpus, gloo=gloo, nccl=version)
+    platform = ", ".join(filter(None, machine.gpu_platform()))
+    return Device(visible=visible, gpus=gpus, gloo=gloo, nccl=version, platform=platform)
 
 
 def visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[machine.Gpu, ...]:

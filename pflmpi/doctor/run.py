@@ -251,7 +251,7 @@ _TEXTS: dict[str, Callable[[RankFacts], str]] = {
     "started by": _launcher,
     "MPI": _mpi,
     "torch.distributed": lambda facts: (
-        f"gloo: {'yes' if facts.device.gloo else 'no'}; NCCL: {facts.device.nccl or 'no'}"
+        f"gloo: {'yes' if facts.device.gloo else 'no'}; {facts.device.platform or 'NCCL'}: {facts.device.nccl or 'no'}"
     ),
     "messages": lambda facts: facts.messages or "not used",
     "Slurm": lambda facts: ", ".join(f"{name} {text}" for name, text in facts.slurm.items() if text) or "no job",

@@ -142,8 +142,8 @@ def _refuse_missing_gpus(peers: Sequence[Peer]) -> None:
     if requested:
         raise ConfigError(
             f"a GPU was requested ({peers[requested[0]].requested} on {names(requested, peers)}), but torch finds "
-            "none; see with nvidia-smi whether the driver works, install a torch that is built for it, or set "
-            "runtime.device = 'cpu'"
+            "none; see with nvidia-smi or rocm-smi whether the driver works, install a torch that is built for it, or "
+            "set runtime.device = 'cpu'"
         )
 
 
@@ -378,10 +378,11 @@ def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["au
         return GpuMessages((), f"{library}, through the host: runtime.between_gpus = 'host'")
     if transport == "mpi":
         return _by_mpi(placed, computing)
+    library = machine.gpu_platform()[1]
     if len(placed.gpu_ranks) > 1:
         server = "" if 0 in computing else f", and gloo between rank 0 and rank {computing[0]}, which stands for it"
-        return GpuMessages(placed.gpu_ranks, f"NCCL from GPU to GPU, on {named(computing)}{server}", nccl=True)
-    why = "only one rank has a GPU" if len(computing) == 1 else "NCCL needs a whole GPU for each rank"
+        return GpuMessages(placed.gpu_ranks, f"{library} from GPU to GPU, on {named(computing)}{server}", nccl=True)
+    why = "only one rank has a GPU" if len(computing) == 1 else f"{library} needs a whole GPU for each rank"
     return GpuMessages((), f"gloo, through the host: {why}")
 
 
