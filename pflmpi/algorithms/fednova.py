@@ -40,7 +40,7 @@ class FedNova(FedAvg):
     Newcomers: the global model, as for FedAvg.
     """
 
-    summary: ClassVar[str] = "FedAvg over normalised steps, for clients with unlike numbers of them"
+    summary: ClassVar[str] = "FedAvg over normalised steps, whatever their number"
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
 
     def check(self, task: Task, participants: int) -> None:
