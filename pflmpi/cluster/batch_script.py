@@ -159,13 +159,16 @@ def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
 LAUNCH = Path(__file__).parents[1] / "included" / "launch"
 
 _SETUP = """\
-# What the job needs besides, such as modules; it may choose another `python`.
-python={python}
+# What the job needs besides, such as modules; it may activate another environment, or choose another `python`.
+python={python} active_before=${{VIRTUAL_ENV:-}}${{CONDA_PREFIX:-}}
 . {file} || {{
     echo "pflmpi: the setup file" {file} "ended with status $?; its last command must succeed" >&2
     exit 2
 }}
 set +e # which it may have set: what follows looks at exit codes
+if [ "$python" = {python} ] && [ "${{VIRTUAL_ENV:-}}${{CONDA_PREFIX:-}}" != "$active_before" ]; then
+    python=$(command -v python)
+fi
 """
 
 _REQUEUE_ARRAY = f"""\

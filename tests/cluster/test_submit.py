@@ -171,6 +171,25 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     assert done.stderr.startswith(f"pflmpi: the setup file {folder}/modules.sh ended with status 1; its last command")
 
 
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_the_interpreter_is_the_one_that_the_setup_file_activates(variable, folder):
+    fake_slurm.program("python", "", folder / "env" / "bin")
+    activated = f"export {variable}={folder}/env PATH={folder}/env/bin:$PATH"
+    (folder / "modules.sh").write_text(activated)
+    assert main(["submit", "small.yaml", "--setup", "modules.sh"]) == 0
+    fake_slurm.program("srun", 'echo "$@"; echo 0 > "$PFLMPI_EXIT_FILE"')
+    text = (folder / "script").read_text()
+
+    def started() -> str:
+        return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+
+    assert f" {folder}/env/bin/python -P -m pflmpi run " in started()
+    (folder / "modules.sh").write_text(f"set -eu; python=/other/python; {activated}")
+    assert " /other/python -P -m pflmpi run " in started(), "one that it names comes first"
+    (folder / "modules.sh").write_text(f"export PATH={folder}/env/bin:$PATH")
+    assert f" {sys.executable} -P -m pflmpi run " in started(), "a module of Python is not an environment with pflmpi"
+
+
 @pytest.mark.parametrize(
     "state, exit_code, done, expected",
     [
