@@ -327,6 +327,8 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
             "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
         )
+    if (usage := job_file.usage(folder)) and (usage.starts > 1 or not jobs):
+        yield f"  used in {counted(usage.starts, 'start')}: {usage}"
     worked_on = {job.folder for job in jobs}
     if others := [cell for cell in cells if cell not in worked_on]:
         yield f"runs in {folder}:"
@@ -384,13 +386,10 @@ def _block(job: Job) -> Iterator[str]:
 
 
 def _used(job: Job) -> str:
-    """Node and GPU hours of a job since its last start and, by the accounting, the share of its cores that was busy."""
-    hours, gpus, cores = job.seconds / 3600, job.allocated.get("gres/gpu", "0"), job.allocated.get("cpu", "0")
-    words = [f"{int(job.nodes) * hours:.2f} node hours"]
-    words += [f"{int(gpus) * hours:.2f} GPU hours"] if int(gpus) else []
-    if job.cpu_seconds is not None and int(cores):
-        words.append(f"{cores} cores, {job.cpu_seconds / job.seconds / int(cores):.0%} busy")
-    return f"used: {', '.join(words)}"
+    """Node, core and GPU hours of a job since its last start and, by the accounting, how busy its cores were."""
+    nodes, gpus, cores = job.nodes, job.allocated.get("gres/gpu", "0"), job.allocated.get("cpu", "0")
+    by_nodes, by_gpus, by_cores = (job.seconds * int(number) for number in (nodes, gpus, cores))
+    return f"used: {job_file.hours(by_nodes, by_gpus, by_cores, job.cpu_seconds)}"
 
 
 def _error(job: Job) -> str:
