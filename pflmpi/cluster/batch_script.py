@@ -196,6 +196,8 @@ class BatchScript:
         requeue: whether a run that was stopped in time requeues its job.
         restarts: how often all ranks start again in the job after one was killed or lost.
         setup: a file that the batch script reads first, such as one that loads modules; "" for none.
+        packs: of an array whose tasks run several cells one after another, the cells of each task, which is named
+            after its first.
         launch: the folder with the wrappers of srun and others.
     """
 
@@ -209,6 +211,7 @@ class BatchScript:
     requeue: bool = False
     restarts: int = 0
     setup: str = ""
+    packs: Sequence[Sequence[int]] = ()
     launch: Path = LAUNCH
 
 
@@ -227,8 +230,11 @@ def script(batch: BatchScript) -> str:
     python = '"$python"' if batch.setup else shlex.quote(batch.python)
     command = f"{python} -P -m pflmpi {shlex.join(batch.arguments)}"
     launcher = shlex.join(srun(batch.mpi, batch.restarts, batch.launch))
+    if batch.packs:
+        head += f"cells=({' '.join(f'[{pack[0]}]={tasks(pack, None)}' for pack in batch.packs)}) # of each task\n"
     if batch.array:
-        command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
+        cell = "${cells[SLURM_ARRAY_TASK_ID]}" if batch.packs else "$SLURM_ARRAY_TASK_ID"
+        command += f' --cell "{cell}" --launcher {shlex.quote(launcher)}'
     elif not batch.once:
         command = f"{launcher} {command}"
     if not batch.requeue:

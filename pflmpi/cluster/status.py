@@ -268,7 +268,7 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
     if not jobs:
         yield f"no job of yours is known to work on a run ({_FORGOTTEN}); for a run: pflmpi status RUN"
     yield from _blocks(_current(jobs))
-    others = sum(job.in_queue for job in queue) - sum(job.in_queue for job in jobs)
+    others = sum(job.in_queue for job in queue) - len({job.id for job in jobs if job.in_queue})
     if others:
         yield (
             f"{counted(others, 'other job')} of yours: the folders below where they were submitted name none of them "
@@ -278,13 +278,14 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
 
 def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a job, a task of an array, or an array."""
-
     jobs = slurm.find(name, environ)
     unknown = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
     folders = [*by_working_directory([*jobs, unknown])]
     if jobs:
-        places = {job.id: job for job in located(jobs, folders)}
-        yield from _blocks([places.get(job.id, job) for job in jobs])
+        placed: dict[str, list[Job]] = {}
+        for job in located(jobs, folders):
+            placed.setdefault(job.id, []).append(job)
+        yield from _blocks([place for job in jobs for place in placed.get(job.id, [job])])
     elif recorded := located([unknown], folders):
         assert recorded[0].folder is not None
         yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {recorded[0].folder}"
@@ -358,7 +359,7 @@ def _current(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
-    """Lines of each job, with the tasks of an array together."""
+    """Lines of each job, with the tasks of an array together, and the runs of a job."""
     arrays: dict[str, list[Job]] = {}
     for job in jobs:
         arrays.setdefault(job.array or job.id, []).append(job)
@@ -393,9 +394,11 @@ def _used(job: Job) -> str:
 
 
 def _error(job: Job) -> str:
-    """The error that ended a job, by its log; "" if there is none."""
-    ended = not (job.in_queue or job.state == "COMPLETED")
-    return last_error(job.log) if ended and job.log is not None else ""
+    """The error that ended a job, by the log of its cell, of which it may have several, or its own; "" for none."""
+    if job.in_queue or job.state == "COMPLETED":
+        return ""
+    logs = (Path(f"{job.folder}.log"), job.log) if job.array and job.folder else (job.log,)
+    return next(filter(None, map(last_error, filter(None, logs))), "")
 
 
 def _end(error: str, log: Path) -> Iterator[str]:
@@ -415,16 +418,17 @@ def _memory(job: Job, error: str) -> Iterator[str]:
 
 
 def _array(jobs: Sequence[Job]) -> Iterator[str]:
-    """A headline and a line per task; tasks that wait together share one."""
+    """A headline and a line per run of each task; tasks that wait together share one."""
     counts: dict[str, int] = {}
-    for job in jobs:
+    for job in {job.id: job for job in jobs}.values():
         counts[job.state] = counts.get(job.state, 0) + len(job.tasks)
-    yield f"job {jobs[0].array}, an array: {', '.join(f'{count} {state}' for state, count in counts.items())}"
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    yield f"job {jobs[0].array}, an array: {states}" if jobs[0].array else headline(jobs[0])
     for job in jobs:
         what = f"{job.state} ({job.reason})" if job.reason else job.state
         state = run_status(job.folder) if job.folder else None
         run = f"  {job.folder}  {progress_summary(state, job)}" if state else ""
-        error = _error(job)
+        error = "" if state and state.done else _error(job)
         why = "".join(f"; {line}" for line in _memory(job, error)) or f"; ended with: {error}" * bool(error)
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
         yield f"  {job.id}  {what}{run}{why}{log}"

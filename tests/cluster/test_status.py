@@ -421,6 +421,32 @@ def test_an_array_has_a_line_for_each_task_and_the_other_runs_of_its_sweep(tmp_p
     assert capsys.readouterr().out.startswith("job 3_1 FAILED")
 
 
+def test_a_task_with_several_cells_has_a_line_for_each(tmp_path, fake, monkeypatch, capsys):
+    sweep = record(tmp_path / "sweeps" / "t", "3")
+    for row in "ABC":
+        write(sweep / row / "x" / "seed0", rounds=3, done=3)
+        record(sweep / row / "x" / "seed0", "3", "0")
+    for row in "AC":
+        (sweep / row / "x" / "seed0" / "round_00003.h5").touch()
+    (sweep / "B" / "x" / "seed0.log").write_text("pflmpi: no data here\n")
+    (tmp_path / "log").write_text("failed: no data here\n")
+    failed = fake_slurm.line("3_0", State="FAILED", Reason="NonZeroExitCode", STDOUT=tmp_path / "log", WorkDir=tmp_path)
+    fake_slurm.queue(fake, failed, fake_slurm.line("3_[3,6]", State="PENDING", JobID=9))
+    for what in ([str(sweep)], ["3"], []):
+        assert main(["status", *what]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "job 3, an array: 1 FAILED, 2 PENDING"
+        assert [line.partition("/x/seed0")[0] for line in lines[1:4]] == [
+            f"  3_0  FAILED (NonZeroExitCode)  {sweep}/{row}" for row in "ABC"
+        ]
+        assert ["ended with: no data here" in line for line in lines[1:4]] == [False, True, False]
+        assert lines[4].startswith("  3_[3,6]  PENDING") and len(lines) == 5
+    fake_slurm.queue(fake, failed.replace("FAILED ", "RUNNING"))
+    fake_slurm.program("scancel", f'echo "$@" > {tmp_path}/cancelled', fake)
+    assert main(["cancel", str(sweep)]) == 0
+    assert (tmp_path / "cancelled").read_text() == "3_0\n", "once"
+
+
 OOM = "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes may have been\n"
 CONSEQUENCES = "srun: error: node1: task 1: Out Of Memory\nslurmstepd: error: *** STEP 12.0 ON node1 CANCELLED ***\n"
 

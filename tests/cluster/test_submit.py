@@ -342,6 +342,26 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     assert capfd.readouterr().out == "all 1 cells in sweeps/small are done; nothing to submit\n"
 
 
+def test_a_task_may_have_several_of_the_cells_that_are_to_be_done(folder, capfd):
+    path = table_file.write(folder)  # 8 cells
+    done = cells(load(path), [], None)[2]
+    quick_run.run(done.raw, done.run(Path("sweeps/small")))
+    command = ["submit", "--array", "small.yaml", "--pack", "3", "--jobs", "2"]
+    assert main(command) == 0 and "7 of 8 cells" in capfd.readouterr().out
+    text = (folder / "script").read_text()
+    assert "--array=0,4,7%2" in directives(text), "a task is named after its first cell"
+    *head, last = text.splitlines()
+    assert '--cell "${cells[SLURM_ARRAY_TASK_ID]}"' in last
+    chosen = "\n".join([*head, 'echo "${cells[SLURM_ARRAY_TASK_ID]}"'])
+    for task, expected in (("0", "0-1,3"), ("4", "4-6"), ("7", "7")):
+        done = subprocess.run(["bash", "-c", chosen], capture_output=True, text=True, env={"SLURM_ARRAY_TASK_ID": task})
+        assert done.stdout.strip() == expected
+    assert main(["submit", "small.yaml", "--pack", "3"]) == 2
+    assert main([*command, "--pack", "0"]) == 2
+    error = capfd.readouterr().err
+    assert "--pack is for --array TABLE" in error and "--pack 0: must be at least 1" in error
+
+
 def test_an_array_takes_the_failed_cells_alone_and_starts_those_anew_that_cannot_continue(folder, capfd):
     path = table_file.write(folder)
     out = Path("sweeps/small")
