@@ -210,7 +210,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     for number, (cell, config) in enumerate(cells):
         refuse_transport(config, options.mpi)
         work = cell_task(cell, config, out, None, options.changed_code, options.anew)
-        if work.state != "done" and (not options.failed or has_failed(work, out)):
+        if work.state != "done" and (not options.failed or has_failed(cell, out)):
             works[number] = work
     if others := [work for work in works.values() if work.state == "other"]:
         more = f" ({len(others) - 1} more: {some([work.cell.name for work in others[1:]])})" if others[1:] else ""

@@ -79,11 +79,12 @@ def _run(
         number: of the cell, in a task of a job array.
     """
     from pflmpi.sweep import table as tables
+    from pflmpi.sweep.pending import has_failed
     from pflmpi.sweep.runs import GRACE
 
     launcher, out = _launcher(options.launcher), tables.folder(options.table, options.out)
     if options.failed:
-        selected = _failed(options, selected, out)
+        selected = [pair for pair in selected if has_failed(pair[0], out)]
         if not selected:
             print(f"no cell in {out} has failed; nothing to run")
             return 0
@@ -132,16 +133,6 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
             "in the order that --dry-run shows, or several, such as 0-2,5"
         )
     return [selected[number] for number in numbers], numbers
-
-
-def _failed(
-    options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path
-) -> "list[tuple[Cell, Config]]":
-    """The cells that were started, and are neither done nor running."""
-    from pflmpi.sweep.pending import has_failed
-
-    tasks = _tasks(options, selected, out)
-    return [pair for pair, task in zip(selected, tasks, strict=True) if has_failed(task, out)]
 
 
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
