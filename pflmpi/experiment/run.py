@@ -115,6 +115,7 @@ def run(
     with _locked(run, context, partial(_run_id, run) if resumes else config_file.new_run_id) as (lock, run_id):
         recorded, done = stored_config.recorded(experiment, transport, run_id), None
         if resumes:
+            recorded |= stored_config.origin(run)
             done = int(on_root(transport, lambda: continue_after(run, experiment, recorded)))
         else:
             create = partial(_create, run, experiment, recorded, anew=resume != "never")
