@@ -91,7 +91,9 @@ def _sections(
     """
     several = len(runs) > 1
     notes = [f"{named_run.label}: {note}." for named_run in runs for note in named_run.run.notes]
-    first = Section("Runs", " ".join([*_stopped(runs), *_used(runs), *_forked(runs), *notes]), EXPLAINED, runs_table(lines))
+    first = Section(
+        "Runs", " ".join([*_stopped(runs), *_used(runs), *_forked(runs), *notes]), EXPLAINED, runs_table(lines)
+    )
     multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(runs, details, strict=False)])
     together = draw([*figures.compared(runs), *multiples], _FIGURES)
     sections = [first, Section("All runs" if several else "The run", figures=together)]
