@@ -20,7 +20,7 @@ from pflmpi.cluster.batch_script import KNOWN
 from pflmpi.cluster.job_log import last_error
 from pflmpi.cluster.status import run_status
 from pflmpi.cluster.submission import make_folders
-from pflmpi.commands.submit import Pending, pending_work
+from pflmpi.commands.submit import Pending, measured, pending_work
 from pflmpi.commands.submit import submit as submit_to_slurm
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path
@@ -29,7 +29,8 @@ from pflmpi.errors import ConfigError, RunError
 from pflmpi.registry import unknown
 
 _MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "requeue", "restarts", "seeds", "setup")
-_OPTIONS = {*_MORE, *(name.replace("-", "_") for name in KNOWN)}  # of `pflmpi submit`
+# Those of `pflmpi submit`.
+_OPTIONS = {*_MORE, "trial", *(name.replace("-", "_") for name in KNOWN)}
 
 
 class Job:
@@ -148,6 +149,8 @@ def submit(
     chosen = _options(words, options)
     chosen.sbatch = list(sbatch)
     pending = pending_work(chosen)
+    if pending is not None and cluster == "slurm":
+        pending = measured(chosen, pending)
     if pending is None:
         return [] if table else Job("", folder or Path("runs", path.stem), Path(os.devnull))
     if cluster == "local":
@@ -155,7 +158,8 @@ def submit(
     number, log = submit_to_slurm(chosen, pending)
     if not table:
         return Job(number, pending.out, Path(log))
-    return [Job(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in pending.todo.items()]
+    tasks = zip(pending.tasks, pending.runs, strict=True)
+    return [Job(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in tasks]
 
 
 def _options(words: list[str], options: Mapping[str, object]) -> Namespace:
@@ -178,14 +182,15 @@ def _local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Jo
     """Start processes that do what is pending."""
     make_folders(pending.out)
     id, pool = f"local-{time.time_ns()}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
-    command = [sys.executable, "-P", "-m", "pflmpi", *pending.words, *([] if ranks is None else ["--ranks", ranks])]
+    number = [] if ranks in (None, "auto") else ["--ranks", str(ranks)]
+    command = [sys.executable, "-P", "-m", "pflmpi", *pending.words, *number]
 
     def start(id: str, run: Path, *cell: str) -> Job:
         return LocalJob(id, run, Path(f"{pending.out}.{id}.log"), [*command, *cell], pool)
 
-    if not pending.todo:
+    if not pending.tasks:
         return start(id, pending.out)
-    return [start(f"{id}_{task}", run, f"--cell={task}") for task, run in pending.todo.items()]
+    return [start(f"{id}_{task}", run, f"--cell={task}") for task, run in zip(pending.tasks, pending.runs, strict=True)]
 
 
 def _file(config: "Checked | str | PathLike[str]", out: Path | None) -> tuple[Path, Path | None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pflmpi.cluster.batch_script import LAUNCH, BatchScript, implied_ranks, script, tasks
+from pflmpi.cluster.batch_script import LAUNCH, BatchScript, effective, ranks, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -104,7 +104,22 @@ def test_arguments_survive_the_shell():
     ],
 )
 def test_a_job_without_a_number_of_tasks_says_how_many_ranks_it_has(options, others, expected):
-    assert implied_ranks(options, others, 1) == expected
+    assert ranks(effective(options, others), 1)[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "threads", "expected"),
+    [
+        ({"ntasks": "4", "nodes": "2"}, 1, 4),
+        ({"ntasks": "1", "cpus-per-task": "9"}, 2, 4),
+        ({"ntasks-per-node": "4", "nodes": "2"}, 1, 8),
+        ({"ntasks": "1", "gpus-per-node": "a100:4", "cpus-per-task": "9"}, 1, 4),
+        ({"nodes": "2-3"}, 1, None),
+        ({}, 1, None),
+    ],
+)
+def test_the_number_of_ranks_is_that_of_the_tasks_or_what_one_task_starts(options, threads, expected):
+    assert ranks(options, threads)[0] == expected
 
 
 # --- files for bash -----------------------------------------------------------------------------------------------

@@ -92,8 +92,9 @@ def test_the_folder_of_a_job_names_its_log_and_whether_it_requeues(folder):
     assert main(["submit", "--array", "small.yaml", "--out", "50%"]) == 0
     assert job_file.submissions(Path("50%"))["42"].log == f"{folder}/50%%.42_%a.log"
     (folder / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
-    assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j"]) == 0
-    assert job_file.submissions(Path("runs/small")) == {"42": Submission(f"{folder}/logs/small-42", requeues=True)}
+    assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j", "--partition=main"]) == 0
+    noted = Submission(f"{folder}/logs/small-42", requeues=True, partition="main")
+    assert job_file.submissions(Path("runs/small")) == {"42": noted}
 
 
 def test_the_memory_of_a_job_is_what_plan_counts(folder, capfd):
@@ -126,6 +127,13 @@ def test_the_folder_of_a_log_is_made_by_the_name_that_slurm_gives_it(folder, cap
         assert f"log: logs/{name}/{user}-100%/42.out" in capfd.readouterr().out
         assert (folder / "logs" / name / f"{user}-100%").is_dir()
     assert "--output=logs/50%%/" in (folder / "script").read_text()
+
+
+def test_the_folders_of_logs_that_are_named_after_two_dashes_are_made_too(folder, capfd):
+    assert main(["submit", "small.yaml", "--", "-e", "logs/%x/err-%j", "--output=out/%u/%j"]) == 0
+    assert "log: logs/small/err-42" in capfd.readouterr().out, "where progress and errors are"
+    assert (folder / "logs" / "small").is_dir() and (folder / "out" / getpass.getuser()).is_dir()
+    assert job_file.submissions(Path("runs/small"))["42"].log == f"{folder}/logs/small/err-42"
 
 
 @pytest.mark.usefixtures("folder")
@@ -245,8 +253,10 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--restarts", "-1"], "--restarts -1: must be at least 0"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
-        (["--array", "small.yaml", "--mem", "auto"], "--mem auto is for one run"),
-        (["small.yaml", "--mem", "1G", "--nodes", "2-4"], "--nodes=2-4: --mem is compared with plan for a number"),
+        (["small.yaml", "--mem", "1G", "--nodes", "2-4"], "--nodes=2-4: what `plan` counts is for a number"),
+        (["small.yaml", "--trial"], "--trial is for --time=auto, which is not given"),
+        (["small.yaml", "--trial=0", "--time=auto"], "--trial 0: must be at least 1"),
+        (["small.yaml", "--", "--error=logs/%j/err"], "--error=logs/%j/err: the folder of a log must exist before"),
         (["small.yaml", "--output=logs/%j/%x.out"], "when nobody knows what %j stands for; there use %x"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),

@@ -46,7 +46,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "plan": "--delay --gpu-memory --gpus --memory --ranks --rate --set",
     "doctor": "--config --out",
     "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --requeue "
-    "--restarts --seeds --set --setup --test-only --wait",
+    "--restarts --seeds --set --setup --test-only --trial --wait",
     "status": "",
     "cancel": "",
     "scale": "--dry-run --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",

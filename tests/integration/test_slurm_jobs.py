@@ -21,6 +21,8 @@ import processes
 import quick_run
 import table_file
 import testbed
+from pflmpi.cluster.batch_script import seconds
+from pflmpi.cluster.status import run_status
 from pflmpi.config.keywords import Config
 from pflmpi.errors import RunError
 from pflmpi.store import job_file, run_folder, verify
@@ -290,6 +292,35 @@ def test_a_job_from_python_gives_the_digest_of_a_plain_run(folder, monkeypatch):
     assert long.state == "CANCELLED"
     with pytest.raises(RunError, match=rf"job {long.id} ended as CANCELLED before its run was complete"):
         long.result()
+
+
+def test_a_trial_measures_the_run_that_it_begins_and_its_job_gets_that_time(folder):
+    """The trial ends before its limit of a minute; what the partition does not allow is refused."""
+    options = ["--out=run", "--ntasks=1", "--cpus-per-task=1", "--time=auto"]
+    command = [*processes.PFLMPI, "submit", write(folder, MANY), *options]
+    refused = processes.call(command, PATIENCE, env=ENVIRONMENT, cwd=folder)
+    assert refused.returncode == 2 and "give a --time, or --trial" in refused.stderr
+    done = processes.call([*command, "--trial=2"], PATIENCE, env=ENVIRONMENT, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    trial, job = re.findall(r"^job (\d+)", done.stdout, re.MULTILINE)
+    assert testbed.fields(trial)["ExitCode"] == "75:0" and testbed.fields(trial)["TimeLimit"] == "00:02:00"
+    state = run_status(folder / "run")
+    assert state is not None and state.to_end is not None
+    asked = seconds(testbed.fields(job)["TimeLimit"])
+    assert asked == pytest.approx(1.5 * state.to_end + 600, rel=0.3)
+    reach(folder / "run", state.round + 1)
+    subprocess.run(["scancel", job], check=True, timeout=30)
+    testbed.wait_until(job, timeout=PATIENCE)
+    subprocess.run(["scontrol", "update", "partitionname=main", "maxtime=15"], check=True, timeout=30)
+    try:
+        refused = processes.call(command, PATIENCE, env=ENVIRONMENT, cwd=folder)
+    finally:
+        subprocess.run(["scontrol", "update", "partitionname=main", "maxtime=INFINITE"], check=True, timeout=30)
+    assert refused.returncode == 2 and "the default partition allows 0:15:00; take more ranks" in refused.stderr
+    shorten(folder)
+    job, _ = submit(folder, "small.yaml", *options)
+    completed(job, folder / f"run.{job}.log")
+    assert quick_run.digest(folder / "run") == plain(folder)
 
 
 def requeue(job: str) -> None:
