@@ -216,6 +216,9 @@ class BatchScript:
         requeue: whether a run that was stopped in time requeues its job.
         restarts: how often all ranks start again in the job after one was killed or lost.
         setup: a file that the batch script reads first, such as one that loads modules; "" for none.
+        srun: more options of srun, and words that start a rank in a container, such as `apptainer exec IMAGE`.
+        rank_python: the interpreter of the ranks, if they have another one, as in a container.
+        remark: what the script says of itself, such as the profile whose options it has.
         planned_memory: bytes of a node that `plan` has counted; 0 where nobody asked.
         launch: the folder with the wrappers of srun and others.
     """
@@ -230,6 +233,9 @@ class BatchScript:
     requeue: bool = False
     restarts: int = 0
     setup: str = ""
+    srun: Sequence[str] = ()
+    rank_python: str = ""
+    remark: str = ""
     planned_memory: int = 0
     launch: Path = LAUNCH
 
@@ -245,14 +251,18 @@ def script(batch: BatchScript) -> str:
     setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
     lines = [*map(shlex.quote, words_of(batch.options)), shlex.join(words_of({}, batch.others))]
     directives = "".join(f"#SBATCH {line}\n" for line in lines if line)
-    head = f"#!/bin/bash\n{directives}\n{setup}"
-    python = '"$python"' if batch.setup else shlex.quote(batch.python)
-    command = f"{python} -P -m pflmpi {shlex.join(batch.arguments)}"
-    launcher = shlex.join(srun(batch.mpi, batch.restarts, batch.launch))
+    remark = f"# {batch.remark}\n" if batch.remark else ""
+    head = f"#!/bin/bash\n{directives}{remark}\n{setup}"
+    python, rank_python = '"$python"' if batch.setup else shlex.quote(batch.python), shlex.quote(batch.rank_python)
+    command = f"-P -m pflmpi {shlex.join(batch.arguments)}"
+    launcher = shlex.join([*srun(batch.mpi, batch.restarts, batch.launch), *batch.srun])
     if batch.array:
-        command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
-    elif not batch.once:
-        command = f"{launcher} {command}"
+        command = f'{python} {command} --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
+        command += f" --python {rank_python}" if batch.rank_python else ""
+    elif batch.once:
+        command = f"{python} {command}"
+    else:
+        command = f"{launcher} {rank_python if batch.rank_python else python} {command}"
     if not batch.requeue:
         return f"{head}{command}\n"
     if batch.array:

@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +28,7 @@ _AUTO = (
     "the slowest earlier run of the configuration, on as many ranks of the partition, in the folder or beside it, and "
     "10 minutes. Of an array the largest and the longest cell decide."
 )
+_OF_SITE = ("account", "partition", "qos", "mpi", "setup", "srun")
 
 
 class Pending(NamedTuple):
@@ -60,15 +62,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mpi",
         choices=("none", "pmix", "pmi2"),
-        default="none",
         help="what srun connects ranks with: pmix (Open MPI), pmi2 (MPICH), none (torch.distributed, the default)",
     )
+    parser.add_argument("--srun", metavar="OPTIONS", help="more options of srun, such as --srun='--cpu-bind=cores'")
     requeue = "stop before the time limit, requeue the job and resume, until all rounds are done"
     parser.add_argument("--requeue", action="store_true", help=requeue)
     restarts = "start all ranks of a run again from the newest checkpoint when one was lost, up to N times (default: 0)"
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help=restarts)
     setup = "shell commands that the job runs first, such as `module load`; may set `python`, the interpreter"
     parser.add_argument("--setup", type=Path, metavar="FILE", help=setup)
+    site = "take what is not given from this profile in ~/.config/pflmpi/site.yaml, or in the file of $PFLMPI_SITE"
+    parser.add_argument("--site", metavar="NAME", help=site)
     trial = "with --time=auto: where no earlier run says it, wait for a job of so many minutes that measures it "
     parser.add_argument("--trial", type=int, nargs="?", const=_TRIAL, metavar="MIN", help=f"{trial}(default: {_TRIAL})")
     parser.add_argument("--wait", action="store_true", help="wait for the end, with the exit code of the run")
@@ -126,6 +130,7 @@ def _wait(number: str, pending: Pending) -> int:
 
 def pending_work(options: argparse.Namespace) -> Pending | None:
     """What a run or a sweep has still to do; None, and a line on the terminal, if it is done."""
+    _take_site(options)
     _check(options)
     return _pending_run(options) if options.array is None else _pending_sweep(options)
 
@@ -171,6 +176,19 @@ def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
     return number, submission.log_of(job.options, number)
 
 
+def _take_site(options: argparse.Namespace) -> None:
+    """Set options that were not given to those of the site's profile, which becomes `options.profile`."""
+    options.profile = None
+    if options.site is not None:
+        from pflmpi.cluster import site
+
+        options.profile = site.load(options.site, os.environ)
+        for name in _OF_SITE:
+            if getattr(options, name) is None:
+                setattr(options, name, getattr(options.profile, name))
+        options.setup = options.setup and Path(options.setup)
+
+
 def _check(options: argparse.Namespace) -> None:
     if (options.config is None) == (options.array is None):
         raise ConfigError("submit takes a CONFIG, for one run, or --array TABLE, for a sweep; give one of them")
@@ -194,7 +212,7 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
 
     arguments.check_config(options.config)
     config = load(options.config, options.overrides)
-    refuse_transport(config, options.mpi)
+    refuse_transport(config, _launch(options)[0])
     out = options.out or Path("runs") / options.config.stem
     need = run_state(out, config, options.changed_code)
     if need.problem:
@@ -216,11 +234,11 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     from pflmpi.sweep import table as tables
     from pflmpi.sweep.pending import cell_task, has_failed
 
-    out = tables.folder(options.array, options.out)
+    out, mpi = tables.folder(options.array, options.out), _launch(options)[0]
     cells = tables.selected(options.array, options.overrides, options.seeds, options.only)
     works = {}
     for number, (cell, config) in enumerate(cells):
-        refuse_transport(config, options.mpi)
+        refuse_transport(config, mpi)
         work = cell_task(cell, config, out, None, options.changed_code, options.anew)
         if work.state != "done" and (not options.failed or has_failed(work, out)):
             works[number] = work
@@ -234,6 +252,22 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     runs = {work.cell.run(out): cells[number][1] for number, work in works.items()}
     words = ["sweep", *arguments.words_of_cells(options.array, out, options), *arguments.words_of_changed_code(options)]
     return Pending(out, [*words, *["--anew"] * options.anew], runs, [*works], len(cells))
+
+
+def _launch(options: argparse.Namespace) -> tuple[str, list[str], str]:
+    """How srun connects ranks, the words between it and the interpreter, and that in a container, if there is one."""
+    from pflmpi.cluster.site import words_of
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--mpi", default=options.mpi or "none")
+    mpi, words = parser.parse_known_args(words_of("--srun", options.srun or ""))
+    if words and not words[0].startswith("-"):
+        raise ConfigError(f"--srun={options.srun!r}: {words[0]!r} is no option of srun; give its options alone")
+    container = any(word.startswith("--container-image") for word in words)
+    if options.profile is not None and (image := options.profile.container):
+        container = True
+        words += ["apptainer", "exec", *words_of("container.options", image.options), image.apptainer]
+    return mpi.mpi, words, "python" if container else ""
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
@@ -251,18 +285,21 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         ours |= {"requeue": None, "signal": _WARNING}
         if not any(word.startswith("--signal") for word in options.sbatch):
             batch_script.check_warning(options.time or "", _WARNING)
+    mpi, words, rank_python = _launch(options)
     job = batch_script.BatchScript(
         options=batch_script.merged(ours, given, options.sbatch),
         python=sys.executable,
         arguments=pending.words,
-        mpi=options.mpi,
+        mpi=mpi,
         others=options.sbatch,
         array=options.array is not None,
         requeue=options.requeue,
         restarts=options.restarts,
         setup=str(options.setup.resolve()) if options.setup else "",
+        srun=words,
+        rank_python=rank_python,
     )
-    return _sized(job, pending)
+    return _of_site(_sized(job, pending), options)
 
 
 def _sized(job: "BatchScript", pending: Pending) -> "BatchScript":
@@ -281,3 +318,15 @@ def _show_implied(options: argparse.Namespace, job: "BatchScript", pending: Pend
     threads = next(iter(pending.runs.values())).runtime.threads
     if text := batch_script.ranks(batch_script.effective(job.options, job.others), threads)[1]:
         print(f"pflmpi: {text}; --ntasks says otherwise", file=sys.stderr)
+
+
+def _of_site(job: "BatchScript", options: argparse.Namespace) -> "BatchScript":
+    """The job with GPUs in the form of the site, and a remark that its profile was used."""
+    if options.profile is None:
+        return job
+    from pflmpi.cluster.site import file
+
+    asked = dict(job.options)
+    if options.profile.gres and (gpus := asked.pop("gpus-per-node", None)):
+        asked["gres"] = f"{options.profile.gres}:{gpus.rpartition(':')[2]}"
+    return replace(job, options=asked, remark=f"options of --site={options.site}: {str(file(os.environ))!r}")

@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher", default="", metavar="COMMAND", help="start each run with this, such as 'srun --mpi=pmix'"
     )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PROGRAM",
+        help="the interpreter of the runs, such as that in a container which --launcher starts (default: this one)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -160,7 +166,7 @@ def _run_cells(
         def problem(task: "CellTask") -> str:
             return unfinished(task, configs[task.cell.name], out)
 
-        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until)
+        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until, options.python)
 
 
 def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOutcome", out: Path) -> int:

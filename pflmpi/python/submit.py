@@ -30,7 +30,7 @@ from pflmpi.registry import unknown
 
 _MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "requeue", "restarts", "seeds", "setup")
 # Those of `pflmpi submit`.
-_OPTIONS = {*_MORE, "trial", *(name.replace("-", "_") for name in KNOWN)}
+_OPTIONS = {*_MORE, "site", "srun", "trial", *(name.replace("-", "_") for name in KNOWN)}
 
 
 class Job:

@@ -4,6 +4,7 @@ After a wanted change of the text:  python tests/cluster/test_batch_scripts.py
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import fake_slurm
 from pflmpi.cluster.batch_script import LAUNCH, BatchScript, effective, ranks, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
@@ -40,6 +42,14 @@ JOBS = {
     ),
     "restarts": BatchScript({"nodes": "2"}, "/env/bin/python", RUN, restarts=3),
     "setup": BatchScript({"job-name": "a"}, "/env/bin/python", RUN, setup="/home/me/first study/modules.sh"),
+    "container": BatchScript(
+        {"job-name": "a", "ntasks": "4", "gres": "gpu:a100:4"},
+        "/env/bin/python",
+        RUN,
+        srun=["--cpu-bind=cores", "apptainer", "exec", "--nv", "--bind=/my scratch", "/images/pflmpi.sif"],
+        rank_python="python",
+        remark="options of --site=gpu: '/home/me/site.yaml'",
+    ),
     "once": BatchScript({"job-name": "c-4", "ntasks": "4"}, "/env/bin/python", SCALE, mpi="pmix", once=True),
     "array": BatchScript(
         {"job-name": "b", **PLACE, "output": "sweeps/b.%A_%a.log", "array": tasks([0, 1, 2, 4, 7, 8], 3)},
@@ -161,6 +171,30 @@ def test_a_job_whose_ranks_were_never_started_fails(name, start):
     code, printed = start(JOBS[name], "exit 0")
     assert code == 3 and "srun ended with 0, but rank 0 did not: no rank has started" in printed
     assert start(JOBS[name], 'echo 0 > "$PFLMPI_EXIT_FILE"')[0] == 0
+
+
+def test_the_ranks_of_a_container_have_the_interpreter_inside(start, tmp_path):
+    programs = {
+        "srun": 'while [ "${1#-}" != "$1" ]; do echo "srun $1"; shift; done; "$@"',
+        "apptainer": f'echo "apptainer $1 $2 $3 $4"; shift 4; PATH={tmp_path}/image:$PATH; "$@"',
+    }
+    fake_slurm.program("apptainer", programs["apptainer"], tmp_path / "bin")
+    fake_slurm.program("python", 'echo "inside: $*"; echo 0 > "$PFLMPI_EXIT_FILE"', tmp_path / "image")
+    code, printed = start(JOBS["container"], programs["srun"])
+    assert code == 0, printed
+    assert printed.splitlines() == [
+        "srun --mpi=none",
+        "srun --cpu-bind=cores",
+        "apptainer exec --nv --bind=/my scratch /images/pflmpi.sif",
+        f"inside: -P -m pflmpi {' '.join(RUN)}",
+    ]
+
+
+def test_the_cells_of_an_array_too_have_the_interpreter_inside_their_container():
+    text = script(replace(JOBS["array"], srun=JOBS["container"].srun, rank_python="python"))
+    (words,) = [shlex.split(line) for line in text.splitlines() if "SLURM_ARRAY_TASK_ID" in line and "/env" in line]
+    assert words[0] == "/env/bin/python" and words[-2:] == ["--python", "python"]
+    assert words[words.index("--launcher") + 1].endswith(" exec --nv '--bind=/my scratch' /images/pflmpi.sif")
 
 
 @pytest.mark.parametrize(("code", "printed"), [(75, "requeued\n"), (3, ""), (0, "")])

@@ -256,6 +256,8 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--mem", "1G", "--nodes", "2-4"], "--nodes=2-4: what `plan` counts is for a number"),
         (["small.yaml", "--trial"], "--trial is for --time=auto, which is not given"),
         (["small.yaml", "--trial=0", "--time=auto"], "--trial 0: must be at least 1"),
+        (["small.yaml", "--srun=hostname"], "--srun='hostname': 'hostname' is no option of srun"),
+        (["small.yaml", "--srun=--cpu-bind='cores"], "cannot be read as words: No closing quotation; close the quotes"),
         (["small.yaml", "--", "--error=logs/%j/err"], "--error=logs/%j/err: the folder of a log must exist before"),
         (["small.yaml", "--output=logs/%j/%x.out"], "when nobody knows what %j stands for; there use %x"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
@@ -267,6 +269,79 @@ def test_wrong_input_is_refused_and_nothing_submitted(words, expected, folder, c
     assert main(["submit", *words]) == 2
     assert expected in capfd.readouterr().err
     assert not (folder / "script").exists() and not (folder / "runs").exists()
+
+
+def test_options_of_srun_come_between_it_and_the_interpreter(folder):
+    more = "--cpu-bind=cores --mpi=pmix_v4"
+    assert main(["submit", "small.yaml", f"--srun={more}", "-s", "runtime.transport=mpi"]) == 0
+    words = last_line((folder / "script").read_text())
+    assert words[2:5] == ["--mpi=pmix_v4", "--cpu-bind=cores", sys.executable]
+    assert main(["submit", "small.yaml", "--srun=--container-image=image.sqsh --container-mounts=/a"]) == 0
+    words = last_line((folder / "script").read_text())
+    assert words[3:7] == ["--container-image=image.sqsh", "--container-mounts=/a", "python", "-P"]
+
+
+# --- a profile of the site ----------------------------------------------------------------------------------------
+
+PROFILE = {
+    "account": "mine",
+    "partition": "gpu",
+    "mpi": "pmix",
+    "setup": "modules.sh",
+    "srun": "--cpu-bind=cores",
+    "gres": "gpu:a100",
+    "container": {"apptainer": "pflmpi.sif", "options": "--nv"},
+}
+
+
+@pytest.fixture
+def site(folder, monkeypatch):
+    """Write the profiles of a site."""
+
+    def write(profiles):
+        (folder / "home/.config/pflmpi").mkdir(parents=True, exist_ok=True)
+        (folder / "home/.config/pflmpi/site.yaml").write_text(yaml.safe_dump(profiles))
+        (folder / "home/.config/pflmpi/modules.sh").touch()
+
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    write({"big": PROFILE, "plain": None})
+    return write
+
+
+def test_a_profile_says_what_the_command_line_does_not(folder, site, monkeypatch):
+    place = folder / "home/.config/pflmpi"
+    assert main(["submit", "small.yaml", "--site=big", "--partition=fast", "--gpus-per-node=v100:2"]) == 0
+    text = (folder / "script").read_text()
+    assert {"--account=mine", "--partition=fast", "--gres=gpu:a100:2"} <= set(directives(text))
+    assert not any(word.startswith(("--gpus", "--qos")) for word in directives(text))
+    assert f"# options of --site=big: '{place}/site.yaml'\n" in text and f". {place}/modules.sh || {{\n" in text
+    container = ["apptainer", "exec", "--nv", f"{place}/pflmpi.sif", "python", "-P"]
+    assert last_line(text)[2:10] == ["--mpi=pmix", "--cpu-bind=cores", *container]
+    assert main(["submit", "small.yaml", "--site=big", "--mpi=pmi2", "--srun=--exclusive"]) == 0
+    assert last_line((folder / "script").read_text())[2:5] == ["--mpi=pmi2", "--exclusive", "apptainer"]
+    (place / "site.yaml").rename(folder / "other.yaml")
+    monkeypatch.setenv("PFLMPI_SITE", "other.yaml")
+    assert main(["submit", "small.yaml", "--site=plain"]) == 0
+    assert last_line((folder / "script").read_text())[2:4] == ["--mpi=none", sys.executable]
+
+
+@pytest.mark.parametrize(
+    ("profiles", "expected"),
+    [
+        ({"bigger": {}}, "site.yaml: unknown site 'big'; did you mean 'bigger'?"),
+        ({"big": {"acount": "a"}}, "site.yaml: unknown key in big: 'acount'; did you mean 'account'?"),
+        ({"big": {"mpi": "openmpi"}}, "site.yaml: big.mpi = 'openmpi': must be 'none', 'pmix' or 'pmi2'"),
+        ({"big": {"container": {"options": "--nv"}}}, "site.yaml: big.container.apptainer is missing"),
+        ({"big": {"container": "a.sif"}}, "site.yaml: big.container = 'a.sif': "),
+        ({"big": {"setup": "nowhere.sh"}}, "nowhere.sh: there is no such file"),
+        (["big"], "site.yaml"),
+    ],
+)
+def test_a_wrong_profile_is_refused(profiles, expected, folder, site, capfd):
+    site(profiles)
+    assert main(["submit", "small.yaml", "--site=big"]) == 2
+    error = capfd.readouterr().err
+    assert expected in error and error.count("\n") == 1 and not (folder / "script").exists()
 
 
 def test_an_unknown_option_is_one_line(folder, capfd):

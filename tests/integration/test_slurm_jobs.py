@@ -323,6 +323,37 @@ def test_a_trial_measures_the_run_that_it_begins_and_its_job_gets_that_time(fold
     assert quick_run.digest(folder / "run") == plain(folder)
 
 
+@pytest.mark.parametrize("way", ["run", "array"])
+def test_ranks_run_in_the_container_of_a_profile_with_its_options_of_srun(way, folder, monkeypatch):
+    """A program stands in for apptainer; the interpreter of the job itself is another one."""
+    inside = f'echo "apptainer $2 $3 on $SLURMD_NODENAME" >> {folder}/started; shift 4; exec {processes.BIN}/"$@"'
+    fake_slurm.program("apptainer", inside, folder / "bin")
+    profile = {
+        "partition": "high",
+        "setup": "modules.sh",
+        "srun": "--distribution=cyclic --label",
+        "gres": "gpu",
+        "container": {"apptainer": "pflmpi.sif", "options": "--nv --cleanenv=no"},
+    }
+    (folder / "site.yaml").write_text(yaml.safe_dump({"here": profile}))
+    (folder / "modules.sh").write_text(f"export PATH={folder}/bin:$PATH")
+    monkeypatch.setitem(ENVIRONMENT, "PFLMPI_SITE", str(folder / "site.yaml"))
+    options = ["--site=here", "--nodes=2", "--ntasks=2", "--gpus-per-node=1"]
+    if way == "run":
+        job, _ = submit(folder, write(folder), "--out=run", *options)
+        completed(job, folder / f"run.{job}.log")
+        assert testbed.fields(job)["Partition"] == "high" and "gres/gpu=2" in testbed.fields(job)["TRES"]
+        assert re.search(r"^[01]: ", (folder / f"run.{job}.log").read_text(), re.MULTILINE), "--label"
+        assert quick_run.digest(folder / "run") == plain(folder)
+    else:
+        table = table_file.write(folder, seeds=[0], columns={"few": {}}, rows={"a": {"algorithm": {"name": "fedavg"}}})
+        job, _ = submit(folder, "--array", table.name, "--out=cells", *options)
+        completed(f"{job}_0", folder / f"cells.{job}_0.log")
+        assert run_folder.rounds(folder / "cells/a/few/seed0") == [0, 1, 2]
+    started = (folder / "started").read_text().splitlines()
+    assert len(started) == 2 and all(line.startswith("apptainer --nv --cleanenv=no on node") for line in started)
+
+
 def requeue(job: str) -> None:
     subprocess.run(["scontrol", "requeue", job], check=True, timeout=30)
 
