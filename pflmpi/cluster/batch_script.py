@@ -94,17 +94,19 @@ def seconds(text: str) -> int | None:
 
 
 def merged(ours: Options, given: Options, others: Sequence[str]) -> Options:
-    """The options of a job: ours, unless the user gives others; patterns in the folders of its logs are replaced.
+    """The options of a job: ours, unless the user gives others; its name and its logs also where `others` name them.
 
-    The folder must be there before the job starts, when Slurm does not yet say what all of its patterns stand for.
+    Patterns in the folder of a log are replaced: it must be there before the job starts, when Slurm does not yet say
+    what all of them stand for.
 
     >>> merged({"job-name": "digits"}, {"output": "logs/%x/%j.out"}, ["-e%x/err"])
     {'job-name': 'digits', 'output': 'logs/digits/%j.out', 'error': 'digits/err'}
     """
     options, last = {**ours, **given}, effective({**ours, **given}, others)
+    name = options["job-name"] = last.get("job-name") or ""
     for kind in ("output", "error"):
         if (pattern := last.get(kind)) and pattern != ours.get(kind):
-            options[kind] = _in_known_folder(kind, pattern, last.get("job-name") or "")
+            options[kind] = _in_known_folder(kind, pattern, name)
     return options
 
 

@@ -1,5 +1,7 @@
 """Submitting a batch script to Slurm, unless another job works in the same folder."""
 
+import getpass
+import os
 import shutil
 import subprocess
 import sys
@@ -57,10 +59,9 @@ def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
         why = f"it printed {done.stdout.strip()[:200]!r} instead of the id of a job"
         raise ConfigError(f"sbatch refused the job: {why}; change the options")
     print(done.stderr, end="", file=sys.stderr)  # its warnings
-    log = str(Path(_log(batch.options)).absolute())
-    letters = {"%": "%%", "A": number, "x": batch.options["job-name"] or "", **({} if batch.array else {"j": number})}
+    log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
     where = partition_name(effective(batch.options, batch.others), environ)
-    noted = Submission(file_name(log, letters), batch.requeue, batch.planned_memory, where)
+    noted = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, where)
     job_file.append(folder, number, submission=noted)
     return number
 
@@ -115,8 +116,10 @@ def make_folders(*folders: Path) -> None:
 
 def log_of(options: Options, number: str) -> str:
     """The file with the output of a job, or with its errors if they have one; `*` stands for the task of an array."""
-    return file_name(_log(options), {"j": number, "A": number, "a": "*", "x": options["job-name"] or ""})
+    return _log(options, number, {"j": number, "a": "*"})
 
 
-def _log(options: Options) -> str:
-    return options.get("error") or options["output"] or ""  # progress is written with the errors
+def _log(options: Options, number: str, values: Mapping[str, str]) -> str:
+    pattern = options.get("error") or options["output"] or ""  # progress is written with the errors
+    name = (options["job-name"] or "").replace("%", values.get("%", "%"))
+    return file_name(pattern, {"A": number, "x": name, "u": getpass.getuser(), **values})

@@ -81,7 +81,7 @@ def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(folder, capf
     others = ["-J", "mine", "--comment=night shift", "--gres", "gpu:2", "--signal=USR2@300"]
     assert main(["submit", "-o", "logs/%j.txt", "--requeue", "--time=2", "small.yaml", "--", *others]) == 0
     lines = [line for line in (folder / "script").read_text().splitlines() if line.startswith("#SBATCH")]
-    assert "#SBATCH --output=logs/%j.txt" in lines and "#SBATCH --job-name=small" in lines
+    assert "#SBATCH --output=logs/%j.txt" in lines and "#SBATCH --job-name=mine" in lines
     assert lines[-1] == "#SBATCH -J mine '--comment=night shift' --gres gpu:2 --signal=USR2@300"
     assert (folder / "words").read_text().splitlines()[-len(others) :] == others
     assert "log: logs/42.txt" in capfd.readouterr().out and (folder / "logs").is_dir()
@@ -123,8 +123,10 @@ def test_a_percent_sign_in_a_name_is_no_pattern(capfd):
 def test_the_folder_of_a_log_is_made_by_the_name_that_slurm_gives_it(folder, capfd):
     user = getpass.getuser()
     for words, name in (([], "small"), (["--", "-J", "mine"], "mine"), (["--", "--job-name=50%"], "50%")):
-        assert main(["submit", "small.yaml", "--output=logs/%x/%u-100%%/%j.out", *words]) == 0
-        assert f"log: logs/{name}/{user}-100%/42.out" in capfd.readouterr().out
+        assert main(["submit", "small.yaml", "--output=logs/%x/%u-100%%/%x-%u-%j", *words]) == 0
+        log = f"logs/{name}/{user}-100%/{name}-{user}-42"
+        assert f"log: {log}" in capfd.readouterr().out
+        assert job_file.submissions(Path("runs/small"))["42"].log == f"{folder}/{log.replace('%', '%%')}"
         assert (folder / "logs" / name / f"{user}-100%").is_dir()
     assert "--output=logs/50%%/" in (folder / "script").read_text()
 
