@@ -136,10 +136,11 @@ def submit(
         cluster: "local" starts processes of this machine in place of Slurm's jobs: `ntasks` ranks each, those of a
             table one after another, or `jobs` at a time. This process ends only after them.
         sbatch: words for sbatch, as they are, such as `["--exclusive"]`.
-        options: of `pflmpi submit`, such as nodes=2, ntasks=8, time="1:00:00", mem="auto", requeue=True.
+        options: of `pflmpi submit`, such as nodes=2, ntasks=8, time="auto", trial=True, mem="auto", requeue=True.
 
     Raises:
         ConfigError: what cannot be submitted; nothing was.
+        RunError: the trial that was asked for has ended before a round was complete.
     """
     if cluster not in ("slurm", "local"):
         raise ConfigError(f"cluster = {cluster!r}: must be 'slurm' or 'local'")
