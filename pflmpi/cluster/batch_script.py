@@ -32,7 +32,8 @@ Options = Mapping[str, str | None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the options of sbatch that `submit` knows; those after `--` are in `options.sbatch`."""
-    group = parser.add_argument_group("options of sbatch", "others go after --, such as: -- --exclusive --comment=A")
+    about = "others go after --, such as: -- --exclusive; GPUs best as: --gpus-per-node=N ... -- --gpu-bind=none"
+    group = parser.add_argument_group("options of sbatch", about)
     for name, letter in KNOWN.items():
         group.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", metavar="X")
 
@@ -184,13 +185,16 @@ def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
 LAUNCH = Path(__file__).parents[1] / "included" / "launch"
 
 _SETUP = """\
-# What the job needs besides, such as modules; it may choose another `python`.
-python={python}
+# What the job needs besides, such as modules; it may activate another environment, or choose another `python`.
+python={python} active_before=${{VIRTUAL_ENV:-}}${{CONDA_PREFIX:-}}
 . {file} || {{
     echo "pflmpi: the setup file" {file} "ended with status $?; its last command must succeed" >&2
     exit 2
 }}
 set +e # which it may have set: what follows looks at exit codes
+if [ "$python" = {python} ] && [ "${{VIRTUAL_ENV:-}}${{CONDA_PREFIX:-}}" != "$active_before" ]; then
+    python=$(command -v python)
+fi
 """
 
 _REQUEUE_ARRAY = f"""\
@@ -222,6 +226,8 @@ class BatchScript:
         rank_python: the interpreter of the ranks, if they have another one, as in a container.
         remark: what the script says of itself, such as the profile whose options it has.
         planned_memory: bytes of a node that `plan` has counted; 0 where nobody asked.
+        packs: of an array whose tasks run several cells one after another, the cells of each task, which is named
+            after its first.
         launch: the folder with the wrappers of srun and others.
     """
 
@@ -239,6 +245,7 @@ class BatchScript:
     rank_python: str = ""
     remark: str = ""
     planned_memory: int = 0
+    packs: Sequence[Sequence[int]] = ()
     launch: Path = LAUNCH
 
 
@@ -258,8 +265,11 @@ def script(batch: BatchScript) -> str:
     python, rank_python = '"$python"' if batch.setup else shlex.quote(batch.python), shlex.quote(batch.rank_python)
     command = f"-P -m pflmpi {shlex.join(batch.arguments)}"
     launcher = shlex.join([*srun(batch.mpi, batch.restarts, batch.launch), *batch.srun])
+    if batch.packs:
+        head += f"cells=({' '.join(f'[{pack[0]}]={tasks(pack, None)}' for pack in batch.packs)}) # of each task\n"
     if batch.array:
-        command = f'{python} {command} --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
+        cell = "${cells[SLURM_ARRAY_TASK_ID]}" if batch.packs else "$SLURM_ARRAY_TASK_ID"
+        command = f'{python} {command} --cell "{cell}" --launcher {shlex.quote(launcher)}'
         command += f" --python {rank_python}" if batch.rank_python else ""
     elif batch.once:
         command = f"{python} {command}"

@@ -62,7 +62,7 @@ def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
     log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
     where = partition_name(effective(batch.options, batch.others), environ)
     noted = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, where)
-    job_file.append(folder, number, submission=noted)
+    job_file.append(folder, number, record=noted)
     return number
 
 

@@ -59,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: runs/NAME, sweeps/NAME)")
     parser.add_argument("--array", type=Path, metavar="TABLE", help="submit a sweep as a job array, a cell per task")
     parser.add_argument("--jobs", type=int, metavar="N", help="tasks of the array at a time (default: all)")
+    pack = "cells that a task of the array runs one after another, within one --time (default: 1)"
+    parser.add_argument("--pack", type=int, metavar="N", help=pack)
     parser.add_argument(
         "--mpi",
         choices=("none", "pmix", "pmi2"),
@@ -147,7 +149,7 @@ def measured(options: argparse.Namespace, pending: Pending) -> Pending | None:
         return pending
     except Unmeasured:
         pass
-    short = argparse.Namespace(**{**vars(options), "time": str(options.trial), "requeue": False})
+    short = argparse.Namespace(**{**vars(options), "time": str(options.trial), "requeue": False, "pack": None})
     number, log = submit(short, pending)
     print(f"job {number}, a trial of at most {options.trial} minutes, is waited for; log: {log}", flush=True)
     ended = wait(number, os.environ)
@@ -193,10 +195,10 @@ def _check(options: argparse.Namespace) -> None:
     if (options.config is None) == (options.array is None):
         raise ConfigError("submit takes a CONFIG, for one run, or --array TABLE, for a sweep; give one of them")
     if options.array is None:
-        for name in ("jobs", "seeds", "only", "failed", "anew"):
+        for name in ("jobs", "pack", "seeds", "only", "failed", "anew"):
             if getattr(options, name) not in (None, [], False):
                 raise ConfigError(f"--{name} is for --array TABLE, which is not given; leave it out")
-    for name, least in (("jobs", 1), ("restarts", 0), ("trial", 1)):
+    for name, least in (("jobs", 1), ("pack", 1), ("restarts", 0), ("trial", 1)):
         if (value := getattr(options, name)) is not None and value < least:
             raise ConfigError(f"--{name} {value}: must be at least {least}")
     if options.trial is not None and options.time != "auto":
@@ -240,7 +242,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     for number, (cell, config) in enumerate(cells):
         refuse_transport(config, mpi)
         work = cell_task(cell, config, out, None, options.changed_code, options.anew)
-        if work.state != "done" and (not options.failed or has_failed(work, out)):
+        if work.state != "done" and (not options.failed or has_failed(cell, out)):
             works[number] = work
     if others := [work for work in works.values() if work.state == "other"]:
         more = f" ({len(others) - 1} more: {some([work.cell.name for work in others[1:]])})" if others[1:] else ""
@@ -270,6 +272,15 @@ def _launch(options: argparse.Namespace) -> tuple[str, list[str], str]:
     return mpi.mpi, words, "python" if container else ""
 
 
+def packed(cells: Sequence[int], size: int) -> list[Sequence[int]]:
+    """The cells of each task of an array.
+
+    >>> packed([0, 1, 2, 5, 7], 2)
+    [[0, 1], [2, 5], [7]]
+    """
+    return [cells[first : first + size] for first in range(0, len(cells), size)]
+
+
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
     """The job, with what it needs in place of `auto`."""
     given, logs = batch_script.given(options), "%j" if options.array is None else "%A_%a"
@@ -279,8 +290,9 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         "output": f"{pending.out}".replace("%", "%%") + f".{logs}.log",
         "open-mode": "append",
     }
-    if pending.tasks:
-        ours["array"] = batch_script.tasks(pending.tasks, options.jobs)
+    packs = packed(pending.tasks, options.pack or 1)
+    if packs:
+        ours["array"] = batch_script.tasks([pack[0] for pack in packs], options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
         if not any(word.startswith("--signal") for word in options.sbatch):
@@ -298,6 +310,7 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         setup=str(options.setup.resolve()) if options.setup else "",
         srun=words,
         rank_python=rank_python,
+        packs=packs if options.pack else (),
     )
     return _of_site(_sized(job, pending), options)
 

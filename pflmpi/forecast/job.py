@@ -120,8 +120,8 @@ def bytes_of(text: str) -> float:
 
 
 def _minutes(batch: BatchScript, runs: Mapping[Path, Config], out: Path, where: str, environ: Mapping[str, str]) -> int:
-    """Minutes of a job for the longest of the runs, at most those of its partition if it is requeued."""
-    options, longest = effective(batch.options, batch.others), 0.0
+    """Minutes of a job for the longest of its tasks, at most those of its partition if it is requeued."""
+    options, needs = effective(batch.options, batch.others), []
     for run, config in runs.items():
         number = ranks(options, config.runtime.threads)[0]
         per_round = _seconds_per_round(run, config, number, out, where)
@@ -132,8 +132,10 @@ def _minutes(batch: BatchScript, runs: Mapping[Path, Config], out: Path, where: 
                 f"{where or 'the default partition'}; give a --time, or --trial: a job of a few minutes then measures "
                 "it first, and what that computes is kept"
             )
-        longest = max(longest, per_round * (config.training.rounds - max(run_folder.rounds(run), default=0)))
-    limit, needed = partition(where, environ)[0], MARGIN * longest + START_UP
+        needs.append(START_UP + MARGIN * per_round * (config.training.rounds - max(run_folder.rounds(run), default=0)))
+    size = len(batch.packs[0]) if batch.packs else 1  # runs of a task, one after another
+    needed = max(sum(needs[first : first + size]) for first in range(0, len(needs), size))
+    limit = partition(where, environ)[0]
     if needed > limit and not batch.requeue:
         raise ConfigError(
             f"--time=auto: the job needs {clock(needed)}, and {where or 'the default partition'} allows "

@@ -28,7 +28,7 @@ from pflmpi.config.load import Config as Checked
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.registry import unknown
 
-_MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "requeue", "restarts", "seeds", "setup")
+_MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "pack", "requeue", "restarts", "seeds", "setup")
 # Those of `pflmpi submit`.
 _OPTIONS = {*_MORE, "site", "srun", "trial", *(name.replace("-", "_") for name in KNOWN)}
 
@@ -159,8 +159,10 @@ def submit(
     number, log = submit_to_slurm(chosen, pending)
     if not table:
         return Job(number, pending.out, Path(log))
-    tasks = zip(pending.tasks, pending.runs, strict=True)
-    return [Job(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in tasks]
+    size = chosen.pack or 1  # cells of a task, which is named after its first
+    tasks = [pending.tasks[number - number % size] for number in range(len(pending.tasks))]
+    runs = zip(tasks, pending.runs, strict=True)
+    return [Job(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in runs]
 
 
 def _options(words: list[str], options: Mapping[str, object]) -> Namespace:

@@ -36,7 +36,7 @@ def ran(monkeypatch):
     def ran(run, seconds, partition="", raw=None):
         quick_run.run(raw or quick_run.settings(), run)
         if partition is not None:
-            job_file.append(run, "7", submission=Submission("log", partition=partition))
+            job_file.append(run, "7", record=Submission("log", partition=partition))
         job_file.append(run, "7", "0")
         took[run.resolve()] = seconds
 
@@ -111,7 +111,7 @@ def test_an_array_has_the_time_of_its_longest_cell(ran, folder):
     table = table_file.write(folder, rows={"Local": {"algorithm": {"name": "local"}}}, seeds=[0, 1])
     cells = folder / "sweeps/small/Local"
     base = table_file.TABLE["base"]
-    job_file.append(folder_of(folder / "sweeps/small"), "7", submission=Submission("log", partition=""))
+    job_file.append(folder_of(folder / "sweeps/small"), "7", record=Submission("log", partition=""))
     for column, seconds in (("few", 6.0), ("many_M", 12.0)):
         changes = table_file.TABLE["columns"]["few" if column == "few" else "many (M)"]
         raw = {**base, "algorithm": {"name": "local"}, **changes, "seed": 0}
@@ -120,6 +120,8 @@ def test_an_array_has_the_time_of_its_longest_cell(ran, folder):
     command = ["submit", "--array", str(table), "--cpus-per-task=1", "--time=auto"]
     assert main([*command, "-s", "training.rounds=1002"]) == 0
     assert asked(folder, "time") == str(-(-1002 * 12 * 3 // 2 // 60) + 10), "of seed 1, which has no round yet"
+    assert main([*command, "-s", "training.rounds=1002", "--pack=2"]) == 0
+    assert asked(folder, "time") == str(-(-2002 * 12 * 3 // 2 // 60) + 20), "many/seed0, then many/seed1"
     assert main([*command, "--partition=short"]) == 2
 
 
