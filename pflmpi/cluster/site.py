@@ -7,7 +7,6 @@ gpu:                        the name for --site
   container: {apptainer: pflmpi.sif, options: --nv}
 """
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -49,7 +48,7 @@ class Site(BaseModel):
     container: Container | None = None
 
 
-def file(environ: Mapping[str, str]) -> Path:
+def profiles_file(environ: Mapping[str, str]) -> Path:
     """The file with the profiles."""
     return Path(environ.get("PFLMPI_SITE") or "~/.config/pflmpi/site.yaml").expanduser()
 
@@ -60,7 +59,7 @@ def load(name: str, environ: Mapping[str, str]) -> Site:
     Raises:
         ConfigError: there is none, or a key or a value of it is wrong.
     """
-    path = file(environ)
+    path = profiles_file(environ)
     profiles = yaml_file.read(path)
     if name not in profiles:
         raise ConfigError(f"{path}: {unknown('site', name, list(profiles))}")
@@ -77,11 +76,3 @@ def load(name: str, environ: Mapping[str, str]) -> Site:
 
 def _beside(folder: Path, name: str) -> str:
     return str(folder / Path(name).expanduser())
-
-
-def words_of(option: str, text: str) -> list[str]:
-    """The words of a text for a shell, such as that of `--srun`."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}={text!r} cannot be read as words: {error}; close the quotes") from error

@@ -258,17 +258,15 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
 
 def _launch(options: argparse.Namespace) -> tuple[str, list[str], str]:
     """How srun connects ranks, the words between it and the interpreter, and that in a container, if there is one."""
-    from pflmpi.cluster.site import words_of
-
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--mpi", default=options.mpi or "none")
-    mpi, words = parser.parse_known_args(words_of("--srun", options.srun or ""))
+    mpi, words = parser.parse_known_args(arguments.shell_words("--srun", options.srun or ""))
     if words and not words[0].startswith("-"):
         raise ConfigError(f"--srun={options.srun!r}: {words[0]!r} is no option of srun; give its options alone")
     container = any(word.startswith("--container-image") for word in words)
     if options.profile is not None and (image := options.profile.container):
         container = True
-        words += ["apptainer", "exec", *words_of("container.options", image.options), image.apptainer]
+        words += ["apptainer", "exec", *arguments.shell_words("container.options", image.options), image.apptainer]
     return mpi.mpi, words, "python" if container else ""
 
 
@@ -326,10 +324,11 @@ def _sized(job: "BatchScript", pending: Pending) -> "BatchScript":
 
 def _show_implied(options: argparse.Namespace, job: "BatchScript", pending: Pending) -> None:
     """Say what `auto` has become, and how many ranks there will be where no option says it."""
-    if chosen := {name: job.options[name] for name, value in batch_script.given(options).items() if value == "auto"}:
+    given, threads = batch_script.given(options), next(iter(pending.runs.values())).runtime.threads
+    if chosen := {name: job.options[name] for name, value in given.items() if value == "auto"}:
         print(f"pflmpi: auto is {' '.join(batch_script.words_of(chosen))}", file=sys.stderr)
-    threads = next(iter(pending.runs.values())).runtime.threads
-    if text := batch_script.ranks(batch_script.effective(job.options, job.others), threads)[1]:
+    asked = batch_script.effective({**given, **job.options}, job.others)  # GPUs are `given`, in whatever form
+    if text := batch_script.ranks(asked, threads)[1]:
         print(f"pflmpi: {text}; --ntasks says otherwise", file=sys.stderr)
 
 
@@ -337,9 +336,9 @@ def _of_site(job: "BatchScript", options: argparse.Namespace) -> "BatchScript":
     """The job with GPUs in the form of the site, and a remark that its profile was used."""
     if options.profile is None:
         return job
-    from pflmpi.cluster.site import file
+    from pflmpi.cluster.site import profiles_file
 
     asked = dict(job.options)
     if options.profile.gres and (gpus := asked.pop("gpus-per-node", None)):
         asked["gres"] = f"{options.profile.gres}:{gpus.rpartition(':')[2]}"
-    return replace(job, options=asked, remark=f"options of --site={options.site}: {str(file(os.environ))!r}")
+    return replace(job, options=asked, remark=f"options of --site={options.site!r}: {str(profiles_file(os.environ))!r}")

@@ -258,10 +258,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _launcher(text: str) -> list[str]:
     """Words of the command that starts a run."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"--launcher {text!r} cannot be read as a command: {error}; close the quotes") from error
+    words = arguments.shell_words("--launcher", text)
     if words and shutil.which(words[0]) is None:
         raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
     return words

@@ -20,6 +20,7 @@ from pflmpi.cluster.batch_script import LAUNCH
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
 from pflmpi.sweep.table import cells, load
+from project import ROOT
 
 
 @pytest.fixture
@@ -335,7 +336,7 @@ def test_a_profile_says_what_the_command_line_does_not(folder, site, monkeypatch
     text = (folder / "script").read_text()
     assert {"--account=mine", "--partition=fast", "--gres=gpu:a100:2"} <= set(directives(text))
     assert not any(word.startswith(("--gpus", "--qos")) for word in directives(text))
-    assert f"# options of --site=big: '{place}/site.yaml'\n" in text and f". {place}/modules.sh || {{\n" in text
+    assert f"# options of --site='big': '{place}/site.yaml'\n" in text and f". {place}/modules.sh || {{\n" in text
     container = ["apptainer", "exec", "--nv", f"{place}/pflmpi.sif", "python", "-P"]
     assert last_line(text)[2:10] == ["--mpi=pmix", "--cpu-bind=cores", *container]
     assert main(["submit", "small.yaml", "--site=big", "--mpi=pmi2", "--srun=--exclusive"]) == 0
@@ -344,6 +345,14 @@ def test_a_profile_says_what_the_command_line_does_not(folder, site, monkeypatch
     monkeypatch.setenv("PFLMPI_SITE", "other.yaml")
     assert main(["submit", "small.yaml", "--site=plain"]) == 0
     assert last_line((folder / "script").read_text())[2:4] == ["--mpi=none", sys.executable]
+
+
+def test_the_profile_of_the_page_is_one(folder, site, capfd):
+    (text,) = re.findall("```yaml\n(gpu:.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL)
+    site(yaml.safe_load(text))
+    assert main(["submit", "small.yaml", "--site=gpu", "--gpus-per-node=4"]) == 0
+    assert "--gres=gpu:a100:4" in directives((folder / "script").read_text())
+    assert "a rank for each of 4 GPUs" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,7 @@ def test_ranks_run_in_the_container_of_a_profile_with_its_options_of_srun(way, f
         "setup": "modules.sh",
         "srun": "--distribution=cyclic --label",
         "gres": "gpu",
-        "container": {"apptainer": "pflmpi.sif", "options": "--nv --cleanenv=no"},
+        "container": {"apptainer": "pflmpi.sif", "options": "--nv --no-home"},
     }
     (folder / "site.yaml").write_text(yaml.safe_dump({"here": profile}))
     (folder / "modules.sh").write_text(f"export PATH={folder}/bin:$PATH")
@@ -358,7 +358,7 @@ def test_ranks_run_in_the_container_of_a_profile_with_its_options_of_srun(way, f
     if way == "run":
         job, _ = submit(folder, write(folder), "--out=run", *options)
         completed(job, folder / f"run.{job}.log")
-        assert testbed.fields(job)["Partition"] == "high" and "gres/gpu=2" in testbed.fields(job)["TRES"]
+        assert testbed.fields(job)["Partition"] == "high" and "gpu:1" in testbed.fields(job)["TresPerNode"]
         assert re.search(r"^[01]: ", (folder / f"run.{job}.log").read_text(), re.MULTILINE), "--label"
         assert quick_run.digest(folder / "run") == plain(folder)
     else:
@@ -367,7 +367,7 @@ def test_ranks_run_in_the_container_of_a_profile_with_its_options_of_srun(way, f
         completed(f"{job}_0", folder / f"cells.{job}_0.log")
         assert run_folder.rounds(folder / "cells/a/few/seed0") == [0, 1, 2]
     started = (folder / "started").read_text().splitlines()
-    assert len(started) == 2 and all(line.startswith("apptainer --nv --cleanenv=no on node") for line in started)
+    assert len(started) == 2 and all(line.startswith("apptainer --nv --no-home on node") for line in started)
 
 
 def requeue(job: str) -> None:
