@@ -70,23 +70,24 @@ def _ranks_of_use(options: Options, configs: Collection[Config], cores: int) -> 
     Args:
         cores: of a node, each for a thread of a rank; on GPUs there is a rank for each, and one that serves.
     """
-    nodes, gpus, number = _nodes(options), _gpus(options), 0
+    nodes, gpus = _nodes(options), _gpus(options)
+    number = nodes
+    if not gpus and not cores:
+        raise ConfigError(
+            "--ntasks=auto: Slurm does not say how many cores a node of the partition has; give --gpus-per-node, or "
+            "the number of ranks"
+        )
     for config in configs:
-        per_node = cores // max(int(options.get("cpus-per-task") or 1), config.runtime.threads)
-        if not gpus and not per_node:
-            raise ConfigError(
-                "--ntasks=auto: Slurm does not say how many cores a node of the partition has; give --gpus-per-node, "
-                "or the number of ranks"
-            )
-        slots = nodes * gpus + 1 if gpus else nodes * per_node
+        width = max(_number(options, "cpus-per-task", 1), config.runtime.threads)
+        slots = nodes * gpus + 1 if gpus else nodes * max(cores // width, 1)
         rounds = _predict(config, options, slots, cores or slots).rounds
         busy = [[bool(groups) for groups in scheduled.training] for scheduled in rounds]
-        number = max(number, max(map(sum, busy)) + (not any(of_ranks[0] for of_ranks in busy)))
-    return max(number, nodes)
+        number = max(number, max(map(sum, busy), default=0) + (not any(of_ranks[0] for of_ranks in busy)))
+    return number
 
 
 def _with_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript:
-    """The job with `--mem=auto` replaced, and the bytes of a node that were counted."""
+    """The job with `--mem=auto` replaced and, where that could be counted, what a node needs."""
     options, memory = effective(batch.options, batch.others), batch.options["mem"] or ""
     nodes, needed = _nodes(options), 0
     for config in configs:
@@ -144,17 +145,17 @@ def _minutes(batch: BatchScript, runs: Mapping[Path, Config], out: Path, where: 
     return int(limit // 60) if needed > limit else ceil(needed / 60)
 
 
-def _seconds_per_round(run: Path, config: Config, ranks: int | None, out: Path, where: str) -> float | None:
+def _seconds_per_round(run: Path, config: Config, number: int | None, out: Path, where: str) -> float | None:
     """Seconds of a round in the slowest run of a configuration, of any seed, in its folder or beside it.
 
-    A run counts that a job has computed, on this partition and with as many ranks, as far as that is known.
+    A run counts that a job has computed, on this partition and with this number of ranks, as far as that is known.
     """
     seconds = []
-    for folder in {run, *(path.parent for path in run.parent.glob("*/jobs.txt"))}:
+    for folder in sorted(path.parent for path in run.parent.glob("*/jobs.txt")):
         submissions = job_file.submissions(folder) or job_file.submissions(out)
         partitions = [*(submission.partition for submission in submissions.values())][-1:]
-        state = run_status(folder) if job_file.read(folder) and partitions in ([], [None], [where]) else None
-        if state is None or state.per_round is None or (None not in (ranks, state.ranks) and ranks != state.ranks):
+        state = run_status(folder) if partitions in ([], [None], [where]) else None
+        if state is None or state.per_round is None or (None not in (number, state.ranks) and number != state.ranks):
             continue
         if _same(stored.read(folder), config):
             seconds.append(state.per_round)
