@@ -228,7 +228,6 @@ class BatchScript:
         planned_memory: bytes of a node that `plan` has counted; 0 where nobody asked.
         packs: of an array whose tasks run several cells one after another, the cells of each task, which is named
             after its first.
-        launch: the folder with the wrappers of srun and others.
     """
 
     options: Options
@@ -246,7 +245,6 @@ class BatchScript:
     remark: str = ""
     planned_memory: int = 0
     packs: Sequence[Sequence[int]] = ()
-    launch: Path = LAUNCH
 
 
 def check_setup(setup: Path | None) -> None:
@@ -264,7 +262,7 @@ def script(batch: BatchScript) -> str:
     head = f"#!/bin/bash\n{directives}{remark}\n{setup}"
     python, rank_python = '"$python"' if batch.setup else shlex.quote(batch.python), shlex.quote(batch.rank_python)
     command = f"-P -m pflmpi {shlex.join(batch.arguments)}"
-    launcher = shlex.join([*srun(batch.mpi, batch.restarts, batch.launch), *batch.srun])
+    launcher = shlex.join([*srun(batch.mpi, batch.restarts), *batch.srun])
     if batch.packs:
         head += f"cells=({' '.join(f'[{pack[0]}]={tasks(pack, None)}' for pack in batch.packs)}) # of each task\n"
     if batch.array:
@@ -280,13 +278,13 @@ def script(batch: BatchScript) -> str:
     if batch.array:
         return f"{head}{command}\n{_REQUEUE_ARRAY}"
     folder = shlex.quote(batch.arguments[batch.arguments.index("--out") + 1])
-    before = f". {shlex.quote(str(batch.launch / 'settings'))}\nbefore=$(newest {folder})\n"
+    before = f". {shlex.quote(str(LAUNCH / 'settings'))}\nbefore=$(newest {folder})\n"
     return f'{head}{before}{command}\ncode=$?\nrequeue_after "$code" {folder} "$before"\nexit "$code"\n'
 
 
-def srun(mpi: str, restarts: int = 0, launch: Path = LAUNCH) -> list[str]:
+def srun(mpi: str, restarts: int = 0) -> list[str]:
     """The words that start ranks as a step of a job, and end with the exit code of their run."""
-    return ["bash", str(launch / "srun"), *([f"--restarts={restarts}"] if restarts else []), f"--mpi={mpi}"]
+    return ["bash", str(LAUNCH / "srun"), *([f"--restarts={restarts}"] if restarts else []), f"--mpi={mpi}"]
 
 
 def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:

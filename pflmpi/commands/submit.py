@@ -281,7 +281,7 @@ def packed(cells: Sequence[int], size: int) -> list[Sequence[int]]:
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
     """The job, with what it needs in place of `auto`."""
-    given, logs = batch_script.given(options), "%j" if options.array is None else "%A_%a"
+    logs = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {
         "job-name": (options.config or options.array).stem,
         "chdir": os.getcwd(),
@@ -297,7 +297,7 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
             batch_script.check_warning(options.time or "", _WARNING)
     mpi, words, rank_python = _launch(options)
     job = batch_script.BatchScript(
-        options=batch_script.merged(ours, given, options.sbatch),
+        options=batch_script.merged(ours, batch_script.given(options), options.sbatch),
         python=sys.executable,
         arguments=pending.words,
         mpi=mpi,
@@ -310,16 +310,11 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         rank_python=rank_python,
         packs=packs if options.pack else (),
     )
-    return _of_site(_sized(job, pending), options)
+    if "mem" in job.options or "auto" in job.options.values():
+        from pflmpi.forecast.job import sized
 
-
-def _sized(job: "BatchScript", pending: Pending) -> "BatchScript":
-    """The job with what it needs in place of `auto`; see `forecast.job`."""
-    if "mem" not in job.options and "auto" not in job.options.values():
-        return job
-    from pflmpi.forecast.job import sized
-
-    return sized(job, pending.runs, pending.out, os.environ)
+        job = sized(job, pending.runs, pending.out, os.environ)
+    return _of_site(job, options)
 
 
 def _show_implied(options: argparse.Namespace, job: "BatchScript", pending: Pending) -> None:
