@@ -27,14 +27,17 @@ class Submission:
     """What `submit` knows of a job.
 
     Attributes:
-        log: file with its output, absolute, as sbatch takes it: of an array with `%a` and `%j` for its tasks.
+        log: file with its output, or its errors if they have one, absolute, as sbatch takes it: of an array with `%a`
+            and `%j` for its tasks.
         requeues: whether it is requeued before its time limit, and continues by itself.
         memory: bytes of a node that `plan` counted; 0 where nobody asked.
+        partition: that it was submitted to; "" for the default, None where it was not noted.
     """
 
     log: str
     requeues: bool = False
     memory: int = 0
+    partition: str | None = None
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,7 @@ def run_cells(
     locks: Sequence[int],
     record: Callable[[CellTask], str] = lambda _: "",
     until: float | None = None,
+    python: str = sys.executable,
 ) -> SweepOutcome:
     """Run the cells that are not done, and show their progress.
 
@@ -140,10 +141,11 @@ def run_cells(
         locks: descriptors that every run keeps open.
         record: called with each run that has reached its end; says what is wrong with it.
         until: when those that still go are asked to stop, and no more are begun, by `time.monotonic`; None: never.
+        python: the interpreter of the runs.
     """
     started = {task.cell.name: task for task in tasks if task.command}
     outcome = SweepOutcome({task.cell.name: task.problem for task in tasks if task.state == "other"})
-    start = [sys.executable, "-P", "-m", "pflmpi"]
+    start = [python, "-P", "-m", "pflmpi"]
     commands = [
         LoggedCommand(name, [*launcher(task), *start, *task.command], task.cell.log(out))
         for name, task in started.items()
