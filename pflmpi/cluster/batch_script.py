@@ -32,7 +32,8 @@ Options = Mapping[str, str | None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the options of sbatch that `submit` knows; those after `--` are in `options.sbatch`."""
-    group = parser.add_argument_group("options of sbatch", "others go after --, such as: -- --exclusive --comment=A")
+    about = "others go after --, such as: -- --exclusive; GPUs best as: --gpus-per-node=N ... -- --gpu-bind=none"
+    group = parser.add_argument_group("options of sbatch", about)
     for name, letter in KNOWN.items():
         group.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", metavar="X")
 

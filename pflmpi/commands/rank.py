@@ -36,7 +36,7 @@ from pflmpi.errors import (
     write_exit_code,
 )
 from pflmpi.experiment.run import RankContext
-from pflmpi.machine import cores, gpus
+from pflmpi.machine import cores, gpus, requested_gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, gpu_messages, limit_memory, place
 from pflmpi.runtime.faults import CollectiveError, all_or_none
@@ -202,7 +202,7 @@ def connect(config: Config, launch: Launch) -> Transport:
 def here(config: Config) -> Peer:
     """This process, and what it sees."""
     seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return Peer.here(cores(), seen)
+    return Peer.here(cores(), seen, requested_gpus(os.environ))
 
 
 def context_of(
@@ -220,7 +220,7 @@ def context_of(
     device = device_of(placed, transport.rank)
     fix_kernels(device, config.runtime, config.training)
     limit_memory(placed, transport.rank, config.runtime)
-    between_gpus = gpu_messages(placed, transport.name)
+    between_gpus = gpu_messages(placed, transport.name, config.runtime.between_gpus)
     if between_gpus.ranks:
         transport.use_gpus(between_gpus.ranks, device)
     if between_gpus.text and transport.rank == 0:

@@ -149,3 +149,13 @@ def test_wrong_use_is_one_error_and_writes_nothing(words, message, folder, monke
     assert "Traceback" not in shown.err and "internal error" not in shown.err
     assert shown.err.count("\n") == 1 or shown.err.startswith("usage: pflmpi")
     assert files(folder) == before
+
+
+def test_a_run_that_was_given_a_gpu_which_torch_does_not_find_is_not_computed_on_the_cpu(folder, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert quick_run.command(["run", "c.yaml", "--out", "gpu", "-s", "runtime.device=auto"]) == 2
+    shown = capfd.readouterr().err
+    assert "a GPU was requested (CUDA_VISIBLE_DEVICES = '0' on rank 0 (host " in shown and "Traceback" not in shown
+    assert not (folder / "gpu").exists()
