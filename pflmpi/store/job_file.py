@@ -162,28 +162,24 @@ def usage(folder: Path) -> Usage | None:
         return None
     hosts = tuple(dict.fromkeys(host for start in starts for host in start.hosts))
     ends = {end.token: end for _, end in _records(folder, End)}
-    nodes = gpus = cores = measured = computed = 0.0
-    for start in starts:
-        if end := ends.get(start.token):
-            seconds = end.ended - start.began
-            nodes, gpus, cores = (
-                nodes + start.nodes * seconds,
-                gpus + start.gpus * seconds,
-                cores + start.cores * seconds,
-            )
-            if end.cpu_seconds is not None:
-                measured, computed = measured + start.cores * seconds, computed + end.cpu_seconds
-    endless = sum(start.token not in ends for start in starts)
-    return Usage(
-        read(folder), hosts, len(starts), endless, hours(nodes, gpus, cores, computed / measured if measured else None)
-    )
+    ended = [(start, ends[start.token]) for start in starts if start.token in ends]
+    measured = [(start, end) for start, end in ended if end.cpu_seconds is not None]
+
+    def allocated(kind: str, among: list[tuple[Start, End]]) -> float:
+        return float(sum(getattr(start, kind) * (end.ended - start.began) for start, end in among))
+
+    cores = allocated("cores", measured)
+    busy = sum(end.cpu_seconds or 0.0 for _, end in measured) / cores if cores else None
+    used = hours(allocated("nodes", ended), allocated("gpus", ended), allocated("cores", ended), busy)
+    return Usage(read(folder), hosts, len(starts), len(starts) - len(ended), used)
 
 
 def _records(folder: Path, kind: type[R]) -> Iterator[tuple[str, R]]:
     """The records of a kind, each with the id of its job."""
+    reader = TypeAdapter(kind)
     for job, _, _, *more in _lines(folder):
         try:
-            yield job, TypeAdapter(kind).validate_json(more[0])
+            yield job, reader.validate_json(more[0])
         except (IndexError, ValidationError):
             continue  # of another kind, or not ours
 
