@@ -15,6 +15,7 @@ from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from pflmpi.cluster.job_log import last_error
 from pflmpi.errors import RunError, Stopped
 from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
@@ -192,9 +193,10 @@ def _noted_signals() -> Iterator[list[int]]:
 
 def _cause(log: Path, code: int) -> str:
     """The error that a run printed, or else its last line."""
+    if code < 0:
+        return f"killed by signal {-code}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    shown = [line.removeprefix("pflmpi: ") for line in lines if line.startswith("pflmpi: ")]
-    return f"killed by signal {-code}" if code < 0 else (shown or lines or [f"ended with {code}"])[-1]
+    return last_error(log) or (lines or [f"ended with {code}"])[-1]
 
 
 class SweepProgress:
