@@ -125,7 +125,9 @@ class StaticBuffers:
 
     def _load(self, state: Sequence[Tensor], num_changed: int) -> None:
         if not self._changed:
-            self._state = self._state or [_like(tensor, int(tensor.storage_offset())) for tensor in state]
+            if not self._state:
+                own = {id(tensor): _like(tensor, int(tensor.storage_offset())) for tensor in state}
+                self._state = [own[id(tensor)] for tensor in state]  # two phases may have one sum of losses
             _copy(self._state, state)
             self._changed = state[:num_changed]
 

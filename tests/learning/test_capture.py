@@ -156,6 +156,19 @@ def test_a_step_that_reads_an_expanded_tensor_is_captured(graph):
     assert graph.captures == 1 and graph.launches == 10 - TRACED
 
 
+def test_a_tensor_that_two_phases_of_a_step_have_is_captured_as_one(graph):
+    """As the sum of their losses, which both add to."""
+    plain, weights = Weights(), Weights()
+    state = [weights.sums, weights.weight, weights.sums, weights.read]
+    steps = replay.Steps(weights.step, "step", state, 3, ())
+    for batch in batches(5):
+        plain.step(batch)
+        steps.take(batch)
+    steps.end()
+    assert graph.captures == 1 and graph.launches == 5 - TRACED
+    assert torch.equal(weights.sums, plain.sums) and torch.equal(weights.weight, plain.weight)
+
+
 def test_trainings_of_many_kinds_keep_their_captures(graph):
     """Such as two of an algorithm for each of five models."""
     for _ in range(3):
@@ -216,7 +229,7 @@ FORMS = {  # of batches: those that are full, and the last one of a client
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if "resnet18" in name else []) for name in FORMS]
 )
-@pytest.mark.parametrize("case", ["fedavg", "fedgmh-full", "fedproto"])
+@pytest.mark.parametrize("case", ["fedavg", "fedgmh-full", "fedproto", "pfedpm-relation"])
 def test_a_step_is_traced_twice_and_captured_once_in_a_run(case, name):
     """Whatever the learning rate of a round: from then on all steps of its form are launched by their capture."""
     model, executor, training, forms = FORMS[name]
