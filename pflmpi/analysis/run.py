@@ -25,6 +25,7 @@ from pflmpi.store.verify import Metrics, elsewhere
 from pflmpi.text import short_name, spans
 
 if TYPE_CHECKING:  # which need torch, or an extra
+    import pandas
     import xarray
     from torch import nn
 
@@ -169,13 +170,37 @@ class Run:
         return cost_to(self.columns, target, metric)
 
     @property
-    def metrics(self) -> Any:
-        """`columns` as a pandas.DataFrame where pandas is installed, otherwise as a NumPy record array."""
-        try:
-            return import_module("pandas").DataFrame(dict(self.columns))
-        except ImportError:
-            kinds = [(name, array.dtype) for name, array in self.columns.items()]
-            return np.rec.fromarrays(list(self.columns.values()), kinds)
+    def metrics(self) -> "np.recarray[Any, Any]":
+        """`columns` as a record array, a line for each round: `run.metrics.seconds`, `run.metrics[-3:]`."""
+        kinds = [(name, array.dtype) for name, array in self.columns.items()]
+        return np.rec.fromarrays(list(self.columns.values()), kinds)
+
+    def frame(self) -> "pandas.DataFrame":
+        """`columns` as a pandas.DataFrame, a line for each round; raises as `clients_table`."""
+        frame: pandas.DataFrame = needed("pandas", "frame()", "pandas").DataFrame(dict(self.columns))
+        return frame
+
+    def clients_table(self, rounds: Iterable[int] | None = None) -> "pandas.DataFrame":
+        """A line for each client and round that has a checkpoint; NaN where a client has no value.
+
+        Columns: `round`, `client`, `participant` (whether it trained), `train_samples`, `test_samples`, `up_bytes`,
+        `down_bytes`, as far as the run has them `correct`, `accuracy`, `test_loss`, `f1`, `train_loss`, the same with
+        `trained_` (after local training, before the server answers) and `round_seconds` (of the whole round), and
+        `diagnostic_...` for each diagnostic with a number for each client, such as its cluster.
+
+        Args:
+            rounds: None for all.
+
+        Raises:
+            UserError: pandas is not installed; there is no such round; a file is damaged.
+        """
+        from pflmpi.analysis import clients_table
+
+        pd = needed("pandas", "clients_table()", "pandas")
+        numbers = self._checkpoint_rounds(rounds)
+        frames = [pd.DataFrame(clients_table.of_round(self.round(number))) for number in numbers]
+        table: pandas.DataFrame = pd.concat(frames, ignore_index=True)
+        return table
 
     def to_xarray(
         self, rounds: Iterable[int] | None = None, leaves: str | Iterable[str] | None = None
@@ -197,14 +222,18 @@ class Run:
                 or a leaf has another shape than in the first of the rounds.
         """
         lazy_arrays = needed("pflmpi.analysis.lazy_arrays", "to_xarray()", "xarray")
+        paths = [leaves] if isinstance(leaves, str) else leaves
+        arrays: xarray.Dataset = lazy_arrays.dataset(self.round, self._checkpoint_rounds(rounds), paths)
+        return arrays
+
+    def _checkpoint_rounds(self, rounds: Iterable[int] | None) -> list[int]:
+        """The rounds that are asked for, None for all; raises `CheckpointError` where one has no checkpoint."""
         numbers = self.rounds if rounds is None else [as_integer("rounds", number) for number in rounds]
         if not numbers:
             raise CheckpointError(f"{self.path}: no rounds to read; it has checkpoints {spans(self.rounds) or 'none'}")
         for number in set(numbers).difference(self.rounds):
             raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(self.rounds)}")
-        paths = [leaves] if isinstance(leaves, str) else leaves
-        arrays: xarray.Dataset = lazy_arrays.dataset(self.round, numbers, paths)
-        return arrays
+        return numbers
 
     def round(self, number: int | None = None) -> Checkpoint:
         """The checkpoint of a round; None for the newest whose files are all there, with a warning if that is an older.

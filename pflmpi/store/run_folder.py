@@ -53,6 +53,11 @@ def read_bytes(run: Path, round: int) -> Arrays:
     return _section(run, round, "bytes")
 
 
+def read_partition(run: Path, round: int) -> Arrays:
+    """Samples of each client by name, [N]."""
+    return _section(run, round, "partition")
+
+
 def read_diagnostics(run: Path, round: int) -> Arrays:
     """Values measured in the round by name, one row per participant."""
     return _section(run, round, "diagnostics")
