@@ -40,7 +40,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "compare": "",
     "report": "--out --pdf --png --target --to",
     "table": "--only --out --seeds --set --write",
-    "export": "--all --allow-older --client --compress --force --leaf --out --round --server",
+    "export": "--all --allow-older --client --compress --force --leaf --out --round --server --table",
     "evaluate": "--after-training --allow-older --changed-code --data --force --out --round --set --split --unseen "
     "--updates",
     "probe": "--allow-older --changed-code --clients --round --samples --set",
