@@ -33,6 +33,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "data": "--client --force --label --layout --picture --save --set",
     "run": "--bar --changed-code --continue --out --quiet --ranks --restarts --set --take-over",
     "resume": "--bar --changed-code --quiet --ranks --restarts --set --take-over",
+    "fork": "--allow-older --changed-code --out --round --set --without-client",
     "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --launcher --only --out --ranks "
     "--seeds --set",
     "inspect": "--allow-older --diff --digest --round --verify",
@@ -194,7 +195,7 @@ def test_list_describes_what_is_in_a_file_of_ones_own(tmp_path, capfd):
     assert main(["list", f"{own}:Net"]) == 0
     shown = capfd.readouterr().out
     assert "A net of my own" in shown and "width" in shown and "model: {name:" in shown
-    assert main(["list", str(ROOT / "examples/fedala.py:FedALA")]) == 0
+    assert main(["list", str(ROOT / "examples/clipped.py:Clipped")]) == 0
     assert "algorithm: {name:" in capfd.readouterr().out
     assert main(["list", f"{own}:Not"]) == 2
     assert capfd.readouterr().err == f"pflmpi: {own} has no 'Not'; known: Net\n"
