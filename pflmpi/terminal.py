@@ -2,9 +2,12 @@
 
 import errno
 import io
+import json
+import math
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pflmpi.text import printable
@@ -64,6 +67,24 @@ def outlive_readers() -> None:
             write_through=getattr(before, "write_through", False),
         )
         setattr(sys, name, stream)
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Prints one JSON object, as docs/scripts.md lists its keys."""
+    print(json.dumps(_plain(content)))
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: NaN and infinities are null, NumPy's values plain ones, paths and names strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int) else str(value)
 
 
 def print_surely(text: str) -> None:

@@ -303,9 +303,12 @@ _USUAL = ("*", "*/*", "scaling/*/ranks-*", f"sweeps/*/{_CELL}")
 
 
 def runs_below(sweep: Path, file: str = "config.yaml") -> list[Path]:
-    """Folders of the runs of a sweep that have a file, sorted by name; a run, whose folders may be links, has none."""
-    cells = () if os.path.lexists(sweep / "config.yaml") else sweep.glob(f"{_CELL}/{file}")
-    return sorted(path.parent for path in cells)
+    """Folders of the runs of a sweep, or in a folder, that have a file, sorted by name.
+
+    A run, whose folders may be links, has none.
+    """
+    patterns = () if os.path.lexists(sweep / "config.yaml") else (f"*/{file}", f"{_CELL}/{file}")
+    return sorted(path.parent for pattern in patterns for path in sweep.glob(pattern))
 
 
 def cells_below(sweep: Path) -> list[Path]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.job_log import last_error, out_of_memory
@@ -278,37 +279,32 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
 
 def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a job, a task of an array, or an array."""
+    jobs = _named_jobs(name, environ)
+    if jobs[0].state:
+        yield from _blocks(jobs)
+    else:
+        assert jobs[0].folder is not None
+        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {jobs[0].folder}"
+        yield from one_folder(jobs[0].folder, environ)
 
+
+def _named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
+    """The jobs with an id; of one that Slurm has forgotten the state is "", and the folder that of its jobs.txt."""
     jobs = slurm.find(name, environ)
     unknown = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
     folders = [*by_working_directory([*jobs, unknown])]
-    if jobs:
-        places = {job.id: job for job in located(jobs, folders)}
-        yield from _blocks([places.get(job.id, job) for job in jobs])
-    elif recorded := located([unknown], folders):
-        assert recorded[0].folder is not None
-        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {recorded[0].folder}"
-        yield from one_folder(recorded[0].folder, environ)
-    else:
+    places = {job.id: job for job in located(jobs or [unknown], folders)}
+    if not jobs and not places:
         raise ConfigError(
             f"Slurm knows no job {name}: it never existed, or it has ended ({_FORGOTTEN}); "
             f"the folder of its run still shows its progress: pflmpi status RUN (if that is its name: ./{name})"
         )
+    return [places.get(job.id, job) for job in jobs or [unknown]]
 
 
 def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a run, or of the runs of a sweep, even if Slurm is missing or does not answer."""
-    jobs: list[Job] = []
-    note = ""
-    try:
-        jobs = jobs_in(folder, slurm.queue(environ))
-        newest = list(job_file.read(folder))[-1:]
-        jobs = jobs or jobs_in(folder, slurm.accounted(newest, environ))
-        note = "" if jobs else f"no job of yours runs it, as far as Slurm knows ({_FORGOTTEN})"
-    except ConfigError:
-        pass  # there is no Slurm here
-    except slurm.NoAnswer as error:
-        note = error.why  # what else to do is done: a run has been named
+    jobs, note = _jobs_of(folder, environ)
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
     state, cells = run_status(folder), cells_below(folder.resolve())
@@ -323,16 +319,34 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         for text, log in ends if state is None or not state.done else ():
             yield from _end(text, log)
     elif not cells:
-        raise ConfigError(
-            f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
-            "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
-        )
+        raise _no_run(folder)
     worked_on = {job.folder for job in jobs}
     if others := [cell for cell in cells if cell not in worked_on]:
         yield f"runs in {folder}:"
         yield from _cells(others, folder.resolve(), ends)
     if note:
         yield f"  {note}"
+
+
+def _jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
+    """The jobs of a run or a sweep, and why there is none as far as that is known."""
+    jobs: list[Job] = []
+    try:
+        jobs = jobs_in(folder, slurm.queue(environ))
+        newest = list(job_file.read(folder))[-1:]
+        jobs = jobs or jobs_in(folder, slurm.accounted(newest, environ))
+    except ConfigError:
+        return [], ""  # there is no Slurm here
+    except slurm.NoAnswer as error:
+        return jobs, error.why  # what else to do is done: a run has been named
+    return jobs, "" if jobs else f"no job of yours runs it, as far as Slurm knows ({_FORGOTTEN})"
+
+
+def _no_run(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
+        "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
+    )
 
 
 def _cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]]) -> Iterator[str]:
@@ -429,3 +443,84 @@ def _array(jobs: Sequence[Job]) -> Iterator[str]:
         why = "".join(f"; {line}" for line in _memory(job, error)) or f"; ended with: {error}" * bool(error)
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
         yield f"  {job.id}  {what}{run}{why}{log}"
+
+
+def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Jobs and runs in JSON: those of a folder, of a job, or all of this user; raises as the functions for lines."""
+    if isinstance(what, Path):
+        jobs, note = _jobs_of(what, environ)
+        runs = cells_below(what.resolve()) or [what]
+        state = run_status(what)
+        if state is not None and state.problem:
+            raise CheckpointError(state.problem)
+        if runs == [what] and state is None and not jobs and not last_errors(what):
+            raise _no_run(what)
+    elif what is not None:
+        jobs, note = _named_jobs(what, environ), ""
+        runs = [job.folder for job in jobs if job.folder is not None]
+    else:
+        queue = slurm.queue(environ)
+        jobs, note = located(queue, by_working_directory(queue)), ""
+        runs = [job.folder for job in jobs if job.folder is not None]
+    current = _current(jobs)
+    return {
+        "jobs": [_job_object(job) for job in current],
+        "runs": [_run_object(run, current) for run in dict.fromkeys(runs)],
+        "notes": [note] if note else [],
+    }
+
+
+def _job_object(job: Job) -> dict[str, Any]:
+    return {
+        "job": job.id,
+        "state": job.state,
+        "reason": job.reason or None,
+        "nodes": int(job.nodes) if job.nodes.isdecimal() else None,
+        "node_list": job.node_list or None,
+        "restarts": job.restarts,
+        "exit_code": None if job.in_queue else job.exit_code,
+        "seconds": job.seconds,
+        "time_limit_seconds": job.limit,
+        "start": job.start or None,
+        "run": job.folder,
+        "log": job.log,
+        "error": _error(job) or None,
+    }
+
+
+def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
+    state, writer = run_status(run) or RunStatus("", 0, 0, None, None, None, None, None), run_lock.owner(run)
+    running = writer is not None or any(job.active and job.folder == run for job in jobs)
+    ended = state.done or running
+    error, log = ("", None) if ended else next(iter(_errors_of(run)), ("", None))
+    return {
+        "run": run,
+        "title": state.title or None,
+        "done": state.done,
+        "running": running,
+        "round": state.round,
+        "rounds": state.rounds or None,
+        "accuracy_mean": state.accuracy,
+        "best_accuracy": state.best[0] if state.best else None,
+        "best_round": state.best[1] if state.best else None,
+        "unseen_accuracy_mean": state.unseen,
+        "checkpoint": state.checkpoint,
+        "seconds_per_round": state.per_round,
+        "seconds_since_round": state.age,
+        "seconds_left": state.to_end,
+        "ranks": state.ranks,
+        "stopped_early": state.early or None,
+        "written_by": writer,
+        "notes": state.notes,
+        "problem": state.problem or None,
+        "error": error or None,
+        "log": log,
+    }
+
+
+def _errors_of(run: Path) -> Iterator[tuple[str, Path]]:
+    """The errors that ended the process or the job of a run, each with its log."""
+    log = Path(f"{run}.log")
+    if error := last_error(log):
+        yield error, log
+    yield from last_errors(run)

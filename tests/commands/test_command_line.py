@@ -29,27 +29,27 @@ from project import ROOT
 
 NAMES = {  # of the commands, and of the options of each (besides --help and --debug, and those of sbatch)
     "examples": "",
-    "list": "--markdown",
-    "data": "--client --force --label --layout --picture --save --set",
+    "list": "--json --markdown",
+    "data": "--client --force --json --label --layout --picture --save --set",
     "run": "--bar --changed-code --continue --out --quiet --ranks --restarts --set --take-over",
     "resume": "--bar --changed-code --quiet --ranks --restarts --set --take-over",
-    "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --launcher --only --out --ranks "
+    "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --json --launcher --only --out --ranks "
     "--seeds --set",
-    "inspect": "--allow-older --diff --digest --round --verify",
-    "compare": "",
+    "inspect": "--allow-older --diff --digest --json --round --verify",
+    "compare": "--json",
     "report": "--out --pdf --png --target --to",
     "table": "--only --out --seeds --set --write",
     "export": "--all --allow-older --client --compress --force --leaf --out --round --server",
     "evaluate": "--after-training --allow-older --changed-code --data --force --out --round --set --split --unseen "
     "--updates",
     "probe": "--allow-older --changed-code --clients --round --samples --set",
-    "plan": "--delay --gpu-memory --gpus --memory --ranks --rate --set",
-    "doctor": "--config --out",
+    "plan": "--delay --gpu-memory --gpus --json --memory --ranks --rate --set",
+    "doctor": "--config --json --out",
     "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --requeue "
     "--restarts --seeds --set --setup --test-only --wait",
-    "status": "",
+    "status": "--json",
     "cancel": "",
-    "scale": "--dry-run --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",
+    "scale": "--dry-run --json --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",
 }
 SBATCH = {f"--{name}" for name in batch_script.KNOWN}
 HEAVY = ("torch", "numpy", "pydantic", "rich", "yaml", "h5py", "sklearn")
