@@ -16,8 +16,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_ANY_WIDTH = 1 << 16  # columns; a table takes what it needs
+
+
 def console(**settings: Any) -> "Console":
-    """A rich console without markup and emoji, which the name of a file or run may look like; see `text.printable`."""
+    """A rich console without markup and emoji, which the name of a file or run may look like; see `text.printable`.
+
+    Where no terminal and no COLUMNS says how long lines are, they have any length: a script reads whole paths.
+    """
     from rich.console import Console  # here: `--help` does without
 
     class Printing(Console):
@@ -25,14 +31,11 @@ def console(**settings: Any) -> "Console":
             return super().render_str(printable(text), **options)
 
     terminal = Printing(markup=False, emoji=False, **settings)
-    if terminal.width == 0:  # as some shells without a terminal say; rich would print nothing
+    if not terminal.stderr:  # rich would take the width of any terminal that it finds, or 80, or 0 and print nothing
+        terminal.width = shutil.get_terminal_size((_ANY_WIDTH, 0)).columns
+    elif terminal.width == 0:
         terminal.width = shutil.get_terminal_size().columns
     return terminal
-
-
-def table_console(width: int, **settings: Any) -> "Console":
-    """A console for tables, which has `width` characters in a line where neither a terminal nor COLUMNS says it."""
-    return console(width=shutil.get_terminal_size((width, 0)).columns, **settings)
 
 
 class _Stream(io.FileIO):

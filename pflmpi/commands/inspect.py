@@ -12,6 +12,7 @@ from pflmpi.text import format_numbers, size, spans
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.table import Table
 
     from pflmpi.analysis.difference import Change
 
@@ -139,11 +140,18 @@ def _checked(run: Path, files: int, bytes: int, rounds: Sequence[int], problems:
 def _show_arrays(title: str, arrays: Sequence[Shown]) -> None:
     from rich.table import Table
 
-    table = Table("array", "shape", "type", "size", title=title, title_justify="left")
+    table = Table("array", "shape", "type", "size")
     for path, shape, dtype, nbytes, value in arrays:
         number = "" if value is None else f" = {value:.6g}"
         table.add_row(f"{path}{number}", str(list(shape)), str(dtype), size(nbytes))
-    console().print(table)
+    _print_below(title, table)
+
+
+def _print_below(title: str, table: "Table") -> None:
+    """Print a table and its title, which would be cut to the table's width if it were in it."""
+    terminal = console(highlight=False)
+    terminal.print(title, soft_wrap=True)
+    terminal.print(table)
 
 
 def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
@@ -163,14 +171,13 @@ def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
         )
         return
     caption = "relative change: the norm of the difference over the norm before, of each client by itself"
-    table = Table(title=f"{run}, round {before} to {after}", caption=caption, title_justify="left", style="")
+    table = Table(caption=caption, style="")
     for name in ("array", "shape", "changed", "mean", "largest"):
         table.add_column(name, overflow="fold")
     for change in changes:
         table.add_row(*_row(change, before, after))
-    terminal = console()
-    terminal.print(table)
-    terminal.print(f"changed: {sum(change.changed > 0 for change in changes)} of {len(changes)} arrays")
+    _print_below(f"{run}, round {before} to {after}", table)
+    console().print(f"changed: {sum(change.changed > 0 for change in changes)} of {len(changes)} arrays")
 
 
 def _difference(change: "Change") -> dict[str, Any]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _DOES_NOT_FIT = 1
 _GIB = 2.0**30
 _MOST_RANKS = 10_000
-_WIDTH = 110  # characters of a line where no terminal says it
 _ALIKE = 0.05  # ranks that need about the same are shown in one line
 
 
@@ -44,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.config.load import load
     from pflmpi.forecast import advice
     from pflmpi.forecast.forecast import predict
-    from pflmpi.terminal import print_json, table_console
+    from pflmpi.terminal import console, print_json
 
     resources = _resources(options)
     config, imports = load(options.config, options.overrides), time.perf_counter() - began
@@ -55,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"fits": not problems, "problems": problems, "notes": notes, **_predicted(forecast, imports)})
         return _DOES_NOT_FIT if problems else 0
-    terminal = table_console(_WIDTH)
+    terminal = console()
     terminal.print(_ranks_table(forecast))
     terminal.print(_run_table(forecast, imports))
     for problem in problems:

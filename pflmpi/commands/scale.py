@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pflmpi.sweep.runs import SweepOutcome
 
 _FAILED = 1
-_WIDTH = 190  # characters of a line where no terminal says it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -203,11 +202,11 @@ def _show(measured: "Results") -> None:
     from pflmpi.scaling.experiment import WARM_UP
     from pflmpi.scaling.records import hardware
     from pflmpi.scaling.results import TITLES, readable
-    from pflmpi.terminal import table_console
+    from pflmpi.terminal import console
 
     mode, rounds = measured.scaling.mode, measured.scaling.rounds - WARM_UP
     columns, rows = readable(measured)
-    terminal = table_console(_WIDTH, highlight=False)
+    terminal = console(highlight=False)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right")

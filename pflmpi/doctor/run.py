@@ -25,7 +25,7 @@ from pflmpi.doctor.facts import (
     visible_gpus,
 )
 from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
-from pflmpi.terminal import print_json, table_console
+from pflmpi.terminal import console, print_json
 from pflmpi.text import counted, first_line, scaled_bytes, size, some, spans
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport
@@ -41,7 +41,6 @@ _FOUND = 1  # the exit code of a problem
 _LIMIT = 60.0  # seconds for the other ranks to come, and to answer
 _HEAD_START = 3.0  # seconds for the other ranks to report too: a launcher stops them once one has ended
 _ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
-_WIDTH = 120  # where there is no terminal
 _log = logging.getLogger(__name__)
 
 
@@ -161,7 +160,7 @@ def show(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], as_json: b
         print_json({"problems": listed, "ranks": [_rank(facts) for facts in all_ranks]})
         return
     # Plain text: mpirun gives its ranks a terminal of no size, and forwards what they write to wherever its own goes.
-    terminal = table_console(_WIDTH, force_terminal=False, highlight=False)
+    terminal = console(force_terminal=False, highlight=False)
     terminal.print(_ranks(all_ranks))
     terminal.print(_common(all_ranks))
     show_problems(all_ranks, problems)
