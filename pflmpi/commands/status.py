@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from pflmpi import arguments
+from pflmpi.errors import ConfigError
 from pflmpi.terminal import print_json
 from pflmpi.text import printable
 
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN|TABLE|JOB",
         help="folder of a run or sweep, its table, or a job's id (default: my jobs)",
     )
+    parser.add_argument("--wait", action="store_true", help="wait for the end, with the exit code of the run")
     arguments.add_json(parser)
 
 
@@ -28,9 +30,12 @@ def run(options: argparse.Namespace) -> int:
     what: str | None = options.what
     is_job = what is not None and re.fullmatch(r"\d+(_\d+)?", what)
     named = what if what is None or is_job else _folder(Path(what))
+    if options.wait and named is None:
+        raise ConfigError("--wait without a run or job to wait for; name it")
+    code = status.wait_for(named, os.environ) if options.wait and named is not None else 0
     if options.json:
         print_json(status.as_object(named, os.environ))
-        return 0
+        return code
     if named is None:
         lines = status.my_jobs(os.environ)
     elif isinstance(named, str):
@@ -38,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         lines = status.one_folder(named, os.environ)
     print("\n".join(map(printable, lines)))
-    return 0
+    return code
 
 
 def _folder(path: Path) -> Path:

@@ -47,7 +47,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "doctor": "--config --json --out",
     "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --requeue "
     "--restarts --seeds --set --setup --test-only --wait",
-    "status": "--json",
+    "status": "--json --wait",
     "cancel": "",
     "scale": "--dry-run --json --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",
 }

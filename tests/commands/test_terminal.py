@@ -60,7 +60,9 @@ def test_no_path_is_cut_where_nobody_says_how_wide_lines_are(tmp_path, monkeypat
     monkeypatch.setenv("PATH", "/nowhere")
     run = tmp_path / "/".join(["a folder of quite a long name"] * 6) / "run"
     quick_run.run(quick_run.settings(training={"rounds": 2}), run)
-    twin = quick_run.run(quick_run.settings(training={"rounds": 2, "lr": 0.2}), run.with_name("twin")) and f"{run}/../twin"
+    twin = (
+        quick_run.run(quick_run.settings(training={"rounds": 2, "lr": 0.2}), run.with_name("twin")) and f"{run}/../twin"
+    )
     table = table_file.write(tmp_path)
     for words in (
         ["inspect", str(run)],
