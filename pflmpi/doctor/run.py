@@ -25,6 +25,7 @@ from pflmpi.doctor.facts import (
     visible_gpus,
 )
 from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
+from pflmpi.machine import requested_gpus
 from pflmpi.terminal import console, print_json
 from pflmpi.text import counted, first_line, scaled_bytes, size, some, spans
 from pflmpi.transports import introduce, open_transport
@@ -62,7 +63,7 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
         raise ConfigError(settings.error)
     folder = (run or Path("runs")).absolute()
     facts = rank_facts(launch, requested, settings, environ)
-    here = Peer.here(facts.machine.cores, visible_gpus(requested, environ))
+    here = Peer.here(facts.machine.cores, visible_gpus(requested, environ), requested_gpus(environ))
 
     def unconnected(error: str) -> int:
         device = try_device(facts.device, [here], 0, requested)
@@ -182,7 +183,8 @@ def _rank(facts: RankFacts) -> dict[str, Any]:
         "gpu_uuid": facts.device.uuid or None,
         "gpu_memory_bytes": facts.device.memory if facts.device.uuid else None,
         "gpu_memory_free_bytes": facts.device.memory_free if facts.device.uuid else None,
-        "gpu_messages": facts.device.messages or None,
+        "gpu_platform": facts.device.platform or None,
+        "messages": facts.messages or None,
         "gloo": facts.device.gloo,
         "nccl": facts.device.nccl or None,
         "mpi": facts.mpi.library or None,
@@ -292,9 +294,9 @@ _TEXTS: dict[str, Callable[[RankFacts], str]] = {
     "started by": _launcher,
     "MPI": _mpi,
     "torch.distributed": lambda facts: (
-        f"gloo: {'yes' if facts.device.gloo else 'no'}; NCCL: {facts.device.nccl or 'no'}"
+        f"gloo: {'yes' if facts.device.gloo else 'no'}; {facts.device.platform or 'NCCL'}: {facts.device.nccl or 'no'}"
     ),
-    "messages to GPUs": lambda facts: facts.device.messages or "not used",
+    "messages": lambda facts: facts.messages or "not used",
     "Slurm": lambda facts: ", ".join(f"{name} {text}" for name, text in facts.slurm.items() if text) or "no job",
     "run folder": _folder,
     "data": _data,
