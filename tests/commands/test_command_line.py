@@ -36,6 +36,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --json --launcher --only --out --ranks "
     "--seeds --set",
     "inspect": "--allow-older --diff --digest --json --round --verify",
+    "watch": "--every",
     "compare": "--json",
     "report": "--out --pdf --png --target --to",
     "table": "--only --out --seeds --set --write",
