@@ -3,7 +3,7 @@
 import argparse
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +69,14 @@ def _runs(folders: Sequence[Path]) -> list[Path]:
 def _goes_on(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
     """Whether a run is being written, or has not begun yet."""
     return state is None or (not state.done and not state.problem and writers.write(run))
+
+
+def goes_on(runs: Sequence[Path]) -> Callable[[], bool]:
+    """Tells at each call whether one of some runs is being written, or has not begun yet."""
+    from pflmpi.cluster import status
+
+    writers = status.Writers()
+    return lambda: any([_goes_on(run, status.run_status(run), writers) for run in runs])
 
 
 def _print_changes(

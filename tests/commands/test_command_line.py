@@ -38,7 +38,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "inspect": "--allow-older --diff --digest --json --round --verify",
     "watch": "--every",
     "compare": "--json",
-    "report": "--out --pdf --png --target --to",
+    "report": "--out --pdf --png --target --to --watch",
     "table": "--only --out --seeds --set --write",
     "export": "--all --allow-older --client --compress --force --leaf --out --round --server",
     "evaluate": "--after-training --allow-older --changed-code --data --force --out --round --set --split --unseen "

@@ -3,16 +3,19 @@
 import os
 import pty
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 import processes
 import quick_run
+from pflmpi.analysis import report as analysis_report
 from pflmpi.cli import main
 from pflmpi.cluster import status
-from pflmpi.commands import watch
+from pflmpi.commands import report, watch
 from pflmpi.store import config_file, metrics_file
 from pflmpi.store.run_lock import take
 
@@ -100,3 +103,32 @@ def test_a_terminal_shows_a_table_with_a_sparkline(tmp_path):
 def test_of_many_rounds_some_are_drawn_and_the_last_one():
     bars = watch.sparkline([0.0] * 999 + [1.0])
     assert len(bars) == 24 and bars == "▁" * 23 + "█"
+
+
+def test_a_report_is_written_again_after_each_checkpoint_until_the_run_ends(tmp_path, monkeypatch, capsys):
+    run, page, aside = tmp_path / "run", tmp_path / "report" / "report.html", tmp_path / "aside"
+    quick_run.run(quick_run.settings(training={"rounds": 4}, checkpoint={"keep": 0}), run)
+    metrics = metrics_file.path(run).read_text().splitlines(keepends=True)
+    metrics_file.path(run).write_text("".join(metrics[:3]))  # after two rounds
+    (run / "round_00004.h5").unlink()
+    (run / "round_00003.h5").rename(aside)
+    lock, pages, sleep = take(run, {}, take_over=False), [], time.sleep
+
+    def look(seconds):
+        """Stands for time: the third checkpoint comes, then the process ends."""
+        pages.append(page.read_text())
+        if len(pages) == 1:
+            metrics_file.path(run).write_text("".join(metrics[:4]))
+            aside.rename(run / "round_00003.h5")
+        elif len(pages) == 2:
+            lock.release()
+        sleep(0.1)
+
+    monkeypatch.setattr(report, "time", SimpleNamespace(sleep=look))
+    written, write = [], analysis_report.write_report
+    monkeypatch.setattr(analysis_report, "write_report", lambda *words: (written.append(words[-1]), write(*words))[1])
+    assert main(["report", str(run), "--watch", "--out", str(page.parent)]) == 0
+    assert written == [10, 10, 0]
+    assert all('<meta http-equiv="refresh" content="10">' in text for text in pages[:2])
+    assert "refresh" not in page.read_text()
+    assert capsys.readouterr().out.splitlines() == [f"{page} is written again after each checkpoint", str(page)]
