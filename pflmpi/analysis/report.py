@@ -96,7 +96,9 @@ def _sections(
     """
     several = len(runs) > 1
     notes = [f"{named_run.label}: {note}." for named_run in runs for note in named_run.run.notes]
-    first = Section("Runs", " ".join([*_stopped(runs), *_used(runs), *notes]), EXPLAINED, runs_table(lines))
+    first = Section(
+        "Runs", " ".join([*_stopped(runs), *_used(runs), *_forked(runs), *notes]), EXPLAINED, runs_table(lines)
+    )
     multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(runs, details, strict=False)])
     together = draw([*figures.compared(runs), *multiples], _FIGURES)
     sections = [first, Section("All runs" if several else "The run", figures=together)]
@@ -155,6 +157,14 @@ def _used(runs: Sequence[NamedRun]) -> Iterator[str]:
     for named_run in runs:
         if usage := job_file.usage(named_run.run.path):
             yield f"{named_run.label} used {usage}."
+
+
+def _forked(runs: Sequence[NamedRun]) -> Iterator[str]:
+    """A sentence for each fork of another of the runs."""
+    for named_run in runs:
+        for other in runs if named_run.first else ():
+            if named_run.run.shared_rounds(other.run):
+                yield f"{named_run.label} left {other.label} after round {named_run.first}, and is drawn from there."
 
 
 def _about(runs: Sequence[NamedRun]) -> str:

@@ -119,6 +119,7 @@ def run(
     with _locked(run, context, partial(_run_id, run) if resumes else config_file.new_run_id) as (lock, run_id):
         recorded, done = stored_config.recorded(experiment, transport, run_id), None
         if resumes:
+            recorded |= stored_config.origin(run)
             done = int(on_root(transport, lambda: continue_after(run, experiment, recorded)))
         else:
             create = partial(_create, run, experiment, recorded, anew=resume != "never")
@@ -163,6 +164,7 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
 
     def completed() -> Experiment:
         experiment = complete(first, config.runtime, executor)
+        experiment.check_left_out(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
         if isinstance(experiment.newcomer, CannotJoin) and is_root:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if resumed is not None:

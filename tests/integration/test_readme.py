@@ -50,7 +50,7 @@ TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|table) configs/p
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b(?!.*--(test-only|failed))", line)]
 CANCELLED = [line for line in COMMANDS if re.match(r"pflmpi cancel\b", line)]  # in test_slurm_jobs.py
 READ = (
-    r"(pflmpi (inspect|export|probe|evaluate|compare|watch|(report|status) runs/)"
+    r"(pflmpi (inspect|export|probe|evaluate|compare|watch|(report|status) runs/|fork|resume)"
     r"|(launch/mpirun -n \d )?python examples/)"
 )
 READING = [line for line in COMMANDS if re.match(READ, line)]
