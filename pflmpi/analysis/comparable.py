@@ -99,7 +99,7 @@ def differing_options(runs: Sequence[Run]) -> TextsByName:
     options = [decisive_options(run) for run in runs]
     keys = dict.fromkeys(key for of_run in options for key in of_run)
     return {
-        key: [_text(of_run[key]) if key in of_run else _UNKNOWN for of_run in options]
+        key: [yaml_text(of_run[key]) if key in of_run else _UNKNOWN for of_run in options]
         for key in keys
         if any(key not in of_run or of_run[key] != options[0].get(key) for of_run in options)
     }
@@ -120,6 +120,6 @@ def decisive_options(run: Run) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in _WHERE_ONLY}
 
 
-def _text(value: object) -> str:
+def yaml_text(value: object) -> str:
     """A value as in YAML."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

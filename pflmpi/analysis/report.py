@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from pflmpi.analysis import figures
-from pflmpi.analysis.comparable import readable
+from pflmpi.analysis.comparable import readable, yaml_text
 from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_figures
 from pflmpi.analysis.figures import Plots
@@ -15,8 +15,9 @@ from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.selection import NamedRun, named
 from pflmpi.analysis.series.clients import single_clients
 from pflmpi.analysis.summary import EXPLAINED, Line, for_readers, summaries, targets_of, texts
+from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.text import comma_separated
+from pflmpi.text import comma_separated, some
 
 PAGE, _FIGURES = "report.html", "figures"
 _LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
@@ -28,6 +29,7 @@ def write_report(
     update: Callable[[int, int], None],
     targets: Sequence[float] = (),
     pictures: Sequence[str] = (),
+    made: str = "",
 ) -> list[str]:
     """Write the report to a folder; return what could not be read or compared, and was left out.
 
@@ -35,6 +37,7 @@ def write_report(
         update: called with how many steps are done, of how many.
         targets: accuracies, as shares, until which the cost is shown; by default those of `targets_of`.
         pictures: "png", "pdf" or both, as which every figure is written too.
+        made: by which version, when, where and with which command, for the foot of the page.
 
     Raises:
         CheckpointError: none of the runs can be read.
@@ -67,7 +70,7 @@ def write_report(
             step()
         sections = _sections(runs, lines, details, partial(draw_figures, out, pictures))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
-        text = html.page(title, _about(runs), problems, sections)
+        text = html.page(title, _about(runs), problems, sections, made)
         (out / PAGE).write_text(text, encoding="utf-8")
         _remove(out, _linked_files(former) - _linked_files(text))
     except OSError as error:
@@ -90,7 +93,8 @@ def _sections(
     """
     several = len(runs) > 1
     notes = [f"{named_run.label}: {note}." for named_run in runs for note in named_run.run.notes]
-    first = Section("Runs", " ".join([*_stopped(runs), *notes]), EXPLAINED, runs_table(lines))
+    folded = [("What the columns are", EXPLAINED), ("Settings of the runs", settings_table(runs))]
+    first = Section("Runs", " ".join([*_stopped(runs), *notes]), runs_table(lines), folded)
     multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(runs, details, strict=False)])
     together = draw([*figures.compared(runs), *multiples], _FIGURES)
     sections = [first, Section("All runs" if several else "The run", figures=together)]
@@ -154,6 +158,7 @@ def _about(runs: Sequence[NamedRun]) -> str:
 # --- the table of runs
 
 
+_MOST_OWNERS = 8  # labels beside a value of a setting
 _NOT_ON_PAGE = (  # but in runs.csv
     *("std over clients (%)", "training loss", "test loss", "time per round (s)"),
     *("up, wire (bytes)", "down, wire (bytes)"),
@@ -166,6 +171,20 @@ def runs_table(lines: Sequence[Line]) -> PageTable:
     folders = _below_common_folder([row.pop("folder") for row in rows])
     cells = [[*row.values(), folder] for row, folder in zip(rows, folders, strict=True)]
     return PageTable([*rows[0], "folder"], cells, long=1)
+
+
+def settings_table(runs: Sequence[NamedRun]) -> PageTable:
+    """The whole configurations, with what the runs have recorded: a line for each value of a setting, and its runs."""
+    owners: dict[str, dict[str, list[str]]] = {}  # key -> value -> labels
+    for named_run in runs:
+        for key, value in by_key(named_run.run.config).items():
+            owners.setdefault(key, {}).setdefault(yaml_text(value), []).append(named_run.label)
+    rows = [
+        (key, value, "all" if len(labels) == len(runs) else some(labels, _MOST_OWNERS))
+        for key, values in owners.items()
+        for value, labels in values.items()
+    ]
+    return PageTable(["setting", "value", "runs"], rows, names=3)
 
 
 def _below_common_folder(folders: Sequence[str]) -> Sequence[str]:

@@ -61,6 +61,7 @@ def _folder(text: str) -> Path:
 def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
     from pflmpi.commands.progress import bar
     from pflmpi.scaling.page import PAGE, write_page
+    from pflmpi.scaling.records import made_by
     from pflmpi.scaling.results import results, write_table
 
     if others := [path for path in options.paths if path not in scaled]:
@@ -70,7 +71,7 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
     experiments = [results(path) for path in scaled]
     out = options.out or (scaled[0] if len(scaled) == 1 else Path("report"))
     with bar("report") as update:
-        problems = write_page(experiments, out, options.to, update)
+        problems = write_page(experiments, out, options.to, update, made_by(options.words))
     for experiment in experiments:
         write_table(experiment)
     return _finish(out / PAGE, [PflmpiError(problem) for problem in problems])
@@ -81,6 +82,7 @@ def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.report import PAGE, write_report
     from pflmpi.analysis.runs import runs_in
     from pflmpi.commands.progress import bar
+    from pflmpi.scaling.records import made_by
 
     for target in options.target:
         check_target("--target", target)
@@ -88,7 +90,7 @@ def _report_runs(options: argparse.Namespace) -> int:
     runs = [run for path in options.paths for run in runs_in(path) or [path]]  # what is no run is refused below
     with bar("report") as update:
         pictures = [kind for kind in ("png", "pdf") if getattr(options, kind)]
-        problems = write_report(runs, out, update, options.target, pictures)
+        problems = write_report(runs, out, update, options.target, pictures, made_by(options.words))
     return _finish(out / PAGE, [CheckpointError(problem) for problem in problems])
 
 

@@ -40,17 +40,17 @@ class PageTable:
 
 @dataclass
 class Section:
-    """A section of the page; `explained` is collapsed at first, `kind` is a CSS class."""
+    """A section of the page; `kind` is a CSS class, `folded` are titles with what a reader opens below them."""
 
     title: str
     text: str = ""
-    explained: str = ""
     table: PageTable | None = None
+    folded: Sequence[tuple[str, str | PageTable]] = ()
     figures: list[PageFigure | Missing] = field(default_factory=list)
     kind: str = ""
 
 
-def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section]) -> str:
+def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section], made: str = "") -> str:
     """HTML of the page.
 
     Args:
@@ -58,6 +58,7 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
         about: a line below it.
         problems: what was left out, and why.
         sections: in their order.
+        made: by which version, when, where and with which command.
     """
     anchors = {id(section): f"s{number}" for number, section in enumerate(sections, 1)}
     figures = [figure for section in sections for figure in section.figures if isinstance(figure, PageFigure)]
@@ -76,9 +77,8 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
     ]
     for section in sections:
         parts += _section(section, anchors[id(section)], numbers)
-    beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as a file. "
-    beside += "How each is measured: docs/reading-runs.md."
-    parts.append(f"<footer><p>{beside}</p></footer>")
+    beside = "Beside each figure: its numbers as CSV, and itself as a file. How each is measured: docs/reading-runs.md."
+    parts.append(f"<footer><p>{_text(made or 'Made by pflmpi.')} {beside}</p></footer>")
     if figures:
         charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
         parts.append(f'<script type="application/json" id="charts">[{charts}]</script>\n<script>{script()}</script>')
@@ -104,8 +104,9 @@ def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[
         parts.append(f"<p>{_text(section.text)}</p>")
     if section.table:
         parts.append(_table(section.table))
-    if section.explained:
-        parts.append(f"<details><summary>What the columns are</summary><p>{_text(section.explained)}</p></details>")
+    for title, content in section.folded:
+        inside = f"<p>{_text(content)}</p>" if isinstance(content, str) else _table(content)
+        parts.append(f"<details><summary>{_text(title)}</summary>{inside}</details>")
     figures = [_figure(figure, numbers[id(figure)]) for figure in section.figures if isinstance(figure, PageFigure)]
     if figures:
         parts += ['<div class="figures">', *figures, "</div>"]
@@ -141,7 +142,7 @@ def _style() -> str:
     light, dark = (
         " ".join(f"--c{number}: {colour};" for number, colour in enumerate(colours)) for colours in (COLOURS, ON_DARK)
     )
-    colours = f":root {{ {light} }} @media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    colours = f":root {{ {light} }} @media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
     return f"{colours}\n{_part('page.css')}"
 
 
