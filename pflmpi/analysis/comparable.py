@@ -1,11 +1,13 @@
 """Comparing runs: which can be compared, and in which options they differ."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.selection import spread_over
+from pflmpi.analysis.selection import NamedRun, SeedGroup, labelled, spread_over
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store.checked_hdf5 import truncated_problem
@@ -112,6 +114,19 @@ def compared_options(runs: Sequence[Run]) -> TextsByName:
         for key, texts in differing_options(runs).items()
         if key not in ("algorithm.name", "training.rounds") and len({*texts} - {_UNKNOWN}) > 1
     }
+
+
+def seed_groups(runs: Sequence[NamedRun]) -> list[SeedGroup]:
+    """The runs in groups whose settings differ in the seed alone; of runs with one seed each is in another group."""
+    groups: dict[tuple[str, int], list[NamedRun]] = {}
+    same = Counter[tuple[str, str]]()
+    for named_run in runs:
+        options = decisive_options(named_run.run)
+        seed = str(options.pop("seed", None))
+        others = json.dumps(options, sort_keys=True, default=str)
+        groups.setdefault((others, same[others, seed]), []).append(named_run)
+        same[others, seed] += 1
+    return labelled(list(groups.values()))
 
 
 def decisive_options(run: Run) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Show runs side by side: options that differ, accuracy, losses, seconds and bytes."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pflmpi import arguments
 from pflmpi.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,38 +14,52 @@ _LEAST = 14  # columns of the terminal for a run
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the command-line arguments."""
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, two or more")
+    parser.add_argument(
+        "runs",
+        type=arguments.folder,
+        nargs="+",
+        metavar="RUN",
+        help="folders of runs, or of many runs such as sweeps/NAME; runs that differ in the seed alone are one column",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table with a column for each run; return the exit code."""
-    from pflmpi.analysis.comparable import differing_options, why_incomparable
+    """Print a table with a column for each run, or for those of several seeds; return the exit code."""
+    from pflmpi.analysis.comparable import differing_options, seed_groups, why_incomparable
     from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.runs import runs_in
     from pflmpi.analysis.selection import named
-    from pflmpi.analysis.summary import for_readers, results
+    from pflmpi.analysis.summary import for_readers, over_seeds, results
     from pflmpi.terminal import console
 
-    folders = list({path.resolve(): path for path in options.runs}.values())
+    paths = [run for path in options.runs for run in runs_in(path) or [path]]  # what is no run is refused below
+    folders = list({path.resolve(): path for path in paths}.values())
     if len(folders) < 2:
         raise ConfigError(f"there is only one run, {folders[0]}; name two or more")
-    runs = [open_run(path) for path in folders]
-    names, settings = [named_run.label for named_run in named(runs)], differing_options(runs)
-    columns = for_readers([results(run) for run in runs])
-    figures = {name: [column[name] or "-" for column in columns] for name in columns[0]}
+    runs = named([open_run(path) for path in folders])
+    groups, of_runs = seed_groups(runs), differing_options([named_run.run for named_run in runs])
+    names = [group.title for group in groups]
+    settings = {
+        key: [", ".join(dict.fromkeys(texts[runs.index(named_run)] for named_run in group.runs)) for group in groups]
+        for key, texts in of_runs.items()
+    }
+    columns = for_readers(over_seeds(runs, [{"run": named_run.label, **results(named_run.run)} for named_run in runs]))
+    figures = {name: [column[name] or "-" for column in columns] for name in columns[0] if name not in ("run", "seeds")}
     figures = {name: row for name, row in figures.items() if any(text != "-" for text in row)}
     terminal = console(highlight=False)
     first = max(map(len, (*settings, *figures)))
-    at_once = max(1, (terminal.width - first) // (_LEAST + 2))
-    for begin in range(0, len(runs), at_once):
+    widest = max(_LEAST, *(len(text) for row in figures.values() for text in row))
+    at_once = max(1, (terminal.width - first - 2) // (widest + 3))
+    for begin in range(0, len(groups), at_once):
         part = slice(begin, begin + at_once)
         sections = [{name: row[part] for name, row in rows.items()} for rows in (settings, figures)]
         terminal.print(_table(names[part], sections))
-    for run, name in zip(runs, names, strict=True):
-        for note in run.notes:
-            terminal.print(f"{name}: {note}")
-    for other, name in zip(runs[1:], names[1:], strict=True):
-        if reason := why_incomparable(runs[0], other):
-            terminal.print(f"{name} has other samples or clients than {names[0]}: {reason}")
+    for named_run in runs:
+        for note in named_run.run.notes:
+            terminal.print(f"{named_run.label}: {note}")
+    for other in runs[1:]:
+        if reason := why_incomparable(runs[0].run, other.run):
+            terminal.print(f"{other.label} has other samples or clients than {runs[0].label}: {reason}")
     return 0
 
 

@@ -35,7 +35,10 @@ const asked = async () => {
   addEventListener("error", ({message}) => result.errors.push(message));
   addEventListener("securitypolicyviolation", ({violatedDirective}) => result.errors.push(violatedDirective));
   const drawn = (drawing) => Boolean(drawing.querySelector(".marks"));
-  const all = [...document.querySelectorAll("[data-chart]")];
+  const all = [...document.querySelectorAll("[data-chart]")], overview = document.querySelectorAll("#s2 [data-chart]");
+  for (let turn = 0; turn < 600 && ![...overview].every(drawn); turn += 1) await wait(50);
+  result.before = all.filter(drawn).length - overview.length;
+  for (const part of document.querySelectorAll("details")) part.open = true;
   for (let turn = 0; turn < 600 && !all.every(drawn); turn += 1) await wait(50);
   result.drawn = all.map(drawn);
   result.wide = document.documentElement.scrollWidth;
@@ -61,9 +64,13 @@ addEventListener("load", () => asked().catch((error) => ({errors: [error.stack]}
 </script></body>"""
 WIDE = """<script>
 const wide = [...document.querySelectorAll(".wide")];
+const columns = () => [...document.querySelectorAll("#s1 thead th")].filter((one) => one.offsetWidth).length;
+const shown = [columns()];
+document.getElementById("columns").click();
+shown.push(columns());
 const hidden = wide.map((one) => one.scrollWidth - one.clientWidth);
-const lines = Math.max(...[...document.querySelectorAll("td")].map((one) => one.offsetHeight));
-parent.postMessage(JSON.stringify({hidden, lines}), "*");
+const lines = Math.max(...[...document.querySelectorAll("#s1 td")].map((one) => one.offsetHeight));
+parent.postMessage(JSON.stringify({hidden, lines, shown}), "*");
 </script></body>"""
 AROUND = """<!DOCTYPE html><pre id="result"></pre><iframe src="page.html" width="400" height="900"></iframe>
 <script>onmessage = ({data}) => { document.getElementById("result").textContent = data; };</script>"""
@@ -105,6 +112,7 @@ def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs, tmp_pat
     found = opened(tmp_path / "around.html", tmp_path)
     first = open_run(runs[0])
     assert found["errors"] == [] and len(found["drawn"]) >= 10 and all(found["drawn"]), "Vega has drawn each figure"
+    assert found["before"] == 0, "what is folded is drawn when it is opened"
     assert found["line"][0] == "offedgmh" and "round1" in found["line"]
     accuracy = float(found["line"][-1].removeprefix("accuracy, mean over clients (%)"))
     assert accuracy == pytest.approx(100 * first.columns["accuracy_mean"][0], abs=0.05)
@@ -136,6 +144,7 @@ def test_a_client_that_one_of_the_runs_does_not_have_is_shown_of_the_others(runs
     addEventListener("load", async () => {
       const choice = document.getElementById("client"), wait = (time) => new Promise((done) => setTimeout(done, time));
       const all = [...document.querySelectorAll("[data-chart]")];
+      for (const part of document.querySelectorAll("details")) part.open = true;
       for (let turn = 0; turn < 600 && !all.every((one) => one.querySelector(".marks")); turn += 1) await wait(50);
       choice.value = "6";
       choice.dispatchEvent(new Event("change"));
@@ -158,7 +167,8 @@ def test_no_table_is_cut_off_at_1400_pixels(runs, tmp_path):
     (tmp_path / "page.html").write_text(with_script(text, WIDE))
     (tmp_path / "around.html").write_text(AROUND.replace('width="400"', 'width="1400"'))
     found = opened(tmp_path / "around.html", tmp_path)
-    assert len(found["hidden"]) == 1 and max(found["hidden"]) == 0 and found["lines"] < 40, "no row has two lines"
+    assert len(found["hidden"]) == 2 and max(found["hidden"]) == 0 and found["lines"] < 40, "no row has two lines"
+    assert found["shown"][0] == 8 < found["shown"][1], "further columns are shown to a reader who asks, without script"
 
 
 def with_script(text, script):

@@ -165,7 +165,7 @@ def test_names_from_outside_are_escaped(runs, tmp_path):
 
 def test_a_page_has_the_settings_of_its_runs_and_says_how_it_was_made(runs, reported):
     text = (reported / "report.html").read_text()
-    (table,) = re.findall(r"<summary>Settings of the runs</summary>(.*?)</details>", text, re.DOTALL)
+    (table,) = re.findall(r"<summary><h2>Settings of the runs</h2></summary>(.*?)</details>", text, re.DOTALL)
     lines = [tuple(re.findall(r"<td[^>]*>(.*?)</td>", line)) for line in table.split("<tr>")]
     assert {("algorithm.name", "fedgmh", "fedgmh"), ("algorithm.name", "local", "local")} <= {*lines}
     assert {("training.lr", "0.1", "all"), ("recorded.ranks", "1", "all")} <= {*lines}

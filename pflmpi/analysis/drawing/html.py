@@ -1,7 +1,7 @@
 """A self-contained HTML page: figures, style and script are inlined, nothing is fetched."""
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +29,8 @@ class PageTable:
         names: number of first columns that hold names, aligned to the left; the others hold numbers.
         long: number of last columns with long texts, whose ends are shown.
         wrong: indices of rows that are highlighted as wrong.
+        marked: rows and columns of cells that stand out.
+        optional: indices of columns that a reader chooses to see.
     """
 
     columns: Sequence[str]
@@ -36,11 +38,19 @@ class PageTable:
     names: int = 1
     long: int = 0
     wrong: Sequence[int] = ()
+    marked: Collection[tuple[int, int]] = ()
+    optional: Collection[int] = ()
 
 
 @dataclass
 class Section:
-    """A section of the page; `kind` is a CSS class, `folded` are titles with what a reader opens below them."""
+    """A section of the page.
+
+    Attributes:
+        folded: titles, with what a reader opens below them.
+        kind: a CSS class.
+        closed: whether a reader opens the section.
+    """
 
     title: str
     text: str = ""
@@ -48,6 +58,7 @@ class Section:
     folded: Sequence[tuple[str, str | PageTable]] = ()
     figures: list[PageFigure | Missing] = field(default_factory=list)
     kind: str = ""
+    closed: bool = False
 
 
 def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section], made: str = "") -> str:
@@ -99,7 +110,11 @@ def _contents(sections: Sequence[Section], anchors: Mapping[int, str]) -> str:
 
 def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[str]:
     kind = f' class="{section.kind}"' if section.kind else ""
-    parts = [f'<section id="{anchor}"{kind}><h2>{_text(section.title)}</h2>']
+    heading = f"<h2>{_text(section.title)}</h2>"
+    if section.closed:  # a link to what is inside opens it
+        parts = [f'<section{kind}><details><summary>{heading}</summary><div id="{anchor}">']
+    else:
+        parts = [f'<section{kind} id="{anchor}">{heading}']
     if section.text:
         parts.append(f"<p>{_text(section.text)}</p>")
     if section.table:
@@ -113,7 +128,7 @@ def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[
     missing = [f"{plot.title} ({plot.why})" for plot in section.figures if isinstance(plot, Missing)]
     if missing:
         parts.append(f'<p class="missing">Not shown: {_text("; ".join(missing))}.</p>')
-    return [*parts, "</section>"]
+    return [*parts, "</div></details></section>" if section.closed else "</section>"]
 
 
 def _figure(shown: PageFigure, number: int) -> str:
@@ -127,15 +142,22 @@ def _figure(shown: PageFigure, number: int) -> str:
 
 
 def _table(table: PageTable) -> str:
-    kinds = [" class=text"] * table.names + [""] * (len(table.columns) - table.names - table.long)
-    kinds += [" class=long"] * table.long
+    kinds = ["text"] * table.names + [""] * (len(table.columns) - table.names - table.long) + ["long"] * table.long
 
-    def row(cells: Sequence[str], tag: str, wrong: bool = False) -> str:
-        texts = (f"<{tag}{kind}>{_cell(kind, cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
-        return f"<tr{' class=wrong' * wrong}>{''.join(texts)}</tr>"
+    def cell(row: int, column: int, text: str) -> str:
+        tag, kind = "th" if row < 0 else "td", kinds[column]
+        flags = {"more": column in table.optional, "best": (row, column) in table.marked}
+        names = " ".join(filter(None, [kind, *(name for name, holds in flags.items() if holds)]))
+        return f'<{tag} class="{names}">{_cell(kind, text)}</{tag}>' if names else f"<{tag}>{_cell(kind, text)}</{tag}>"
 
-    body = "".join(row(cells, "td", number in table.wrong) for number, cells in enumerate(table.rows))
-    return f'<div class="wide"><table><thead>{row(table.columns, "th")}</thead><tbody>{body}</tbody></table></div>'
+    def row(number: int, texts: Sequence[str]) -> str:
+        cells = "".join(cell(number, column, text) for column, text in enumerate(texts))
+        return f"<tr{' class=wrong' if number in table.wrong else ''}>{cells}</tr>"
+
+    body = "".join(row(number, texts) for number, texts in enumerate(table.rows))
+    choice = f'<input type="checkbox" id="columns"> <label for="columns">all {len(kinds)} columns</label>'
+    drawn = f'<div class="wide"><table><thead>{row(-1, table.columns)}</thead><tbody>{body}</tbody></table></div>'
+    return choice + drawn if table.optional else drawn
 
 
 def _style() -> str:

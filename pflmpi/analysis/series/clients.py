@@ -10,7 +10,7 @@ from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, spread_over
 from pflmpi.analysis.series.accuracy import accuracy_by_round
 from pflmpi.analysis.series.partition import class_names, counts_of, same_partition
-from pflmpi.text import some
+from pflmpi.text import counted, some
 
 _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
@@ -124,6 +124,19 @@ def gains_over_local(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tup
             local, base = next(of_seed, same[0])
             gains.append((named_run, local, accuracy - base))
     return [local for local, _ in local_runs], gains
+
+
+def gain_explained(runs: Sequence[NamedRun]) -> str:
+    """How the gain over local is computed, and over which run of which; "" where there is none."""
+    compared: dict[NamedRun, list[str]] = {}
+    for named_run, local, _ in gains_over_local(runs)[1]:
+        compared.setdefault(local, []).append(named_run.label)
+    bases = [
+        f"{local.label} ({counted(len(local.run.columns['round']), 'round')}) for {some(labels, _MOST_NAMED)}"
+        for local, labels in compared.items()
+    ]
+    how = "Gain over local, in percentage points: the mean over clients of the accuracy in a run's newest checkpoint "
+    return f"{how}minus that of the same client in {'; in '.join(bases)}." if bases else ""
 
 
 def _division(run: Run) -> tuple[str, str]:
