@@ -12,8 +12,9 @@ from importlib.metadata import entry_points
 
 _NAMES = {
     "algorithm": """
-        apfl ditto fedamp fedavg fedcp fedfcd fedfomo fedgh fedgmh fedper fedproto fedprox fedrep fedrod fesem gpfl
-        l2gd lgfedavg local perfedavg pfedafe pfedcfr pfedme pfedpm
+        apfl ditto fedadagrad fedadam fedala fedamp fedavg fedavg_ft fedavgm fedbabu fedcp fedfcd fedfomo fedgh
+        fedgmh fednova fedpac fedper fedproto fedprox fedrep fedrod fedyogi fesem gpfl l2gd lgfedavg local moon
+        perfedavg pfedafe pfedcfr pfedme pfedpm scaffold
     """.split(),
     "data": "cifar10 cifar100 digits emnist fashion_mnist femnist mnist".split(),
     "model": "cnn dnn dropout_cnn lenet logistic mlp protocnn resnet18".split(),

@@ -108,6 +108,14 @@ class ClientData:
 Loss = Callable[[Tree, Batch], Tensor]
 
 
+def num_steps(data: ClientData, name: str) -> Tensor:
+    """[] float32, the minibatches of a pass that have a real sample: so many steps does training over it take."""
+    steps = torch.zeros_like(data.class_counts[0])
+    for batch in data.passes[name]:
+        steps = steps + batch.active
+    return steps
+
+
 def average(values: Tensor, batch: Batch) -> Tensor:
     """The mean of per-sample values [B] over the real samples of a batch."""
     return values.mean() if batch.padding is None else (values * batch.padding.share).sum()

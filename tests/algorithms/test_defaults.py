@@ -16,6 +16,22 @@ DEFAULTS = {
         "personal_epochs": None,
         "personal_steps": None,
     },  # lambda = 1 of {0.1, 1, 2}
+    # tau, beta1, beta2 of the paper; eta, which it tunes, is ours
+    "fedadagrad": {"weighting": "clients", "server_lr": 0.1, "beta1": 0.0, "tau": 1e-3},
+    "fedadam": {
+        "weighting": "clients",
+        "server_lr": 0.1,
+        "beta1": 0.9,
+        "tau": 1e-3,
+        "beta2": 0.99,
+    },
+    "fedala": {
+        "adaptive_layers": 1,
+        "share": 0.8,
+        "weight_lr": 1.0,
+        "threshold": 0.1,
+        "longest": 30,
+    },
     "fedamp": {
         "alpha": 1e4,  # paper, section 5: alpha_k, sigma, lambda
         "prox_weight": 1.0,
@@ -26,6 +42,9 @@ DEFAULTS = {
         "start": "own",
     },
     "fedavg": {"weighting": "samples"},
+    "fedavg_ft": {"weighting": "samples", "fine_tuning_epochs": 10, "fine_tuned": "model"},
+    "fedavgm": {"weighting": "samples", "server_lr": 1.0, "server_momentum": 0.9},
+    "fedbabu": {"weighting": "samples", "fine_tuning_epochs": 5, "fine_tuned": "model"},  # tau_f = 5
     "fedcp": {"weighting": "samples", "alignment_weight": 5.0},  # lambda of the authors' runs
     "fedfcd": {
         "align_weight": 1.0,
@@ -52,6 +71,8 @@ DEFAULTS = {
         "label_turnover": None,
         "evaluated": "trained",
     },
+    "fednova": {"weighting": "samples"},
+    "fedpac": {"alignment_weight": 1.0, "head_epochs": 1, "head_lr": 0.1, "combine_heads": True},
     "fedper": {"weighting": "samples", "personal_layers": 1},  # eq. 4: n_j / n; K_P of the paper is 1 to 4
     "fedproto": {
         "prototype_weight": 1.0,
@@ -63,11 +84,13 @@ DEFAULTS = {
     # The authors' runs: 10 epochs of the head, then the body
     "fedrep": {"weighting": "clients", "personal_layers": 1, "head_epochs": 10},
     "fedrod": {"weighting": "samples", "predict_with": "personal"},
+    "fedyogi": {"weighting": "clients", "server_lr": 0.1, "beta1": 0.9, "tau": 1e-3, "beta2": 0.99},
     "fesem": {"num_clusters": 3, "weighting": "clients"},
     "gpfl": {"weighting": "samples", "magnitude_weight": 0.01, "guidance_decay": 0.1},  # lambda, mu of the CNN runs
     "l2gd": {"prox_weight": 1.0, "aggregation_probability": 0.2},
     "lgfedavg": {"weighting": "clients"},
     "local": {},
+    "moon": {"weighting": "samples", "contrast_weight": 5.0, "temperature": 0.5},  # mu of CIFAR-10, tau = 0.5
     "perfedavg": {"weighting": "clients", "order": "first", "inner_lr": 0.01, "adapt_steps": 1, "difference": 1e-3},
     "pfedafe": {
         "weighting": "clients",
@@ -99,6 +122,7 @@ DEFAULTS = {
         "relation_lr": None,
         "bounds": False,
     },
+    "scaffold": {"weighting": "clients", "server_lr": 1.0, "control": "steps"},  # option II, eta_g = 1
 }
 
 

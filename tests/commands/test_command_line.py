@@ -194,7 +194,7 @@ def test_list_describes_what_is_in_a_file_of_ones_own(tmp_path, capfd):
     assert main(["list", f"{own}:Net"]) == 0
     shown = capfd.readouterr().out
     assert "A net of my own" in shown and "width" in shown and "model: {name:" in shown
-    assert main(["list", str(ROOT / "examples/fedala.py:FedALA")]) == 0
+    assert main(["list", str(ROOT / "examples/clipped.py:Clipped")]) == 0
     assert "algorithm: {name:" in capfd.readouterr().out
     assert main(["list", f"{own}:Not"]) == 2
     assert capfd.readouterr().err == f"pflmpi: {own} has no 'Not'; known: Net\n"

@@ -6,6 +6,9 @@ from pflmpi.algorithms import ALGORITHMS
 
 # Where the defaults would not show much in a few rounds of a small model: nearer scales, shorter passes.
 OPTIONS = {
+    "fedala": {"longest": 13, "threshold": 0.02, "share": 0.6},
+    "fedavg_ft": {"fine_tuning_epochs": 2},
+    "fedbabu": {"fine_tuning_epochs": 2},
     "fedamp": {"alpha": 0.5, "sigma": 2.0},
     "fedrep": {"head_epochs": 2},
     "pfedcfr": {"alpha": 0.5, "sigma": 2.0},
@@ -18,6 +21,7 @@ MORE = {
     "fedfcd-batch": {"alternation": "batch"},
     "fesem-samples": {"weighting": "samples"},
     "fedavg-clients": {"weighting": "clients"},
+    "scaffold-gradient": {"control": "gradient", "server_lr": 0.5},
     "fedproto-as_printed": {"class_mean_weighting": "as_printed"},
     "fedgmh-mixed": {"evaluated": "mixed"},
     "fedproto-means": {"loss_on": "means"},
@@ -35,10 +39,11 @@ MORE = {
         "evaluated": "mixed",
     },
 }
-TRAINING = {"l2gd": {"participation": 1.0}}  # those that need every client in every round
-# Cases that have every kind of message between them: means, what is compared and mixed, what is offered and chosen,
-# rows and own rows, class means and what is shared by all, rows of the classes held, introductions.
-MESSAGE_KINDS = ("fedavg", "fedamp", "fedfomo", "fesem", "fedproto", "fedgmh-full", "fedfcd-full")
+# Those that need every client in every round, and those that refuse momentum.
+TRAINING = {"l2gd": {"participation": 1.0}, "scaffold": {"momentum": 0.0}}
+# Cases that have every kind of message between them: means, sums, what is compared and mixed, what is offered and
+# chosen, rows and own rows, class means and what is shared by all, rows of the classes held, introductions.
+MESSAGE_KINDS = ("fedavg", "scaffold", "fedamp", "fedfomo", "fesem", "fedproto", "fedgmh-full", "fedfcd-full")
 # Algorithms whose clients are tested each in a way of its own: with what they keep or receive, parts of both, a mixture
 # of models, an answer of the server, models of others, after an adaptation.
 TESTED = (

@@ -104,7 +104,7 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], int]] = {
             "data": {"path": "table.npz", "normalize": "standard"},
             "partition": {"name": "writers"},
             "model": {"name": "my_package.nets:Net", "head": "fc", "weights": "net.safetensors"},
-            "algorithm": {"name": "examples/fedala.py:FedALA"},
+            "algorithm": {"name": "examples/clipped.py:Clipped"},
             "training": {
                 "momentum": 0.9,
                 "schedule": "step",
@@ -141,7 +141,7 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], int]] = {
             "data": {"path": "divided", "split": "official"},
             "partition": {"name": "writers"},
             "model": {"name": "my_package.nets:Normed", "head": "fc", "norm": "group"},
-            "algorithm": {"name": "examples/fedpac.py:FedPAC"},
+            "algorithm": {"name": "examples/trimmed_mean.py:TrimmedMean", "trimmed": 0},
         },
         2,
     ),

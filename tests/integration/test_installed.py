@@ -51,7 +51,7 @@ config = pflmpi.Config(
     data={"path": "table.npz", "normalize": "standard"},
     partition={"name": "writers"},
     model={"name": "mynet", "head": "fc"},
-    algorithm={"name": "examples/fedbabu.py:FedBABU"},
+    algorithm={"name": "examples/clipped.py:Clipped"},
     training={"rounds": int(sys.argv[2]), "lr": 0.05},
     evaluation={"unseen": 0.2},
 )
@@ -123,7 +123,7 @@ COMMANDS = [
     ("data pictures --picture pictures.png", "picture pictures.png"),
     ("data bytes.yaml", "clients"),
     ("list fedmine", "shared body, personal head"),
-    ("list examples/fedbabu.py:FedBABU", "fine_tuning_epochs"),
+    ("list examples/clipped.py:Clipped", "largest_change"),
     ("list my_package.squares:Squares", "samples"),
     ("list change.py:darker", "darker"),
     ("plan table.yaml --ranks 2", "ranks"),
@@ -160,7 +160,7 @@ def test_the_examples_work_where_they_are_written(environment, tmp_path):
     work = OutsideWorld(tmp_path / "work", environment)
     one = ["-s", "training.rounds=1", "--quiet"]
     work.call(["launch/mpirun", "-n", "2", "pflmpi", "run", "configs/quickstart.yaml", "--out", "runs/mpi", *one])
-    assert "fine_tuning_epochs" in work.call(["pflmpi", "list", "examples/fedbabu.py:FedBABU"])
+    assert "largest_change" in work.call(["pflmpi", "list", "examples/clipped.py:Clipped"])
     assert "FedGMH" in work.call(["pflmpi", "sweep", "configs/papers/digits.yaml", "--dry-run"])
     script = work.call(["pflmpi", "submit", "configs/quickstart.yaml", "--ntasks=2", "--dry-run"])
     python = f"{environment['VIRTUAL_ENV']}/bin/python"

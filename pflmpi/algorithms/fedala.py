@@ -1,4 +1,4 @@
-"""FedALA, an algorithm that is not in the package: a first pass until it converges, and a fresh share of the data."""
+"""FedALA: a client starts from a mix of its own and the global model, with learned weights for each entry."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -44,9 +44,11 @@ class FedALA(Algorithm):
     stretch of the stored samples. A layer is weight and bias together; the authors count tensors, their 2 is our 1.
     The authors' code mixes the global model into that of every client before a test; here a client's model changes and
     is tested as it left its last training, as with the other algorithms.
+
+    Newcomers: take part for the first time, from the global model; ours, the paper has no clients that join later.
     """
 
-    summary: ClassVar[str] = "starts from a mix of own and global model, with learned weights for each entry"
+    summary: ClassVar[str] = "own and global model mixed, a learned weight for each entry"
     paper: ClassVar[str] = "Zhang et al., AAAI 2023"
 
     adaptive_layers: Annotated[int, Field(ge=1, description="p, highest layers that are mixed")] = 1

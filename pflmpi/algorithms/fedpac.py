@@ -1,13 +1,13 @@
-"""FedPAC, an algorithm that is not in the package: aligned features, and heads combined for each client."""
+"""FedPAC: features aligned to global class means, and heads combined for each client."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from importlib import import_module
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.optimize import nnls
 from torch import Tensor
 
 from pflmpi import tree
@@ -45,9 +45,11 @@ class FedPAC(Algorithm):
     Variances are at least 1e-9 of the largest distance, so that the program has one solution. The authors' code prints
     the accuracy of that model and the one after local training; here it is the former, as with FedPer and FedRep.
     `combine_heads: false` is the ablation of their code (`agg_g`).
+
+    Newcomers: the shared body under the mean of all heads; ours, the paper has no clients that join later.
     """
 
-    summary: ClassVar[str] = "features aligned to global class means, heads combined for each client"
+    summary: ClassVar[str] = "features near global class means, heads combined for each"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     predicts_with: ClassVar[tuple[str, ...]] = ("body", "head")
 
@@ -92,6 +94,11 @@ class FedPAC(Algorithm):
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         rows = torch.from_numpy(receivers)
         heads = tree.map(lambda heads: heads[rows], part(server, "heads"))
+        return {"body": part(server, "body"), "head": heads, "means": part(server, "means")}
+
+    def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
+        mean = tree.map(lambda heads: heads.double().mean(0).float(), part(server, "heads"))
+        heads = tree.map(lambda head: head.expand(len(newcomers), *head.shape), mean)
         return {"body": part(server, "body"), "head": heads, "means": part(server, "means")}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
@@ -183,8 +190,9 @@ def _least(matrix: np.ndarray) -> np.ndarray:
 
     Without the sum it is, up to a factor, the solution of min a' matrix a / 2 - sum a, a least-squares problem.
     """
+    optimize: Any = import_module("scipy.optimize")  # here: few runs need it
     root = np.linalg.cholesky(matrix).T
-    weights, _ = nnls(root, np.linalg.solve(root.T, np.ones(len(matrix))))
+    weights, _ = optimize.nnls(root, np.linalg.solve(root.T, np.ones(len(matrix))))
     weights /= weights.sum()
     weights[weights < _LEAST_WEIGHT] = 0
     return np.asarray(weights / weights.sum())

@@ -1,0 +1,139 @@
+"""SCAFFOLD: corrected steps, control variates of both options, and what the server makes of them."""
+
+import numpy as np
+import pytest
+import torch
+
+import comparisons
+import numpy_network
+import quick_run
+import small_task
+from pflmpi import tree
+from pflmpi.algorithms.base import Round
+from pflmpi.algorithms.fedavg import FedAvg
+from pflmpi.algorithms.scaffold import Scaffold
+from pflmpi.errors import ConfigError
+
+LR = 0.1
+
+
+def names(controls):
+    return small_task.to_numpy(controls)
+
+
+@pytest.mark.parametrize("control", ["steps", "gradient"])
+def test_steps_and_control_variates_are_those_of_algorithm_1(control):
+    task, batches = small_task.task(), [small_task.batch(seed) for seed in (0, 1, 2)]
+    received, own, shared = (comparisons.model(seed) for seed in (1, 2, 3))
+    data = small_task.data(batches, LR)
+    down = {"model": received, "control": shared}
+    state, up = Scaffold(control=control).client_update(task, {"control": own}, down, data)
+
+    x, mine, all = names(received), names(own), names(shared)
+    y = x
+    for one in batches:
+        slopes = numpy_network.gradients(y, *small_task.flat(one))
+        y = {name: y[name] - LR * (slopes[name] - mine[name] + all[name]) for name in y}
+    if control == "steps":
+        new = {name: mine[name] - all[name] + (x[name] - y[name]) / (3 * LR) for name in y}
+    else:
+        images, labels = zip(*map(small_task.flat, batches), strict=True)
+        new = numpy_network.gradients(x, np.concatenate(images), np.concatenate(labels))
+    small_task.assert_close(up["model"], y)
+    small_task.assert_close(state["control"], new, 1e-5)  # a difference of weights over K eta
+    small_task.assert_close(up["change"], {name: new[name] - mine[name] for name in new}, 1e-5)
+
+
+def test_option_ii_is_the_mean_gradient_of_the_steps():
+    """What the paper has it for: with c and c_i as they were, the correction is gone in expectation."""
+    task, batches, received = small_task.task(), [small_task.batch(0), small_task.batch(1)], comparisons.model(1)
+    zeros = tree.map(torch.zeros_like, received)
+    down = {"model": received, "control": zeros}
+    state, _ = Scaffold().client_update(task, {"control": zeros}, down, small_task.data(batches, LR))
+    w, total = names(received), None
+    for one in batches:
+        slopes = numpy_network.gradients(w, *small_task.flat(one))
+        w = {name: w[name] - LR * slopes[name] for name in w}
+        total = slopes if total is None else {name: total[name] + slopes[name] for name in w}
+    small_task.assert_close(state["control"], {name: value / 2 for name, value in total.items()}, 1e-5)
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.3])
+def test_the_server_moves_by_the_mean_change_and_c_by_the_sum_over_all_clients(server_lr):
+    task, algorithm = small_task.task(clients=8), Scaffold(server_lr=server_lr)
+    old, control, mean, changes = (comparisons.model(seed) for seed in range(4))
+    found = algorithm.server_update(
+        task, {"model": old, "control": control}, {"model": mean, "change": changes}, Round(1, np.arange(2), 0)
+    )
+    x, y, c, d = map(names, (old, mean, control, changes))
+    small_task.assert_close(found["model"], {name: x[name] + server_lr * (y[name] - x[name]) for name in x})
+    small_task.assert_close(found["control"], {name: c[name] + d[name] / 8 for name in c})
+    assert algorithm.uplink(task)["model"].by == "clients"
+
+
+def test_without_control_variates_the_first_model_is_that_of_fedavg():
+    task, data, received = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)]), None
+    algorithm = Scaffold()
+    server = algorithm.init_server(task)
+    received = algorithm.publish(task, server, np.arange(1))
+    _, mine = algorithm.client_update(task, algorithm.init_client(task), received, data)
+    _, theirs = FedAvg().client_update(task, {}, {"model": received["model"]}, data)
+    assert comparisons.same(mine["model"], theirs["model"])
+
+
+def test_the_mean_of_all_control_variates_is_c_when_everybody_takes_part(tmp_path):
+    raw = quick_run.settings(algorithm={"name": "scaffold"}, training={"participation": 1.0})
+    quick_run.run(raw, tmp_path / "run")
+    state = comparisons.state_of(tmp_path / "run")
+    for path in [path for path in state if path.startswith("server/control/")]:
+        own = state[path.replace("server/control/", "clients/control/")].astype(np.float64).mean(0)
+        np.testing.assert_allclose(state[path], own, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_steps_that_are_no_mean_of_gradients_are_refused(training, tmp_path):
+    raw = quick_run.settings(algorithm={"name": "scaffold"}, training=training)
+    with pytest.raises(ConfigError, match=r"SCAFFOLD takes the sum of a client's steps for one of its gradients"):
+        quick_run.run(raw, tmp_path / "run")
+
+
+def test_the_training_loss_is_the_plain_one(tmp_path):
+    """The correction of the steps has no value of its own, only a gradient."""
+    first = {}
+    for name in ("scaffold", "fedavg"):
+        raw = quick_run.settings(algorithm={"name": name}, training={"rounds": 1})
+        quick_run.run(raw, tmp_path / name)
+        first[name] = (tmp_path / name / "metrics.csv").read_text().splitlines()
+    head = first["fedavg"][0].split(",")
+    place = head.index("train_loss")
+    assert len({lines[1].split(",")[place] for lines in first.values()}) == 1
+
+
+@pytest.mark.parametrize("control", ["steps", "gradient"])
+def test_a_client_without_steps_changes_nothing_of_its_own(control):
+    task, own = small_task.task(), comparisons.model(2)
+    data = small_task.data([small_task.batch(0)], LR)
+    data = comparisons.data_of({"train": []}, LR) if control == "steps" else data
+    down = {"model": comparisons.model(1), "control": comparisons.model(3)}
+    state, up = Scaffold(control=control).client_update(task, {"control": own}, down, data)
+    assert comparisons.same(state["control"], own) == (control == "steps")
+    assert comparisons.same(up["model"], down["model"]) == (control == "steps")
+
+
+def test_lanes_have_the_steps_of_the_loop():
+    zeros = tree.map(torch.zeros_like, comparisons.model(1))
+    down, client = {"model": comparisons.model(1), "control": zeros}, {"control": comparisons.model(2)}
+    comparisons.check_lanes(small_task.task(), Scaffold(), client, down, ("train",))
+
+
+@pytest.mark.parametrize("bn", ["average", "local"])
+def test_batch_norm_statistics_have_no_control_variate(bn):
+    task, algorithm = comparisons.with_batch_norm(bn=bn), Scaffold(control="gradient")
+    client = algorithm.init_client(task)
+    down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
+    state, up = algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
+    assert set(state["control"]) == {"body", "head"} and ("stats" in state) == (bn == "local")
+    _, sent = FedAvg().client_update(
+        task, FedAvg().init_client(task), {"model": down["model"]}, small_task.data([small_task.batch(0)])
+    )
+    assert comparisons.same(up["model"], sent["model"])
