@@ -43,6 +43,23 @@ const asked = async () => {
   result.drawn = all.map(drawn);
   result.wide = document.documentElement.scrollWidth;
   result.line = told(items("Accuracy over rounds", "hover_marks")[0]);
+  const figure = box("Accuracy over rounds"), inside = (kind) => [...figure.querySelectorAll(kind)];
+  const legend = figure.querySelector(".role-legend-symbol path");
+  for (const kind of ["pointerdown", "pointerup", "click"])
+    legend.dispatchEvent(new MouseEvent(kind, {bubbles: true, view: window}));
+  await wait(200);
+  result.picked = inside(".picking_marks path").map((item) => Number(item.getAttribute("opacity") ?? 1));
+  const axis = () => inside(".role-axis-label text").map((text) => text.textContent).join();
+  const before = axis(), ground = figure.querySelector(".background"), place = ground.getBoundingClientRect();
+  const [clientX, clientY] = [place.left + place.width / 2, place.top + place.height / 2];
+  const wheel = (ctrlKey) => ground.dispatchEvent(
+    new WheelEvent("wheel", {bubbles: true, cancelable: true, view: window, deltaY: -500, ctrlKey, clientX, clientY}));
+  result.scrolls = wheel(false); // and is not taken from the page
+  await wait(200);
+  result.same = before === axis();
+  wheel(true);
+  await wait(200);
+  result.zoomed = before !== axis();
   result.cell = told(items("The partition", "concat_0_layer_0_marks")[0]);
   const point = items("Distribution over clients at the end", "hover_marks")[6];
   const client = point.__data__.datum.client;
@@ -51,7 +68,7 @@ const asked = async () => {
     point.dispatchEvent(new MouseEvent(kind, {bubbles: true, view: window}));
   await wait(400);
   result.chosen = Number(document.getElementById("client").value);
-  const shown = items("Accuracy of a client", "hover_marks").map((item) => item.__data__.datum);
+  const shown = items("Accuracy of a client", "layer_1_marks").map((item) => item.__data__.datum);
   result.shown = shown.map(({series, client, x, y}) => [series, client, x, y]);
   const best = [...document.querySelectorAll("thead th")].find((head) => head.textContent === "best (%)");
   const column = [...best.parentElement.cells].indexOf(best), rows = best.closest("table").tBodies[0].rows;
@@ -113,9 +130,12 @@ def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs, tmp_pat
     first = open_run(runs[0])
     assert found["errors"] == [] and len(found["drawn"]) >= 10 and all(found["drawn"]), "Vega has drawn each figure"
     assert found["before"] == 0, "what is folded is drawn when it is opened"
-    assert found["line"][0] == "offedgmh" and "round1" in found["line"]
-    accuracy = float(found["line"][-1].removeprefix("accuracy, mean over clients (%)"))
-    assert accuracy == pytest.approx(100 * first.columns["accuracy_mean"][0], abs=0.05)
+    assert found["line"][0] == "round1" and len(found["line"]) == 3, "all runs of the round"
+    for text, run in zip(found["line"][1:], (first, open_run(runs[1])), strict=True):
+        accuracy = float(text.removeprefix(run.name))
+        assert accuracy == pytest.approx(100 * run.columns["accuracy_mean"][0], abs=0.05)
+    assert sorted(found["picked"]) == [0, 1], "a click in the legend hides the others"
+    assert found["scrolls"] and found["same"] and found["zoomed"], "the wheel zooms with Ctrl alone"
     counts = partition_file.read(first.path)
     label = int(np.flatnonzero(counts.train[0])[0])
     assert found["cell"] == ["client0", f"class {label}", f"samples{counts.train[0, label]}"]
@@ -150,7 +170,7 @@ def test_a_client_that_one_of_the_runs_does_not_have_is_shown_of_the_others(runs
       choice.dispatchEvent(new Event("change"));
       await wait(400);
       const figure = all.find((one) => one.closest("figure").textContent.includes("Accuracy of a client"));
-      const points = [...figure.querySelectorAll(".hover_marks > *")].map((item) => item.__data__.datum);
+      const points = [...figure.querySelectorAll(".layer_1_marks > *")].map((item) => item.__data__.datum);
       parent.postMessage(JSON.stringify({errors, clients: points.map(({client}) => client)}), "*");
     });
     </script></body>"""

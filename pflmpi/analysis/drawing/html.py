@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from pflmpi.analysis.drawing.charts import COLOURS
-from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, draw, script
+from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, config, draw, script
 from pflmpi.analysis.plots import Missing, Plot
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -88,10 +88,17 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
     ]
     for section in sections:
         parts += _section(section, anchors[id(section)], numbers)
-    beside = "Beside each figure: its numbers as CSV, and itself as a file. How each is measured: docs/reading-runs.md."
+    beside = (
+        "Beside each figure: its numbers as CSV, and itself as a file. How each is measured: docs/reading-runs.md. "
+    )
+    beside += (
+        "In a figure a click in the legend shows that entry alone, further clicks add others; Ctrl and the wheel zoom, "
+    )
+    beside += "a drag moves, a double click resets."
     parts.append(f"<footer><p>{_text(made or 'Made by pflmpi.')} {beside}</p></footer>")
     if figures:
         charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
+        parts.append(f'<script type="application/json" id="config">{config()}</script>')
         parts.append(f'<script type="application/json" id="charts">[{charts}]</script>\n<script>{script()}</script>')
     return "\n".join([*parts, f"<script>{_part('page.js')}</script>", "</body></html>\n"])
 

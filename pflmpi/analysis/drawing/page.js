@@ -29,6 +29,7 @@
   const source = document.getElementById("charts");
   if (!source) return;
   const charts = JSON.parse(source.textContent);
+  const config = JSON.parse(document.getElementById("config").textContent);
   const PANEL = 290; // pixels of one of several panels
   const rows = (columns) => {
     const read = Object.entries(columns).map(([name, cells]) => [
@@ -47,7 +48,7 @@
   let client = null;
 
   const draw = async (box) => {
-    const chart = unpacked(charts[box.dataset.chart]);
+    const chart = { ...unpacked(charts[box.dataset.chart]), config };
     if (chart.columns) chart.columns = Math.max(1, Math.min(chart.columns, Math.floor(box.clientWidth / PANEL)));
     const choice = parameter(chart);
     delete choice?.bind; // one list for all
