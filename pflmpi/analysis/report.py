@@ -17,6 +17,7 @@ from pflmpi.analysis.series.clients import gain_explained, single_clients
 from pflmpi.analysis.summary import EXPLAINED, Line, Value, for_readers, over_seeds, summaries, targets_of, texts
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.store import job_file
 from pflmpi.text import comma_separated, some
 
 PAGE, _FIGURES = "report.html", "figures"
@@ -94,7 +95,7 @@ def _sections(
         draw: draws figures into a folder.
     """
     notes = [f"{named_run.label}: {note}." for named_run in runs for note in named_run.run.notes]
-    text = " ".join([*_stopped(runs), *notes, gain_explained(runs)])
+    text = " ".join([*_stopped(runs), *_used(runs), *_forked(runs), *notes, gain_explained(runs)])
     sections = [Section("Runs", text, runs_table(over_seeds(runs, lines)), [("What the columns are", EXPLAINED)])]
     firsts = [group.runs[0] for group in groups[: len(details)]]
     multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
@@ -152,6 +153,21 @@ def _stopped(runs: Sequence[NamedRun]) -> Iterator[str]:
         if why := named_run.run.stopped_early:
             last, rounds = int(named_run.run.columns["round"][-1]), named_run.run.config["training"]["rounds"]
             yield f"{named_run.label} stopped early after round {last} of {rounds}: {why}."
+
+
+def _used(runs: Sequence[NamedRun]) -> Iterator[str]:
+    """A sentence on the jobs of each run that jobs have started."""
+    for named_run in runs:
+        if usage := job_file.usage(named_run.run.path):
+            yield f"{named_run.label} used {usage}."
+
+
+def _forked(runs: Sequence[NamedRun]) -> Iterator[str]:
+    """A sentence for each fork of another of the runs."""
+    for named_run in runs:
+        for other in runs if named_run.first else ():
+            if named_run.run.shared_rounds(other.run):
+                yield f"{named_run.label} left {other.label} after round {named_run.first}, and is drawn from there."
 
 
 def _about(runs: Sequence[NamedRun]) -> str:

@@ -1,6 +1,7 @@
 """A run on disk, opened to read: its configuration, metrics and checkpoints. Needs neither torch nor MPI."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -32,6 +33,21 @@ if TYPE_CHECKING:  # which need torch
 _ONE_FILE = "`pflmpi inspect` and h5py read it, everything else needs the folder of the run"
 
 
+@dataclass(frozen=True)
+class Fork:
+    """Where a run left another.
+
+    Attributes:
+        run: id of the other.
+        round: the last that both have.
+        changes: dotted keys of the configuration that differ since.
+    """
+
+    run: str
+    round: int
+    changes: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A run, finished or in progress, here or copied from elsewhere. Made by `open_run`.
@@ -58,6 +74,27 @@ class Run:
         """What the run has added to its configuration: the hashes of data and partition, and versions."""
         recorded: dict[str, Any] = self.config.get("recorded", {})
         return recorded
+
+    @property
+    def forked_from(self) -> Fork | None:
+        """Where this run left another, of which it is a fork; None if it is none."""
+        try:
+            origin = self.recorded["fork"]
+            return Fork(str(origin["run"]), int(origin["round"]), tuple(map(str, origin["changes"])))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def shared_rounds(self, other: "Run") -> int:
+        """The number of rounds of a run that are those of another, which it is a fork of; 0 if it is of none or others.
+
+        Raises:
+            CheckpointError: the metrics of one of them are damaged.
+        """
+        fork = self.forked_from
+        if fork is None or fork.run != other.recorded.get("run"):
+            return 0
+        texts = [run.verified_metrics.texts[: fork.round] for run in (self, other)]
+        return fork.round if texts[0] == texts[1] else 0
 
     @property
     def stopped_early(self) -> str:
@@ -200,6 +237,37 @@ class Run:
         from pflmpi.experiment.restore import reopened
 
         return reopened(self.path, (), torch.device("cpu"))
+
+    def fork(
+        self,
+        out: "str | PathLike[str]",
+        *,
+        round: int | None = None,
+        without_clients: Sequence[int] = (),
+        changed_code: bool = False,
+        **sections: Any,
+    ) -> "Run":
+        """A new run that begins with a copy of the state after a round, as `pflmpi fork`; needs torch and the data.
+
+        `pflmpi.run(Config.load(out / "config.yaml"), out=out, resume=True)` goes on with it.
+
+        Args:
+            out: folder of the new run.
+            round: None for the newest checkpoint.
+            without_clients: ids of clients that do not train any more.
+            changed_code: also where your own Python files have changed since the run started.
+            sections: changes, as of `Config.replace`: `training={"lr": 0.01}`.
+
+        Raises:
+            UserError: no such round, a damaged one, a value that cannot change, or a folder that cannot be written.
+        """
+        from pflmpi.config.keywords import merged
+        from pflmpi.experiment import fork, stored_config
+
+        folder, number = as_path("out", out), self.round(round).number
+        values = fork.without_clients(merged(stored_config.values(self.path), sections), without_clients)
+        fork.fork(self.path, folder, number, values, changed_code=changed_code)
+        return open_run(folder)
 
     def newest(self) -> tuple[Checkpoint, list[str]]:
         """The newest checkpoint whose files are all there, and what is wrong with newer ones.

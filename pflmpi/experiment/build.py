@@ -22,6 +22,7 @@ from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.training_checks import (
     OneStep,
+    check_left_out,
     check_options,
     check_padding,
     check_passes,
@@ -92,15 +93,18 @@ class Experiment:
 
     @property
     def num_participants(self) -> int:
-        """Clients that train in the first round, as in all others."""
-        config, n = self.config, self.federation.num_clients
-        return len(config.training.participants(config.seed, 1, n))
+        """Clients that are drawn in each round."""
+        return self.config.training.num_drawn(self.federation.num_clients)
 
     def with_executor(self, runtime: RuntimeConfig) -> "Experiment":
         """The experiment with these settings, and `executor` and `lanes` decided."""
         clients, participants = self.federation.num_clients, self.num_participants
         runtime = choose_executor(runtime, self.tasks, clients, participants, self.on_gpu)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, runtime=runtime))
+
+    def check_left_out(self, done: int) -> None:
+        """Raise `ConfigError` where a round after `done` cannot be without the clients that are left out."""
+        check_left_out(self.config, self.tasks[0], self.federation.num_clients, done)
 
     @property
     def counts(self) -> SampleCounts:
@@ -129,7 +133,9 @@ def prepare(
     """
     with outside.as_config_error():
         experiment = draft(config, federation or load_federation(config), device, gpu_models)
-        return complete(experiment, config.runtime, check_executor(experiment, config.runtime.executor))
+        experiment = complete(experiment, config.runtime, check_executor(experiment, config.runtime.executor))
+        experiment.check_left_out(0)
+        return experiment
 
 
 def draft(config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()) -> Experiment:

@@ -47,9 +47,19 @@ def recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[
 
 
 def write(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> None:
-    """Write who holds how many samples of which class, what modules consist of, and, last, the configuration."""
+    """Write all that a run has beside its rounds; the configuration is last."""
+    write_about_data(run, experiment)
+    write_config(run, experiment, recorded)
+
+
+def write_about_data(run: Path, experiment: Experiment) -> None:
+    """Write who holds how many samples of which class, and what modules consist of."""
     partition_file.write(run, experiment.counts)
     module_file.write(run, {number: module.state_dict_entries for number, module in _modules(experiment).items()})
+
+
+def write_config(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> None:
+    """Write the configuration with what the run has recorded."""
     config_file.write(run, yaml_file.dump({**experiment.config.resolved(), "recorded": recorded}))
 
 
@@ -90,19 +100,24 @@ def stored_config(run: Path, overrides: Sequence[str]) -> Config:
         CheckpointError: not a run, or an override that would change its results: `training.rounds` may change
             (upwards), and what only says where and how things are computed.
     """
-    values = _values(run)
-    config = _parse(run, override(values, overrides))
-    _check_changes(run, _differences(_parsed(run, values, config), config), config)
+    config, changes = changed_config(run, override(values(run), overrides))
+    _check_changes(run, changes, config)
     return config
+
+
+def changed_config(run: Path, changed: Mapping[str, Any]) -> tuple[Config, dict[str, tuple[Any, Any]]]:
+    """The configuration with these sections, and the dotted keys that are others than in a run: [before, now]."""
+    config = _parse(run, changed)
+    return config, _differences(_parsed(run, values(run), config), config)
 
 
 def resumed_config(run: Path, config: Config) -> Config:
     """The configuration of a run with the changes that `config` asks for; raises as `allowed_changes` does."""
-    values = renamed(_values(run), config)
+    sections = renamed(values(run), config)
     for key, value in allowed_changes(run, config).items():
         section, _, name = key.partition(".")
-        values[section] = {**values[section], name: value}
-    return _parse(run, values)
+        sections[section] = {**sections[section], name: value}
+    return _parse(run, sections)
 
 
 def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
@@ -111,7 +126,7 @@ def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
     Raises:
         CheckpointError: one of them would change the results of the run.
     """
-    different = _differences(_parsed(run, _values(run), config), config)
+    different = _differences(_parsed(run, values(run), config), config)
     executor: str = config.runtime.executor
     if executor == "auto":  # the run has recorded what was chosen
         executor, _ = different.pop("runtime.executor", (executor, executor))
@@ -130,11 +145,16 @@ def check_round(run: Path, round: int, config: Config) -> None:
         config: says where files that the run names are now.
     """
     written = yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), "")
-    if changed := _fixed(_differences(_parsed(run, written, config), _parsed(run, _values(run), config)), config):
+    if changed := _fixed(_differences(_parsed(run, written, config), _parsed(run, values(run), config)), config):
         other = f"{config_file.path(run)} is not the one that round {round} was written with: {', '.join(changed)}"
         raise CheckpointError(f"{other}; put it back from a copy, or set these values back")
     if problem := config_file.damage(run):
         raise CheckpointError(problem)
+
+
+def origin(run: Path) -> dict[str, Any]:
+    """What a run has recorded of the one that it is a fork of, as a part of `recorded`; {} where it is none."""
+    return {key: value for key, value in stored.read(run)["recorded"].items() if key == "fork"}
 
 
 def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
@@ -188,7 +208,8 @@ def _announce(text: str) -> None:
     _log.warning("%s", text)
 
 
-def _values(run: Path) -> dict[str, Any]:
+def values(run: Path) -> dict[str, Any]:
+    """The sections of the configuration of a run."""
     return {key: value for key, value in stored.read(run).items() if key != "recorded"}
 
 

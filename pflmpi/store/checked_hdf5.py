@@ -163,6 +163,12 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, 
         atomic.write_at(descriptor, _WRITTEN % crc32_of_file(descriptor, _HEAD_BYTES, parts), 0)
 
 
+def copy_file(source: Path, path: Path) -> None:
+    """Copy a file, all of which is checked; raises as `write`."""
+    with atomic.replacing(path) as descriptor:
+        _copy(source, descriptor)
+
+
 def _copy(source: Path, descriptor: int) -> None:
     if problem := damage(source):
         raise CheckpointError(problem)

@@ -33,6 +33,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "data": "--client --force --label --layout --picture --save --set",
     "run": "--bar --changed-code --continue --out --quiet --ranks --restarts --set --take-over",
     "resume": "--bar --changed-code --quiet --ranks --restarts --set --take-over",
+    "fork": "--allow-older --changed-code --out --round --set --without-client",
     "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --launcher --only --out --ranks "
     "--seeds --set",
     "inspect": "--allow-older --diff --digest --round --verify",
