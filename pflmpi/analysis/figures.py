@@ -34,6 +34,7 @@ def compared(runs: Sequence[NamedRun], groups: Sequence[SeedGroup]) -> dict[str,
         "Further measures": [
             *(accuracy.bands_over_rounds(groups, MOST_DETAILED) if len(runs) > 1 else []),
             *(accuracy.merged(plot, runs) for plot in accuracy.measures_over_rounds(runs)),
+            *(accuracy.merged(plot, runs) for plot in clients.accuracy_by_class(runs)),
         ],
         "Bytes and time of rounds": per_round(groups),
         "Samples of the clients": partition.partitions(runs, MOST_DETAILED),
@@ -174,6 +175,10 @@ class Figures:
     def accuracy_against_time(self) -> Any:
         """Accuracy against the seconds of all rounds so far."""
         return _chart(cost.accuracy_against_seconds(self._runs))
+
+    def accuracy_by_class(self) -> dict[str, Any]:
+        """The accuracy of each class at the end, by name; none where no checkpoint has it."""
+        return _charts(clients.accuracy_by_class(self._runs))
 
     def clients(self) -> Any:
         """The accuracies of the clients at the end, in ascending order."""

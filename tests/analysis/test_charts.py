@@ -172,6 +172,12 @@ def test_layers_are_in_their_order_below_the_axis():
     assert [item["x"] for item in line] == sorted(item["x"] for item in line)
 
 
+def test_of_many_names_on_an_axis_some_are_written():
+    names = tuple(f"class {i}" for i in range(100))
+    drawing = svg(chart(curves(Curve("a", np.arange(1, 101), np.zeros(100)), x_names=names)))
+    assert 10 <= len({*texts(drawing)} & {*names}) <= 25 and "class 0" in texts(drawing)
+
+
 def test_small_drawings_of_several_runs_have_common_axes():
     x = np.array([1, 2])
     parts = [(name, curves(Curve("", x, np.array([0.0, top])))) for name, top in (("a", 50), ("b", 100))]

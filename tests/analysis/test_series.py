@@ -189,6 +189,15 @@ def test_the_distribution_has_every_client_in_ascending_order(trained):
     assert curve.y.tolist() == sorted(accuracy.tolist()) == accuracy[curve.points].tolist()
 
 
+def test_the_accuracy_by_class_is_that_of_the_test_samples_of_all_clients(trained):
+    run = trained["fedavg"]
+    (plot,) = clients.accuracy_by_class(named([run]))
+    tested, hits = run.counts.test.sum(0), run.round(3).metrics["hits"].sum(0)
+    expected = 100 * hits / np.where(tested > 0, tested, np.nan)
+    assert plot.curves[0].y.tolist() == pytest.approx(expected.tolist(), nan_ok=True)
+    assert plot.x_names == tuple(map(str, range(10))) and plot.table().splitlines()[1].startswith("fedavg,,1,")
+
+
 def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained):
     runs = [trained["other"], trained["local"], trained["fedavg"]]
     named_runs = named(runs)

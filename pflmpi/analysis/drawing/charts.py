@@ -24,6 +24,7 @@ _STAR = "M0,-1L0.23,-0.31L0.95,-0.31L0.36,0.12L0.59,0.81L0,0.38L-0.59,0.81L-0.36
 _CIVIDIS = ["#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"]
 
 _LONGEST = 250  # pixels of a label in a legend
+_MOST_NAMES = 25  # labelled on an axis
 _MOST_TIPS = 16  # curves in a tooltip
 _MANY = 12  # curves; more are drawn thin
 _DOTTED = 24  # points of a curve, up to which each has a dot
@@ -135,8 +136,9 @@ def _quantity(field: str, label: str, **more: Any) -> Spec:
 
 
 def _angle(names: Sequence[str]) -> Spec:
-    """Label angle of an axis: inclined where names would overlap."""
-    return {"labelAngle": -40 if sum(map(len, names)) * 7 > WIDTH else 0}
+    """Labels of an axis: inclined where names would overlap, and some of many."""
+    some = {"values": list(names[:: -(-len(names) // _MOST_NAMES)])} if len(names) > _MOST_NAMES else {}
+    return {"labelAngle": -40 if sum(map(len, names)) * 7 > WIDTH else 0, **some}
 
 
 def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
@@ -370,7 +372,9 @@ def _cell_colour(plot: Matrices, drawn: Sequence[np.ndarray]) -> Spec:
         return _colour(labels, present, "value", symbolType="square")
     low, high = plot.limits or ((float(values.min()), float(values.max())) if len(values) else (0.0, 1.0))
     scale = {"domain": [low, high if high > low else low + 1], "range": _CIVIDIS, "clamp": True}
-    legend = {"direction": "horizontal", "gradientLength": 150, "gradientThickness": 9, "titleOrient": "left"}
+    legend: Spec = {"direction": "horizontal", "gradientLength": 150, "gradientThickness": 9, "titleOrient": "left"}
+    if plot.own_scales:  # which may be narrow: 0.9995 is not 1
+        legend |= {"values": scale["domain"], "format": ".4~g"}
     return _quantity("value", plot.value_label, scale=scale, legend=legend)
 
 
