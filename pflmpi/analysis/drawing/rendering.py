@@ -25,7 +25,8 @@ ON_DARK = (
 _SCALE = 2  # pixels of a PNG for one of a page
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
 _RGB = re.compile(r"rgb\((\d+), (\d+), (\d+)\)")
-_UNUSED = re.compile(r' (?:class|role|aria-[a-z]+|pointer-events)="[^"]*"')  # the page describes the whole
+# The page describes the whole; defaults of SVG.
+_UNUSED = re.compile(r' (?:(?:class|role|aria-[a-z]+|pointer-events)="[^"]*"|opacity="1"|[xy]2="0")')
 _FONT = f' font-family="{CONFIG["font"]}"'
 _REFERENCE = re.compile(r"\b(clip|gradient_)(?=\d)")
 _PAGE_COLOURS = {INK: "currentColor", **{colour: f"var(--c{place})" for place, colour in enumerate(COLOURS)}}
