@@ -12,6 +12,12 @@ from pflmpi.analysis.plots import Missing, Plot
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
+_BESIDE = (
+    "Beside each figure: its numbers as CSV, and itself as a file. In a figure, a click in the legend shows that entry "
+    "alone, and further ones add others; Ctrl and the wheel zoom, a drag moves, a double click resets. How each is "
+    "measured: docs/analysis.md."
+)
+
 
 @dataclass(frozen=True)
 class PageFigure:
@@ -88,14 +94,7 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
     ]
     for section in sections:
         parts += _section(section, anchors[id(section)], numbers)
-    beside = (
-        "Beside each figure: its numbers as CSV, and itself as a file. How each is measured: docs/reading-runs.md. "
-    )
-    beside += (
-        "In a figure a click in the legend shows that entry alone, further clicks add others; Ctrl and the wheel zoom, "
-    )
-    beside += "a drag moves, a double click resets."
-    parts.append(f"<footer><p>{_text(made or 'Made by pflmpi.')} {beside}</p></footer>")
+    parts.append(f"<footer><p>{_text(made or 'Made by pflmpi.')} {_BESIDE}</p></footer>")
     if figures:
         charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
         parts.append(f'<script type="application/json" id="config">{config()}</script>')
