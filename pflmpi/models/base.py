@@ -1,12 +1,13 @@
 """The contract of a model: configuration fields, bound to images and classes, give a body and a head on trees."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from pflmpi.errors import ConfigError
@@ -96,6 +97,21 @@ class Architecture(ABC):
         return affine(head, z)
 
 
+_REFERENCE = r"^.+@[0-9]+$"
+
+
+def run_reference(weights: object) -> tuple[str, int] | None:
+    """The run and the round that `model.weights` names; None where it names none.
+
+    >>> run_reference("runs/alone@40"), run_reference("net.pt")
+    (('runs/alone', 40), None)
+    """
+    if not isinstance(weights, str) or not re.fullmatch(_REFERENCE, weights):
+        return None
+    run, _, round = weights.rpartition("@")
+    return run, int(round)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model(ABC):
     """The `model` section of a configuration: the fields of a subclass are its keys besides `name`.
@@ -103,12 +119,17 @@ class Model(ABC):
     Attributes:
         name: in the configuration.
         summary: one line for `pflmpi list`.
+        weights: run and round whose models the clients begin with; None for those that are drawn.
     """
 
     __pydantic_config__: ClassVar[Any] = ConfigDict(extra="forbid")
 
     name: ClassVar[str]
     summary: ClassVar[str]
+
+    weights: Annotated[
+        str | None, Field(pattern=_REFERENCE, description="RUN@ROUND: begin with the models of a run after that round")
+    ] = None
 
     @classmethod
     def check_keys(cls, values: Mapping[str, Any]) -> None:
