@@ -21,7 +21,7 @@ from pflmpi.text import first_line, printable
 # does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
 _GROUPS = {
     "run": ("examples", "list", "data", "run", "resume", "fork", "prune", "sweep"),
-    "look": ("inspect", "compare", "report", "table", "export", "evaluate", "probe"),
+    "look": ("inspect", "compare", "bisect", "report", "table", "export", "evaluate", "probe"),
     "cluster": ("plan", "doctor", "submit", "status", "cancel", "scale"),
 }
 _RENAMED = {
@@ -30,8 +30,9 @@ _RENAMED = {
 }
 _EXIT_CODES = (
     "exit codes: 0 done; 1 a run of a sweep or of a scaling experiment failed, or ended with other bits, the doctor "
-    "found a problem, a plan does not fit, or a report left a run out; 2 wrong input, nothing was started; 3 a fault "
-    "during the run, resume it; 75 stopped after a complete round, on a signal or before a time limit, resume it"
+    "found a problem, a plan does not fit, two runs differ, or a report left a run out; 2 wrong input, nothing was "
+    "started; 3 a fault during the run, resume it; 75 stopped after a complete round, on a signal or before a time "
+    "limit, resume it"
 )
 _MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
 

@@ -39,6 +39,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "--seeds --set",
     "inspect": "--allow-older --diff --digest --round --verify",
     "compare": "",
+    "bisect": "--replay",
     "report": "--out --pdf --png --target --to",
     "table": "--only --out --seeds --set --write",
     "export": "--all --allow-older --client --compress --force --leaf --out --round --server",

@@ -57,6 +57,7 @@ SLOW = {
     "status": ["status", "RUN"],
     "plan": ["plan", "RUN/config.yaml"],
     "evaluate": ["evaluate", "RUN"],
+    "bisect": ["bisect", "RUN", "GOOD"],
     "prune": ["prune", "RUN", "--every", "2", "--dry-run"],
     "fork": ["fork", "RUN", "--out", "OUT/fork"],
 }
@@ -128,7 +129,7 @@ def _names_for(command):
 
     A CONFIG that a user types may be a pipe, which `plan` waits for as any program does.
     """
-    names = list(HOSTILE)[:: 3 if command in ("report", "plan", "evaluate", "fork", "prune") else 1]
+    names = list(HOSTILE)[:: 3 if command in ("report", "plan", "evaluate", "fork", "prune", "bisect") else 1]
     return [name for name in names if command != "plan" or not re.fullmatch("(fifo|link_to_fifo) config.yaml", name)]
 
 
