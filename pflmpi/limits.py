@@ -13,6 +13,7 @@ _ADDRESSES_TO_DRAW = 80 << 30  # bytes; vl-convert 1.9 was seen to take 68 GB wi
 _NO_MEMORY = re.compile(
     r"failed to map segment|annot allocate memory|an't allocate memory|not enough memory|std::bad_alloc"
 )
+_NO_GPU_MEMORY = re.compile(r"(?:CUDA|HIP)(?: error:)? out of memory\b[. ]*(?P<how>.*? is free)?", re.IGNORECASE)
 _NO_THREADS = re.compile(r"can't start new thread|Resource temporarily unavailable|libgomp: Thread creation failed")
 _NO_FILES = re.compile(r"Too many open files")
 
@@ -25,6 +26,13 @@ def problem(error: BaseException) -> str | None:
     text, code = str(error), error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or code == errno.ENOMEM or _NO_MEMORY.search(text):
         return _out_of_memory()
+    if match := _NO_GPU_MEMORY.search(text):
+        how = f" ({match['how']})" if match["how"] else ""
+        return (
+            f"out of memory on a GPU{how}; lower runtime.lanes (fewer clients at once), training.batch_size or "
+            "evaluation.batch_size, or give each rank a GPU of its own; `pflmpi plan CONFIG --gpus 1 --gpu-memory GIB` "
+            "says what fits"
+        )
     if code == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREADS.search(text)):
         return (
             f"no more processes or threads can be started: `ulimit -u` allows {_soft(resource.RLIMIT_NPROC)} for all "

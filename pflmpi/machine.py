@@ -6,6 +6,7 @@ import platform
 import re
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +33,9 @@ class Space(NamedTuple):
 
 
 SLICE = "MIG-"  # how the ids of slices of a GPU begin
+GPU_REMEDY = "see with nvidia-smi or rocm-smi whether it is free and its driver fits, or set runtime.device = 'cpu'"
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_NO_GPU = ("", "-1", "NoDevFiles")  # values of these that hide all GPUs
 
 
 class Gpu(NamedTuple):
@@ -135,10 +139,30 @@ def gpus(visible: str | None) -> tuple[Gpu, ...]:
     try:
         return tuple(_gpus(visible))
     except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
-        raise RunError(
-            f"the GPUs cannot be used ({first_line(error)}); see with nvidia-smi whether they are free and the driver "
-            "fits torch, or set runtime.device = 'cpu'"
-        ) from error
+        raise RunError(f"a GPU cannot be used ({first_line(error)}); {GPU_REMEDY}") from error
+
+
+def requested_gpus(environ: Mapping[str, str]) -> str:
+    """The variable by which a user or Slurm has given this process GPUs, with its value; "" if none has.
+
+    >>> requested_gpus({"SLURM_STEP_GPUS": "0,1"})
+    "SLURM_STEP_GPUS = '0,1'"
+    """
+    name = next((name for name in _VISIBLE if name in environ), None)
+    if name is not None:  # it counts alone: Slurm's variables are of the job, a step of which may have no GPU
+        return "" if environ[name] in _NO_GPU else f"{name} = {environ[name]!r}"
+    none = {"SLURM_STEP_GPUS": "", "SLURM_JOB_GPUS": "", "SLURM_GPUS_ON_NODE": "0"}  # the last one is a count
+    given = (name for name in none if environ.get(name, "") not in ("", none[name]))
+    return next((f"{name} = {environ[name]!r}" for name in given), "")
+
+
+def gpu_platform() -> tuple[str, str]:
+    """What torch computes on GPUs with ("CUDA 13.0", or "HIP 6.4" for AMD's; "" without), and what connects them."""
+    import torch
+
+    if torch.version.hip:
+        return f"HIP {torch.version.hip}", "RCCL"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "", "NCCL"
 
 
 def device_name(device: "torch.device") -> str:
@@ -168,6 +192,18 @@ def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, 
         return 1 << 63, 0
 
 
+def system() -> str:
+    """Boot and process namespace of this process, within which numbers of processes mean something; "" if unknown.
+
+    Containers of one node may have one host name, and a namespace of processes each.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
 _UNKNOWN = -1  # start of a process where the system does not tell
 _ENDED = ("Z", "X")  # states of a process that has ended and has not been reaped
 
@@ -179,6 +215,14 @@ def start_of(process: int) -> int:
     except OSError:
         return _UNKNOWN
     return 0 if fields[0] in _ENDED else int(fields[19])
+
+
+def process_began() -> float:
+    """When this process started, in seconds since the epoch; now where the system does not say."""
+    ticks = start_of(os.getpid())
+    if ticks <= 0:
+        return time.time()
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def has_ended(process: int, started: int | None = None) -> bool:

@@ -30,6 +30,7 @@ ALLOWED_SKIPS = (
     "needs real data: set PFLMPI_DATA",
     "needs the Slurm test bed",
     "needs root to mount",
+    "needs root to make a namespace",
     "needs mlflow",  # an extra of 300 MB, not among those of the tests
     "needs h5dump",  # this and a browser are programs, which pip does not install
     "needs a browser",

@@ -40,6 +40,25 @@ def test_the_memory_of_a_job_is_what_its_group_leaves(group, files, total, free,
     assert memory(tmp_path) == (1024 * total, 1024 * free)
 
 
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES = '0,1'"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ""),
+        ({"ROCR_VISIBLE_DEVICES": "0"}, "ROCR_VISIBLE_DEVICES = '0'"),
+        ({"SLURM_STEP_GPUS": "3", "SLURM_GPUS_ON_NODE": "4"}, "SLURM_STEP_GPUS = '3'"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "SLURM_GPUS_ON_NODE = '4'"),
+        ({"SLURM_GPUS_ON_NODE": "0"}, ""),
+        # what hides the GPUs, by a user or by Slurm for a step without any
+        ({"CUDA_VISIBLE_DEVICES": "-1", "SLURM_JOB_GPUS": "0"}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "4"}, ""),
+    ],
+)
+def test_the_environment_says_whether_a_gpu_was_requested(environ, expected):
+    assert machine.requested_gpus(environ) == expected
+
+
 def test_without_proc_all_memory_counts_as_free(tmp_path):
     total, free = memory(tmp_path)
     assert total == free == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

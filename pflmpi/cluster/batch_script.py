@@ -32,7 +32,8 @@ Options = Mapping[str, str | None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the options of sbatch that `submit` knows; those after `--` are in `options.sbatch`."""
-    group = parser.add_argument_group("options of sbatch", "others go after --, such as: -- --exclusive --comment=A")
+    about = "others go after --, such as: -- --exclusive; GPUs best as: --gpus-per-node=N ... -- --gpu-bind=none"
+    group = parser.add_argument_group("options of sbatch", about)
     for name, letter in KNOWN.items():
         group.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", metavar="X")
 
@@ -159,13 +160,16 @@ def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
 LAUNCH = Path(__file__).parents[1] / "included" / "launch"
 
 _SETUP = """\
-# What the job needs besides, such as modules; it may choose another `python`.
-python={python}
+# What the job needs besides, such as modules; it may activate another environment, or choose another `python`.
+python={python} active_before=${{VIRTUAL_ENV:-}}${{CONDA_PREFIX:-}}
 . {file} || {{
     echo "pflmpi: the setup file" {file} "ended with status $?; its last command must succeed" >&2
     exit 2
 }}
 set +e # which it may have set: what follows looks at exit codes
+if [ "$python" = {python} ] && [ "${{VIRTUAL_ENV:-}}${{CONDA_PREFIX:-}}" != "$active_before" ]; then
+    python=$(command -v python)
+fi
 """
 
 _REQUEUE_ARRAY = f"""\
@@ -193,6 +197,8 @@ class BatchScript:
         requeue: whether a run that was stopped in time requeues its job.
         restarts: how often all ranks start again in the job after one was killed or lost.
         setup: a file that the batch script reads first, such as one that loads modules; "" for none.
+        packs: of an array whose tasks run several cells one after another, the cells of each task, which is named
+            after its first.
         launch: the folder with the wrappers of srun and others.
     """
 
@@ -206,6 +212,7 @@ class BatchScript:
     requeue: bool = False
     restarts: int = 0
     setup: str = ""
+    packs: Sequence[Sequence[int]] = ()
     launch: Path = LAUNCH
 
 
@@ -224,8 +231,11 @@ def script(batch: BatchScript) -> str:
     python = '"$python"' if batch.setup else shlex.quote(batch.python)
     command = f"{python} -P -m pflmpi {shlex.join(batch.arguments)}"
     launcher = shlex.join(srun(batch.mpi, batch.restarts, batch.launch))
+    if batch.packs:
+        head += f"cells=({' '.join(f'[{pack[0]}]={tasks(pack, None)}' for pack in batch.packs)}) # of each task\n"
     if batch.array:
-        command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
+        cell = "${cells[SLURM_ARRAY_TASK_ID]}" if batch.packs else "$SLURM_ARRAY_TASK_ID"
+        command += f' --cell "{cell}" --launcher {shlex.quote(launcher)}'
     elif not batch.once:
         command = f"{launcher} {command}"
     if not batch.requeue:

@@ -334,19 +334,20 @@ def by_working_directory(jobs: Iterable[Job]) -> Iterator[Path]:
 
 
 def located(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
-    """The jobs that the jobs.txt of one of the folders names, each with its folder.
+    """The jobs that the jobs.txt of one of the folders names, with their folders: one of several runs for each of them.
 
     That of a run names the jobs that have started it, also a task of an array; that of a sweep its whole array.
     """
-    runs: dict[str, Path] = {}
-    others: dict[str, Path] = {}
+    runs: dict[str, list[Path]] = {}
+    others: dict[str, list[Path]] = {}
     submissions: dict[str, Submission] = {}
-    for folder in folders:
+    for folder in {os.path.realpath(folder): folder for folder in folders}.values():
         submissions |= job_file.submissions(folder)
         for number in job_file.read(folder):
-            (runs if os.path.lexists(folder / "config.yaml") else others).setdefault(number, folder)
-    pairs = ((job, runs.get(job.number) or others.get(job.array or job.number)) for job in jobs)
-    placed = [replace(job, folder=folder) for job, folder in pairs if folder]
+            kind = runs if os.path.lexists(folder / "config.yaml") else others
+            kind.setdefault(number, []).append(folder)
+    places = ((job, runs.get(job.number) or others.get(job.array or job.number, [])) for job in jobs)
+    placed = [replace(job, folder=folder) for job, folders in places for folder in folders]
     return [_as_submitted(job, submissions.get(job.array or job.number)) for job in placed]
 
 

@@ -62,7 +62,7 @@ def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str], planned
     print(done.stderr, end="", file=sys.stderr)  # its warnings
     log = str(Path(batch.options["output"] or "").absolute())
     letters = {"%": "%%", "A": number, "x": batch.options["job-name"] or "", **({} if batch.array else {"j": number})}
-    job_file.append(folder, number, submission=Submission(file_name(log, letters), batch.requeue, planned_memory))
+    job_file.append(folder, number, record=Submission(file_name(log, letters), batch.requeue, planned_memory))
     return number
 
 

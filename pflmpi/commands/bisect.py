@@ -5,11 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pflmpi.text import for_shell, some, spans
+from pflmpi.text import for_shell, printable, some, spans
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from pflmpi.analysis.bisection import Bisection
     from pflmpi.analysis.run import Run
 
@@ -32,27 +30,26 @@ def run(options: argparse.Namespace) -> int:
     """Print where two runs part and what differs in their settings; return the exit code."""
     from pflmpi.analysis.bisection import bisect
     from pflmpi.analysis.run import open_run
-    from pflmpi.terminal import console
 
-    runs, terminal = (open_run(options.first), open_run(options.second)), console(soft_wrap=True, highlight=False)
+    runs = open_run(options.first), open_run(options.second)
     found = bisect(*runs)
     if options.replay and found.same is not None and found.between:
         with tempfile.TemporaryDirectory(prefix="pflmpi-bisect-") as folder:
-            replayed = [_replay(run, found, Path(folder, str(number)), terminal) for number, run in enumerate(runs)]
-            _show(terminal, replayed[0], replayed[1], bisect(*replayed))
+            replayed = [_replay(run, found, Path(folder, str(number))) for number, run in enumerate(runs)]
+            _show(replayed[0], replayed[1], bisect(*replayed))
     else:
-        _show(terminal, runs[0], runs[1], found)
+        _show(runs[0], runs[1], found)
         if found.between:
             again = f"; `pflmpi bisect {for_shell(options.first)} {for_shell(options.second)} --replay` runs them again"
-            terminal.print(
+            _say(
                 f"could not be looked at: round {spans(found.between)}, without a checkpoint in both"
                 f"{again if found.same is not None and not options.replay else ''}"
             )
-    _show_settings(terminal, *runs)
+    _show_settings(*runs)
     return 0 if found.first is None else _DIFFER
 
 
-def _replay(run: "Run", found: "Bisection", out: Path, terminal: "Console") -> "Run":
+def _replay(run: "Run", found: "Bisection", out: Path) -> "Run":
     """A run of the rounds after the last that is the same up to the first that is known to differ, all kept."""
     from pflmpi.config.sections import merge
     from pflmpi.experiment import stored_config
@@ -69,33 +66,37 @@ def _replay(run: "Run", found: "Bisection", out: Path, terminal: "Console") -> "
     fork(run.path, out, found.same, merge(values, changes))
     again = start(out / "config.yaml", out=out, resume=True, quiet=True)
     if again.round(found.first).digest() != run.round(found.first).digest():
-        terminal.print(f"{run.path}: run again from round {found.same}, round {found.first} is not as recorded")
+        _say(f"{run.path}: run again from round {found.same}, round {found.first} is not as recorded")
     return again
 
 
-def _show(terminal: "Console", first: "Run", second: "Run", found: "Bisection") -> None:
+def _show(first: "Run", second: "Run", found: "Bisection") -> None:
     from pflmpi.analysis.bisection import differing_arrays
 
     if found.first is None:
-        terminal.print(f"the same: round {found.same}, the newest with a checkpoint in both")
+        _say(f"the same: round {found.same}, the newest with a checkpoint in both")
     else:
         before = "" if found.same is None else f"; round {found.same} is the same in both"
-        terminal.print(f"the first checkpoint that differs: round {found.first}{before}")
+        _say(f"the first checkpoint that differs: round {found.first}{before}")
         server, clients = differing_arrays(first.round(found.first), second.round(found.first))
         if clients:
             client, paths = next(iter(clients.items()))
-            terminal.print(f"the first of {len(clients)} clients that differ: client {client}, {some(paths, 4)}")
+            _say(f"the first of {len(clients)} clients that differ: client {client}, {some(paths, 4)}")
         if server:
-            terminal.print(f"of the server: {some(server, 4)}")
+            _say(f"of the server: {some(server, 4)}")
     if found.figures is not None:
-        terminal.print(f"metrics.csv: figures differ first in round {found.figures}")
+        _say(f"metrics.csv: figures differ first in round {found.figures}")
 
 
-def _show_settings(terminal: "Console", first: "Run", second: "Run") -> None:
+def _show_settings(first: "Run", second: "Run") -> None:
     from pflmpi.analysis.bisection import differing_settings
 
     settings = [*differing_settings(first, second)]
     for key, one, other in settings:
-        terminal.print(f"{key}: {one!s} and {other!s}")
+        _say(f"{key}: {one!s} and {other!s}")
     if not settings:
-        terminal.print("configuration, data, code, device and versions are the same")
+        _say("configuration, data, code, device and versions are the same")
+
+
+def _say(text: str) -> None:
+    print(printable(text))

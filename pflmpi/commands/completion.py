@@ -33,7 +33,7 @@ _KEYS = {
     "checkpoint": "every keep".split(),
     "output": ["trackers"],
     "runtime": """
-        transport device gpus gpu_memory mixed_gpus executor lanes state scratch threads timeout
+        transport device gpus gpu_memory between_gpus mixed_gpus executor lanes state scratch threads timeout
         spare server client_errors cache
     """.split(),
 }

@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -52,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: runs/NAME, sweeps/NAME)")
     parser.add_argument("--array", type=Path, metavar="TABLE", help="submit a sweep as a job array, a cell per task")
     parser.add_argument("--jobs", type=int, metavar="N", help="tasks of the array at a time (default: all)")
+    pack = "cells that a task of the array runs one after another, within one --time (default: 1)"
+    parser.add_argument("--pack", type=int, metavar="N", help=pack)
     parser.add_argument(
         "--mpi",
         choices=("none", "pmix", "pmi2"),
@@ -140,11 +142,12 @@ def _check(options: argparse.Namespace) -> None:
     if (options.config is None) == (options.array is None):
         raise ConfigError("submit takes a CONFIG, for one run, or --array TABLE, for a sweep; give one of them")
     if options.array is None:
-        for name in ("jobs", "seeds", "only", "failed", "anew"):
+        for name in ("jobs", "pack", "seeds", "only", "failed", "anew"):
             if getattr(options, name) not in (None, [], False):
                 raise ConfigError(f"--{name} is for --array TABLE, which is not given; leave it out")
-    if options.jobs is not None and options.jobs < 1:
-        raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
+    for name in ("jobs", "pack"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise ConfigError(f"--{name} {number}: must be at least 1")
     if options.restarts < 0:
         raise ConfigError(f"--restarts {options.restarts}: must be at least 0")
     if options.mem == "auto" and options.array is not None:
@@ -207,7 +210,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     for number, (cell, config) in enumerate(cells):
         refuse_transport(config, options.mpi)
         work = cell_task(cell, config, out, None, options.changed_code, options.anew)
-        if work.state != "done" and (not options.failed or has_failed(work, out)):
+        if work.state != "done" and (not options.failed or has_failed(cell, out)):
             works[number] = work
     if others := [work for work in works.values() if work.state == "other"]:
         more = f" ({len(others) - 1} more: {some([work.cell.name for work in others[1:]])})" if others[1:] else ""
@@ -221,6 +224,15 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     return Pending(out, [*words, *["--anew"] * options.anew], None, len(cells), todo)
 
 
+def packed(cells: Sequence[int], size: int) -> list[Sequence[int]]:
+    """The cells of each task of an array.
+
+    >>> packed([0, 1, 2, 5, 7], 2)
+    [[0, 1], [2, 5], [7]]
+    """
+    return [cells[first : first + size] for first in range(0, len(cells), size)]
+
+
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
     from pflmpi.cluster.batch_script import BatchScript, check_warning, given, merged, tasks
 
@@ -231,8 +243,9 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         "output": f"{pending.out}".replace("%", "%%") + f".{number}.log",
         "open-mode": "append",
     }
-    if pending.todo:
-        ours["array"] = tasks([*pending.todo], options.jobs)
+    packs = packed([*pending.todo], options.pack or 1)
+    if packs:
+        ours["array"] = tasks([pack[0] for pack in packs], options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
         if not any(word.startswith("--signal") for word in options.sbatch):
@@ -247,4 +260,5 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         requeue=options.requeue,
         restarts=options.restarts,
         setup=str(options.setup.resolve()) if options.setup else "",
+        packs=packs if options.pack else (),
     )

@@ -15,7 +15,6 @@ Find = Callable[[Group], Iterable[tuple[str, Group]]]  # what is wrong, and on w
 _MEMORY = 256 << 20  # bytes that a rank still needs once its libraries are loaded, for the smallest models
 _SHARED = 32 << 20  # bytes of /dev/shm per rank: what MPI and NCCL take for messages within a host
 _DISK = 1 << 30  # bytes for checkpoints; `pflmpi plan` says how many a run really takes
-_NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 _LAUNCHERS = {**LAUNCHERS, "unclear": "a launcher"}
 
 
@@ -27,7 +26,8 @@ class Check:
         name: what is checked.
         applies: whether a rank is among those that are checked.
         find: what is wrong with these; a text with `{fields}` of the facts is wrong with each of them.
-        remedy: what to do; where it depends on who is affected, from these ranks and all ranks.
+        remedy: what to do, "" where what is wrong says it; where it depends on who is affected, from these ranks and
+            all ranks.
     """
 
     name: str
@@ -47,7 +47,9 @@ class Problem:
     def line(self, all_ranks: Group) -> str:
         """The problem in one line, with ranks and hosts."""
         hosts = list(dict.fromkeys(facts.host for facts in all_ranks if facts.rank in self.ranks))
-        return f"{ranks(self.ranks)} on {some(hosts)}: {self.what}; {self.remedy}".replace("\n", " ")
+        return f"{ranks(self.ranks)} on {some(hosts)}: {'; '.join(filter(None, (self.what, self.remedy)))}".replace(
+            "\n", " "
+        )
 
 
 def find_problems(all_ranks: Group) -> list[Problem]:
@@ -163,12 +165,6 @@ def _remedy_of_data(_: Group, all_ranks: Group) -> str:
         f"{ranks(good)} can read it: make the folder visible at the same path on all hosts, and export PFLMPI_DATA in "
         "the batch script (mpirun passes it on with -x PFLMPI_DATA)"
     )
-
-
-def _no_cuda(facts: RankFacts) -> bool:
-    visible = facts.device.visible
-    hidden = visible is None or visible in _NO_GPU or facts.settings.device == "cpu"
-    return not facts.device.error and not hidden and not facts.device.gpus
 
 
 def _shared_gpus(all_ranks: Group) -> Iterator[tuple[str, Group]]:
@@ -307,19 +303,13 @@ CHECKS = (  # causes before what follows
         "device",
         lambda facts: bool(facts.device.error) and "torch" not in facts.broken,
         "{device.error}",
-        "see with nvidia-smi whether the GPU is free and its driver fits torch, or set runtime.device=cpu",
-    ),
-    Check(
-        "CUDA_VISIBLE_DEVICES",
-        _no_cuda,
-        "CUDA_VISIBLE_DEVICES = {device.visible!r}, but torch finds no GPU",
-        "see with nvidia-smi whether the driver works, install a torch built for CUDA, or set runtime.device=cpu",
+        "",
     ),
     Check(
         "GPU for each rank",
         lambda facts: bool(facts.device.uuid),
         _shared_gpus,
-        "give each its own (--ntasks-per-node as many as GPUs, --gpus-per-task=1 or --gpus-per-node), or start fewer; "
+        "give each its own (--ntasks-per-node as many as --gpus-per-node), or start fewer; "
         "clients are shared out among ranks, so one rank per GPU is fastest. Where they must share it, start NVIDIA's "
         "MPS first (nvidia-cuda-mps-control -d); without it they take turns",
     ),

@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 import pflmpi
@@ -28,7 +30,7 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.text import first_line
 from pflmpi.transports import mpi_library
-from pflmpi.transports.base import Transport
+from pflmpi.transports.base import Buffer, Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer
 from pflmpi.transports.process_exit import exit_unconnected
@@ -54,6 +56,7 @@ _MPI_LIMIT = 30.0  # seconds for MPI to start with one rank
 _LAUNCHERS = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
 _RUNTIME_KEYS = {"transport", "device", "threads"}  # the fields of `Settings`
 _NAME = ".pflmpi-doctor"
+_MESSAGE = 1 << 20  # bytes of one that is tried
 
 
 class _Facts(BaseModel):
@@ -92,9 +95,9 @@ class Device(_Facts):
     memory_free: int = 0
     visible: str | None = None  # text of CUDA_VISIBLE_DEVICES, None where it is not set
     error: str = ""  # why the rank cannot compute
-    messages: str = ""  # how large messages reach the GPUs, and why; "" without them
     gloo: bool = False  # whether torch.distributed has it
-    nccl: str = ""  # its version, "" without
+    nccl: str = ""  # NCCL's version, or RCCL's; "" without
+    platform: str = ""  # what torch computes on GPUs with, and what connects them: "CUDA 13.0, NCCL"
 
 
 class Mpi(_Facts):
@@ -140,6 +143,7 @@ class RankFacts(_Facts):
     machine: Machine = Machine()
     device: Device = Device()
     mpi: Mpi = Mpi()
+    messages: str = ""  # the way of large ones, why, and how long they took; "" without other ranks
     folder: Folder = Folder()
     data: Data = Data()
     slurm: dict[str, str] = {}  # Slurm's variables by short names, empty outside of a job
@@ -182,9 +186,14 @@ def all_facts(
     with probe_file(folder) if transport.rank == 0 else nullcontext("") as name:
         place = inspect_folder(folder, from_root(transport, name))
         transport.barrier()  # the file stays until all ranks have looked for it
-    device = try_device(facts.device, transport.peers, transport.rank, config, transport.name)
+    device = try_device(facts.device, transport.peers, transport.rank, config)
     tried = facts.model_copy(update={"mpi": library, "folder": place, "device": device})
-    return [RankFacts.model_validate_json(text) for text in gather_texts(transport, tried.model_dump_json()) or []]
+    texts = gather_texts(transport, tried.model_dump_json()) or []
+    ranks = [RankFacts.model_validate_json(text) for text in texts]
+    if transport.size > 1 and not from_root(transport, " ".join(rank.device.error for rank in ranks)).strip():
+        messages = try_messages(transport, config)
+        ranks = [rank.model_copy(update={"messages": messages}) for rank in ranks]
+    return ranks
 
 
 def _machine(environ: Mapping[str, str]) -> Machine:
@@ -247,7 +256,8 @@ def torch_facts(environ: Mapping[str, str]) -> Device:
     gloo = backends.is_available() and backends.is_gloo_available()
     nccl = backends.is_available() and backends.is_nccl_available()
     version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else ""  # type: ignore[no-untyped-call]
-    return Device(visible=visible, gpus=gpus, gloo=gloo, nccl=version)
+    platform = ", ".join(filter(None, machine.gpu_platform()))
+    return Device(visible=visible, gpus=gpus, gloo=gloo, nccl=version, platform=platform)
 
 
 def visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[machine.Gpu, ...]:
@@ -258,9 +268,7 @@ def visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[m
         return ()
 
 
-def try_device(
-    device: Device, peers: Sequence[Peer], rank: int, config: "Config | None", transport: str = "inprocess"
-) -> Device:
+def try_device(device: Device, peers: Sequence[Peer], rank: int, config: "Config | None") -> Device:
     """The device that a run would give this rank, tried.
 
     Args:
@@ -268,11 +276,10 @@ def try_device(
         peers: all ranks.
         rank: this one.
         config: the configuration, if there is one.
-        transport: the name of that to the other ranks.
     """
     if device.error:
         return device
-    from pflmpi.runtime.devices import device_of, gpu_messages, place
+    from pflmpi.runtime.devices import device_of, place
 
     runtime, training = (config.runtime, config.training) if config else (RuntimeConfig(), TrainingConfig())
     about: dict[str, Any] = {"name": "CPU"}
@@ -282,12 +289,48 @@ def try_device(
         placed = place(peers, runtime, training)
         if placed.number[rank] is not None:
             about = gpu(device_of(placed, rank))
-        about["messages"] = gpu_messages(placed, transport).text
     except PflmpiError as error:
         about = {"error": str(error)}
     except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
-        about = {"error": f"the GPU cannot be used ({first_line(error)})"}
+        about = {"error": f"the GPU cannot be used ({first_line(error)}); {machine.GPU_REMEDY}"}
     return device.model_copy(update=about)
+
+
+def try_messages(transport: Transport, config: "Config | None") -> str:
+    """The way of large messages, and how long one takes, on the slowest rank; all ranks call this.
+
+    Raises:
+        TransportError: they do not arrive; or NCCL does not start.
+    """
+    from pflmpi.runtime.devices import device_of, gpu_messages, place_ranks
+
+    runtime = config.runtime if config else RuntimeConfig()
+    placed, (rank, size) = place_ranks(transport.peers, runtime), (transport.rank, transport.size)
+    between_gpus = gpu_messages(placed, transport.name, runtime.between_gpus)
+    device = device_of(placed, rank)
+    if between_gpus.ranks:
+        transport.use_gpus(between_gpus.ranks, device)
+    part = np.zeros(_MESSAGE, np.uint8)
+    on_device: Buffer = part
+    if rank in between_gpus.ranks:
+        import torch
+
+        on_device = torch.zeros(_MESSAGE, dtype=torch.uint8, device=device)
+    to_next = {(rank + 1) % size: part}, {(rank - 1) % size: _MESSAGE}, size * _MESSAGE
+    calls = (lambda: transport.broadcast(on_device), lambda: transport.exchange(*to_next))
+    seconds = transport.maximum(np.array([_seconds(transport, call) for call in calls]))
+    way = between_gpus.text or {"mpi": "MPI", "torch": "gloo"}.get(transport.name, transport.name)
+    to_all, to_the_next = (f"{1e3 * value:.3g} ms" for value in seconds)
+    return f"{way}: 1 MiB from rank 0 to all in {to_all}, to the next rank in {to_the_next}"
+
+
+def _seconds(transport: Transport, call: Callable[[], object]) -> float:
+    """Seconds of a second call, which finds connections and buffers made."""
+    call()
+    transport.barrier()
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def gpu(chosen: "torch.device") -> dict[str, Any]:

@@ -25,6 +25,7 @@ from pflmpi.doctor.facts import (
     visible_gpus,
 )
 from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
+from pflmpi.machine import requested_gpus
 from pflmpi.terminal import table_console
 from pflmpi.text import counted, first_line, scaled_bytes, size, some, spans
 from pflmpi.transports import introduce, open_transport
@@ -62,7 +63,7 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
         raise ConfigError(settings.error)
     folder = (run or Path("runs")).absolute()
     facts = rank_facts(launch, requested, settings, environ)
-    here = Peer.here(facts.machine.cores, visible_gpus(requested, environ))
+    here = Peer.here(facts.machine.cores, visible_gpus(requested, environ), requested_gpus(environ))
 
     def unconnected(error: str) -> int:
         device = try_device(facts.device, [here], 0, requested)
@@ -250,9 +251,9 @@ _TEXTS: dict[str, Callable[[RankFacts], str]] = {
     "started by": _launcher,
     "MPI": _mpi,
     "torch.distributed": lambda facts: (
-        f"gloo: {'yes' if facts.device.gloo else 'no'}; NCCL: {facts.device.nccl or 'no'}"
+        f"gloo: {'yes' if facts.device.gloo else 'no'}; {facts.device.platform or 'NCCL'}: {facts.device.nccl or 'no'}"
     ),
-    "messages to GPUs": lambda facts: facts.device.messages or "not used",
+    "messages": lambda facts: facts.messages or "not used",
     "Slurm": lambda facts: ", ".join(f"{name} {text}" for name, text in facts.slurm.items() if text) or "no job",
     "run folder": _folder,
     "data": _data,

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,7 +45,8 @@ from pflmpi.runtime.round_schedule import RoundSchedule, advise_fewer_ranks, sch
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
-from pflmpi.store import config_file, metrics_file, pruning, run_folder
+from pflmpi.store import config_file, job_file, metrics_file, pruning, run_folder
+from pflmpi.store.job_file import End, Start
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
@@ -71,6 +73,7 @@ class RankContext:
         stop: whether it has a reason to stop.
         jobs: what starts the run again, with how often it has; see `store.run_lock`.
         take_over: take the run from a process that still writes it.
+        start: what has started it, for its jobs.txt.
     """
 
     transport: Transport
@@ -80,6 +83,7 @@ class RankContext:
     stop: Stop = field(default_factory=Stop)
     jobs: Mapping[str, int] = field(default_factory=dict)
     take_over: bool = False
+    start: Start | None = None
 
 
 def run(
@@ -200,19 +204,35 @@ def _log_assumptions(experiment: Experiment) -> None:
 def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
     """Hold the lock of a run on rank 0; yields it, and the id that the run then has, on every rank."""
     locks: list[RunLock] = []
+    cpu_seconds: float | None = None
 
     def locked() -> str:
-        locks.append(take(run, context.jobs, context.take_over))
-        return f"{locks[0].token} {id_of_run()}"
+        locks.append(lock := take(run, context.jobs, context.take_over))
+        job_file.record(run, context.jobs, context.start and replace(context.start, token=lock.token))
+        return f"{lock.token} {id_of_run()}"
 
     try:
         token, _, run_id = on_root(context.transport, locked).partition(" ")
-        locks = locks or [RunLock(run, token)]
-        context.stop.at_once = locks[0].drop
-        yield locks[0], run_id
+        lock = locks[0] if locks else RunLock(run, token)
+        context.stop.at_once = lock.drop
+        stopped = None
+        try:
+            yield lock, run_id
+        except Stopped as reason:  # on all ranks
+            stopped = reason
+        cpu_seconds = _cpu_seconds(context.transport)
+        if stopped is not None:
+            raise stopped
     finally:
         for lock in locks:
+            job_file.record(run, context.jobs, End(lock.token, time.time(), cpu_seconds))
             lock.release()
+
+
+def _cpu_seconds(transport: Transport) -> float | None:
+    """Processor time of all ranks together; None but on rank 0."""
+    parts = transport.gather(np.array([time.process_time()]).view(np.uint8), [8] * transport.size)
+    return None if parts is None else float(np.concatenate(parts).view(np.float64).sum())
 
 
 def _run_id(run: Path) -> str:

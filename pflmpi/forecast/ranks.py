@@ -77,12 +77,12 @@ def lay_out(
     placed = place_ranks(peers, runtime)
     if placed.serves_only:
         runtime = runtime.model_copy(update={"server": "dedicated"})
-    messages = gpu_messages(placed, transport)
-    if transport == "mpi" and messages.text:  # what its library can is known on its nodes
+    messages = gpu_messages(placed, transport, runtime.between_gpus)
+    if transport == "mpi" and messages.text and runtime.between_gpus == "auto":  # its library is known on its nodes
         messages = replace(messages, text=f"{_where_it_can(placed)}; `pflmpi doctor` there says which")
     return Ranks(tuple(node), placed.number, placed.slots, runtime, messages, placed.remark())
 
 
 def _where_it_can(placed: GpuPlacement) -> str:
     able = replace(placed, peers=tuple(replace(peer, device_buffers=True) for peer in placed.peers))
-    return f"{gpu_messages(able, 'mpi').text}, if the library can, else through the host"
+    return f"{gpu_messages(able, 'mpi', 'auto').text}, if the library can, else through the host"

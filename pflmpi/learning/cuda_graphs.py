@@ -9,6 +9,7 @@ fails, the log says so once and steps are launched operation by operation.
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -39,10 +40,26 @@ def _graph(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAG
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             work()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # the reason is the first error
+                _end(graph, pool)
+            raise
+        _end(graph, pool)
     current.wait_stream(stream)
     return graph
+
+
+def _end(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture; where it has failed, end the allocations for it too, which PyTorch (2.14) does not.
+
+    As long as a capture is under way, no memory is given back that several streams have used.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        with suppress(RuntimeError):  # they had ended
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        raise
 
 
 BY_DEVICE: dict[str, Capture] = {"cuda": cuda_graph}

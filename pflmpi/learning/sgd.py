@@ -88,7 +88,8 @@ def alternate(
 
     As `train`, with an optimizer for each phase.
     """
-    channels_last = task.architecture.trains_channels_last and task.device.type == "cpu" and not task.batched
+    suits = task.device.type == "cpu" or task.training.precision != "fp32"  # as a GPU's tensor cores take them
+    channels_last = task.architecture.trains_channels_last and suits and not task.batched
     params = tree.map(_copy_channels_last, params) if channels_last else tree.clone(params)
     if twice := params.keys() & fixed.keys():
         raise ValueError(f"`fixed` has {', '.join(sorted(twice))}, which the parameters have too; choose other names")

@@ -35,8 +35,9 @@ class Architecture(ABC):
         has_convolution: whether one call for many clients uses grouped convolutions.
         suits_lanes: whether PyTorch can compute many clients in one call; recurrent layers can then only be trained,
             and attention is computed client by client.
-        trains_channels_last: whether weights of four axes have the second one innermost in memory while a CPU trains
-            them, client by client: its convolutions may be faster then, and nothing may take a `view` of them.
+        trains_channels_last: whether weights of four axes have the second one innermost in memory while they are
+            trained client by client, on a CPU, or on a GPU in tf32 or bf16: convolutions may be faster then, and
+            nothing may take a `view` of them.
         linear_head: whether the scores are x W^T + b of the head's "weight" and "bias", which it consists of.
         replays_steps: whether a step of training may be recorded, and replayed with other batches.
     """

@@ -35,7 +35,7 @@ class ResidualNetwork(Architecture):
 
     has_batch_norm: ClassVar[bool] = True
     has_convolution: ClassVar[bool] = True
-    trains_channels_last: ClassVar[bool] = True  # a step takes 9 % less time in float32, 5 % in bfloat16
+    trains_channels_last: ClassVar[bool] = True  # a CPU's step takes 9 % less time in float32, 5 % in bfloat16
 
     stem: str
     stem_stride: int

@@ -20,7 +20,7 @@ from pflmpi.cluster.batch_script import KNOWN
 from pflmpi.cluster.job_log import last_error
 from pflmpi.cluster.status import run_status
 from pflmpi.cluster.submission import make_folders
-from pflmpi.commands.submit import Pending, pending_work
+from pflmpi.commands.submit import Pending, packed, pending_work
 from pflmpi.commands.submit import submit as submit_to_slurm
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path
@@ -28,7 +28,7 @@ from pflmpi.config.load import Config as Checked
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.registry import unknown
 
-_MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "requeue", "restarts", "seeds", "setup")
+_MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "pack", "requeue", "restarts", "seeds", "setup")
 _OPTIONS = {*_MORE, *(name.replace("-", "_") for name in KNOWN)}  # of `pflmpi submit`
 
 
@@ -155,7 +155,12 @@ def submit(
     number, log = submit_to_slurm(chosen, pending)
     if not table:
         return Job(number, pending.out, Path(log))
-    return [Job(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in pending.todo.items()]
+    jobs = []
+    for task, *others in packed([*pending.todo], chosen.pack or 1):
+        jobs += [
+            Job(f"{number}_{task}", pending.todo[cell], Path(log.replace("*", str(task)))) for cell in (task, *others)
+        ]
+    return jobs
 
 
 def _options(words: list[str], options: Mapping[str, object]) -> Namespace:

@@ -74,6 +74,10 @@ class RuntimeConfig(BaseModel):
     gpu_memory: Annotated[
         float, Field(gt=0, le=1, description="share of each GPU's memory for this run, where several runs share GPUs")
     ] = 1.0
+    between_gpus: Annotated[
+        Literal["auto", "host"],
+        Field(description="large messages: by NCCL or MPI from GPU to GPU where all ranks can; host: through the host"),
+    ] = "auto"
     mixed_gpus: Annotated[
         Literal["refuse", "allow"],
         Field(description="GPUs of several models, or of another one than a run began on; allow gives up equal bits"),
@@ -125,6 +129,7 @@ LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
 # A continuation may change these; the rest decides bits.
 FREE_ON_RESUME = {
     *("runtime.transport", "runtime.device", "runtime.gpus", "runtime.gpu_memory", "runtime.mixed_gpus"),
+    "runtime.between_gpus",
     *("runtime.timeout", "runtime.spare", "runtime.server", "runtime.state", "runtime.scratch", "runtime.cache"),
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
     "data.path",  # what lies there is checked by its hash

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pflmpi import global_generators, outside, tree
+from pflmpi import global_generators, limits, outside, tree
 from pflmpi.algorithms.base import Algorithm, initial_client, initial_received
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
@@ -21,7 +21,7 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
 from pflmpi.models.base import Architecture
-from pflmpi.text import shown, some, spans
+from pflmpi.text import counted, shown, some, spans
 from pflmpi.tree import Tree
 
 RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
@@ -235,11 +235,13 @@ def calling(
     clients: Sequence[int] = (),
     in_lanes: bool = False,
     reads: Mapping[str, Tensor | Tree] | None = None,
+    batch: int = 0,
 ) -> Iterator[None]:
     """Name the class, method, round and clients in any error of an algorithm.
 
     Args:
         reads: what the method is given, by the names of its arguments.
+        batch: samples of a client at once, for the error of a GPU without memory left.
 
     Raises:
         AlgorithmError: the method raised, or changed in place what it was given, or, in the first round, drew from a
@@ -256,6 +258,9 @@ def calling(
     except ChangedInPlace as changed_batch:
         raise AlgorithmError(f"{where}, or the model, changes {changed_batch}{_IN_PLACE}") from None
     except (Exception, SystemExit) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            at_once = f"{counted(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
+            raise AlgorithmError(f"{where}, {at_once}: {limits.problem(error)}") from error
         what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
         otherwise = IN_LANES if in_lanes and type(error) is RuntimeError else ""
         advice = next((advice for text, advice in _ADVICE.items() if text in str(error)), otherwise)

@@ -28,6 +28,11 @@ from pflmpi.runtime.placement import MOST_TOGETHER
 from pflmpi.text import ranks as named
 from pflmpi.transports.peers import Peer, names
 
+_SEE_ONE = (
+    "each rank sees one GPU alone, so NCCL and MPI may go through the host instead of from GPU to GPU (NVLink); "
+    "ask Slurm for --gpus-per-node=N with --gpu-bind=none, not for GPUs per task: ranks share out what all of them see"
+)
+
 
 @dataclass(frozen=True)
 class GpuPlacement:
@@ -74,11 +79,17 @@ class GpuPlacement:
         own = self.gpu[rank]
         return sum(gpu is not None and own is not None and gpu.uuid == own.uuid for gpu in self.gpu)
 
+    def _see_one_each(self) -> bool:
+        """Whether ranks of a node compute on a GPU each, and none of them sees another's."""
+        computing = [self.peers[rank] for rank in self.gpu_ranks]
+        together = Counter(peer.host for peer in computing)
+        return max(together.values(), default=1) > 1 and all(len(peer.gpus) == 1 for peer in computing)
+
     def remark(self) -> str:
         """Warning for the user; "" for none."""
         most = max(Counter(gpu.uuid for gpu in self.gpu if gpu is not None).values(), default=1)
         if most == 1:
-            return ""
+            return _SEE_ONE if self._see_one_each() else ""
         return (
             f"up to {most} ranks share a GPU, each with its part of the memory; without NVIDIA's MPS "
             "(nvidia-cuda-mps-control -d) they take turns: one rank per GPU is fastest"
@@ -92,8 +103,8 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
     share a GPU, unless `runtime.server` is "shared".
 
     Raises:
-        ConfigError: a GPU is asked for that is not there; some of the ranks that compute see a GPU, and some do not;
-            GPUs of several models.
+        ConfigError: a GPU is asked for, or was given to a rank, that is not there; some of the ranks that compute see
+            a GPU, and some do not; GPUs of several models.
     """
     usable = _usable(peers, runtime)
     if runtime.device == "cpu" or not any(usable):
@@ -104,6 +115,8 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
                 f"runtime.gpus = {runtime.gpus} with runtime.device = {runtime.device!r}, but no rank sees a GPU that "
                 "it may use; leave it null"
             )
+        if runtime.device == "auto":
+            _refuse_missing_gpus(peers)
         return GpuPlacement(tuple(peers), (None,) * len(peers), False, _cpu_slots(peers, runtime))
     computing = range(1, len(peers)) if _is_apart(peers, usable, runtime) else range(len(peers))
     if blind := [rank for rank in computing if not usable[rank]]:
@@ -121,6 +134,17 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
             "'allow': results then depend on which rank computes a client"
         )
     return placement
+
+
+def _refuse_missing_gpus(peers: Sequence[Peer]) -> None:
+    """Raise `ConfigError` if a rank was given GPUs, of which torch finds none: a job would pay for them in vain."""
+    requested = [rank for rank, peer in enumerate(peers) if peer.requested]
+    if requested:
+        raise ConfigError(
+            f"a GPU was requested ({peers[requested[0]].requested} on {names(requested, peers)}), but torch finds "
+            "none; see with nvidia-smi or rocm-smi whether the driver works, install a torch that is built for it, or "
+            "set runtime.device = 'cpu'"
+        )
 
 
 def _usable(peers: Sequence[Peer], runtime: RuntimeConfig) -> list[tuple[str, ...]]:
@@ -290,9 +314,10 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    tf32 = training.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
+    # Each for itself: where one is "none", a user's `torch.backends.fp32_precision` counts, and `allow_tf32` sets few.
+    backends: Any = torch.backends  # which does not declare them
+    for kernels in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
+        kernels.fp32_precision = "tf32" if training.precision == "tf32" else "ieee"
 
 
 def _keep_freed_memory() -> None:
@@ -339,17 +364,25 @@ class GpuMessages:
         return _COLLECTIVE + (_PEER * (on_node - 1) if parts else 0.0)
 
 
-def gpu_messages(placed: GpuPlacement, transport: str) -> GpuMessages:
-    """The way for a placement of ranks over a transport, by its name."""
+def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["auto", "host"]) -> GpuMessages:
+    """The way for a placement of ranks over a transport, by its name.
+
+    Args:
+        between_gpus: `runtime.between_gpus`.
+    """
     computing = tuple(rank for rank, gpu in enumerate(placed.gpu) if gpu is not None)
     if not computing or len(placed.peers) == 1:
         return GpuMessages((), "")
+    if between_gpus == "host":
+        library = "MPI" if transport == "mpi" else "gloo"
+        return GpuMessages((), f"{library}, through the host: runtime.between_gpus = 'host'")
     if transport == "mpi":
         return _by_mpi(placed, computing)
+    library = machine.gpu_platform()[1]
     if len(placed.gpu_ranks) > 1:
         server = "" if 0 in computing else f", and gloo between rank 0 and rank {computing[0]}, which stands for it"
-        return GpuMessages(placed.gpu_ranks, f"NCCL from GPU to GPU, on {named(computing)}{server}", nccl=True)
-    why = "only one rank has a GPU" if len(computing) == 1 else "NCCL needs a whole GPU for each rank"
+        return GpuMessages(placed.gpu_ranks, f"{library} from GPU to GPU, on {named(computing)}{server}", nccl=True)
+    why = "only one rank has a GPU" if len(computing) == 1 else f"{library} needs a whole GPU for each rank"
     return GpuMessages((), f"gloo, through the host: {why}")
 
 

@@ -23,8 +23,9 @@ from pathlib import Path
 from pflmpi import regular_file
 from pflmpi.atomic import TEMPORARY, refusing
 from pflmpi.errors import CheckpointError, RunError
-from pflmpi.machine import has_ended, start_of
+from pflmpi.machine import has_ended, start_of, system
 from pflmpi.store import job_file
+from pflmpi.store.job_file import End
 
 BEAT = 5.0  # seconds between two touches
 SILENCE = 60.0  # seconds after which an owner on another host is taken for gone
@@ -62,7 +63,7 @@ class Owner:
     def here(cls, run: Path, jobs: Mapping[str, int]) -> "Owner":
         """This process, as the owner of a run, with a new token."""
         pid, inode, token = os.getpid(), run.stat().st_ino, secrets.token_hex(8)
-        return cls(token, socket.gethostname(), pid, _system(), start_of(pid), int(time.time()), jobs, inode)
+        return cls(token, socket.gethostname(), pid, system(), start_of(pid), int(time.time()), jobs, inode)
 
     def gone(self, run: Path, jobs: Mapping[str, int] | None = None) -> str:
         """Why the process is known not to write this run any more; "" if it does, or if nothing is known.
@@ -80,7 +81,7 @@ class Owner:
 
     def near(self) -> bool:
         """Whether this system is the owner's, so that `gone` knows."""
-        return self.system != "" and self.system == _system()
+        return self.system != "" and self.system == system()
 
     def __str__(self) -> str:
         jobs = "".join(f", {job}" for job in self.jobs)
@@ -106,15 +107,6 @@ def _read(file: Path) -> Owner | None:
     except (ValueError, TypeError, AttributeError, AssertionError):
         return None
     return owner
-
-
-def _system() -> str:
-    """Boot and process namespace of this process; "" where the system does not tell."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
 
 
 class RunLock:
@@ -227,7 +219,6 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
         _take(run, me, take_over)
         lock = RunLock(run, me.token, made)
         lock.keep()
-        job_file.record_start(run, jobs)
         return lock
 
 
@@ -243,6 +234,8 @@ def _take(run: Path, me: Owner, take_over: bool) -> None:
                 if not reason:
                     raise _refusal(run, owner, _silence(lock, draft))
                 _log.warning("%s was written by %s; taken over: %s", run, owner or "an unknown process", reason)
+                if owner is not None:  # which has not said so itself
+                    job_file.record(run, owner.jobs, End(owner.token, touched(lock)))
                 return _put(lock, draft, me)
     finally:
         draft.unlink(missing_ok=True)

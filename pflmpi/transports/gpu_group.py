@@ -41,7 +41,10 @@ class GpuGroup:
         wait_for_gpu: Callable[[dist.Work | None], None],
         backend: Backend,
     ) -> None:
-        group = dist.new_group(list(ranks), timeout=_NEVER, backend=backend)
+        own = device if backend == "nccl" and rank in ranks else None
+        if own is not None:
+            torch.cuda.set_device(own)  # of this thread alone, where it is the first GPU, for every rank
+        group = dist.new_group(list(ranks), timeout=_NEVER, backend=backend, device_id=own)
         self._group = None if isinstance(group, int) else group  # a number on ranks that are not in it
         self._rank, self._first, self._is_member = rank, ranks[0], rank in ranks
         self._members = frozenset(ranks)

@@ -5,8 +5,9 @@ import os
 import socket
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pflmpi import machine
 from pflmpi.machine import Gpu, has_ended
 
 _SHOWN = 8  # ranks named in an error
@@ -22,6 +23,8 @@ class Peer:
         cores: numbers of the cores that it may use.
         gpus: that it sees and may use, in the order of its numbers for them.
         device_buffers: whether its MPI library moves memory of a GPU; None where there is none, or it does not say.
+        requested: the variable by which it was given GPUs, from `machine.requested_gpus`; "" for none.
+        system: boot and process namespace, within which the process id means something; see `machine.system`.
     """
 
     host: str
@@ -29,25 +32,28 @@ class Peer:
     cores: tuple[int, ...] = (0,)
     gpus: tuple[Gpu, ...] = ()
     device_buffers: bool | None = None
+    requested: str = ""
+    system: str = field(default_factory=machine.system)
 
     @classmethod
-    def here(cls, cores: Sequence[int], gpus: Sequence[Gpu]) -> "Peer":
+    def here(cls, cores: Sequence[int], gpus: Sequence[Gpu], requested: str) -> "Peer":
         """This process."""
-        return cls(socket.gethostname(), os.getpid(), tuple(cores), tuple(gpus))
+        return cls(socket.gethostname(), os.getpid(), tuple(cores), tuple(gpus), requested=requested)
 
     @classmethod
     def from_json(cls, text: str) -> "Peer":
         """The inverse of `to_json`."""
-        host, process, cores, gpus, device_buffers = json.loads(text)
-        return cls(host, process, tuple(cores), tuple(Gpu(*gpu) for gpu in gpus), device_buffers)
+        host, process, cores, gpus, *rest = json.loads(text)
+        return cls(host, process, tuple(cores), tuple(Gpu(*gpu) for gpu in gpus), *rest)
 
     def to_json(self) -> str:
         """This peer on its way to the other ranks."""
-        return json.dumps([self.host, self.process, self.cores, self.gpus, self.device_buffers])
+        return json.dumps([*vars(self).values()])
 
     def ended(self) -> bool:
-        """Whether the process has ended; one on another host counts as alive."""
-        return self.host == socket.gethostname() and has_ended(self.process)
+        """Whether the process has ended; one on another host, or in another namespace, counts as alive."""
+        here = self.host == socket.gethostname() and self.system == machine.system()
+        return here and has_ended(self.process)
 
 
 def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:

@@ -14,14 +14,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from pflmpi.errors import TransportError
+from pflmpi.machine import gpu_platform
 from pflmpi.transports.base import Buffer, Transport, chunks
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.gpu_group import Backend, GpuGroup, as_tensor
 from pflmpi.transports.peers import ended, names, refuse_ended
 from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.torch_store import Arrivals, check_interfaces, connect, in_rank_0
-from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait, within
+from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, reason, timed_out, wait, within
 
+_WITHOUT = "runtime.between_gpus = 'host' does without it"
 _DYING = 0.5  # seconds from the end of a connection to that of the process
 _LEEWAY = 1.0  # seconds after its own time limit in which the store says so, unless its process hangs
 
@@ -55,9 +57,17 @@ class TorchTransport(Transport):
         """Move large messages between the GPUs of these ranks; see the base class, and `GpuGroup` for the backend."""
         if backend == "nccl":
             check_interfaces("NCCL_SOCKET_IFNAME")
-        with self._call("the start of NCCL"):
+        library = gpu_platform()[1]
+        with self._call(f"the start of {library} ({_WITHOUT})"):
             make = partial(GpuGroup, self.rank, ranks, device, self._wait, self._wait_for_gpu, backend)
-            self._gpus = within(self.timeout + _LEEWAY, make)  # NCCL connects without any time limit
+            try:
+                self._gpus = within(self.timeout + _LEEWAY, make)  # NCCL connects without any time limit
+            except RuntimeError as error:
+                if ended(self.peers, _DYING):
+                    raise
+                raise TransportError(
+                    f"{library} does not start ({reason(error)}); NCCL_DEBUG=INFO says more, and {_WITHOUT}"
+                ) from error
 
     def takes_gpu_memory(self, size: int) -> bool:
         """Whether NCCL moves as many bytes; see the base class."""

@@ -48,6 +48,13 @@ JOBS = {
         array=True,
         requeue=True,
     ),
+    "pack": BatchScript(
+        {"job-name": "b", "array": tasks([0, 7], None)},
+        "/env/bin/python",
+        SWEEP,
+        array=True,
+        packs=[[0, 1, 2, 4], [7, 8]],
+    ),
 }
 JOBS = {name: replace(job, launch=Path("/env/launch")) for name, job in JOBS.items()}
 

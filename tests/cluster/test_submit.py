@@ -171,6 +171,25 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     assert done.stderr.startswith(f"pflmpi: the setup file {folder}/modules.sh ended with status 1; its last command")
 
 
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_the_interpreter_is_the_one_that_the_setup_file_activates(variable, folder):
+    fake_slurm.program("python", "", folder / "env" / "bin")
+    activated = f"export {variable}={folder}/env PATH={folder}/env/bin:$PATH"
+    (folder / "modules.sh").write_text(activated)
+    assert main(["submit", "small.yaml", "--setup", "modules.sh"]) == 0
+    fake_slurm.program("srun", 'echo "$@"; echo 0 > "$PFLMPI_EXIT_FILE"')
+    text = (folder / "script").read_text()
+
+    def started() -> str:
+        return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+
+    assert f" {folder}/env/bin/python -P -m pflmpi run " in started()
+    (folder / "modules.sh").write_text(f"set -eu; python=/other/python; {activated}")
+    assert " /other/python -P -m pflmpi run " in started(), "one that it names comes first"
+    (folder / "modules.sh").write_text(f"export PATH={folder}/env/bin:$PATH")
+    assert f" {sys.executable} -P -m pflmpi run " in started(), "a module of Python is not an environment with pflmpi"
+
+
 @pytest.mark.parametrize(
     "state, exit_code, done, expected",
     [
@@ -321,6 +340,26 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     assert "job 42: sweeps/small, 6 of 8 cells" in shown and "tail -F sweeps/small.42_*.log" in shown
     assert main([*command, "--only", "FedAvg/few", "--seeds", "1"]) == 0
     assert capfd.readouterr().out == "all 1 cells in sweeps/small are done; nothing to submit\n"
+
+
+def test_a_task_may_have_several_of_the_cells_that_are_to_be_done(folder, capfd):
+    path = table_file.write(folder)  # 8 cells
+    done = cells(load(path), [], None)[2]
+    quick_run.run(done.raw, done.run(Path("sweeps/small")))
+    command = ["submit", "--array", "small.yaml", "--pack", "3", "--jobs", "2"]
+    assert main(command) == 0 and "7 of 8 cells" in capfd.readouterr().out
+    text = (folder / "script").read_text()
+    assert "--array=0,4,7%2" in directives(text), "a task is named after its first cell"
+    *head, last = text.splitlines()
+    assert '--cell "${cells[SLURM_ARRAY_TASK_ID]}"' in last
+    chosen = "\n".join([*head, 'echo "${cells[SLURM_ARRAY_TASK_ID]}"'])
+    for task, expected in (("0", "0-1,3"), ("4", "4-6"), ("7", "7")):
+        done = subprocess.run(["bash", "-c", chosen], capture_output=True, text=True, env={"SLURM_ARRAY_TASK_ID": task})
+        assert done.stdout.strip() == expected
+    assert main(["submit", "small.yaml", "--pack", "3"]) == 2
+    assert main([*command, "--pack", "0"]) == 2
+    error = capfd.readouterr().err
+    assert "--pack is for --array TABLE" in error and "--pack 0: must be at least 1" in error
 
 
 def test_an_array_takes_the_failed_cells_alone_and_starts_those_anew_that_cannot_continue(folder, capfd):

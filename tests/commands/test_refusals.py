@@ -94,7 +94,10 @@ REFUSED = [
     (["sweep", "tables/small.yaml", "--budget", "-1"], "--budget -1: must be hours, more than 0"),
     (["sweep", "tables/small.yaml", "--budget", "nan"], "--budget nan: must be hours, more than 0"),
     (["sweep", "tables/small.yaml", "--budget", "inf"], "--budget inf: must be hours, more than 0"),
-    (["sweep", "tables/small.yaml", "--budget", "2", "--cell", "0"], "--budget 2 with --cell, which is one run; leave"),
+    (
+        ["sweep", "tables/small.yaml", "--budget", "2", "--cell", "0"],
+        "--budget 2 with --cell, a task of a job array; leave",
+    ),
     (["scale", "c.yaml", "--ranks", "2,1"], "--ranks '2,1': must be at least 1, and each more than the one before"),
     (["scale", "c.yaml", "--ranks", "0,1"], "--ranks '0,1': must be at least 1"),
     (["scale", "c.yaml", "--ranks", "1,two"], "--ranks '1,two': must be whole numbers with commas"),
@@ -146,3 +149,13 @@ def test_wrong_use_is_one_error_and_writes_nothing(words, message, folder, monke
     assert "Traceback" not in shown.err and "internal error" not in shown.err
     assert shown.err.count("\n") == 1 or shown.err.startswith("usage: pflmpi")
     assert files(folder) == before
+
+
+def test_a_run_that_was_given_a_gpu_which_torch_does_not_find_is_not_computed_on_the_cpu(folder, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert quick_run.command(["run", "c.yaml", "--out", "gpu", "-s", "runtime.device=auto"]) == 2
+    shown = capfd.readouterr().err
+    assert "a GPU was requested (CUDA_VISIBLE_DEVICES = '0' on rank 0 (host " in shown and "Traceback" not in shown
+    assert not (folder / "gpu").exists()

@@ -74,6 +74,11 @@ def test_an_error_of_a_library_that_is_out_of_memory_says_so():
     assert problem(RuntimeError("another")) is None
 
 
+@pytest.mark.parametrize("text", ["CUDA out of memory. Tried", "HIP out of memory.", "CUDA error: out of memory"])
+def test_an_error_of_a_gpu_that_is_out_of_memory_says_so(text):
+    assert (problem(RuntimeError(text)) or "").startswith("out of memory on a GPU; lower runtime.lanes")
+
+
 def test_figures_that_the_limit_of_addresses_forbids_are_one_error(tmp_path):
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     words = " ".join([*processes.PFLMPI, "report", str(tmp_path / "run"), "--out", str(tmp_path / "page")])

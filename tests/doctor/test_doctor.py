@@ -1,6 +1,7 @@
 """`pflmpi doctor` as it is used: sound set-ups pass, and each broken one is named with its remedy."""
 
 import os
+import re
 
 import pytest
 import yaml
@@ -73,6 +74,11 @@ def test_a_sound_set_up_has_no_problems_and_one_table(way, tmp_path):
     library = "not used" if way == "torchrun" else "Open MPI"
     for text in (library, "gloo: yes", f"{tmp_path}: written", "digits", "mpi4py"):
         assert text in " ".join(printed.split()), text
+    tried = re.search(r"│ messages +│ (.*?) +│ all", printed)
+    times = r": 1 MiB from rank 0 to all in \S+ ms, to the next rank in \S+ ms"
+    assert tried and re.fullmatch(
+        {"alone": "not used", "mpi": f"MPI{times}", "torchrun": f"gloo{times}"}[way], tried[1]
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]  # nothing is left of what was tried
 
 
@@ -103,6 +109,15 @@ def test_no_mpi_is_named_by_every_rank(tmp_path):
     assert printed.count("┃ rank ┃") == 1
     for line in found:
         assert "MPI cannot be used (there is no MPI); load the cluster's MPI module" in line
+
+
+def test_gpus_that_were_requested_and_are_not_there_are_named(here, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_GPUS", "2")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, printed = here()
+    assert code == 1 and len(problems(printed)) == 1, printed
+    assert "a GPU was requested (SLURM_STEP_GPUS = '2' on rank 0 " in problems(printed)[0]
+    assert problems(printed)[0].endswith("or set runtime.device = 'cpu'")
 
 
 def test_two_ranks_on_one_gpu_are_named(tmp_path):

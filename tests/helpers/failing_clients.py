@@ -14,6 +14,12 @@ from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, leaf
 
 NAME = "failing"
+FAULTS = {"ValueError": ValueError, "MemoryError": MemoryError, "OutOfMemoryError": torch.OutOfMemoryError}
+TEXTS = {
+    "OutOfMemoryError": "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB of "
+    "which 1.2 GiB is free. Including non-PyTorch memory, this process has 78 GiB memory in use. If reserved but "
+    "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,7 @@ class Failing(FedAvg):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         fails = self.round in (0, data.round)
         if fails and len(data.passes["train"]) == self.steps:
-            raise {"ValueError": ValueError, "MemoryError": MemoryError}[self.fault]("its data is odd")
+            raise FAULTS[self.fault](TEXTS.get(self.fault, "its data is odd"))
         _, up = super().client_update(task, {}, down, data)
         number = leaf(client, "client")
         nothing = torch.tensor(float("nan"))

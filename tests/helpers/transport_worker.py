@@ -179,7 +179,7 @@ if __name__ == "__main__":
     except TransportError as error:
         say(f"rank {launch.rank}: {error}")
         os._exit(3)
-    introduce(transport, Peer.here([0], []))
+    introduce(transport, Peer.here([0], [], ""))
     if what == "check":
         check(transport)
     elif what == "nccl":

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -212,6 +213,21 @@ def test_an_array_runs_the_cells_that_are_not_done(folder):
     last, shown = submit(folder, *words, "-s", "data.root=null")
     assert "1 of 6 cells" in shown
     assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "COMPLETED"
+
+
+def test_a_task_with_several_cells_goes_on_after_one_that_fails(folder):
+    failing = {"row": "b", "set": {"data": {"name": "mnist", "root": "nowhere"}}}
+    rows = {name: {"algorithm": {"name": "local"}} for name in "abc"}
+    path = table_file.write(folder, seeds=[0], columns={"few": {}}, rows=rows, exceptions=[failing])
+    job, _ = submit(folder, "--array", "small.yaml", "--out", "cells", "--ntasks=1", "--pack=2")
+    ends = [testbed.wait_until(f"{job}_{task}", timeout=PATIENCE) for task in (0, 2)]
+    assert ends == ["FAILED", "COMPLETED"] and testbed.fields(f"{job}_0")["ExitCode"] == "1:0"
+    for cell in cells(load(path), [], None):
+        expected = None if cell.row == "b" else quick_run.run(cell.raw, folder / cell.row)
+        assert (quick_run.digest(cell.run(folder / "cells")) if expected else None) == expected
+    shown = processes.call([*processes.PFLMPI, "status", "cells"], PATIENCE, cwd=folder).stdout
+    assert f"job {job}, an array: 1 FAILED, 1 COMPLETED" in shown
+    assert "b/few/seed0  not begun; ended with: dataset 'mnist' was not found" in shown
 
 
 # --- submit -------------------------------------------------------------------------------------------------------
@@ -428,6 +444,26 @@ def test_a_lost_node_loses_nothing(first, how, folder):
         release(job)
         completed(job, folder / f"run.{job}.log")
     assert quick_run.digest(folder / "run") == plain(folder)
+
+
+def test_the_way_of_a_user_from_python_over_a_dead_node_to_the_report(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    write(folder, MANY)
+    job = pflmpi.submit("small.yaml", out="run", nodes=2, ntasks_per_node=1, time="20", requeue=True, restarts=3)
+    reach(job.folder, 2)
+    with lost(place(job.id, first=True), "killed"):
+        requeued(job.id, 1)
+        shorten(folder)
+        release(job.id)
+        assert job.result().round().digest() == plain(folder)
+        shown = processes.call([*processes.PFLMPI, "status", "run"], PATIENCE).stdout
+    first, second = re.findall(r"torch \S+, (\S+); 2 ranks on (.*); Slurm job (.*)", job.stdout())
+    assert (first[0], first[2]) == (sys.executable, f"{job.id}, restart 0") and second[2] == f"{job.id}, restart 1"
+    usage = job_file.usage(job.folder)
+    assert usage is not None and (usage.starts, usage.endless, usage.restarts) == (2, 0, {job.id: 1})
+    assert f"used in 2 starts: {usage}" in shown and f"used: {usage}" in job.stdout()
+    done = processes.call([*processes.PFLMPI, "report", "run", "--out", "page"], PATIENCE)
+    assert done.returncode == 0 and f"used {usage}" in (folder / "page" / "report.html").read_text()
 
 
 def test_a_job_that_is_not_requeued_ends_with_its_node_and_status_says_how_to_go_on(folder):

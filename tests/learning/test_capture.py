@@ -191,6 +191,8 @@ class Gpu:
 
     def __init__(self) -> None:
         self.uses: dict[int, int] = {}
+        self.allocating: set[int] = set()  # pools; meanwhile nothing is given back that several streams used
+        self.failed = False
         self.streams = self.captures = 0
 
     def stream(self) -> "Stream":
@@ -215,11 +217,16 @@ class Graph:
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         assert capture_error_mode == "thread_local"
         self._gpu.uses[pool] = self._gpu.uses.get(pool, 0) + 1
+        self._gpu.allocating.add(pool)
         self._pool = pool
         self._gpu.captures += 1
 
     def capture_end(self) -> None:
-        pass
+        """As in PyTorch, which looks first whether the capture has failed."""
+        if self._gpu.failed:
+            self._gpu.failed = False
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self._gpu.allocating.remove(self._pool)
 
     def replay(self) -> None:
         pass
@@ -238,6 +245,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    end = lambda device, pool: found.allocating.remove(pool)  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
     cuda_graphs._shared.cache_clear()
     yield found
@@ -256,3 +266,19 @@ def test_a_step_can_be_captured_after_the_only_graph_has_gone(gpu):
 def test_graphs_are_captured_on_one_stream(gpu):
     kept = [cuda_graphs.cuda_graph(lambda: None) for _ in range(3)]
     assert gpu.streams == 1 and gpu.uses == {7: 1 + len(kept)}
+
+
+@pytest.mark.parametrize("where", ["in the work", "at the end"])
+def test_a_failed_capture_is_no_longer_allocated_for_and_its_reason_is_kept(where, gpu):
+    """Else memory grows from then on: 40 uploads held 64 MiB before such a capture, and 2,496 MiB after it."""
+
+    def work():
+        gpu.failed = True
+        if where == "in the work":
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted" if where == "in the work" else "previous error"):
+        cuda_graphs.cuda_graph(work)
+    assert gpu.allocating == set()
+    cuda_graphs.cuda_graph(lambda: None)()
+    assert gpu.allocating == set()

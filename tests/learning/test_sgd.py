@@ -12,6 +12,7 @@ from pflmpi.learning.client import Batch, class_means, model_loss, squared_dista
 from pflmpi.learning.sgd import Phase, train
 from pflmpi.learning.training import Pass, TrainingConfig, batch_order, samples_of
 from pflmpi.models import MODELS
+from stub_device import DEVICE, stub_device
 
 
 def test_a_turn_sees_what_the_turn_before_has_changed():
@@ -62,6 +63,24 @@ def test_resnet18_trains_with_channels_last_and_returns_contiguous_weights(name,
     expected = dict(tree.leaves(sgd.train(task, model, [one], plain, 0.02)))
     for path, leaf in tree.leaves(trained):
         torch.testing.assert_close(leaf, expected[path], rtol=0, atol=1e-5)  # sums in another order
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", False), ("tf32", True)])
+def test_a_gpu_trains_with_channels_last_in_the_precisions_that_gain_by_it(precision, expected):
+    architecture = MODELS["resnet18"]().bind((3, 32, 32), 3)
+    task = small_task.task(precision=precision).replace(architecture=architecture, device=DEVICE)
+    seen = []
+
+    def loss(params, batch):
+        seen.append(tree.at(params, "body/layer1/0/conv1/weight").is_contiguous(memory_format=torch.channels_last))
+        return model_loss(task)(params, batch)
+
+    with stub_device():
+        one = Batch(torch.rand(6, 3, 32, 32).to(DEVICE), (torch.arange(6) % 3).to(DEVICE))
+        model = tree.map(lambda leaf: leaf.to(DEVICE), task.init())
+        trained = sgd.train(task, model, [one], loss, 0.02)
+        assert all(leaf.is_contiguous() for _, leaf in tree.leaves(trained))
+    assert seen == [expected]
 
 
 def test_gradient_is_that_of_the_parts_asked_for_and_changes_nothing():

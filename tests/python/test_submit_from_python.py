@@ -76,6 +76,10 @@ def test_the_cells_of_a_table_are_a_list_of_jobs(folder):
     assert "--array=0-1%1" in (folder / "words").read_text()
     fake_slurm.queue(folder / "bin", fake_slurm.line("42_0", JobID=43), fake_slurm.line("42_[1%1]", State="PENDING"))
     assert [job.state for job in jobs] == ["RUNNING", "PENDING"]
+    jobs = pflmpi.submit("small.yaml", out="packed", seeds=1, pack=3)
+    assert [job.id for job in jobs] == ["42_0", "42_0", "42_0", "42_3"] and jobs[2].log == Path("packed.42_0.log")
+    assert [job.folder for job in jobs[2:]] == [Path("packed/Local/few/seed0"), Path("packed/Local/many_M/seed0")]
+    assert "cells=([0]=0-2 [3]=3)" in (folder / "script").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A client that diverges or raises is named; with `client_errors: skip` it is absent from that round, on any ranks."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,18 @@ def test_a_fault_of_the_machine_is_no_clients(runtime, tmp_path, monkeypatch):
     raw = settings(monkeypatch, runtime, round=0, steps=steps, fault="MemoryError")
     with pytest.raises(PflmpiError, match="MemoryError"):
         quick_run.run(raw, tmp_path / "run")
+
+
+@pytest.mark.parametrize("runtime", EXECUTORS, ids=["loop", "lanes"])
+def test_a_gpu_without_memory_left_is_one_line_with_what_is_computed_at_once(runtime, tmp_path, monkeypatch):
+    _, steps = most_steps(settings(monkeypatch, runtime))
+    raw = settings(monkeypatch, runtime, round=0, steps=steps, fault="OutOfMemoryError")
+    with pytest.raises(PflmpiError) as caught:
+        quick_run.run(raw, tmp_path / "run")
+    text = str(caught.value)
+    assert re.search(r"\), \d clients? at once, in batches of 4: out of memory on a GPU \(Tried", text)
+    assert "2.00 GiB. GPU 0 has a total capacity of 79.1 GiB of which 1.2 GiB is free)" in text
+    assert "lower runtime.lanes" in text and "pflmpi plan" in text and "ALLOC_CONF" not in text and "\n" not in text
 
 
 @pytest.mark.parametrize(

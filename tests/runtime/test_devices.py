@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import torch
 
+import processes
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import Gpu
 from pflmpi.runtime import devices
@@ -55,7 +57,7 @@ def test_a_restart_is_counted():
 
 
 def test_a_peer_that_has_ended_is_seen_before_it_is_reaped():
-    here = Peer.here((0,), ())
+    here = Peer.here((0,), (), "")
     assert not here.ended()
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     peer = replace(here, process=child.pid)
@@ -67,6 +69,20 @@ def test_a_peer_that_has_ended_is_seen_before_it_is_reaped():
     child.communicate()
     assert peer.ended(), "gone"
     assert not replace(peer, host="elsewhere").ended()
+
+
+def test_a_rank_in_another_namespace_of_processes_is_not_taken_for_ended():
+    """As in a container for each GPU: one host name, and the number of a process means another one, or none, here."""
+    code = "from pflmpi.transports.peers import Peer; print(Peer.here((0,), (), '').to_json())"
+    command = [*["unshare", "--pid", "--fork", "--mount-proc"], sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=processes.PATIENCE)
+    if "unshare failed" in done.stderr:
+        pytest.skip("needs root to make a namespace")
+    there, here = Peer.from_json(done.stdout), Peer.here((0,), (), "")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert there.host == here.host
+    assert not replace(there, process=gone.pid).ended() and replace(here, process=gone.pid).ended()
 
 
 def test_many_names_are_cut():
@@ -100,7 +116,7 @@ from pflmpi.transports.peers import Peer
 seen = os.environ["CUDA_VISIBLE_DEVICES"]
 first = int(os.environ["SLURM_STEP_GPUS"].split(",")[0])  # numbers of the node; CUDA_VISIBLE_DEVICES counts from 0
 transport = open_transport("auto", detect(os.environ), 60)
-introduce(transport, Peer.here((0,), [Gpu(f"GPU-{first + i}", "A100", 1) for i in map(int, seen.split(","))]))
+introduce(transport, Peer.here((0,), [Gpu(f"GPU-{first + i}", "A100", 1) for i in map(int, seen.split(","))], ""))
 print(seen, place_ranks(transport.peers, RuntimeConfig()).number[transport.rank], flush=True)
 transport.close()
 """
@@ -108,6 +124,28 @@ transport.close()
     done = subprocess.run(start, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert {tuple(line.split()) for line in done.stdout.splitlines()} == expected
+
+
+@pytest.fixture
+def precisions(monkeypatch):
+    """The settings of single precision, as they were before the test."""
+    backends = torch.backends
+    for place in (backends, backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
+        monkeypatch.setattr(place, "fp32_precision", place.fp32_precision)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    yield backends
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("place", ["", "cudnn.conv", "cudnn.rnn", "cuda.matmul"])
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")])
+def test_single_precision_is_what_is_configured_whatever_a_users_code_has_set(precision, expected, place, precisions):
+    set_by_user = attrgetter(place)(precisions) if place else precisions
+    set_by_user.fp32_precision = "ieee" if expected == "tf32" else "tf32"
+    devices.fix_kernels(torch.device("cuda", 0), RuntimeConfig(), TrainingConfig(precision=precision))
+    found = (precisions.cudnn.conv, precisions.cudnn.rnn, precisions.cuda.matmul)
+    assert [one.fp32_precision for one in found] == [expected] * 3
 
 
 def test_a_process_that_is_no_rank_takes_the_first_gpu_by_its_number(monkeypatch):

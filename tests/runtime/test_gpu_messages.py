@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -11,7 +12,8 @@ from test_gpu_placement import SITUATIONS
 
 import stub_run
 from every_algorithm import every_algorithm
-from pflmpi import tree
+from pflmpi import machine, tree
+from pflmpi.doctor.facts import torch_facts
 from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import broadcast_tree
 from pflmpi.messages.packing import pack
@@ -22,14 +24,29 @@ from pflmpi.transports.inprocess import InProcessTransport
 from stub_device import DEVICE, StubTensor, stub_device
 
 
-def way(name: str, transport: str, answers: Sequence[bool | None] = (None,)) -> GpuMessages:
+def way(name: str, transport: str, answers: Sequence[bool | None] = (None,), between: Any = "auto") -> GpuMessages:
     """The way in a situation; the last of the libraries' answers is that of all other ranks."""
     situation = SITUATIONS[name]
     peers = [
         replace(peer, device_buffers=answers[min(rank, len(answers) - 1)])
         for rank, peer in enumerate(situation.peers())
     ]
-    return gpu_messages(place_ranks(peers, RuntimeConfig(**situation.runtime)), transport)
+    return gpu_messages(place_ranks(peers, RuntimeConfig(**situation.runtime)), transport, between)
+
+
+def test_amds_library_goes_by_its_name(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    assert way("one node, a rank for each GPU", "torch").text == "RCCL from GPU to GPU, on ranks 0-3"
+    assert machine.gpu_platform() == ("HIP 6.4.43482", "RCCL")
+    assert torch_facts({}).platform == "HIP 6.4.43482, RCCL"
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("transport", ["torch", "mpi"])
+def test_a_user_may_send_everything_through_the_host(transport, name):
+    found = way(name, transport, [True], "host")
+    assert found.ranks == () and not found.nccl
+    assert not found.text or found.text.endswith("through the host: runtime.between_gpus = 'host'")
 
 
 @pytest.mark.parametrize("name", SITUATIONS)

@@ -1,7 +1,7 @@
 """Which GPU each rank gets, in the situations that launchers, Slurm, containers and users make."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -178,6 +178,22 @@ def test_what_cannot_be_placed_is_refused(ranks, runtime, models, words):
         place_ranks(Situation(ranks, [], models=models).peers(), RuntimeConfig(**runtime))
 
 
+@pytest.mark.parametrize("device", ["auto", "cuda", "cpu"])
+def test_a_gpu_that_was_requested_and_is_not_there_is_refused_unless_the_run_is_for_cpus(device):
+    peers = [Peer("a", 0), replace(Peer("b", 1), requested="SLURM_STEP_GPUS = '0'"), Peer("b", 2)]
+    if device == "cpu":
+        assert place_ranks(peers, RuntimeConfig(device="cpu")).kind == "cpu"
+        return
+    words = r"a GPU was requested \(SLURM_STEP_GPUS = '0' on rank 1 \(host b, process 1\)\), .*runtime\.device = 'cpu'"
+    with pytest.raises(ConfigError, match=words if device == "auto" else "no rank sees a CUDA device"):
+        place_ranks(peers, RuntimeConfig(device=device))
+
+
+def test_a_server_that_sees_none_of_the_requested_gpus_only_serves():
+    peers = Situation(["a:", "a: a0", "a: a1"], []).peers()
+    assert place_ranks([replace(peers[0], requested="x"), *peers[1:]], RuntimeConfig()).serves_only
+
+
 def test_a_server_with_another_model_that_computes_nothing_is_no_mix():
     peers = Situation([*node("a", 1, 2), *node("b", 1, 1)], [], models={"b": A100}).peers()
     other = [Peer(peers[0].host, 0, (0,), ()), *peers[1:]]
@@ -188,6 +204,23 @@ def test_a_shared_gpu_is_remarked_on_once():
     crowded = place_ranks(Situation(node("a", 2, 6), []).peers(), RuntimeConfig())
     assert re.match(r"up to 3 ranks share a GPU.*MPS", crowded.remark())
     assert place_ranks(Situation(node("a", 2, 2), []).peers(), RuntimeConfig()).remark() == ""
+
+
+ONE_EACH = {
+    "--gpus-per-task=1: each sees its own alone",
+    "--gpu-bind=map_gpu:3,2,1,0",
+    "a wrapper that sets CUDA_VISIBLE_DEVICES to the local rank",
+    "the server under --gpus-per-task sees one of its own",
+    "the server was given none",
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_ranks_of_a_node_that_see_one_gpu_each_are_remarked_on(name):
+    """Shut in with one GPU, NCCL and MPI cannot copy from it to another one."""
+    situation = SITUATIONS[name]
+    remark = place_ranks(situation.peers(), RuntimeConfig(**situation.runtime)).remark()
+    assert ("--gpus-per-node=N with --gpu-bind=none" in remark) == (name in ONE_EACH), remark
 
 
 def test_a_thousand_ranks_are_placed_quickly_enough_to_count():
@@ -205,5 +238,5 @@ def test_slots_count_the_cores_of_a_node_that_its_ranks_see_together():
 
 
 def test_what_a_rank_sees_survives_its_way_to_the_others():
-    peer = Peer("node-17.cluster:8080", 4711, tuple(range(128)), (gpu("a0"), gpu("a0/1", H100)))
+    peer = Peer("node-17.cluster:8080", 4711, tuple(range(128)), (gpu("a0"), gpu("a0/1", H100)), requested="x = '0'")
     assert Peer.from_json(peer.to_json()) == peer

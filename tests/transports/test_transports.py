@@ -17,7 +17,8 @@ import torch
 import processes
 import transport_checks
 from pflmpi.errors import TransportError
-from pflmpi.transports import torchdist
+from pflmpi.transports import gpu_group, torchdist
+from pflmpi.transports.detect import Launch
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer, names, refuse_ended
 from pflmpi.transports.torchdist import TorchTransport
@@ -265,6 +266,42 @@ def test_the_start_of_nccl_has_a_time_limit(monkeypatch):
     transport = mock.MagicMock(spec=TorchTransport, rank=0, timeout=0.01, _wait=None, _wait_for_gpu=None)
     with pytest.raises(TimeIsUp):
         TorchTransport.use_gpus(transport, [0, 1], torch.device("cpu"))
+
+
+def test_the_whole_reason_why_nccl_does_not_start_is_shown_and_how_to_do_without(monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("NCCL error in: /NCCLUtils.cpp:93, unhandled cuda error\nLast error:\nCuda failure 'x'")
+
+    monkeypatch.setattr(torchdist, "GpuGroup", fails)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    transport = TorchTransport(Launch("torchrun", 0, 1, f"127.0.0.1:{port}"), 30)
+    with pytest.raises(TransportError) as caught:
+        transport.use_gpus([0], torch.device("cpu"))
+    transport.close()
+    assert str(caught.value).startswith(
+        "NCCL does not start (NCCL error in: /NCCLUtils.cpp:93, unhandled cuda error Last error: Cuda failure 'x')"
+    )
+    assert "runtime.between_gpus = 'host'" in str(caught.value)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nccl_starts_on_the_gpu_of_its_rank_in_whatever_thread(rank, monkeypatch):
+    """The current GPU is one of a thread, and the first in a new one."""
+    calls: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append((threading.get_ident(), device)))
+    monkeypatch.setattr(
+        torch.distributed,
+        "new_group",
+        lambda ranks, device_id, **more: calls.append((threading.get_ident(), device_id)),
+    )
+    monkeypatch.setattr(gpu_group.GpuGroup, "_on_device", lambda *arguments: None)
+    device = torch.device("cuda", 3) if rank else torch.device("cpu")
+    transport = mock.MagicMock(spec=TorchTransport, rank=rank, timeout=60.0, _wait=None, _wait_for_gpu=None)
+    TorchTransport.use_gpus(transport, [1, 2], device)
+    threads, devices = zip(*calls, strict=True)
+    assert devices == ((device, device) if rank else (None,))
+    assert len(set(threads)) == 1 and threads[0] != threading.get_ident()
 
 
 def test_a_wait_for_a_gpu_ends_when_a_rank_of_this_host_has_ended():

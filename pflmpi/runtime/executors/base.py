@@ -178,6 +178,11 @@ class Executor(ABC):
         return torch.from_numpy(self.federation.class_counts[clients].astype(np.float32))
 
     @property
+    def batch(self) -> int:
+        """Samples of a training step of a client."""
+        return self.tasks[0].training.batch_size
+
+    @property
     def device(self) -> torch.device:
         """Device that computes clients."""
         return self.pool.images.device
@@ -251,7 +256,7 @@ class Loop(Executor):
             state, received = _row(tree.part(uploaded, "state"), i), as_messages(_row(tree.part(uploaded, "down"), i))
             data = self._data(int(client), round, passes, _row(states, i))
             reads = method_inputs(state, received, data.class_counts)
-            with calling(self.algorithm, method.__name__, round, [client], reads=reads):
+            with calling(self.algorithm, method.__name__, round, [client], reads=reads, batch=self.batch):
                 results.append(update(task, state, received, data))
         return download_update(_stacked(results), self.kept_on_device(task), self.device)
 
@@ -261,7 +266,8 @@ class Loop(Executor):
         uploaded = upload(states, self.device)
         for i, client in enumerate(clients):
             state, data = _row(uploaded, i), self._data(int(client), 0, {}, {})
-            with calling(self.algorithm, "introduce", 0, [client], reads=method_inputs(state, {}, data.class_counts)):
+            reads = method_inputs(state, {}, data.class_counts)
+            with calling(self.algorithm, "introduce", 0, [client], reads=reads, batch=self.batch):
                 ups.append({**self.algorithm.introduce(task, state, data)})
         return as_messages(tree.to_host(_stacked(ups)))
 
@@ -277,7 +283,7 @@ class Loop(Executor):
 
     def _adapted(self, task: Task, client: int, state: Tree, received: Messages, data: ClientData) -> Tree:
         reads = method_inputs(state, received, data.class_counts)
-        with calling(self.algorithm, "adapt", data.round, [client], reads=reads):
+        with calling(self.algorithm, "adapt", data.round, [client], reads=reads, batch=self.batch):
             return self.algorithm.adapt(task, state, received, data)
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
@@ -291,7 +297,8 @@ class Loop(Executor):
                 state = self._adapted(task, int(client), state, received, data)
             sizes = list(map(len, tests[str(client)]))
             batches = ClientBatches(task, self.pool, tree.leaf(tree.part(uploaded, "tests"), str(client)), sizes)
-            with calling(self.algorithm, "predict", round, [client], reads={"client": state, "down": {**received}}):
+            reads = {"client": state, "down": {**received}}
+            with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch):
                 scores += predictions(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)
         return lambda: counts(self.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()]))

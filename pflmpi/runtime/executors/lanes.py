@@ -64,7 +64,8 @@ class Lanes(Executor):
             return {"scores": scores}
 
         scores = []
-        with torch.no_grad(), calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True):
+        predicting = calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True, batch=self.eval_batch)
+        with torch.no_grad(), predicting:
             for step in range(tests.shape[1]):
                 lanes: Tree = {"state": state, "down": {**received}, "images": tests[:, step]}
                 scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
@@ -113,7 +114,8 @@ class Lanes(Executor):
 
         down = as_messages(tree.part(tree.part(lanes, "received"), "0")) if received else {}
         reads = method_inputs(tree.part(lanes, "state"), down, tree.leaf(lanes, "counts"))
-        with calling(self.algorithm, method.__name__, round, clients.tolist(), in_lanes=True, reads=reads):
+        name, batch = method.__name__, self.batch
+        with calling(self.algorithm, name, round, clients.tolist(), in_lanes=True, reads=reads, batch=batch):
             return _in_lanes(call, lanes)
 
     def _batches(self, task: Task, of_lanes: LanePass, places: Tree, length: Pass | None) -> LaneBatches:
