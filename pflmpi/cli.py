@@ -20,7 +20,7 @@ from pflmpi.text import first_line, printable
 # Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
 # does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
 _GROUPS = {
-    "run": ("examples", "list", "data", "run", "resume", "fork", "prune", "sweep"),
+    "run": ("examples", "list", "data", "run", "resume", "fork", "contribution", "prune", "sweep"),
     "look": ("inspect", "compare", "bisect", "report", "table", "export", "evaluate", "probe"),
     "cluster": ("plan", "doctor", "submit", "status", "cancel", "scale"),
 }
@@ -81,7 +81,7 @@ def _epilog(summaries: Mapping[str, str]) -> str:
     for group, names in _GROUPS.items():
         lines.append(f"{group}:")
         for name in filter(summaries.__contains__, names):
-            lines += textwrap.wrap(summaries[name], width, initial_indent=f"  {name:<10}", subsequent_indent=12 * " ")
+            lines += textwrap.wrap(summaries[name], width, initial_indent=f"  {name:<13}", subsequent_indent=15 * " ")
     return "\n".join([*lines, "", *textwrap.wrap(_EXIT_CODES, width)])
 
 
