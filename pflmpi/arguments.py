@@ -1,6 +1,7 @@
 """Arguments that several commands take."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,14 @@ def clients(text: str) -> list[int]:
     if not all(word.isdecimal() for word in text.split(",")):
         raise argparse.ArgumentTypeError(f"ids of clients such as 7,9 are expected, and {text!r} found")
     return [int(word) for word in text.split(",")]
+
+
+def shell_words(option: str, text: str) -> list[str]:
+    """The words of an option's value, as a shell reads them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} cannot be read as words: {error}; close the quotes") from error
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:

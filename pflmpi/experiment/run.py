@@ -18,6 +18,7 @@ import torch
 import pflmpi
 from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin
+from pflmpi.atomic import refusing
 from pflmpi.config import yaml_file
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key
@@ -50,7 +51,7 @@ from pflmpi.store.job_file import End, Start
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
-from pflmpi.text import for_shell
+from pflmpi.text import for_shell, some
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
 from pflmpi.transports.text import gather_texts
@@ -190,7 +191,7 @@ def _log_assumptions(experiment: Experiment) -> None:
     config, dataset = experiment.config, experiment.federation.dataset
     first, like = experiment.tasks[0].first, experiment.tasks[0].like()
     if isinstance(first, RunWeights) and (drawn := first.drawn(like)):
-        _log.warning("%s: its server keeps no %s; the server's is drawn", first.name, " and ".join(drawn))
+        _log.warning("%s: its server keeps no %s; the server's is drawn", first.name, some(drawn))
     chosen = config.data.split == "auto" and config.partition.path is None
     if chosen and resolved_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())
@@ -204,11 +205,13 @@ def _log_assumptions(experiment: Experiment) -> None:
 def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
     """Hold the lock of a run on rank 0; yields it, and the id that the run then has, on every rank."""
     locks: list[RunLock] = []
+    before = time.process_time()
     cpu_seconds: float | None = None
 
     def locked() -> str:
         locks.append(lock := take(run, context.jobs, context.take_over))
-        job_file.record(run, context.jobs, context.start and replace(context.start, token=lock.token))
+        with refusing(f"the run folder {run}", "choose another folder"):
+            job_file.record(run, context.jobs, context.start and replace(context.start, token=lock.token))
         return f"{lock.token} {id_of_run()}"
 
     try:
@@ -220,18 +223,19 @@ def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> It
             yield lock, run_id
         except Stopped as reason:  # on all ranks
             stopped = reason
-        cpu_seconds = _cpu_seconds(context.transport)
+        cpu_seconds = _sum_of_ranks(context.transport, time.process_time() - before)
         if stopped is not None:
             raise stopped
     finally:
         for lock in locks:
-            job_file.record(run, context.jobs, End(lock.token, time.time(), cpu_seconds))
+            with contextlib.suppress(OSError):  # of a full disk or a folder that is gone, which the run has shown
+                job_file.record(run, context.jobs, End(lock.token, time.time(), cpu_seconds))
             lock.release()
 
 
-def _cpu_seconds(transport: Transport) -> float | None:
-    """Processor time of all ranks together; None but on rank 0."""
-    parts = transport.gather(np.array([time.process_time()]).view(np.uint8), [8] * transport.size)
+def _sum_of_ranks(transport: Transport, value: float) -> float | None:
+    """The sum of a number of each rank; None but on rank 0."""
+    parts = transport.gather(np.array([value]).view(np.uint8), [8] * transport.size)
     return None if parts is None else float(np.concatenate(parts).view(np.float64).sum())
 
 
@@ -377,6 +381,7 @@ def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
         "the version": f"{pflmpi.__version__} {torch.__version__}",
         "the configuration": _hash(yaml_file.dump(config.resolved()).encode()),
         "the code from outside the package": _hash(repr(dict(experiment.code)).encode()),
+        "the frozen weights": experiment.frozen_digest,
         "the data": experiment.division.everyone.dataset.digest,
         "the partition": experiment.division.digest,
         "the placement of clients": _hash(repr(placement.computing_ranks).encode() + homes + groups),

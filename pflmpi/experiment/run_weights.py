@@ -13,12 +13,14 @@ from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.learning import personal
 from pflmpi.learning.personal import MODEL_PARTS, ModelExpression, NotAModel
+from pflmpi.learning.task import SERVER, Task
 from pflmpi.models.base import run_reference
 from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.store import run_folder, verify
 from pflmpi.store.digest import CLIENTS_AT_ONCE
 from pflmpi.store.layout import Layout
+from pflmpi.text import some
 from pflmpi.tree import Tree
 
 _OF_SERVER = ("model", "shared")  # where algorithms keep a model; others keep its parts as they are
@@ -73,9 +75,21 @@ class RunWeights:
                 raise ConfigError(f"{self.name} is not of this model: {path} is {list(leaf.shape)}, {here}")
         return tree.clone(model)
 
-    def drawn(self, like: Tree) -> list[str]:
-        """The parts of a model that the run's server does not keep."""
-        return [part for part in like if part not in self.server]
+    def check(self, task: Task, client: int) -> None:
+        """Raise `ConfigError` unless the models of the server and of a client suit a task; see `model`."""
+        if task.frozen.paths:
+            raise ConfigError(
+                f"{self.name} cannot go with parameters that are not trained, such as {task.frozen.paths[0]}; leave "
+                "model.trainable out, or give model.weights a file"
+            )
+        self.model(SERVER, task.like())
+        if missing := self.drawn(task.like(), client) if self.own else []:
+            raise ConfigError(f"{self.name}: its clients keep no {some(missing)}; give a run of the whole model")
+
+    def drawn(self, like: Tree, client: int = SERVER) -> list[str]:
+        """Paths of the arrays that the model of a client, or the server's, lacks."""
+        paths = dict(tree.leaves(self.model(client, like)))
+        return [path for path, _ in tree.leaves(like) if path not in paths]
 
     def _own(self, client: int) -> Tree:
         block = _read_block(self, client // CLIENTS_AT_ONCE)

@@ -64,6 +64,11 @@ class Architecture(ABC):
         has further modules in it owns what these do not; `parameters_of` says which parameters each owns.
         """
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Paths of the parameters that are not trained where `model.trainable` says nothing."""
+        return ()
+
     @abstractmethod
     def init(self, rng: np.random.Generator) -> Tree:
         """Initial weights on the host, from PyTorch's default distributions; all draws come from `rng`."""
@@ -121,6 +126,7 @@ class Model(ABC):
         name: in the configuration.
         summary: one line for `pflmpi list`.
         weights: run and round whose models the clients begin with; None for those that are drawn.
+        trainable, personal: which parameters are trained, and which stay with a client.
     """
 
     __pydantic_config__: ClassVar[Any] = ConfigDict(extra="forbid")
@@ -130,6 +136,14 @@ class Model(ABC):
 
     weights: Annotated[
         str | None, Field(pattern=_REFERENCE, description="RUN@ROUND: begin with the models of a run after that round")
+    ] = None
+    trainable: Annotated[
+        list[str] | None,
+        Field(description="patterns of the parameters that are trained, such as head.*; null: as the module says"),
+    ] = None
+    personal: Annotated[
+        list[str] | None,
+        Field(description="patterns of the trained parameters that stay with a client; null: as the algorithm says"),
     ] = None
 
     @classmethod

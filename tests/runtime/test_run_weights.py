@@ -77,7 +77,7 @@ def test_each_client_begins_with_its_own_model_where_the_run_has_one(before, aft
 def test_what_the_server_does_not_keep_is_drawn_and_said(source, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         quick_run.run(begun("fedavg", f"{source('fedper')}@2"), tmp_path / "run")
-    assert "its server keeps no head; the server's is drawn" in caplog.text
+    assert "its server keeps no head/bias, head/weight; the server's is drawn" in caplog.text
     quick_run.run(begun("fedavg", f"{source('fedavg')}@0"), tmp_path / "drawn")
     heads = [run_folder.read_server(tmp_path / name, 0)["model/head/weight"] for name in ("run", "drawn")]
     assert np.array_equal(*heads)
@@ -120,6 +120,16 @@ def test_what_cannot_be_is_refused(before, sections, round, message, source, tmp
     with pytest.raises(ConfigError, match=message):
         quick_run.run(raw, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_frozen_parameters_are_refused(source, tmp_path):
+    raw = begun("fedavg", f"{source('fedavg')}@2")
+    with pytest.raises(ConfigError, match="cannot go with parameters that are not trained, such as body/fc1"):
+        quick_run.run({**raw, "model": {**raw["model"], "trainable": ["head.*"]}}, tmp_path / "run")
+    frozen = quick_run.settings(training={"rounds": 1}, model={**MODEL, "trainable": ["head.*"]})
+    quick_run.run({**frozen, "algorithm": {"name": "local"}}, tmp_path / "frozen")
+    with pytest.raises(ConfigError, match="its clients keep no body/fc1/bias, body/fc1/weight; give"):
+        quick_run.run(begun("fedavg", f"{tmp_path}/frozen@1"), tmp_path / "run")
 
 
 def test_files_are_for_modules_and_models_of_a_list_have_one_run(source, tmp_path):
