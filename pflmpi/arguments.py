@@ -52,6 +52,11 @@ def add_changed_code(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else (docs/scripts.md)")
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add `-s` and the configuration."""
     add_overrides(parser)

@@ -309,9 +309,11 @@ def runs_below(sweep: Path, file: str = "config.yaml") -> list[Path]:
 
 
 def cells_below(sweep: Path) -> list[Path]:
-    """Folders of the runs of a sweep, sorted by name, also of those that ended before they had one."""
-    configs = () if os.path.lexists(sweep / "config.yaml") else sweep.glob(f"{_CELL}.yaml")
-    return sorted({*runs_below(sweep), *(path.with_suffix("") for path in configs)})
+    """Folders of the runs of a sweep, sorted by name, also of those that ended before they had one; or in a folder."""
+    if os.path.lexists(sweep / "config.yaml"):
+        return []
+    begun = {*runs_below(sweep), *(path.parent for path in sweep.glob("*/config.yaml"))}
+    return sorted(begun | {path.with_suffix("") for path in sweep.glob(f"{_CELL}.yaml")})
 
 
 def last_errors(folder: Path) -> list[tuple[str, Path]]:

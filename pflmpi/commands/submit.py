@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pflmpi import arguments
 from pflmpi.cluster import batch_script
-from pflmpi.errors import CheckpointError, ConfigError, RunError, Stopped
+from pflmpi.errors import CheckpointError, ConfigError, RunError
 from pflmpi.terminal import print_surely
 from pflmpi.text import printable, some
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pflmpi.cluster.batch_script import BatchScript
     from pflmpi.config.load import Config
 
-_FAILED = 1  # some cells of a sweep
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
 _TRIAL = 10  # minutes
 _AUTO = (
@@ -117,17 +116,11 @@ def _preview(options: argparse.Namespace, pending: Pending) -> None:
 
 def _wait(number: str, pending: Pending) -> int:
     """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done, 75 or 1."""
-    from pflmpi.cluster.jobs import wait
-    from pflmpi.cluster.status import one_folder, run_status
+    from pflmpi.cluster.status import one_folder, wait
 
-    jobs = wait(number, os.environ)
+    code = wait([number], [*pending.runs], os.environ, bool(pending.tasks))
     print("\n".join(map(printable, one_folder(pending.out, os.environ))))
-    if all(state is not None and state.done for state in map(run_status, pending.runs)):
-        return 0
-    codes = {job.exit_code or RunError.exit_code for job in jobs if job.state != "COMPLETED"}
-    if pending.tasks:
-        return Stopped.exit_code if codes == {Stopped.exit_code} else _FAILED
-    return next(iter(codes), RunError.exit_code)
+    return code
 
 
 def pending_work(options: argparse.Namespace) -> Pending | None:

@@ -287,7 +287,8 @@ def _run_rounds(
     checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock, config.checkpoint.keep)
     output = config.output if transport.rank == 0 else OutputConfig()
     try:
-        with tracked(TrackedRun(run, recorded["run"], by_key(config.resolved())), output, observe) as observer:
+        about = recorded["run"], by_key(config.resolved()), transport.size, checkpoints.written
+        with tracked(TrackedRun(run, *about), output, observe) as observer:
             if not _has_ended(run, config, context):
                 scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
                 totals, timeout = experiment.federation.test_class_counts, config.runtime.timeout
