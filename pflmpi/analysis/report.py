@@ -16,6 +16,7 @@ from pflmpi.analysis.selection import NamedRun, named
 from pflmpi.analysis.series.clients import single_clients
 from pflmpi.analysis.summary import EXPLAINED, Line, for_readers, summaries, targets_of, texts
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.store import job_file
 from pflmpi.text import comma_separated
 
 PAGE, _FIGURES = "report.html", "figures"
@@ -90,7 +91,9 @@ def _sections(
     """
     several = len(runs) > 1
     notes = [f"{named_run.label}: {note}." for named_run in runs for note in named_run.run.notes]
-    first = Section("Runs", " ".join([*_stopped(runs), *notes]), EXPLAINED, runs_table(lines))
+    first = Section(
+        "Runs", " ".join([*_stopped(runs), *_used(runs), *_forked(runs), *notes]), EXPLAINED, runs_table(lines)
+    )
     multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(runs, details, strict=False)])
     together = draw([*figures.compared(runs), *multiples], _FIGURES)
     sections = [first, Section("All runs" if several else "The run", figures=together)]
@@ -142,6 +145,21 @@ def _stopped(runs: Sequence[NamedRun]) -> Iterator[str]:
         if why := named_run.run.stopped_early:
             last, rounds = int(named_run.run.columns["round"][-1]), named_run.run.config["training"]["rounds"]
             yield f"{named_run.label} stopped early after round {last} of {rounds}: {why}."
+
+
+def _used(runs: Sequence[NamedRun]) -> Iterator[str]:
+    """A sentence on the jobs of each run that jobs have started."""
+    for named_run in runs:
+        if usage := job_file.usage(named_run.run.path):
+            yield f"{named_run.label} used {usage}."
+
+
+def _forked(runs: Sequence[NamedRun]) -> Iterator[str]:
+    """A sentence for each fork of another of the runs."""
+    for named_run in runs:
+        for other in runs if named_run.first else ():
+            if named_run.run.shared_rounds(other.run):
+                yield f"{named_run.label} left {other.label} after round {named_run.first}, and is drawn from there."
 
 
 def _about(runs: Sequence[NamedRun]) -> str:

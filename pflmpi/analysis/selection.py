@@ -25,12 +25,14 @@ class NamedRun:
         label: its name, unlike that of any other.
         legend: the name of its curves.
         style: number of their colour and line.
+        first: the round that its curves begin with: of a fork whose parent is shown too, the one after which it left.
     """
 
     run: Run
     label: str
     legend: str
     style: int
+    first: int = 0
 
 
 def named(runs: Sequence[Run]) -> list[NamedRun]:
@@ -39,10 +41,14 @@ def named(runs: Sequence[Run]) -> list[NamedRun]:
     Up to twelve have a legend entry each; more share that of their algorithm.
     """
     labels = _labels(runs)
-    if len(runs) <= MOST_STYLES:
-        return [NamedRun(run, label, label, style) for style, (run, label) in enumerate(zip(runs, labels, strict=True))]
     groups = list(dict.fromkeys(run.name for run in runs))
-    return [NamedRun(run, label, run.name, groups.index(run.name)) for run, label in zip(runs, labels, strict=True)]
+    named_runs = []
+    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        others = runs if run.forked_from else ()
+        first = max((run.shared_rounds(other) for other in others), default=0)
+        legend, style = (label, number) if len(runs) <= MOST_STYLES else (run.name, groups.index(run.name))
+        named_runs.append(NamedRun(run, label, legend, style, first))
+    return named_runs
 
 
 def spread_over(items: Sequence[T], most: int = MOST_ROUNDS) -> list[T]:

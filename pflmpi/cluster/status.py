@@ -268,7 +268,7 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
     if not jobs:
         yield f"no job of yours is known to work on a run ({_FORGOTTEN}); for a run: pflmpi status RUN"
     yield from _blocks(_current(jobs))
-    others = sum(job.in_queue for job in queue) - sum(job.in_queue for job in jobs)
+    others = sum(job.in_queue for job in queue) - len({job.id for job in jobs if job.in_queue})
     if others:
         yield (
             f"{counted(others, 'other job')} of yours: the folders below where they were submitted name none of them "
@@ -278,13 +278,14 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
 
 def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a job, a task of an array, or an array."""
-
     jobs = slurm.find(name, environ)
     unknown = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
     folders = [*by_working_directory([*jobs, unknown])]
     if jobs:
-        places = {job.id: job for job in located(jobs, folders)}
-        yield from _blocks([places.get(job.id, job) for job in jobs])
+        placed: dict[str, list[Job]] = {}
+        for job in located(jobs, folders):
+            placed.setdefault(job.id, []).append(job)
+        yield from _blocks([place for job in jobs for place in placed.get(job.id, [job])])
     elif recorded := located([unknown], folders):
         assert recorded[0].folder is not None
         yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {recorded[0].folder}"
@@ -327,6 +328,8 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
             "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
         )
+    if (usage := job_file.usage(folder)) and (usage.starts > 1 or not jobs):
+        yield f"  used in {counted(usage.starts, 'start')}: {usage}"
     worked_on = {job.folder for job in jobs}
     if others := [cell for cell in cells if cell not in worked_on]:
         yield f"runs in {folder}:"
@@ -356,7 +359,7 @@ def _current(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
-    """Lines of each job, with the tasks of an array together."""
+    """Lines of each job, with the tasks of an array together, and the runs of a job."""
     arrays: dict[str, list[Job]] = {}
     for job in jobs:
         arrays.setdefault(job.array or job.id, []).append(job)
@@ -384,19 +387,19 @@ def _block(job: Job) -> Iterator[str]:
 
 
 def _used(job: Job) -> str:
-    """Node and GPU hours of a job since its last start and, by the accounting, the share of its cores that was busy."""
-    hours, gpus, cores = job.seconds / 3600, job.allocated.get("gres/gpu", "0"), job.allocated.get("cpu", "0")
-    words = [f"{int(job.nodes) * hours:.2f} node hours"]
-    words += [f"{int(gpus) * hours:.2f} GPU hours"] if int(gpus) else []
-    if job.cpu_seconds is not None and int(cores):
-        words.append(f"{cores} cores, {job.cpu_seconds / job.seconds / int(cores):.0%} busy")
-    return f"used: {', '.join(words)}"
+    """Node, core and GPU hours of a job since its last start and, by the accounting, how busy its cores were."""
+    nodes, gpus, cores = job.nodes, job.allocated.get("gres/gpu", "0"), job.allocated.get("cpu", "0")
+    by_nodes, by_gpus, by_cores = (job.seconds * int(number) for number in (nodes, gpus, cores))
+    busy = None if job.cpu_seconds is None or not by_cores else job.cpu_seconds / by_cores
+    return f"used: {job_file.hours(by_nodes, by_gpus, by_cores, busy)}"
 
 
 def _error(job: Job) -> str:
-    """The error that ended a job, by its log; "" if there is none."""
-    ended = not (job.in_queue or job.state == "COMPLETED")
-    return last_error(job.log) if ended and job.log is not None else ""
+    """The error that ended a job, by the log of its cell, of which it may have several, or its own; "" for none."""
+    if job.in_queue or job.state == "COMPLETED":
+        return ""
+    logs = (Path(f"{job.folder}.log"), job.log) if job.array and job.folder else (job.log,)
+    return next(filter(None, map(last_error, filter(None, logs))), "")
 
 
 def _end(error: str, log: Path) -> Iterator[str]:
@@ -416,16 +419,17 @@ def _memory(job: Job, error: str) -> Iterator[str]:
 
 
 def _array(jobs: Sequence[Job]) -> Iterator[str]:
-    """A headline and a line per task; tasks that wait together share one."""
+    """A headline and a line per run of each task; tasks that wait together share one."""
     counts: dict[str, int] = {}
-    for job in jobs:
+    for job in {job.id: job for job in jobs}.values():
         counts[job.state] = counts.get(job.state, 0) + len(job.tasks)
-    yield f"job {jobs[0].array}, an array: {', '.join(f'{count} {state}' for state, count in counts.items())}"
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    yield f"job {jobs[0].array}, an array: {states}" if jobs[0].array else headline(jobs[0])
     for job in jobs:
         what = f"{job.state} ({job.reason})" if job.reason else job.state
         state = run_status(job.folder) if job.folder else None
         run = f"  {job.folder}  {progress_summary(state, job)}" if state else ""
-        error = _error(job)
+        error = "" if state and state.done else _error(job)
         why = "".join(f"; {line}" for line in _memory(job, error)) or f"; ended with: {error}" * bool(error)
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
         yield f"  {job.id}  {what}{run}{why}{log}"

@@ -127,6 +127,7 @@ def _fields(kind: type[BaseModel], within: str = "") -> Iterator[Row]:
 
 def _yaml(value: object) -> str:
     """A value as YAML has it."""
+    value = list(value) if isinstance(value, tuple) else value
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -138,6 +139,8 @@ def _type(annotation: Any) -> str:
         return " | ".join("null" if part is type(None) else _type(part) for part in parts)
     if nested(annotation) is not None:
         return "mapping"
+    if get_origin(annotation) is tuple:
+        return f"list[{_type(parts[0])}]"
     return str(annotation) if parts else getattr(annotation, "__name__", str(annotation))
 
 

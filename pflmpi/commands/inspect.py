@@ -88,6 +88,9 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     terminal.print(f"checkpoints: {', '.join(map(str, rounds))}")
     for note in whole.config_notes:
         terminal.print(note, soft_wrap=True, highlight=False)
+    if left := whole.forked_from:
+        changed = ", ".join(left.changes) or "nothing changed"
+        terminal.print(f"fork of run {left.run} after round {left.round}: {changed}", soft_wrap=True, highlight=False)
     if early := whole.stopped_early:
         terminal.print(f"stopped early: {early}", soft_wrap=True)
     terminal.print(f"digest: {digest}", soft_wrap=True)

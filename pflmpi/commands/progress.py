@@ -13,9 +13,9 @@ from rich.table import Table
 
 from pflmpi.cluster.status import clock
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import metrics_file
+from pflmpi.store import job_file, metrics_file
 from pflmpi.terminal import console
-from pflmpi.text import size
+from pflmpi.text import printable, size
 
 if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
     from pflmpi.config.load import Config
@@ -143,7 +143,14 @@ def show_summary(run: Path, config: "Config") -> None:
     seconds = sum(float(row["seconds"]) for row in rows)
     table.add_row("seconds, per round", f"{seconds:.1f}, {seconds / max(len(rows), 1):.3f}")
     console().print(table)
+    show_usage(run)
     print(f"run: {run}", flush=True)
+
+
+def show_usage(run: Path) -> None:
+    """Show what the jobs of a run have used, if jobs have started it."""
+    if usage := job_file.usage(run):
+        print(f"used: {printable(usage)}", flush=True)
 
 
 def _percent(share: str) -> str:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+import torch
 
+import pflmpi
 from pflmpi import early_signals, limits, outside
 from pflmpi.commands.launch import check_ranks, check_restarts, num_gpus, num_ranks, start_ranks
-from pflmpi.commands.progress import RunProgress, show_summary
+from pflmpi.commands.progress import RunProgress, show_summary, show_usage
 from pflmpi.config.load import Config
 from pflmpi.errors import (
     ConfigError,
@@ -40,7 +42,7 @@ from pflmpi.runtime.devices import device_of, fix_kernels, gpu_messages, limit_m
 from pflmpi.runtime.faults import CollectiveError, all_or_none
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals
-from pflmpi.store import run_folder
+from pflmpi.store import job_file, run_folder
 from pflmpi.store.names import rounds
 from pflmpi.text import counted, for_shell, short_name, some
 from pflmpi.transports import introduce, open_transport
@@ -48,7 +50,7 @@ from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import Peer, ended
 from pflmpi.transports.process_exit import exit_process, exit_unconnected
-from pflmpi.transports.slurm import end_of_job
+from pflmpi.transports.slurm import allocated, end_of_job
 
 _log = logging.getLogger(__name__)
 
@@ -150,6 +152,8 @@ def _run_rounds(rank: _Rank, prepared: Prepared, options: argparse.Namespace) ->
     ):
         early_signals.begun()
         placed, context = context_of(config, transport, launch, stop, options.take_over)
+        if launch.rank == 0 and (launch.jobs or not options.quiet):
+            show_start(context.start, launch)
         run = prepared.start(placed, prepared.folder, context, progress)
     if transport.rank == 0:
         show_summary(run, config)
@@ -168,6 +172,7 @@ def _end_together(rank: _Rank, reason: CollectiveError | Stopped, options: argpa
         if options.debug:
             traceback.print_exception(reason)
         show(error, file=options.error_file)
+        show_usage(rank.folder)
     with suppress(TransportError):
         transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
     _leave(transport, error.exit_code)
@@ -222,8 +227,27 @@ def context_of(
         _log.info("large messages: %s", between_gpus.text)
     if placed.serves_only:
         config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
-    context = RankContext(transport, device, placed.slots, placed.models, stop, launch.jobs, take_over)
+    start = start_here(transport.peers)
+    context = RankContext(transport, device, placed.slots, placed.models, stop, launch.jobs, take_over, start)
     return config, context
+
+
+def start_here(peers: Sequence[Peer]) -> job_file.Start:
+    """What has started this run, and where, as this rank knows it."""
+    hosts = tuple(dict.fromkeys(peer.host for peer in peers))
+    seen = len({(peer.host, core) for peer in peers for core in peer.cores})
+    nodes, cores, gpus = allocated(os.environ)
+    gpus = gpus or len({gpu.uuid for peer in peers for gpu in peer.gpus})
+    versions = (pflmpi.__version__, torch.__version__)
+    where = (hosts, len(peers), nodes or len(hosts), cores or seen, gpus)
+    return job_file.Start(time.time(), *where, sys.executable, *versions)
+
+
+def show_start(start: job_file.Start | None, launch: Launch) -> None:
+    """Print the line of a start: interpreter, versions, ranks and hosts, job and restarts."""
+    words = [str(start), *(f"{job}, restart {restarts}" for job, restarts in launch.jobs.items())]
+    words += [f"start {launch.restarts + 1} of these ranks"] if launch.restarts else []
+    print("; ".join(words), file=sys.stderr, flush=True)
 
 
 def end_of_jobs(transport: Transport) -> float | None:

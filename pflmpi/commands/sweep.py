@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pflmpi import arguments
 from pflmpi.commands.launch import check_ranks, default_ranks
-from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, show
+from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, UserError, show
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -41,24 +41,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--budget", type=float, metavar="HOURS", help="cheapest runs first, and stop in this time")
     parser.add_argument("--dry-run", action="store_true", help="show what would be done, and start nothing")
-    parser.add_argument(
-        "--cell", type=int, metavar="N", help="only the Nth of these cells, from 0 (a task of a job array)"
-    )
+    cell = "only the Nth of these cells, from 0, or several, such as 0-2,5, in turn (a task of a job array)"
+    parser.add_argument("--cell", metavar="N", help=cell)
     parser.add_argument(
         "--launcher", default="", metavar="COMMAND", help="start each run with this, such as 'srun --mpi=pmix'"
+    )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PROGRAM",
+        help="the interpreter of the runs, such as that in a container which --launcher starts (default: this one)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run all cells on this machine, or one of them as a task of a job array; return the exit code."""
-    from pflmpi.sweep import table as tables
-    from pflmpi.sweep.runs import GRACE
-
+    """Run all cells on this machine, or some of them as a task of a job array; return the exit code."""
     began = time.monotonic()
     _check(options)
-    launcher, out, selected = _launcher(options.launcher), tables.folder(options.table, options.out), _selected(options)
+    selected, numbers = _selected(options)
+    if options.cell is None:
+        return _run(options, selected, began)
+    worst = 0
+    for number, cell in zip(numbers, selected, strict=True):
+        try:
+            code = _run(options, [cell], began, number)
+        except UserError as error:  # of this cell, such as damage in its folder
+            if len(selected) == 1:
+                raise
+            show(error, options.debug)
+            code = error.exit_code
+        if code == Stopped.exit_code or code > 128:
+            return code  # there is no time left for others
+        worst = max(worst, code)
+    return worst
+
+
+def _run(
+    options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", began: float, number: int | None = None
+) -> int:
+    """Run cells; return the exit code.
+
+    Args:
+        number: of the cell, in a task of a job array.
+    """
+    from pflmpi.sweep import table as tables
+    from pflmpi.sweep.pending import has_failed
+    from pflmpi.sweep.runs import GRACE
+
+    launcher, out = _launcher(options.launcher), tables.folder(options.table, options.out)
     if options.failed:
-        selected = _failed(options, selected, out)
+        selected = [pair for pair in selected if has_failed(pair[0], out)]
         if not selected:
             print(f"no cell in {out} has failed; nothing to run")
             return 0
@@ -73,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.cell is not None:
         (task,) = tasks()
-        print(f"cell {options.cell}: {task.cell.name}: {task.done} of {task.rounds} rounds done", flush=True)
+        print(f"cell {number}: {task.cell.name}: {task.done} of {task.rounds} rounds done", flush=True)
         if task.state == "done":
             return 0
     configs = {cell.name: config for cell, config in selected}
@@ -92,29 +124,21 @@ def run(options: argparse.Namespace) -> int:
     return _exit_code(options, planned[0], outcome, out)
 
 
-def _selected(options: argparse.Namespace) -> "list[tuple[Cell, Config]]":
-    """The cells that the options choose, each with its configuration."""
+def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], list[int]]":
+    """The cells that the options choose, each with its configuration, and the numbers of `--cell`."""
+    from pflmpi.cluster.jobs import parse_tasks
     from pflmpi.sweep import table as tables
 
     selected = tables.selected(options.table, options.overrides, options.seeds, options.only)
     if options.cell is None:
-        return selected
-    if not 0 <= options.cell < len(selected):
+        return selected, []
+    numbers = parse_tasks(options.cell)
+    if not numbers or max(numbers) >= len(selected):
         raise ConfigError(
             f"--cell {options.cell}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "
-            "in the order that --dry-run shows"
+            "in the order that --dry-run shows, or several, such as 0-2,5"
         )
-    return [selected[options.cell]]
-
-
-def _failed(
-    options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path
-) -> "list[tuple[Cell, Config]]":
-    """The cells that were started, and are neither done nor running."""
-    from pflmpi.sweep.pending import has_failed
-
-    tasks = _tasks(options, selected, out)
-    return [pair for pair, task in zip(selected, tasks, strict=True) if has_failed(task, out)]
+    return [selected[number] for number in numbers], numbers
 
 
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
@@ -160,7 +184,7 @@ def _run_cells(
         def problem(task: "CellTask") -> str:
             return unfinished(task, configs[task.cell.name], out)
 
-        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until)
+        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until, options.python)
 
 
 def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOutcome", out: Path) -> int:
@@ -220,11 +244,11 @@ def _check(options: argparse.Namespace) -> None:
     if options.budget is not None and not 0 < options.budget < float("inf"):
         raise ConfigError(f"--budget {options.budget:g}: must be hours, more than 0")
     if options.budget is not None and options.cell is not None:
-        raise ConfigError(f"--budget {options.budget:g} with --cell, which is one run; leave one of the two out")
+        raise ConfigError(f"--budget {options.budget:g} with --cell, a task of a job array; leave one of the two out")
     if options.cell is not None and options.failed:
-        raise ConfigError(f"--failed with --cell {options.cell}, which is one run; leave --failed out")
+        raise ConfigError("--failed with --cell, which names what is run; leave --failed out")
     if options.cell is not None and options.jobs > 1:
-        raise ConfigError(f"--jobs {options.jobs} with --cell {options.cell}, which is one run; leave --jobs out")
+        raise ConfigError(f"--jobs {options.jobs} with --cell, which is one run at a time; leave --jobs out")
     if options.launcher and options.ranks is not None:
         raise ConfigError(
             f"--ranks {options.ranks} with --launcher {options.launcher!r}, which starts the ranks; "
@@ -234,10 +258,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _launcher(text: str) -> list[str]:
     """Words of the command that starts a run."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"--launcher {text!r} cannot be read as a command: {error}; close the quotes") from error
+    words = arguments.shell_words("--launcher", text)
     if words and shutil.which(words[0]) is None:
         raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
     return words

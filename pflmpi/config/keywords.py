@@ -70,8 +70,12 @@ class Config(load.Config):
 
     def replace(self, **sections: Any) -> "Config":
         """The same configuration with other sections: with a name, a new one; without, keys of the one there."""
-        plain = {key: _value(value) if key == "seed" else _plain(key, value) for key, value in sections.items()}
-        return Config(**merge(self.resolved(), plain))
+        return Config(**merged(self.resolved(), sections))
+
+
+def merged(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Raw configuration with sections as `Config` takes them."""
+    return merge(raw, {key: _value(value) if key == "seed" else _plain(key, value) for key, value in sections.items()})
 
 
 def _plain(section: str, value: Any) -> Any:

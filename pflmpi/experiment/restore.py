@@ -14,6 +14,7 @@ import torch
 from pflmpi import outside, tree
 from pflmpi.atomic import remedy
 from pflmpi.config import stored
+from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, complete, draft, load_federation
@@ -57,16 +58,22 @@ def _newest_matching(run: Path, experiment: Experiment) -> int:
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
     stored_config.check_round(run, done, experiment.config)
-    for whose, other in (
-        ("clients keep", other_array(run, done, experiment.templates)),
-        ("server keeps", _other_server_array(run, done, experiment)),
-    ):
-        if other:
-            raise CheckpointError(
-                f"{run} cannot be continued: its {whose} other arrays than those of this pflmpi, such as {other}; "
-                "continue it with the version that wrote it, or start a new run"
-            )
+    if other := other_arrays(run, done, experiment, "those of this pflmpi"):
+        raise CheckpointError(
+            f"{run} cannot be continued: its {other}; continue it with the version that wrote it, or start a new run"
+        )
     return done
+
+
+def other_arrays(run: Path, round: int, experiment: Experiment, now: str) -> str:
+    """Says who keeps other arrays in a round on disk than in an experiment, whose are `now`; "" if all agree."""
+    for whose, path in (
+        ("clients keep", other_array(run, round, experiment.templates)),
+        ("server keeps", _other_server_array(run, round, experiment)),
+    ):
+        if path:
+            return f"{whose} other arrays than {now}, such as {path}"
+    return ""
 
 
 def other_array(run: Path, round: int, templates: Sequence[Tree]) -> str | None:
@@ -138,6 +145,11 @@ def reopened(
     if device is None:
         device = own_device(config.runtime)
         fix_kernels(device, config.runtime, config.training)
+    return rebuilt(run, config, device, changed_code)
+
+
+def rebuilt(run: Path, config: Config, device: torch.device, changed_code: bool) -> Experiment:
+    """The experiment of a configuration on the data that a run was made with; for `changed_code` see `reopened`."""
     stored_config.changed_code(run, config, changed_code)
     with outside.as_config_error():
         first = draft(config, load_federation(config), device)
@@ -148,14 +160,18 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
     """The experiment with the means and deviations of a run, whose last digits another NumPy may compute otherwise.
 
     Raises:
-        CheckpointError: data or partition are not those that the run was made with.
+        CheckpointError: data, partition or frozen weights are not those that the run was made with.
     """
     recorded = stored.read(run)["recorded"]
-    digests = {"data": experiment.federation.dataset.digest, "partition": experiment.division.digest}
-    for key, value in digests.items():
+    files = [file for model in experiment.config.models if (file := getattr(model, "weights", None))]
+    for key, what, value in (
+        ("data", "data has", experiment.federation.dataset.digest),
+        ("partition", "partition has", experiment.division.digest),
+        ("frozen", " ".join(["frozen part of the model", *files, "has"]), experiment.frozen_digest),
+    ):
         if recorded.get(key, value) != value:
             raise CheckpointError(
-                f"the {key} has changed since {run} was written: hash {str(recorded[key])[:12]} then, "
+                f"the {what} changed since {run} was written: hash {str(recorded[key])[:12]} then, "
                 f"{value[:12]} now; put back the same files, or start a new run"
             )
     figures = {name: tuple(values.tolist()) for name, values in _normalisation(run).items()}

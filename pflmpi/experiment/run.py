@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +18,7 @@ import torch
 import pflmpi
 from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin
+from pflmpi.atomic import refusing
 from pflmpi.config import yaml_file
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key
@@ -43,7 +45,8 @@ from pflmpi.runtime.round_schedule import RoundSchedule, advise_fewer_ranks, sch
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
-from pflmpi.store import config_file, metrics_file, pruning, run_folder
+from pflmpi.store import config_file, job_file, metrics_file, pruning, run_folder
+from pflmpi.store.job_file import End, Start
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
@@ -70,6 +73,7 @@ class RankContext:
         stop: whether it has a reason to stop.
         jobs: what starts the run again, with how often it has; see `store.run_lock`.
         take_over: take the run from a process that still writes it.
+        start: what has started it, for its jobs.txt.
     """
 
     transport: Transport
@@ -79,6 +83,7 @@ class RankContext:
     stop: Stop = field(default_factory=Stop)
     jobs: Mapping[str, int] = field(default_factory=dict)
     take_over: bool = False
+    start: Start | None = None
 
 
 def run(
@@ -115,6 +120,7 @@ def run(
     with _locked(run, context, partial(_run_id, run) if resumes else config_file.new_run_id) as (lock, run_id):
         recorded, done = stored_config.recorded(experiment, transport, run_id), None
         if resumes:
+            recorded |= stored_config.origin(run)
             done = int(on_root(transport, lambda: continue_after(run, experiment, recorded)))
         else:
             create = partial(_create, run, experiment, recorded, anew=resume != "never")
@@ -159,6 +165,7 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
 
     def completed() -> Experiment:
         experiment = complete(first, config.runtime, executor)
+        experiment.check_left_out(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
         if isinstance(experiment.newcomer, CannotJoin) and is_root:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if resumed is not None:
@@ -191,19 +198,38 @@ def _log_assumptions(experiment: Experiment) -> None:
 def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
     """Hold the lock of a run on rank 0; yields it, and the id that the run then has, on every rank."""
     locks: list[RunLock] = []
+    before = time.process_time()
+    cpu_seconds: float | None = None
 
     def locked() -> str:
-        locks.append(take(run, context.jobs, context.take_over))
-        return f"{locks[0].token} {id_of_run()}"
+        locks.append(lock := take(run, context.jobs, context.take_over))
+        with refusing(f"the run folder {run}", "choose another folder"):
+            job_file.record(run, context.jobs, context.start and replace(context.start, token=lock.token))
+        return f"{lock.token} {id_of_run()}"
 
     try:
         token, _, run_id = on_root(context.transport, locked).partition(" ")
-        locks = locks or [RunLock(run, token)]
-        context.stop.at_once = locks[0].drop
-        yield locks[0], run_id
+        lock = locks[0] if locks else RunLock(run, token)
+        context.stop.at_once = lock.drop
+        stopped = None
+        try:
+            yield lock, run_id
+        except Stopped as reason:  # on all ranks
+            stopped = reason
+        cpu_seconds = _sum_of_ranks(context.transport, time.process_time() - before)
+        if stopped is not None:
+            raise stopped
     finally:
         for lock in locks:
+            with contextlib.suppress(OSError):  # of a full disk or a folder that is gone, which the run has shown
+                job_file.record(run, context.jobs, End(lock.token, time.time(), cpu_seconds))
             lock.release()
+
+
+def _sum_of_ranks(transport: Transport, value: float) -> float | None:
+    """The sum of a number of each rank; None but on rank 0."""
+    parts = transport.gather(np.array([value]).view(np.uint8), [8] * transport.size)
+    return None if parts is None else float(np.concatenate(parts).view(np.float64).sum())
 
 
 def _run_id(run: Path) -> str:
@@ -348,6 +374,7 @@ def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
         "the version": f"{pflmpi.__version__} {torch.__version__}",
         "the configuration": _hash(yaml_file.dump(config.resolved()).encode()),
         "the code from outside the package": _hash(repr(dict(experiment.code)).encode()),
+        "the frozen weights": experiment.frozen_digest,
         "the data": experiment.division.everyone.dataset.digest,
         "the partition": experiment.division.digest,
         "the placement of clients": _hash(repr(placement.computing_ranks).encode() + homes + groups),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import pflmpi
-from pflmpi import outside
+from pflmpi import outside, tree
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import by_key, override
@@ -21,9 +21,14 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.outside_code import changes, code_hashes, renamed
 from pflmpi.learning import diagnostics, personal
+from pflmpi.learning.task import HOST
+from pflmpi.messages.packing import to_numpy
+from pflmpi.models.built_module import equal, read_state_dict
 from pflmpi.models.torch_module import ModuleArchitecture
+from pflmpi.module_names import module_names
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import config_file, module_file, partition_file, run_folder
+from pflmpi.store.module_file import CONSTANT, FROM_FILE, Entries, WeightsFile
 from pflmpi.transports.base import Transport
 
 _log = logging.getLogger(__name__)
@@ -41,15 +46,26 @@ def recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[
         "ranks": transport.size,
         "transport": transport.name,
         **({"code": experiment.code} if experiment.code else {}),
+        **({"frozen": digest} if (digest := experiment.frozen_digest) else {}),
         **({"unseen": numbers} if (numbers := experiment.division.unseen_numbers) else {}),
         "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
 
 
 def write(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> None:
-    """Write who holds how many samples of which class, what modules consist of, and, last, the configuration."""
+    """Write all that a run has beside its rounds; the configuration is last."""
+    write_about_data(run, experiment)
+    write_config(run, experiment, recorded)
+
+
+def write_about_data(run: Path, experiment: Experiment) -> None:
+    """Write who holds how many samples of which class, and what models consist of."""
     partition_file.write(run, experiment.counts)
-    module_file.write(run, {number: module.state_dict_entries for number, module in _modules(experiment).items()})
+    module_file.write(run, {number: _entries(experiment, number) for number in _modules(experiment)})
+
+
+def write_config(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> None:
+    """Write the configuration with what the run has recorded."""
     config_file.write(run, yaml_file.dump({**experiment.config.resolved(), "recorded": recorded}))
 
 
@@ -71,11 +87,37 @@ def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str,
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
 
 
-def _modules(experiment: Experiment) -> dict[int, ModuleArchitecture]:
-    """The models that are modules from outside, by their number."""
-    cohorts = experiment.cohort[: len(experiment.config.models)]
-    bound = {number: experiment.tasks[cohort].architecture for number, cohort in enumerate(cohorts)}
-    return {number: model for number, model in bound.items() if isinstance(model, ModuleArchitecture)}
+def _modules(experiment: Experiment) -> list[int]:
+    """Numbers of the models whose state dict has more than what is trained and its usual names."""
+    tasks = [experiment.tasks[cohort] for cohort in experiment.cohort[: len(experiment.config.models)]]
+    return [
+        number
+        for number, task in enumerate(tasks)
+        if isinstance(task.architecture, ModuleArchitecture) or task.frozen.paths
+    ]
+
+
+def _entries(experiment: Experiment, number: int) -> Entries:
+    """What the state dict of a model consists of."""
+    task, file = experiment.tasks[experiment.cohort[number]], getattr(experiment.config.models[number], "weights", None)
+    frozen = dict(tree.leaves(task.frozen.on(HOST)))
+    if isinstance(task.architecture, ModuleArchitecture):
+        paths, constants = task.architecture.state_dict_entries
+    else:
+        whole = [path for path, _ in tree.leaves(task.whole(task.like()))]
+        paths, constants = {name: path for path, name in module_names(whole).items()}, {}
+    in_file = read_state_dict(Path(file)) if file is not None and frozen else {}
+    weights = WeightsFile(file, module_file.sha256(file)) if file is not None and in_file else None
+    for name, path in list(paths.items()):
+        if path in frozen and name in in_file and equal(in_file[name], frozen[path]):
+            paths[name] = FROM_FILE
+        elif path in frozen:
+            paths[name], constants[name] = CONSTANT, frozen[path]
+    return Entries(paths, {name: _array(value) for name, value in constants.items()}, weights)
+
+
+def _array(value: torch.Tensor) -> np.ndarray:
+    return to_numpy(value.float() if value.dtype == torch.bfloat16 else value)
 
 
 def _names_of(data: DataConfig) -> tuple[str, ...]:
@@ -90,19 +132,24 @@ def stored_config(run: Path, overrides: Sequence[str]) -> Config:
         CheckpointError: not a run, or an override that would change its results: `training.rounds` may change
             (upwards), and what only says where and how things are computed.
     """
-    values = _values(run)
-    config = _parse(run, override(values, overrides))
-    _check_changes(run, _differences(_parsed(run, values, config), config), config)
+    config, changes = changed_config(run, override(values(run), overrides))
+    _check_changes(run, changes, config)
     return config
+
+
+def changed_config(run: Path, changed: Mapping[str, Any]) -> tuple[Config, dict[str, tuple[Any, Any]]]:
+    """The configuration with these sections, and the dotted keys that are others than in a run: [before, now]."""
+    config = _parse(run, changed)
+    return config, _differences(_parsed(run, values(run), config), config)
 
 
 def resumed_config(run: Path, config: Config) -> Config:
     """The configuration of a run with the changes that `config` asks for; raises as `allowed_changes` does."""
-    values = renamed(_values(run), config)
+    sections = renamed(values(run), config)
     for key, value in allowed_changes(run, config).items():
         section, _, name = key.partition(".")
-        values[section] = {**values[section], name: value}
-    return _parse(run, values)
+        sections[section] = {**sections[section], name: value}
+    return _parse(run, sections)
 
 
 def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
@@ -111,7 +158,7 @@ def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
     Raises:
         CheckpointError: one of them would change the results of the run.
     """
-    different = _differences(_parsed(run, _values(run), config), config)
+    different = _differences(_parsed(run, values(run), config), config)
     executor: str = config.runtime.executor
     if executor == "auto":  # the run has recorded what was chosen
         executor, _ = different.pop("runtime.executor", (executor, executor))
@@ -130,11 +177,16 @@ def check_round(run: Path, round: int, config: Config) -> None:
         config: says where files that the run names are now.
     """
     written = yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), "")
-    if changed := _fixed(_differences(_parsed(run, written, config), _parsed(run, _values(run), config)), config):
+    if changed := _fixed(_differences(_parsed(run, written, config), _parsed(run, values(run), config)), config):
         other = f"{config_file.path(run)} is not the one that round {round} was written with: {', '.join(changed)}"
         raise CheckpointError(f"{other}; put it back from a copy, or set these values back")
     if problem := config_file.damage(run):
         raise CheckpointError(problem)
+
+
+def origin(run: Path) -> dict[str, Any]:
+    """What a run has recorded of the one that it is a fork of, as a part of `recorded`; {} where it is none."""
+    return {key: value for key, value in stored.read(run)["recorded"].items() if key == "fork"}
 
 
 def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
@@ -188,7 +240,8 @@ def _announce(text: str) -> None:
     _log.warning("%s", text)
 
 
-def _values(run: Path) -> dict[str, Any]:
+def values(run: Path) -> dict[str, Any]:
+    """The sections of the configuration of a run."""
     return {key: value for key, value in stored.read(run).items() if key != "recorded"}
 
 

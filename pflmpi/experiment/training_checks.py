@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client
+from pflmpi.config.load import Config
 from pflmpi.data.unseen import Division
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, Passes
@@ -54,6 +55,28 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
             f"training.keep_optimizer: {kind} has no training whose optimizer could go on in the next round "
             "(`trainings`); set it to false"
         )
+
+
+def check_left_out(config: Config, task: Task, num_clients: int, done: int) -> None:
+    """Raise `ConfigError` where `training.without_clients` leaves too few in a round after `done`, or nobody's id."""
+    training = config.training
+    if not training.without_clients:
+        return
+    if (largest := max(training.without_clients)) >= num_clients:
+        raise ConfigError(
+            f"training.without_clients has {largest}; the clients are 0 to {num_clients - 1}, leave it out"
+        )
+    rounds = range(done + 1, training.rounds + 1)
+    left = {round: len(training.participants(config.seed, round, num_clients)) for round in rounds}
+    fewest = min(rounds, key=left.__getitem__, default=None)
+    if fewest is None:
+        return
+    if not left[fewest]:
+        raise ConfigError(
+            f"training.without_clients leaves nobody to train in round {fewest}; leave fewer clients out, or raise "
+            "training.participation"
+        )
+    config.algorithm.check(task, left[fewest])
 
 
 def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneStep") -> None:

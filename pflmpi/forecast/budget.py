@@ -116,5 +116,5 @@ def _work(config: Config) -> float:
     samples, n = experiment.federation.num_train, experiment.federation.num_clients
     steps = np.array([training.num_steps(int(count)) for count in samples])
     parameters = np.array([sum(leaf.numel() for _, leaf in tree.leaves(task.like())) for task in experiment.tasks])
-    share = len(training.participants(config.seed, 1, n)) / n
+    share = training.num_drawn(n) / n
     return float(share * (steps[:n] * parameters[experiment.cohort[:n]]).sum())

@@ -124,7 +124,7 @@ def _steps(
         return Steps(step, None, (), 0, ())
     changed = [leaf for _, leaf in tree.leaves(params)] + [tensor for mover in movers for tensor in mover.tensors]
     rates = tuple(rate for mover in movers for rate in mover.rates)
-    read = [leaf for _, leaf in tree.leaves(fixed)]
+    read = [leaf for read in (fixed, task.frozen.on(task.device)) for _, leaf in tree.leaves(read)]
     return Steps(step, (task, *kinds), [*changed, *read], len(changed), rates)
 
 

@@ -4,10 +4,10 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.rng import stream
@@ -50,6 +50,10 @@ class TrainingConfig(BaseModel):
         EarlyStopConfig | None, Field(description="end before the last round once a metric no longer improves")
     ] = None
     participation: Annotated[float, Field(gt=0, le=1, description="share of the clients that train in a round")] = 1.0
+    without_clients: Annotated[
+        tuple[int, ...],
+        Field(description="ids of clients that never train: a round that draws one goes on without it"),
+    ] = ()
     epochs: Annotated[int, Field(ge=0, le=1_000_000, description="local epochs per round")] = 1
     steps: Annotated[int | None, Field(ge=1, le=1_000_000, description="local steps per round, instead of epochs")] = (
         None
@@ -112,6 +116,14 @@ class TrainingConfig(BaseModel):
         Field(description="batch-norm statistics: averaged with the weights, or kept local"),
     ] = "average"
 
+    @field_validator("without_clients", mode="before")
+    @classmethod
+    def _are_ids(cls, clients: Any) -> Any:
+        whole = isinstance(clients, list | tuple) and all(type(client) is int and client >= 0 for client in clients)
+        if not whole:
+            raise ValueError("must be a list of the ids of clients, such as [7, 9]")
+        return tuple(sorted(set(clients)))  # which can be hashed
+
     def decay(self, round: int) -> float:
         """The factor on learning rates in a round, or in a participation; both count from 1."""
         if round <= self.warmup:
@@ -128,11 +140,17 @@ class TrainingConfig(BaseModel):
     def learning_rate(self, round: int) -> float:
         return self.lr * self.decay(round)
 
+    def num_drawn(self, num_clients: int) -> int:
+        """Number of clients drawn in a round, P = max(1, round(participation N))."""
+        return max(1, round_half_up(self.participation * num_clients))
+
     def participants(self, seed: int, round: int, num_clients: int) -> np.ndarray:
-        """The ascending ids [P] of the clients that train in a round; P = max(1, round(participation N))."""
-        count = max(1, round_half_up(self.participation * num_clients))
-        chosen = stream(seed, round, -1, "participants").choice(num_clients, size=count, replace=False)
-        return np.sort(chosen).astype(np.int64)
+        """The ascending ids of the clients that train in a round: P that are drawn, but for `without_clients`."""
+        count = self.num_drawn(num_clients)
+        chosen = np.sort(stream(seed, round, -1, "participants").choice(num_clients, size=count, replace=False))
+        if self.without_clients:
+            chosen = np.setdiff1d(chosen, self.without_clients)
+        return chosen.astype(np.int64)
 
     def participations(self, seed: int, round: int, num_clients: int) -> np.ndarray:
         """[N] int64, for how many of the rounds 1 to `round` each client is drawn."""

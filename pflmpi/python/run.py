@@ -20,7 +20,7 @@ from pflmpi import early_signals, outside
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.commands.launch import num_ranks
 from pflmpi.commands.progress import RunProgress
-from pflmpi.commands.rank import connect, context_of, end_of_jobs, start_line
+from pflmpi.commands.rank import connect, context_of, end_of_jobs, show_start, start_line
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path, wrong_type
 from pflmpi.config.keywords import Config
@@ -292,6 +292,8 @@ def _run_on_this_rank(
         ):
             early_signals.begun()
             placed, context = context_of(config, transport, launch, stop)
+            if launch.rank == 0 and not quiet:
+                show_start(context.start, launch)
             observe = _telling(progress, on_round, stop, raised)
             run = experiment.run(placed, folder, context, observe, resume="if_there" if resumes else "never")
         transport.close(goes_on=True)

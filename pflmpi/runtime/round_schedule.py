@@ -134,7 +134,8 @@ class RoundSchedule:
             of = declared.up_bytes if sent else declared.down_bytes
             num_bytes[self.participants] = of(self.participants)
             if sent and self.round == 1 and self.setup.algorithm.introduces:
-                num_bytes += declared.up_bytes(np.arange(n))
+                everyone = _introducing(self.setup)
+                num_bytes[everyone] += declared.up_bytes(everyone)
         return num_bytes
 
 
@@ -176,12 +177,12 @@ _NO_CLIENTS = np.empty(0, np.int64)
 
 def _opening(setup: Setup, evaluation: EvaluationConfig, round: int, upcoming: np.ndarray, new: bool) -> RoundSchedule:
     """The exchange before the first round of a new run, or before the next one of a run resumed after `round`."""
-    everyone, before = np.arange(setup.task.num_clients), _participants(setup, round)
+    before = _participants(setup, round)
     return RoundSchedule(
         setup,
         round=round,
         opening=True,
-        participants=everyone if new and setup.algorithm.introduces else _NO_CLIENTS,
+        participants=_introducing(setup) if new and setup.algorithm.introduces else _NO_CLIENTS,
         receivers=_receivers(setup, evaluation, round, before, upcoming),
         evaluates=False,
         tests_trained=False,
@@ -189,6 +190,11 @@ def _opening(setup: Setup, evaluation: EvaluationConfig, round: int, upcoming: n
         saves=new,
         unsaved=np.flatnonzero(setup.keeps_state) if new else _NO_CLIENTS,
     )
+
+
+def _introducing(setup: Setup) -> np.ndarray:
+    """Ascending ids of the clients that introduce themselves to an algorithm that asks for it."""
+    return np.setdiff1d(np.arange(setup.task.num_clients), setup.task.training.without_clients).astype(np.int64)
 
 
 def _participants(setup: Setup, round: int) -> np.ndarray:

@@ -17,7 +17,21 @@ from pflmpi.store.run_folder import read_attributes
 from pflmpi.text import for_shell
 
 # The keys of "recorded", which round files have as attributes too.
-_RECORDED = ("run", "data", "partition", "partition_csv", "device", "ranks", "transport", "versions", "code", "unseen")
+_RECORDED = (
+    "run",
+    "data",
+    "partition",
+    "partition_csv",
+    "device",
+    "ranks",
+    "transport",
+    "versions",
+    "code",
+    "unseen",
+    "fork",
+)
+
+_JSON = ("versions", "code", "unseen", "fork")  # of these, texts in round files
 
 _CHECKSUM = b"# CRC-32 of the lines above: "
 _ID = re.compile(r"^  run: '?(\w+)'?$", re.MULTILINE)
@@ -37,7 +51,7 @@ def write(run: Path, text: str) -> None:
 def recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What "recorded" is in config.yaml, from the attributes of a round file."""
     values = {key: attributes[key] for key in _RECORDED if key in attributes}
-    return values | {key: json.loads(values[key]) for key in ("versions", "code", "unseen") if key in values}
+    return values | {key: json.loads(values[key]) for key in _JSON if key in values}
 
 
 def from_checkpoint(run: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""RUN/jobs.txt: the Slurm jobs of a run or a sweep, a line for each start: job id, restart count, host.
+"""RUN/jobs.txt: the Slurm jobs of a run or a sweep, a line for each start and end: job id, restart count, host, JSON.
 
-`submit` writes the first line, with `-` for the count, since a job that waits has not started, and what it knows of the
-job as JSON behind the host.
+`submit` writes the first line, with `-` for the count, since a job that waits has not started. The JSON is a
+`Submission`, a `Start` or an `End`.
 """
 
 import dataclasses
@@ -11,10 +11,15 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from pflmpi import regular_file
+from pflmpi.text import counted, some
 
 _SLURM = "Slurm job "
+R = TypeVar("R", "Submission", "Start", "End")
 
 
 @dataclass(frozen=True)
@@ -22,14 +27,99 @@ class Submission:
     """What `submit` knows of a job.
 
     Attributes:
-        log: file with its output, absolute, as sbatch takes it: of an array with `%a` and `%j` for its tasks.
+        log: file with its output, or its errors if they have one, absolute, as sbatch takes it: of an array with `%a`
+            and `%j` for its tasks.
         requeues: whether it is requeued before its time limit, and continues by itself.
         memory: bytes of a node that `plan` counted; 0 where nobody asked.
+        partition: that it was submitted to; "" for the default, None where it was not noted.
     """
 
     log: str
     requeues: bool = False
     memory: int = 0
+    partition: str | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What started a run, and where.
+
+    Attributes:
+        began: seconds since the epoch, when the ranks had met.
+        hosts: of the ranks.
+        ranks: their number.
+        nodes, cores, gpus: of the job, or else those that the ranks may use.
+        python: path of the interpreter.
+        pflmpi, torch: versions.
+        token: of the run's lock; "" for a run that no job has started.
+    """
+
+    began: float
+    hosts: tuple[str, ...]
+    ranks: int
+    nodes: int
+    cores: int
+    gpus: int
+    python: str
+    pflmpi: str
+    torch: str
+    token: str = ""
+
+    def __str__(self) -> str:
+        versions = f"pflmpi {self.pflmpi}, torch {self.torch}, {self.python}"
+        return f"{versions}; {counted(self.ranks, 'rank')} on {some(self.hosts)}"
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a start.
+
+    Attributes:
+        token: of its lock.
+        ended: seconds since the epoch; of a process that was killed when its lock was last touched.
+        cpu_seconds: that the ranks have computed, together; None of one that was killed.
+    """
+
+    token: str
+    ended: float
+    cpu_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the jobs of a run have used, by the run's own times.
+
+    Attributes:
+        restarts: of each job.
+        hosts: where ranks have run.
+        starts: of the run.
+        endless: of these, those whose end is unknown.
+        hours: that were allocated from each start to its end; see `hours`.
+    """
+
+    restarts: Mapping[str, int]
+    hosts: tuple[str, ...]
+    starts: int
+    endless: int
+    hours: str
+
+    def __str__(self) -> str:
+        jobs = [f"{job} ({counted(number, 'restart')})" for job, number in self.restarts.items()]
+        without = f", without {counted(self.endless, 'start')} whose end is unknown" if self.endless else ""
+        return f"{self.hours}{without}; job {some(jobs)} on {some(self.hosts)}"
+
+
+def hours(node_seconds: float, gpu_seconds: float, core_seconds: float, busy: float | None) -> str:
+    """What was allocated, and which share of the cores' time was used, None if that is unknown.
+
+    >>> hours(3600, 0, 14400, 0.5), hours(900, 1800, 0, None)
+    ('1.00 node hours, 4.00 core hours (50% busy)', '0.25 node hours, 0.50 GPU hours')
+    """
+    share = "" if busy is None else f" ({busy:.0%} busy)"
+    words = [f"{node_seconds / 3600:.2f} node hours"]
+    words += [f"{core_seconds / 3600:.2f} core hours{share}"] if core_seconds else []
+    words += [f"{gpu_seconds / 3600:.2f} GPU hours"] if gpu_seconds else []
+    return ", ".join(words)
 
 
 def path(folder: Path) -> Path:
@@ -37,9 +127,9 @@ def path(folder: Path) -> Path:
     return folder / "jobs.txt"
 
 
-def append(folder: Path, job: str, restarts: str = "-", submission: Submission | None = None) -> None:
+def append(folder: Path, job: str, restarts: str = "-", record: Submission | Start | End | None = None) -> None:
     """Add a line; the folder exists."""
-    more = f" {json.dumps(dataclasses.asdict(submission))}" if submission else ""
+    more = f" {json.dumps(dataclasses.asdict(record))}" if record else ""
     with open(path(folder), "a", encoding="utf-8", opener=_not_through_a_link) as file:
         file.write(f"{job} {restarts} {socket.gethostname()}{more}\n")
 
@@ -48,11 +138,11 @@ def _not_through_a_link(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 
-def record_start(run: Path, jobs: Mapping[str, int]) -> None:
+def record(run: Path, jobs: Mapping[str, int], record: Start | End | None) -> None:
     """Add a line for the Slurm job that starts the run, if one does; for `jobs` see `store.run_lock.Owner`."""
     for name, restarts in jobs.items():
         if name.startswith(_SLURM):
-            append(run, name.removeprefix(_SLURM), str(restarts))
+            append(run, name.removeprefix(_SLURM), str(restarts), record)
 
 
 def read(folder: Path) -> dict[str, int]:
@@ -65,13 +155,36 @@ def read(folder: Path) -> dict[str, int]:
 
 def submissions(folder: Path) -> dict[str, Submission]:
     """What `submit` knew of the jobs that it has submitted, by their ids; the newest is last."""
-    submissions_by_job: dict[str, Submission] = {}
+    return dict(_records(folder, Submission))
+
+
+def usage(folder: Path) -> Usage | None:
+    """What the jobs of a run have used; None where no job has started it, or one of an earlier version."""
+    starts = [start for _, start in _records(folder, Start)]
+    if not starts:
+        return None
+    hosts = tuple(dict.fromkeys(host for start in starts for host in start.hosts))
+    ends = {end.token: end for _, end in _records(folder, End)}
+    ended = [(start, ends[start.token]) for start in starts if start.token in ends]
+    measured = [(start, end) for start, end in ended if end.cpu_seconds is not None]
+
+    def allocated(kind: str, among: list[tuple[Start, End]]) -> float:
+        return float(sum(getattr(start, kind) * (end.ended - start.began) for start, end in among))
+
+    cores = allocated("cores", measured)
+    busy = sum(end.cpu_seconds or 0.0 for _, end in measured) / cores if cores else None
+    used = hours(allocated("nodes", ended), allocated("gpus", ended), allocated("cores", ended), busy)
+    return Usage(read(folder), hosts, len(starts), len(starts) - len(ended), used)
+
+
+def _records(folder: Path, kind: type[R]) -> Iterator[tuple[str, R]]:
+    """The records of a kind, each with the id of its job."""
+    reader = TypeAdapter(kind)
     for job, _, _, *more in _lines(folder):
         try:
-            submissions_by_job[job] = Submission(**json.loads(more[0]))
-        except (IndexError, ValueError, TypeError):
-            continue  # of a start, or not ours
-    return submissions_by_job
+            yield job, reader.validate_json(more[0])
+        except (IndexError, ValidationError):
+            continue  # of another kind, or not ours
 
 
 def _lines(folder: Path) -> Iterator[list[str]]:

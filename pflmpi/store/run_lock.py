@@ -25,6 +25,7 @@ from pflmpi.atomic import TEMPORARY, refusing
 from pflmpi.errors import CheckpointError, RunError
 from pflmpi.machine import has_ended, start_of, system
 from pflmpi.store import job_file
+from pflmpi.store.job_file import End
 
 BEAT = 5.0  # seconds between two touches
 SILENCE = 60.0  # seconds after which an owner on another host is taken for gone
@@ -218,7 +219,6 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
         _take(run, me, take_over)
         lock = RunLock(run, me.token, made)
         lock.keep()
-        job_file.record_start(run, jobs)
         return lock
 
 
@@ -234,6 +234,8 @@ def _take(run: Path, me: Owner, take_over: bool) -> None:
                 if not reason:
                     raise _refusal(run, owner, _silence(lock, draft))
                 _log.warning("%s was written by %s; taken over: %s", run, owner or "an unknown process", reason)
+                if owner is not None:  # which has not said so itself
+                    job_file.record(run, owner.jobs, End(owner.token, touched(lock)))
                 return _put(lock, draft, me)
     finally:
         draft.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pflmpi.config import stored
+from pflmpi.cluster.status import run_status
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
@@ -92,19 +92,13 @@ def unless_written(task: CellTask, out: Path) -> CellTask:
     return replace(task, state="other", command=(), problem=problem)
 
 
-def has_failed(task: CellTask, out: Path) -> bool:
+def has_failed(cell: PlannedRun, out: Path) -> bool:
     """Whether a cell was started, and is neither done, by the configuration of its run, nor running."""
-    run = task.cell.run(out)
-    if task.state == "done" or run_lock.owner(run) or not (run.exists() or task.cell.log(out).exists()):
+    run = cell.run(out)
+    if run_lock.owner(run) or not (run.exists() or cell.log(out).exists()):
         return False
-    if not (rounds := run_folder.rounds(run)):
-        return True
-    try:
-        config = stored.read(run)
-        early = EarlyStop.of(config["training"], verify.metrics(run, None).lines).met
-    except (CheckpointError, LookupError, ValueError):
-        return True
-    return not early and stored.last_round(config) != rounds[-1]
+    status = run_status(run)
+    return status is None or not status.done
 
 
 def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:

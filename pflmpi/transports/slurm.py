@@ -53,6 +53,17 @@ def rendezvous_address(environ: Mapping[str, str]) -> str:
     return f"{host}:{port}"
 
 
+def allocated(environ: Mapping[str, str]) -> tuple[int, int, int]:
+    """Nodes, cores and GPUs of this job on all nodes together; 0 where Slurm does not say.
+
+    >>> allocated({"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_GPUS_ON_NODE": "4"})
+    (3, 180, 12)
+    """
+    nodes, gpus = (int(environ.get(name) or 0) for name in ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE"))
+    cores = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    return nodes, sum(int(number) * int(times or 1) for number, times in cores), nodes * gpus
+
+
 def end_of_job(environ: Mapping[str, str]) -> float | None:
     """End of this batch job in seconds since the epoch; None outside a job, without a limit, or if unknown."""
     if environ.get("SLURM_JOB_END_TIME", "").isdecimal():  # since Slurm 22.05 or 23.02, if the job has a limit

@@ -24,7 +24,8 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series.accuracy import accuracy_by_round
 from pflmpi.cli import main
-from pflmpi.store import checked_hdf5, config_file, metrics_file, verify
+from pflmpi.store import checked_hdf5, config_file, job_file, metrics_file, verify
+from pflmpi.store.job_file import End, Start
 from pflmpi.store.names import round_path
 
 NOTHING_MORE = {"link", "iframe", "object", "embed", "img"}
@@ -158,6 +159,17 @@ def test_names_from_outside_are_escaped(runs, tmp_path):
     page_text = (tmp_path / "out" / "report.html").read_text()
     assert "a<b>" not in page_text and "a&lt;b&gt;&amp;x" in page_text
     assert "fedgmh a<b>&x" in Elements(page_text).texts
+
+
+def test_a_run_says_its_jobs_hosts_and_hours(runs, tmp_path):
+    shutil.copytree(runs / "gmh", tmp_path / "a")
+    start = Start(0, ("node1", "<node2>"), 8, 2, 8, 2, "python", "1", "2", "x")
+    job_file.record(tmp_path / "a", {"Slurm job 12": 1}, start)
+    job_file.record(tmp_path / "a", {"Slurm job 12": 1}, End("x", 1800, 7200))
+    assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "out")]) == 0
+    hours = "1.00 node hours, 4.00 core hours (50% busy), 1.00 GPU hours"
+    text = " ".join(Elements((tmp_path / "out" / "report.html").read_text()).texts)
+    assert f"used {hours}; job 12 (1 restart) on node1, <node2>." in text
 
 
 def test_what_is_missing_is_said_where_it_would_be():

@@ -1,5 +1,7 @@
 """`pflmpi status`: recorded answers of Slurm, folders of runs, and a real Slurm."""
 
+import dataclasses
+import json
 import os
 import re
 import socket
@@ -10,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import fake_slurm
+import pflmpi
 import processes
 import quick_run
 import testbed
@@ -23,8 +27,8 @@ from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file, job_file, metrics_file
-from pflmpi.store.job_file import Submission
-from pflmpi.store.run_lock import take
+from pflmpi.store.job_file import End, Start, Submission
+from pflmpi.store.run_lock import Owner, take
 
 PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
 
@@ -107,14 +111,66 @@ def test_a_start_in_a_job_of_slurm_is_recorded(tmp_path):
     job_file.append(tmp_path, "12")
     assert job_file.read(tmp_path) == {"12": 0}
     for restarts in (0, 2):
-        take(tmp_path, {"Slurm job 12": restarts, "torchrun a": 5}, take_over=False).release()
-    take(tmp_path, {"Slurm job 7": 0}, take_over=False).release()
-    take(tmp_path, {}, take_over=False).release()
+        job_file.record(tmp_path, {"Slurm job 12": restarts, "torchrun a": 5}, None)
+    job_file.record(tmp_path, {"Slurm job 7": 0}, None)
+    job_file.record(tmp_path, {}, None)
     host = socket.gethostname()
     assert (tmp_path / "jobs.txt").read_text() == f"12 - {host}\n12 0 {host}\n12 2 {host}\n7 0 {host}\n"
     with (tmp_path / "jobs.txt").open("a") as file:
         file.write("torn 1")
     assert list(job_file.read(tmp_path).items()) == [("12", 2), ("7", 0)]
+
+
+def test_a_start_says_in_a_line_what_runs_where_and_the_end_what_was_used(tmp_path, monkeypatch, capfd):
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    variables = {"JOB_ID": "12", "RESTART_COUNT": "1", "JOB_NUM_NODES": "2", "JOB_CPUS_PER_NODE": "4(x2)"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    run, host = tmp_path / "run", socket.gethostname()
+    assert quick_run.command(["run", str(tmp_path / "small.yaml"), "--out", str(run), "--ranks=1", "--quiet"]) == 0
+    out, err = capfd.readouterr()
+    versions = f"pflmpi {pflmpi.__version__}, torch {torch.__version__}, {sys.executable}"
+    assert err.startswith(f"{versions}; 1 rank on {host}; Slurm job 12, restart 1\n")
+    (used,) = re.findall("^used: (.*)$", out, re.MULTILINE)
+    assert re.fullmatch(rf"0\.0\d node hours, 0\.\d\d core hours \(\d+% busy\); job 12 \(1 restart\) on {host}", used)
+    usage = job_file.usage(run)
+    assert usage is not None and (usage.starts, usage.endless) == (1, 0)
+    assert json.loads((run / "jobs.txt").read_text().splitlines()[0].split(maxsplit=3)[3])["cores"] == 8
+
+
+def used(folder, job, token, began, ended=None, cpu_seconds=None, gpus=0):
+    """Record a start on two nodes of four cores each, and its end."""
+    start = Start(began, ("a", "b"), 8, 2, 8, gpus, "python", "1", "2", token)
+    job_file.record(folder, {f"Slurm job {job}": 0}, start)
+    if ended is not None:
+        job_file.record(folder, {f"Slurm job {job}": 0}, End(token, ended, cpu_seconds))
+
+
+def test_hours_are_those_of_all_starts_whose_end_is_known(tmp_path):
+    assert job_file.usage(tmp_path) is None
+    used(tmp_path, 12, "x", 0, 1800, 7200, gpus=4)
+    used(tmp_path, 13, "y", 5000, 6800, 0)
+    both = "2.00 node hours, 8.00 core hours (25% busy), 2.00 GPU hours"  # 2 of 8
+    assert str(job_file.usage(tmp_path)) == f"{both}; job 12 (0 restarts), 13 (0 restarts) on a, b"
+    used(tmp_path, 14, "z", 9000)
+    assert str(job_file.usage(tmp_path)).startswith(f"{both}, without 1 start whose end is unknown; job 12")
+    for torn in ('{"token": "z"', '{"token": 3, "ended": 1}', '{"token": "z", "ended": "long ago"}', "[]"):
+        with (tmp_path / "jobs.txt").open("a") as file:
+            file.write(f"14 0 a {torn}\n")
+    assert str(job_file.usage(tmp_path)).startswith(f"{both}, without 1 start")
+    used(tmp_path, 15, "killed", 20000, 21800)
+    share = "3.00 node hours, 12.00 core hours (25% busy)"  # of those that have ended in order
+    assert str(job_file.usage(tmp_path)).startswith(share)
+
+
+def test_a_start_that_was_killed_ended_when_its_lock_was_last_touched(tmp_path):
+    """As the start that takes the lock over knows."""
+    killed = Owner.here(tmp_path, {"Slurm job 12": 0})
+    used(tmp_path, 12, killed.token, 1000)
+    (tmp_path / "lock.json").write_text(json.dumps(dataclasses.asdict(killed)))
+    os.utime(tmp_path / "lock.json", (4600, 4600))
+    take(tmp_path, {"Slurm job 12": 1}, take_over=False).release()
+    assert str(job_file.usage(tmp_path)) == "2.00 node hours, 8.00 core hours; job 12 (0 restarts) on a, b"
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "Partition_Limit", "INVALID", ""])
@@ -312,7 +368,12 @@ def test_a_run_whose_job_is_forgotten_is_shown_and_says_so(run, fake, capsys):
     fake_slurm.queue(fake)
     assert main(["status", str(run)]) == 0
     out = capsys.readouterr().out
-    assert "round 3 of 3" in out and "Slurm forgets a job" in out
+    assert "round 3 of 3" in out and "Slurm forgets a job" in out and "used" not in out
+    used(run, 12, "x", 0, 1800, 7200)
+    assert main(["status", str(run)]) == 0
+    hours = "1.00 node hours, 4.00 core hours (50% busy)"
+    assert f"  used in 1 start: {hours}; job 12 (0 restarts) on a, b\n" in capsys.readouterr().out
+    (run / "jobs.txt").unlink()
 
 
 def test_an_ended_job_is_known_by_the_accounting_and_its_restarts_by_the_run(tmp_path, fake, monkeypatch, capsys):
@@ -325,7 +386,7 @@ def test_an_ended_job_is_known_by_the_accounting_and_its_restarts_by_the_run(tmp
     assert main(["status", "runs/a"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("job 12 TIMEOUT on 2 nodes (node[1-2]), 2 restarts\n") and "submit the same again" in out
-    assert "  used: 0.33 node hours, 0.67 GPU hours, 8 cores, 25% busy\n" in out  # 20 of 80 minutes
+    assert "  used: 0.33 node hours, 1.33 core hours (25% busy), 0.67 GPU hours\n" in out  # 20 of 80 minutes
     assert main(["status", "12"]) == 0
     assert f"{tmp_path}/runs/a: fedavg on digits" in capsys.readouterr().out
 
@@ -363,6 +424,32 @@ def test_an_array_has_a_line_for_each_task_and_the_other_runs_of_its_sweep(tmp_p
     assert capsys.readouterr().out.startswith("job 3_1 FAILED")
 
 
+def test_a_task_with_several_cells_has_a_line_for_each(tmp_path, fake, monkeypatch, capsys):
+    sweep = record(tmp_path / "sweeps" / "t", "3")
+    for row in "ABC":
+        write(sweep / row / "x" / "seed0", rounds=3, done=3)
+        record(sweep / row / "x" / "seed0", "3", "0")
+    for row in "AC":
+        (sweep / row / "x" / "seed0" / "round_00003.h5").touch()
+    (sweep / "B" / "x" / "seed0.log").write_text("pflmpi: no data here\n")
+    (tmp_path / "log").write_text("failed: no data here\n")
+    failed = fake_slurm.line("3_0", State="FAILED", Reason="NonZeroExitCode", STDOUT=tmp_path / "log", WorkDir=tmp_path)
+    fake_slurm.queue(fake, failed, fake_slurm.line("3_[3,6]", State="PENDING", JobID=9))
+    for what in ([str(sweep)], ["3"], []):
+        assert main(["status", *what]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "job 3, an array: 1 FAILED, 2 PENDING"
+        assert [line.partition("/x/seed0")[0] for line in lines[1:4]] == [
+            f"  3_0  FAILED (NonZeroExitCode)  {sweep}/{row}" for row in "ABC"
+        ]
+        assert ["ended with: no data here" in line for line in lines[1:4]] == [False, True, False]
+        assert lines[4].startswith("  3_[3,6]  PENDING") and len(lines) == 5
+    fake_slurm.queue(fake, failed.replace("FAILED ", "RUNNING"))
+    fake_slurm.program("scancel", f'echo "$@" > {tmp_path}/cancelled', fake)
+    assert main(["cancel", str(sweep)]) == 0
+    assert (tmp_path / "cancelled").read_text() == "3_0\n", "once"
+
+
 OOM = "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes may have been\n"
 CONSEQUENCES = "srun: error: node1: task 1: Out Of Memory\nslurmstepd: error: *** STEP 12.0 ON node1 CANCELLED ***\n"
 
@@ -375,7 +462,7 @@ def test_a_job_that_memory_ran_out_for_says_the_limit_and_what_plan_counts(state
     pattern = f"{tmp_path}/runs/a.%j.log"  # as squeue shows it
     fake_slurm.queue(fake, fake_slurm.line("12", State=state, exit_code=256, STDOUT=pattern, WorkDir=tmp_path))
     for memory, planned in ((0, "plan counts what it needs"), (3 << 30, "plan counted 3 GiB")):
-        job_file.append(run, "12", submission=Submission(str(log), memory=memory))
+        job_file.append(run, "12", record=Submission(str(log), memory=memory))
         assert main(["status"]) == 0
         out = capsys.readouterr().out
         assert f"  OUT_OF_MEMORY: the job had 300M on 2 nodes; {planned}" in out and f"  log: {log}\n" in out
@@ -404,7 +491,7 @@ def test_members_of_a_forgotten_array_say_how_they_ended(tmp_path, fake, capsys)
     write_log("sweep.3_1.log", "failed: no data here\n")
     write_log("sweep.3_2.log", "pflmpi: modules.sh ended with 1\n")
     write_log("sweep.3_0.log", "well\n")
-    job_file.append(sweep, "3", submission=Submission(f"{tmp_path}/sweep.3_%a.log"))
+    job_file.append(sweep, "3", record=Submission(f"{tmp_path}/sweep.3_%a.log"))
     fake_slurm.queue(fake)
     assert main(["status", str(sweep)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -419,7 +506,7 @@ def test_members_of_a_forgotten_array_say_how_they_ended(tmp_path, fake, capsys)
 
 def test_a_run_whose_forgotten_job_wrote_nothing_says_how_it_ended(tmp_path, fake, capsys):
     (tmp_path / "run").mkdir()
-    job_file.append(tmp_path / "run", "12", submission=Submission(f"{tmp_path}/log"))
+    job_file.append(tmp_path / "run", "12", record=Submission(f"{tmp_path}/log"))
     (tmp_path / "log").write_text("pflmpi: no data here\n")
     fake_slurm.queue(fake)
     assert main(["status", str(tmp_path / "run")]) == 0

@@ -33,20 +33,21 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "data": "--client --force --label --layout --picture --save --set",
     "run": "--bar --changed-code --continue --out --quiet --ranks --restarts --set --take-over",
     "resume": "--bar --changed-code --quiet --ranks --restarts --set --take-over",
+    "fork": "--allow-older --changed-code --out --round --set --without-client",
     "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --launcher --only --out --ranks "
-    "--seeds --set",
+    "--python --seeds --set",
     "inspect": "--allow-older --diff --digest --round --verify",
     "compare": "",
     "report": "--out --pdf --png --target --to",
     "table": "--only --out --seeds --set --write",
-    "export": "--all --allow-older --client --compress --force --leaf --out --round --server",
+    "export": "--all --allow-older --client --compress --force --leaf --out --round --server --table",
     "evaluate": "--after-training --allow-older --changed-code --data --force --out --round --set --split --unseen "
     "--updates",
     "probe": "--allow-older --changed-code --clients --round --samples --set",
     "plan": "--delay --gpu-memory --gpus --memory --ranks --rate --set",
     "doctor": "--config --out",
-    "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --requeue "
-    "--restarts --seeds --set --setup --test-only --wait",
+    "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --pack --requeue "
+    "--restarts --seeds --set --setup --site --srun --test-only --trial --wait",
     "status": "",
     "cancel": "",
     "scale": "--dry-run --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",

@@ -94,7 +94,10 @@ REFUSED = [
     (["sweep", "tables/small.yaml", "--budget", "-1"], "--budget -1: must be hours, more than 0"),
     (["sweep", "tables/small.yaml", "--budget", "nan"], "--budget nan: must be hours, more than 0"),
     (["sweep", "tables/small.yaml", "--budget", "inf"], "--budget inf: must be hours, more than 0"),
-    (["sweep", "tables/small.yaml", "--budget", "2", "--cell", "0"], "--budget 2 with --cell, which is one run; leave"),
+    (
+        ["sweep", "tables/small.yaml", "--budget", "2", "--cell", "0"],
+        "--budget 2 with --cell, a task of a job array; leave",
+    ),
     (["scale", "c.yaml", "--ranks", "2,1"], "--ranks '2,1': must be at least 1, and each more than the one before"),
     (["scale", "c.yaml", "--ranks", "0,1"], "--ranks '0,1': must be at least 1"),
     (["scale", "c.yaml", "--ranks", "1,two"], "--ranks '1,two': must be whole numbers with commas"),

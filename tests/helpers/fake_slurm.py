@@ -21,7 +21,7 @@ def enter(folder, monkeypatch, sbatch):
 
 def program(name, text, folder=Path("bin")):
     """Write a program of Slurm's into a folder."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
 

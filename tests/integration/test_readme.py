@@ -24,6 +24,7 @@ from project import ROOT
 
 README = ROOT / "README.md"
 FIRST_HOUR = ROOT / "docs" / "first-hour.md"  # whose commands test_first_hour.py runs
+CLUSTERS = ROOT / "docs" / "clusters.md"
 PAGES = [README, *sorted({*(ROOT / "docs").glob("*.md")} - {FIRST_HOUR})]
 
 
@@ -46,12 +47,14 @@ RUNS = [line for line in COMMANDS if re.match(r"(pflmpi|launch/mpirun -n|torchru
 WRAPPED = [line for line in COMMANDS if re.match(r"launch/.* run ", line) and line not in RUNS]
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|table) configs/papers/", line)]
-JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line) and "--test-only" not in line]
+JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b(?!.*--(test-only|failed))", line)]
 CANCELLED = [line for line in COMMANDS if re.match(r"pflmpi cancel\b", line)]  # in test_slurm_jobs.py
-READ = r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/)|(launch/mpirun -n \d )?python examples/)"
+READ = (
+    r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/|fork|resume)|(launch/mpirun -n \d )?python examples/)"
+)
 READING = [line for line in COMMANDS if re.match(READ, line)]
 SCALED = [line for line in COMMANDS if re.match(r"pflmpi (scale|report scaling/)", line)]  # jobs: test_slurm_jobs.py
-ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b|--test-only", line)]
+ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b|--test-only|--failed", line)]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +166,7 @@ def test_a_run_is_read_as_it_says(environment, tmp_path):
     for command in READING:
         done = processes.call(shlex.split(command), env=environment, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
-    for block in blocks("python"):
+    for block in blocks("python", [page for page in PAGES if page != CLUSTERS]):
         done = processes.call([sys.executable, "-c", block], env=environment, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
 
@@ -177,22 +180,35 @@ def test_a_job_ends_well(command, slurm, request, environment):
     folder, expected = request.getfixturevalue("alone")
     words = shlex.split(command)
     smaller = ["--nodes=1", "--ntasks-per-node=2"] if words[0] == "sbatch" else ["--ntasks=2", "--nodes=1"]
-    smaller += ["--array=0"] if "slurm/array.sbatch" in words else []
-    words = [word for word in words if not word.startswith(("--ntasks", "--array"))]
+    smaller += ["--array=0"] * ("slurm/array.sbatch" in words) + ["--seeds=1"] * ("--array" in words)
+    array = "slurm/array.sbatch" in words or "--array" in words
+    words = [word for word in words if not word.startswith(("--ntasks", "--array="))]
     at = 1 if words[0] == "sbatch" else 2  # after `pflmpi submit`
     done = processes.call([*words[:at], *smaller, *words[at:]], env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     number = re.search(r"job (\d+)", done.stdout)
     assert number, done.stdout
-    job = f"{number[1]}_0" if "slurm/array.sbatch" in words else number[1]
+    job = f"{number[1]}_0" if array else number[1]
     log = Path(testbed.fields(job)["StdOut"])
     assert testbed.wait_until(job, timeout=280) == "COMPLETED", log.read_text()
-    if "slurm/array.sbatch" in words:
+    if array:
         assert run_folder.rounds(folder / "sweeps" / "digits" / "FedGMH" / "digits" / "seed0")[-1] == 30
         return
     runs = [folder / word for word in words if word.startswith("runs/")] or [folder / "runs" / "quickstart"]
     for run in runs:
         assert quick_run.digest(run) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.timeout(290)
+def test_a_notebook_on_a_cluster_gives_the_digest_of_the_quickstart(slurm, request, environment):
+    folder, expected = request.getfixturevalue("alone")
+    (block,) = blocks("python", [CLUSTERS])
+    shown = f"{block}\nprint(run.round().digest())"
+    done = processes.call([sys.executable, "-c", shown], timeout=280, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == expected
 
 
 @pytest.mark.slow

@@ -100,6 +100,14 @@ def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(tmp_path, 
     assert verify.newest_good(Path(folder)) == (2, [])
 
 
+def test_the_runs_of_a_launcher_may_have_another_interpreter_as_in_a_container(tmp_path):
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
+    inside = f'shift 2; echo "$@" > words; shift; exec {sys.executable} "$@" --ranks 1'
+    words = ["--launcher", launcher(tmp_path, inside), "--python", "python", "--cell", "0"]
+    assert main(["sweep", str(path), *words]) == 0
+    assert Path("words").read_text().startswith("python -P -m pflmpi run sweeps/small/FedAvg/few/seed0.yaml ")
+
+
 @pytest.mark.parametrize(
     "ends, expected, told", [([75], 75, "0 failed, 1 stopped"), ([3], 1, "1 failed"), ([75, 3], 1, "1 failed, 1 stop")]
 )
@@ -143,6 +151,51 @@ def test_a_cell_that_is_stopped_again_and_again_before_a_round_is_given_up(tmp_p
     assert [main([*words, "--launcher", stops]) for _ in range(5)] == [75, 75, 75, 75, 3]
     assert "stopped 5 times in a row before a round was complete; give its job more --time" in capfd.readouterr().err
     assert main([*words, "--launcher", stops]) == 75, "submitted again, it is started as before"
+
+
+# --- several cells in a task --------------------------------------------------------------------------------------
+
+
+def pack(folder, codes):
+    """Words that run the cells of a table, with a row for each exit code that a launcher gives them."""
+    rows = {f"row{number}": {"algorithm": {"name": "local"}} for number in range(len(codes))}
+    path = table_file.write(folder, seeds=[0], columns={"few": {}}, rows=rows)
+    ends = "".join(
+        f'[[ "$*" != */row{n}/* ]] || {{ echo {n} >> started; exit {code}; }}\n' for n, code in enumerate(codes)
+    )
+    return ["sweep", str(path), "--launcher", launcher(folder, ends), "--cell"]
+
+
+def test_a_cell_that_fails_does_not_stop_those_after_it(tmp_path, capfd):
+    path = table_file.write(tmp_path, seeds=[0])  # four cells
+    words = ["sweep", str(path), "--ranks", "1", "--cell"]
+    out = Path("sweeps/small")
+    with cell_locked(out / "FedAvg" / "few" / "seed0"):
+        assert main([*words, "0,2-3"]) == 2, "the worst"
+    shown = capfd.readouterr()
+    assert "another task works on sweeps/small/FedAvg/few/seed0" in shown.err
+    assert [line.split(":")[0] for line in shown.out.splitlines() if line.startswith("cell")] == [
+        "cell 0",
+        "cell 2",
+        "cell 3",
+    ]
+    assert [verify.newest_good(out / "Local" / column / "seed0")[0] for column in ("few", "many_M")] == [2, 2]
+    assert main([*words, "0-3"]) == 0 and "cell 2: Local/few/seed0: 2 of 2 rounds done\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "codes, expected, started", [((3, 3, 3), 1, "012"), ((3, 75, 3), 75, "01"), ((75, 3, 3), 75, "0")]
+)
+def test_a_task_that_is_stopped_begins_no_other_cell_and_is_requeued(codes, expected, started, tmp_path):
+    assert main([*pack(tmp_path, codes), "0-2"]) == expected
+    assert Path("started").read_text().split() == [*started]
+
+
+def test_a_task_whose_cell_is_given_up_begins_no_other_cell(tmp_path, capfd):
+    words = pack(tmp_path, (75, 3))
+    assert [main([*words, "0-1"]) for _ in range(5)] == [75, 75, 75, 75, 3]
+    assert "row0/few/seed0 was stopped 5 times in a row" in capfd.readouterr().err
+    assert Path("started").read_text().split() == ["0"] * 5
 
 
 def test_a_signal_while_the_last_run_ends_is_noted(tmp_path):

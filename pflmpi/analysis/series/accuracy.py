@@ -58,12 +58,12 @@ _MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, f
 def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
     """Mean accuracy over clients by round, the best marked; of one run with a band over clients where it is known."""
     alone = len(runs) == 1
-    curves = [_mean_accuracy(named_run, alone) for named_run in runs if evaluated(named_run.run).any()]
+    curves = [_mean_accuracy(named_run, alone) for named_run in runs if evaluated(named_run).any()]
     if not curves:
         return Missing(_TITLE, "no round has been evaluated yet")
     caption = f"Mean over clients; a ring marks the best round. {_BAND if alone else ''}".strip()
     if alone and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:
-        columns, seen = runs[0].run.columns, evaluated(runs[0].run)
+        columns, seen = runs[0].run.columns, evaluated(runs[0])
         x, y, std = (columns[name][seen] for name in ("round", "accuracy_mean", "accuracy_std"))
         caption += " The thin lines are one standard deviation over clients below and above the mean."
         curves += [
@@ -82,7 +82,7 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
 
 def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Multiples]:
     """The bands over clients of several runs, side by side; no figure without any."""
-    tested = [named_run for named_run in runs if evaluated(named_run.run).any()]
+    tested = [named_run for named_run in runs if evaluated(named_run).any()]
     curves = [replace(_mean_accuracy(named_run, True), label=named_run.label) for named_run in tested]
     if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
         return []
@@ -102,10 +102,9 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
     for column, (title, caption, y_label, factor) in _MEASURES.items():
         curves = []
         for named_run in runs:
-            values = named_run.run.columns.get(column, np.array(np.nan))
-            if (measured := ~np.isnan(values)).any():
-                x, y = named_run.run.columns["round"][measured], factor * values[measured]
-                curves.append(Curve(named_run.legend, x, y, style=named_run.style, source=named_run.label))
+            if (measured := evaluated(named_run, column)).any():
+                x, y = (named_run.run.columns[name][measured] for name in ("round", column))
+                curves.append(Curve(named_run.legend, x, factor * y, style=named_run.style, source=named_run.label))
         if curves:
             figures.append(
                 Curves(
@@ -126,14 +125,16 @@ def accuracy_by_round(run: Run) -> dict[int, np.ndarray]:
     return {number: accuracy for number, accuracy in accuracies.items() if accuracy is not None}
 
 
-def evaluated(run: Run) -> np.ndarray:
-    """Whether a line of the metrics has an accuracy, [rounds] bool."""
-    return np.asarray(~np.isnan(run.columns["accuracy_mean"]), bool)
+def evaluated(named_run: NamedRun, column: str = "accuracy_mean") -> np.ndarray:
+    """Whether a line of the metrics has an accuracy, or another measure, that is drawn, [rounds] bool."""
+    columns = named_run.run.columns
+    measured = ~np.isnan(columns.get(column, np.full(len(columns["round"]), np.nan)))
+    return np.asarray(measured & (columns["round"] >= named_run.first), bool)
 
 
 def _mean_accuracy(named_run: NamedRun, banded: bool) -> Curve:
     """The mean accuracy of a run by round, with the band over clients if `banded`."""
-    run, seen = named_run.run, evaluated(named_run.run)
+    run, seen = named_run.run, evaluated(named_run)
     rounds, mean = run.columns["round"][seen], 100 * run.columns["accuracy_mean"][seen]
     low = high = None
     if banded:

@@ -26,7 +26,7 @@ def accuracy_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
     totals = [
         (named_run, total)
         for named_run, total in zip(runs, sent, strict=True)
-        if total.any() and evaluated(named_run.run).any()
+        if total.any() and evaluated(named_run).any()
     ]
     if not totals:
         return Missing(title, "nothing was sent by these runs, or no round has been evaluated yet")
@@ -43,7 +43,7 @@ def accuracy_against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
     """Accuracy against the seconds of all rounds so far."""
     title = "Accuracy against time"
     times = [
-        (named_run, np.cumsum(named_run.run.columns["seconds"])) for named_run in runs if evaluated(named_run.run).any()
+        (named_run, np.cumsum(named_run.run.columns["seconds"])) for named_run in runs if evaluated(named_run).any()
     ]
     if not times:
         return Missing(title, "no round has been evaluated yet")
@@ -57,7 +57,7 @@ def _against(
     """Accuracy against totals [rounds] of each run."""
     curves = []
     for named_run, total in totals:
-        seen = evaluated(named_run.run)
+        seen = evaluated(named_run)
         mean = 100 * named_run.run.columns["accuracy_mean"][seen]
         best, style = int(np.nanargmax(mean)), named_run.style
         curves.append(Curve(named_run.legend, total[seen], mean, mark=best, style=style, source=named_run.label))

@@ -1,0 +1,50 @@
+"""Start a new run from a checkpoint of another, with other options or without some clients."""
+
+import argparse
+
+from pflmpi import arguments
+from pflmpi.text import for_shell, printable, shown
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Registers the command-line arguments."""
+    arguments.add_overrides(parser)
+    arguments.add_run(parser)
+    arguments.add_round(parser)
+    parser.add_argument(
+        "--out", type=arguments.folder, required=True, metavar="DIR", help="folder of the new run, which needs no other"
+    )
+    parser.add_argument(
+        "--without-client",
+        type=_clients,
+        action="extend",
+        default=[],
+        metavar="ID,...",
+        help="go on without these clients: they are drawn as before, and do not train (training.without_clients)",
+    )
+    arguments.add_changed_code(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the new run, and print what differs and how to go on; return the exit code."""
+    from pflmpi.analysis.run import open_run
+    from pflmpi.config.sections import override
+    from pflmpi.experiment import stored_config
+    from pflmpi.experiment.fork import fork, without_clients
+
+    opened = open_run(options.run)
+    round = arguments.checkpoint(opened, options).number
+    values = override(stored_config.values(options.run), options.overrides)
+    values = without_clients(values, options.without_client)
+    made = fork(options.run, options.out, round, values, changed_code=options.changed_code)
+    changes = ", ".join(f"{key} = {shown(now)} (was {shown(before)})" for key, (before, now) in made["changes"].items())
+    print(printable(f"{options.out}: {options.run} after round {round}, {changes or 'nothing is changed'}"))
+    print(printable(f"continue it with `pflmpi resume {for_shell(options.out)}`"))
+    return 0
+
+
+def _clients(text: str) -> list[int]:
+    """The ids in a list such as 7,9."""
+    if not all(word.isdecimal() for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"ids of clients such as 7,9 are expected, and {text!r} found")
+    return [int(word) for word in text.split(",")]

@@ -1,0 +1,120 @@
+"""A fork: a new run that begins with a copy of the state of another after a round, and goes on differently.
+
+Its files are written in such an order that a fork that is killed is no run: shards, text files, then the round file,
+which makes a checkpoint of them, and config.yaml.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pflmpi import atomic, regular_file
+from pflmpi.config import stored
+from pflmpi.config.load import Config
+from pflmpi.errors import CheckpointError
+from pflmpi.experiment import stored_config
+from pflmpi.experiment.build import Experiment
+from pflmpi.experiment.restore import other_arrays, rebuilt
+from pflmpi.experiment.run import refuse_existing
+from pflmpi.runtime.config import FREE_ON_RESUME
+from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file, pruning, run_folder, verify
+from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.names import SHARDS, round_path
+from pflmpi.store.run_lock import take
+
+_FIXED = ("seed", "data", "partition", "model")  # sections that decide data, partition and model
+_FIXED_KEYS = ("training.init", "evaluation.unseen")  # and keys of others, which have an effect before round 1 alone
+
+
+def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed_code: bool = False) -> dict[str, Any]:
+    """Write a new run that continues another after a round; `pflmpi resume` then goes on with it.
+
+    Args:
+        run: it is only read, and may be running.
+        out: the folder of the new run, which holds none yet.
+        values: the sections of the configuration to go on with.
+        changed_code: also where code from outside the package has changed since the run was written.
+
+    Returns:
+        What the new run records of it: `run` (id), `round`, `digest`, and `changes`, [before, now] by dotted key.
+
+    Raises:
+        CheckpointError: the round is damaged, or a value cannot change, which is named.
+        ConfigError: the configuration is wrong, or the folder cannot be written or holds a run.
+    """
+    refuse_existing(out)
+    if problems := verify.checkpoint(run, round, whole=False):
+        raise CheckpointError("; ".join(problems.values()))
+    verify.check_metrics(run, round)
+    config, changes = stored_config.changed_config(run, values)
+    _check_changes(run, round, config, changes)
+    experiment = rebuilt(run, config, torch.device("cpu"), changed_code)
+    if other := other_arrays(run, round, experiment, "those with this change"):
+        raise CheckpointError(
+            f"{run} cannot be forked with {_text(changes)}: its {other}; leave that as it is, or start a new run"
+        )
+    experiment.check_left_out(round)
+    origin = {
+        "run": config_file.run_id(run),
+        "round": round,
+        "digest": run_folder.digest(run, round),
+        "changes": {key: list(change) for key, change in changes.items()},
+    }
+    lock = take(out, {}, False)
+    try:
+        with atomic.refusing(f"the run folder {out}", "choose another --out"):
+            _write(run, out, round, experiment, origin)
+    finally:
+        lock.release()
+    return origin
+
+
+def without_clients(values: Mapping[str, Any], clients: Sequence[int]) -> dict[str, Any]:
+    """The sections of a configuration that leaves out these clients too."""
+    training = {**values.get("training", {})}
+    before = training.get("without_clients") or []
+    return {**values, "training": {**training, "without_clients": [*before, *clients]}} if clients else {**values}
+
+
+def _check_changes(run: Path, round: int, config: Config, changes: Mapping[str, tuple[Any, Any]]) -> None:
+    fixed = {
+        key: change
+        for key, change in changes.items()
+        if (key.partition(".")[0] in _FIXED or key in _FIXED_KEYS) and key not in FREE_ON_RESUME
+    }
+    if fixed:
+        raise CheckpointError(
+            f"{run} cannot be forked with {_text(fixed)}: what was decided before its first round stays as it is; "
+            "leave it out, or start a new run"
+        )
+    if config.training.rounds < round:
+        raise CheckpointError(f"training.rounds = {config.training.rounds}, and the fork begins after round {round}")
+
+
+def _text(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key} = {now!r} (in the run {before!r})" for key, (before, now) in changes.items())
+
+
+def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Mapping[str, Any]) -> None:
+    recorded = {
+        **stored.read(run)["recorded"],
+        "run": config_file.new_run_id(),
+        "partition_csv": partition_file.checksum(experiment.counts),
+        **({"code": experiment.code} if experiment.code else {}),
+        "fork": dict(origin),
+    }
+    (out / SHARDS).mkdir(exist_ok=True)
+    pruning.discard_after(out, None)  # what a killed fork has left
+    for name in run_folder.read_layout(run, round).files:
+        checked_hdf5.copy_file(run / name, out / name)
+    stored_config.write_about_data(out, experiment)
+    length = run_folder.read_metrics_checksum(run, round).bytes
+    atomic.write(metrics_file.path(out), regular_file.read(metrics_file.path(run))[:length])
+
+    def fill(writing: Writing) -> None:
+        writing.about["run"] = {"round": round, **stored_config.attributes(experiment, recorded)}
+
+    checked_hdf5.write(round_path(out, round), fill, copied=round_path(run, round))
+    stored_config.write_config(out, experiment, recorded)
