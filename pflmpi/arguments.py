@@ -1,6 +1,7 @@
 """Arguments that several commands take."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,14 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def shell_words(option: str, text: str) -> list[str]:
+    """The words of an option's value, as a shell reads them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} cannot be read as words: {error}; close the quotes") from error
+
+
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add `-s KEY=VALUE`."""
     parser.add_argument(
@@ -34,6 +43,11 @@ def add_changed_code(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="resume even if your own Python files have changed since the run started",
     )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else (docs/scripts.md)")
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from pflmpi.text import first_line, printable
 # does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
 _GROUPS = {
     "run": ("examples", "list", "data", "run", "resume", "fork", "sweep"),
-    "look": ("inspect", "compare", "report", "table", "export", "evaluate", "probe"),
+    "look": ("inspect", "watch", "compare", "report", "table", "export", "evaluate", "probe"),
     "cluster": ("plan", "doctor", "submit", "status", "cancel", "scale"),
 }
 _RENAMED = {

@@ -2,9 +2,12 @@
 
 import errno
 import io
+import json
+import math
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pflmpi.text import printable
@@ -13,8 +16,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_ANY_WIDTH = 1 << 16  # columns; a table takes what it needs
+
+
 def console(**settings: Any) -> "Console":
-    """A rich console without markup and emoji, which the name of a file or run may look like; see `text.printable`."""
+    """A rich console without markup and emoji, which the name of a file or run may look like; see `text.printable`.
+
+    Where no terminal and no COLUMNS says how long lines are, they have any length: a script reads whole paths.
+    """
     from rich.console import Console  # here: `--help` does without
 
     class Printing(Console):
@@ -22,14 +31,11 @@ def console(**settings: Any) -> "Console":
             return super().render_str(printable(text), **options)
 
     terminal = Printing(markup=False, emoji=False, **settings)
-    if terminal.width == 0:  # as some shells without a terminal say; rich would print nothing
+    if not terminal.stderr:  # rich would take the width of any terminal that it finds, or 80, or 0 and print nothing
+        terminal.width = shutil.get_terminal_size((_ANY_WIDTH, 0)).columns
+    elif terminal.width == 0:
         terminal.width = shutil.get_terminal_size().columns
     return terminal
-
-
-def table_console(width: int, **settings: Any) -> "Console":
-    """A console for tables, which has `width` characters in a line where neither a terminal nor COLUMNS says it."""
-    return console(width=shutil.get_terminal_size((width, 0)).columns, **settings)
 
 
 class _Stream(io.FileIO):
@@ -64,6 +70,24 @@ def outlive_readers() -> None:
             write_through=getattr(before, "write_through", False),
         )
         setattr(sys, name, stream)
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Prints one JSON object, as docs/scripts.md lists its keys."""
+    print(json.dumps(_plain(content)))
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: NaN and infinities are null, NumPy's values plain ones, paths and names strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int) else str(value)
 
 
 def print_surely(text: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from pflmpi import atomic
 from pflmpi.analysis import figures
 from pflmpi.analysis.comparable import readable
 from pflmpi.analysis.drawing import html
@@ -29,6 +30,7 @@ def write_report(
     update: Callable[[int, int], None],
     targets: Sequence[float] = (),
     pictures: Sequence[str] = (),
+    reload: int = 0,
 ) -> list[str]:
     """Write the report to a folder; return what could not be read or compared, and was left out.
 
@@ -36,6 +38,7 @@ def write_report(
         update: called with how many steps are done, of how many.
         targets: accuracies, as shares, until which the cost is shown; by default those of `targets_of`.
         pictures: "png", "pdf" or both, as which every figure is written too.
+        reload: seconds after which a browser loads the page again; 0 for never.
 
     Raises:
         CheckpointError: none of the runs can be read.
@@ -69,7 +72,9 @@ def write_report(
         sections = _sections(runs, lines, details, partial(draw_figures, out, pictures))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
         text = html.page(title, _about(runs), problems, sections)
-        (out / PAGE).write_text(text, encoding="utf-8")
+        if reload:
+            text = text.replace("<title>", f'<meta http-equiv="refresh" content="{reload}">\n<title>', 1)
+        atomic.write(out / PAGE, text.encode())  # a browser that reloads sees a whole page
         _remove(out, _linked_files(former) - _linked_files(text))
     except OSError as error:
         raise ConfigError(f"cannot write the report in {out}: {error.strerror}; choose another --out") from error

@@ -1,19 +1,21 @@
 """Status of jobs and runs: what Slurm says of a job, beside what the folder of its run says."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.job_log import last_error, out_of_memory
 from pflmpi.cluster.jobs import Job, by_working_directory, cells_below, jobs_in, last_errors, located
 from pflmpi.config import stored
-from pflmpi.errors import CheckpointError, ConfigError, Stopped
+from pflmpi.errors import CheckpointError, ConfigError, RunError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
+from pflmpi.store import config_file, events_file, job_file, metrics_file, names, run_lock, verify
 from pflmpi.text import counted, short_name, size
 
 _UNSEEN = "unseen_accuracy_mean"
@@ -278,38 +280,33 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
 
 def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a job, a task of an array, or an array."""
+    jobs = _named_jobs(name, environ)
+    if jobs[0].state:
+        yield from _blocks(jobs)
+    else:
+        assert jobs[0].folder is not None
+        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {jobs[0].folder}"
+        yield from one_folder(jobs[0].folder, environ)
+
+
+def _named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
+    """The jobs with an id; of one that Slurm has forgotten the state is "", and the folder that of its jobs.txt."""
     jobs = slurm.find(name, environ)
     unknown = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
-    folders = [*by_working_directory([*jobs, unknown])]
-    if jobs:
-        placed: dict[str, list[Job]] = {}
-        for job in located(jobs, folders):
-            placed.setdefault(job.id, []).append(job)
-        yield from _blocks([place for job in jobs for place in placed.get(job.id, [job])])
-    elif recorded := located([unknown], folders):
-        assert recorded[0].folder is not None
-        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {recorded[0].folder}"
-        yield from one_folder(recorded[0].folder, environ)
-    else:
+    placed: dict[str, list[Job]] = {}
+    for job in located(jobs or [unknown], by_working_directory([*jobs, unknown])):
+        placed.setdefault(job.id, []).append(job)
+    if not jobs and not placed:
         raise ConfigError(
             f"Slurm knows no job {name}: it never existed, or it has ended ({_FORGOTTEN}); "
             f"the folder of its run still shows its progress: pflmpi status RUN (if that is its name: ./{name})"
         )
+    return [place for job in jobs or [unknown] for place in placed.get(job.id, [job])]
 
 
 def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a run, or of the runs of a sweep, even if Slurm is missing or does not answer."""
-    jobs: list[Job] = []
-    note = ""
-    try:
-        jobs = jobs_in(folder, slurm.queue(environ))
-        newest = list(job_file.read(folder))[-1:]
-        jobs = jobs or jobs_in(folder, slurm.accounted(newest, environ))
-        note = "" if jobs else f"no job of yours runs it, as far as Slurm knows ({_FORGOTTEN})"
-    except ConfigError:
-        pass  # there is no Slurm here
-    except slurm.NoAnswer as error:
-        note = error.why  # what else to do is done: a run has been named
+    jobs, note = _jobs_of(folder, environ)
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
     state, cells = run_status(folder), cells_below(folder.resolve())
@@ -324,10 +321,7 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         for text, log in ends if state is None or not state.done else ():
             yield from _end(text, log)
     elif not cells:
-        raise ConfigError(
-            f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
-            "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
-        )
+        raise _no_run(folder)
     if (usage := job_file.usage(folder)) and (usage.starts > 1 or not jobs):
         yield f"  used in {counted(usage.starts, 'start')}: {usage}"
     worked_on = {job.folder for job in jobs}
@@ -336,6 +330,28 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         yield from _cells(others, folder.resolve(), ends)
     if note:
         yield f"  {note}"
+
+
+def _jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
+    """The jobs of a run or a sweep, and why there is none as far as that is known."""
+    jobs: list[Job] = []
+    try:
+        queue = slurm.queue(environ)
+        jobs = jobs_in(folder, queue) or [job for run in cells_below(folder) for job in jobs_in(run, queue)]
+        newest = list(job_file.read(folder))[-1:]
+        jobs = jobs or jobs_in(folder, slurm.accounted(newest, environ))
+    except ConfigError:
+        return [], ""  # there is no Slurm here
+    except slurm.NoAnswer as error:
+        return jobs, error.why  # what else to do is done: a run has been named
+    return jobs, "" if jobs else f"no job of yours runs it, as far as Slurm knows ({_FORGOTTEN})"
+
+
+def _no_run(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
+        "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
+    )
 
 
 def _cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]]) -> Iterator[str]:
@@ -390,7 +406,8 @@ def _used(job: Job) -> str:
     """Node, core and GPU hours of a job since its last start and, by the accounting, how busy its cores were."""
     nodes, gpus, cores = job.nodes, job.allocated.get("gres/gpu", "0"), job.allocated.get("cpu", "0")
     by_nodes, by_gpus, by_cores = (job.seconds * int(number) for number in (nodes, gpus, cores))
-    return f"used: {job_file.hours(by_nodes, by_gpus, by_cores, job.cpu_seconds)}"
+    busy = None if job.cpu_seconds is None or not by_cores else job.cpu_seconds / by_cores
+    return f"used: {job_file.hours(by_nodes, by_gpus, by_cores, busy)}"
 
 
 def _error(job: Job) -> str:
@@ -432,3 +449,159 @@ def _array(jobs: Sequence[Job]) -> Iterator[str]:
         why = "".join(f"; {line}" for line in _memory(job, error)) or f"; ended with: {error}" * bool(error)
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
         yield f"  {job.id}  {what}{run}{why}{log}"
+
+
+def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Jobs and runs in JSON: those of a folder, of a job, or all of this user; raises as the functions for lines."""
+    if isinstance(what, Path):
+        jobs, note = _jobs_of(what, environ)
+        runs = cells_below(what.resolve()) or [what]
+        state = run_status(what)
+        if state is not None and state.problem:
+            raise CheckpointError(state.problem)
+        if runs == [what] and state is None and not jobs and not last_errors(what):
+            raise _no_run(what)
+    elif what is not None:
+        jobs, note = _named_jobs(what, environ), ""
+        if not jobs[0].state:  # Slurm has forgotten it
+            return as_object(jobs[0].folder, environ)
+        runs = _runs_of(jobs)
+    else:
+        queue = slurm.queue(environ)
+        jobs, note = located(queue, by_working_directory(queue)), ""
+        runs = _runs_of(jobs)
+    current = _current(jobs)
+    return {
+        "jobs": [_job_object(job) for job in current],
+        "runs": [_run_object(run, current) for run in dict.fromkeys(runs)],
+        "notes": [note] if note else [],
+    }
+
+
+def _runs_of(jobs: Sequence[Job]) -> list[Path]:
+    """The folders of the runs of jobs; of an array whose runs have not begun that of its sweep is none."""
+    return [job.folder for job in jobs if job.folder is not None and not cells_below(job.folder)]
+
+
+_GRACE = 20.0  # seconds after which nobody will start the ranks of a run again
+_PAUSE = 2.0  # seconds between two looks at runs that are waited for
+
+
+class Writers:
+    """Which runs are being written, as their locks say: those of another host as long as they are touched."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, float] = {}
+        self._touched: dict[Path, float] = {}
+
+    def write(self, run: Path) -> bool:
+        """Whether a process writes the run, or has until a moment ago, so that its ranks may be starting again."""
+        owner, now = run_lock.owner(run), time.monotonic()
+        if owner is not None:
+            with suppress(OSError):
+                touched = run_lock.touched(run_lock.path(run))
+                if owner.near() or self._touched.get(run) != touched:
+                    self._seen[run], self._touched[run] = now, touched
+        patience = _GRACE if owner is None else run_lock.SILENCE
+        return now - self._seen.get(run, -patience) < patience
+
+
+def is_done(run: Path) -> bool:
+    """Whether all rounds of a run are complete."""
+    state = run_status(run)
+    return state is not None and state.done
+
+
+def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str], of_sweep: bool) -> int:
+    """Wait until jobs, and the processes that write runs, have ended; the exit code of the run.
+
+    That of a job is Slurm's, that of another process the one in its events (`output.events`), else 3.
+
+    Args:
+        jobs: their ids.
+        of_sweep: whether these are runs of a sweep: it is 0 if all are done, 75 if all others were stopped, else 1.
+    """
+    ended = [job for name in jobs for job in slurm.wait(name, environ)]
+    writers = Writers()
+    while not jobs and any([not is_done(run) and writers.write(run) for run in runs]):
+        time.sleep(_PAUSE)
+    left = [run for run in runs if not is_done(run)]
+    if not left:
+        return 0
+    codes = {job.exit_code or RunError.exit_code for job in ended if job.state != "COMPLETED"}
+    if not jobs:
+        codes = {events_file.exit_code(run) or RunError.exit_code for run in left}
+    if of_sweep:
+        return Stopped.exit_code if codes == {Stopped.exit_code} else 1
+    return next(iter(codes), RunError.exit_code)
+
+
+def wait_for(what: Path | str, environ: Mapping[str, str]) -> int:
+    """`wait` for a job, or for the jobs and processes of a run, a sweep or a folder of runs."""
+    if isinstance(what, str):
+        jobs = _named_jobs(what, environ)
+        runs = [job.folder for job in jobs if job.folder is not None]
+        cells = [cell for run in runs for cell in cells_below(run)]
+        return wait([what] if jobs[0].state else [], cells or runs, environ, bool(cells))
+    jobs, cells = _jobs_of(what, environ)[0], cells_below(what.resolve())
+    if not (jobs or cells or config_file.path(what).exists() or run_lock.owner(what)):
+        raise _no_run(what)
+    newest = [] if run_lock.owner(what) else _current(jobs)
+    numbers = dict.fromkeys(job.array or job.number for job in [job for job in jobs if job.in_queue] or newest)
+    return wait(numbers, cells or [what], environ, bool(cells))
+
+
+def _job_object(job: Job) -> dict[str, Any]:
+    return {
+        "job": job.id,
+        "state": job.state,
+        "reason": job.reason or None,
+        "nodes": int(job.nodes) if job.nodes.isdecimal() else None,
+        "node_list": job.node_list or None,
+        "restarts": job.restarts,
+        "exit_code": None if job.in_queue else job.exit_code,
+        "seconds": job.seconds,
+        "time_limit_seconds": job.limit,
+        "start": job.start or None,
+        "run": job.folder,
+        "log": job.log,
+        "error": _error(job) or None,
+    }
+
+
+def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
+    state, writer = run_status(run) or RunStatus("", 0, 0, None, None, None, None, None), run_lock.owner(run)
+    running = writer is not None or any(job.active and job.folder == run.resolve() for job in jobs)
+    ended = state.done or running
+    error, log = ("", None) if ended else next(iter(_errors_of(run)), ("", None))
+    return {
+        "run": run,
+        "title": state.title or None,
+        "done": state.done,
+        "running": running,
+        "round": state.round,
+        "rounds": state.rounds or None,
+        "accuracy_mean": state.accuracy,
+        "best_accuracy": state.best[0] if state.best else None,
+        "best_round": state.best[1] if state.best else None,
+        "unseen_accuracy_mean": state.unseen,
+        "checkpoint": state.checkpoint,
+        "seconds_per_round": state.per_round,
+        "seconds_since_round": state.age,
+        "seconds_left": state.to_end,
+        "ranks": state.ranks,
+        "stopped_early": state.early or None,
+        "written_by": writer,
+        "notes": state.notes,
+        "problem": state.problem or None,
+        "error": error or None,
+        "log": log,
+    }
+
+
+def _errors_of(run: Path) -> Iterator[tuple[str, Path]]:
+    """The errors that ended the process or the job of a run, each with its log."""
+    log = Path(f"{run}.log")
+    if error := last_error(log):
+        yield error, log
+    yield from last_errors(run)

@@ -31,7 +31,7 @@ _KEYS = {
     """.split(),
     "evaluation": "every absent when batch_size unseen unseen_updates".split(),
     "checkpoint": "every keep".split(),
-    "output": ["trackers"],
+    "output": ["trackers", "events"],
     "runtime": """
         transport device gpus gpu_memory between_gpus mixed_gpus executor lanes state scratch threads timeout
         spare server client_errors cache

@@ -3,13 +3,15 @@
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
+from pflmpi.terminal import print_json
 
 if TYPE_CHECKING:
     from pflmpi.data.dataset import Dataset
+    from pflmpi.data.federation import Federation
 
 _OF_A_CONFIG = {"overrides": "-s", "save": "--save"}
 _OF_DATA = {"label": "--label", "client": "--client", "layout": "--layout", "picture": "--picture"}
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--save", type=Path, metavar="FILE", help="write the configuration's partition, for `partition: {path: FILE}`"
     )
     arguments.add_force(parser)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,12 +59,30 @@ def _show_partition(options: argparse.Namespace) -> int:
 
     arguments.check_free(options.save, "--save", options.force)
     federation = load_federation(load(options.path, options.overrides))
+    if options.save is not None:
+        save(federation, options.save)
+    if options.json:
+        print_json({**_partition(federation), "saved": options.save})
+        return 0
     terminal = console()
     terminal.print(picture(federation, terminal.width))
     if options.save is not None:
-        save(federation, options.save)
-        terminal.print(f"saved: partition: {{path: {options.save}}}")
+        terminal.print(f"saved: partition: {{path: {options.save}}}", soft_wrap=True)
     return 0
+
+
+def _partition(federation: "Federation") -> dict[str, Any]:
+    """What each client holds; arrays are in client order."""
+    return {
+        "dataset": federation.dataset.name,
+        "clients": federation.num_clients,
+        "classes": federation.dataset.num_classes,
+        "train_samples": federation.num_train,
+        "test_samples": federation.num_test,
+        "train_samples_by_class": federation.class_counts,
+        "shared_samples": federation.num_shared,
+        "hash": federation.digest,
+    }
 
 
 def _show_data(options: argparse.Namespace) -> int:
@@ -72,46 +93,75 @@ def _show_data(options: argparse.Namespace) -> int:
     if options.picture is not None and options.picture.suffix not in (".png", ".svg"):
         raise ConfigError(f"--picture {options.picture}: expected a name that ends with .png or .svg")
     dataset = read_own(options.path, options.label, options.client, options.layout)
-    print("\n".join(_lines(dataset)))
     if options.picture is not None:
         from pflmpi.analysis.drawing.samples import draw_samples
 
         with atomic.refusing(options.picture, "choose another --picture"):
             draw_samples(dataset, options.picture)
-        print(f"picture  {options.picture}")
+    facts = {**_facts(dataset), "picture": options.picture}
+    if options.json:
+        print_json(facts)
+    else:
+        print("\n".join(_lines(facts)))
     return 0
 
 
-def _lines(dataset: "Dataset") -> Iterator[str]:
-    """Yield lines with shapes, values, classes and clients."""
+def _facts(dataset: "Dataset") -> dict[str, Any]:
+    """Shapes, values, classes and clients."""
     import numpy as np
 
     from pflmpi.data.dataset import standardised, unscaled
+
+    x, names, standard = dataset.images, dataset.class_names or dataset.written_labels, standardised(dataset)
+    classes, counts = np.unique(dataset.labels, return_counts=True)
+    untrained = np.setdiff1d(classes, dataset.labels[~dataset.official_test])
+    return {
+        "samples": len(x),
+        "bytes": x.nbytes,
+        "shape": x.shape[1:],
+        "dtype": x.dtype,
+        "columns": dataset.columns,
+        "minimum": x.min(),
+        "maximum": x.max(),
+        "mean": x.mean(dtype=np.float64),
+        "standard_mean": standard.mean,
+        "standard_deviation": standard.std,
+        "scale_problem": unscaled(dataset) or None,
+        "classes": [names[label] for label in classes],
+        "samples_by_class": counts,
+        "untrained_classes": [dataset.written_labels[label] for label in untrained],
+        "test_samples": int(dataset.official_test.sum()),
+        "clients": None if dataset.writers is None else dataset.written_clients,
+        "samples_by_client": None if dataset.writers is None else np.bincount(dataset.writers),
+    }
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    """Yield lines with what `_facts` found."""
     from pflmpi.text import format_numbers, size, some
 
-    x = dataset.images
-    what = f"{'bytes' if x.dtype == np.uint8 else 'numbers'}{', images C x H x W' if x.ndim == 4 else ''}"
-    yield f"samples  {len(x)}, {size(x.nbytes)}"
-    yield f"shape    {' x '.join(map(str, x.shape[1:]))} ({what})"
-    if dataset.columns:
-        yield f"columns  {some(dataset.columns, 8)}"
-    yield f"values   {x.min():g} to {x.max():g}, mean {x.mean(dtype=np.float64):.4g}"
-    standard = standardised(dataset)
-    mean, std = format_numbers(standard.mean), format_numbers(standard.std)
+    shape, classes, counts = facts["shape"], facts["classes"], facts["samples_by_class"]
+    what = f"{'bytes' if facts['dtype'] == 'uint8' else 'numbers'}{', images C x H x W' if len(shape) == 3 else ''}"
+    yield f"samples  {facts['samples']}, {size(facts['bytes'])}"
+    yield f"shape    {' x '.join(map(str, shape))} ({what})"
+    if facts["columns"]:
+        yield f"columns  {some(facts['columns'], 8)}"
+    yield f"values   {facts['minimum']:g} to {facts['maximum']:g}, mean {facts['mean']:.4g}"
+    mean, std = (format_numbers(facts[f"standard_{name}"]) for name in ("mean", "deviation"))
     yield f"standard mean {mean}, deviation {std} (data.normalize: standard)"
-    if problem := unscaled(dataset):
+    if problem := facts["scale_problem"]:
         yield f"scale    {problem}"
-    classes, counts = np.unique(dataset.labels, return_counts=True)
-    names = [(dataset.class_names or dataset.written_labels)[label] for label in classes]
-    yield f"classes  {len(classes)} ({some(names)}), {counts.min()} to {counts.max()} samples each"
-    if len(untrained := np.setdiff1d(classes, dataset.labels[~dataset.official_test])):
-        yield f"         only in samples marked as test: {some([dataset.written_labels[label] for label in untrained])}"
-    marked = int(dataset.official_test.sum())
-    yield f"test     {marked} samples are marked as test, and not trained on (data.split: auto)"
-    if dataset.writers is None:
+    yield f"classes  {len(classes)} ({some(classes)}), {counts.min()} to {counts.max()} samples each"
+    if facts["untrained_classes"]:
+        yield f"         only in samples marked as test: {some(facts['untrained_classes'])}"
+    yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"
+    if facts["clients"] is None:
         yield "clients  not in the data; choose a partition"
-        return
-    sizes = np.bincount(dataset.writers)
-    yield f"clients  {len(sizes)}, {sizes.min()} to {sizes.max()} samples each; use partition: {{name: writers}}"
-    if dataset.written_clients != tuple(map(str, range(len(sizes)))):
-        yield f"         numbered from 0: {some(dataset.written_clients)}"
+    else:
+        sizes = facts["samples_by_client"]
+        about = f"{len(sizes)}, {sizes.min()} to {sizes.max()} samples each"
+        yield f"clients  {about}; use partition: {{name: writers}}"
+        if facts["clients"] != tuple(map(str, range(len(sizes)))):
+            yield f"         numbered from 0: {some(facts['clients'])}"
+    if facts["picture"] is not None:
+        yield f"picture  {facts['picture']}"

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, initial_client
+from pflmpi.config import yaml_file
 from pflmpi.config.fields import fields_model, partition_model
 from pflmpi.config.load import SECTIONS
 from pflmpi.config.sections import nested
@@ -48,6 +49,41 @@ def overview() -> Iterator[str]:
         yield ""
     yield "`pflmpi list NAME` describes one of them, `pflmpi list SECTION` has the keys of"
     yield f"{', '.join(sections())}."
+
+
+def catalogue(name: str | None = None) -> dict[str, Any]:
+    """Names and sections with their keys: all of them, or those that `described` describes; raises as that does."""
+    rows_of = sections()
+    every = ((section, full, found) for section, names in REGISTRIES.items() for full, found in names.items())
+    of_name = every if name is None else () if name in rows_of else named(name)
+    return {
+        "names": [
+            {
+                "section": section,
+                "name": full,
+                "summary": _summary(registered),
+                "paper": getattr(registered, "paper", None),
+                "keys": _as_objects(keys(section, full, registered)),
+            }
+            for section, full, registered in of_name
+        ],
+        "sections": [
+            {"name": section, "keys": _as_objects(rows)} for section, rows in rows_of.items() if name in (None, section)
+        ],
+    }
+
+
+def _as_objects(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    return [
+        {
+            "key": key,
+            "type": kind,
+            "required": default == "required",
+            "default": None if default == "required" else yaml_file.parse(default, key),
+            "meaning": meaning,
+        }
+        for key, kind, default, meaning in rows
+    ]
 
 
 def sections() -> dict[str, list[Row]]:

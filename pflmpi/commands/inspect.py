@@ -3,15 +3,16 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.terminal import console
+from pflmpi.terminal import console, print_json
 from pflmpi.text import format_numbers, size, spans
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.table import Table
 
     from pflmpi.analysis.difference import Change
 
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--verify", action="store_true", help="read every file of the run and name each problem; exit code 2 if any"
     )
     arguments.add_round(parser)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -45,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
         options.run = options.run.resolve()  # which may be named by a link
         _show_file(options)
     elif options.verify:
-        _verify(options.run)
+        _verify(options.run, options.json)
     elif options.diff is not None:
-        _show_difference(options.run, *options.diff)
+        _show_difference(options.run, options.diff, options.json)
     else:
         _show_round(options.run, options)
     return 0
@@ -68,19 +70,21 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     if problems:
         raise CheckpointError(f"round {chosen} is damaged: {'; '.join(problems)}; round {newest} is good")
     digest = run_folder.digest(run, chosen)
-    if options.digest:
+    if options.digest and not options.json:
         print(digest)
         return
     whole = open_run(run)
     opened = whole.round(chosen)
-    _show_arrays(
-        f"{run}, round {chosen}",
-        [
-            (f"{group}/{path}", array.shape, array.dtype, array.nbytes, array.item() if array.ndim == 0 else None)
-            for group in ("server", "clients", "metrics", "bytes", "normalisation")
-            for path, array in sorted(getattr(opened, group).items())
-        ],
-    )
+    arrays = [
+        (f"{group}/{path}", array.shape, array.dtype, array.nbytes, array.item() if array.ndim == 0 else None)
+        for group in ("server", "clients", "metrics", "bytes", "normalisation")
+        for path, array in sorted(getattr(opened, group).items())
+    ]
+    if options.json:
+        ends = {"stopped_early": whole.stopped_early or None, "written_by": run_lock.owner(run)}
+        print_json({**_checkpoint(run, chosen, rounds, digest, arrays), "notes": whole.config_notes, **ends})
+        return
+    _show_arrays(f"{run}, round {chosen}", arrays)
     terminal = console()
     if opened.normalisation:
         mean, std = (format_numbers(opened.normalisation[name].tolist()) for name in ("mean", "std"))
@@ -106,27 +110,54 @@ def _show_file(options: argparse.Namespace) -> None:
     one_file.check(path)
     if options.round is not None or options.diff is not None:
         raise ConfigError(f"{path} holds one round; leave --round and --diff out")
-    if options.digest:
+    if options.verify:
+        one_file.damaged_arrays(path)
+    if options.json:
+        round = one_file.round(path)
+        if options.verify:
+            print_json(_checked(path, 1, path.stat().st_size, [round], []))
+        else:
+            listed = _checkpoint(path, round, [round], one_file.digest(path), one_file.arrays(path))
+            print_json({**listed, "notes": [], "stopped_early": None, "written_by": None})
+    elif options.digest:
         print(one_file.digest(path))
     elif options.verify:
-        one_file.damaged_arrays(path)
         console().print(f"good: {path}, {size(path.stat().st_size)}", highlight=False)
     else:
         _show_arrays(str(path), one_file.arrays(path))
         console().print(f"digest: {one_file.digest(path)}", soft_wrap=True)
 
 
+def _checkpoint(path: Path, round: int, rounds: Sequence[int], digest: str, arrays: Sequence[Shown]) -> dict[str, Any]:
+    """What a checkpoint holds."""
+    names = ("path", "shape", "dtype", "bytes", "value")
+    listed = [dict(zip(names, array, strict=True)) for array in arrays]
+    return {"run": path, "round": round, "rounds": rounds, "digest": digest, "arrays": listed}
+
+
+def _checked(run: Path, files: int, bytes: int, rounds: Sequence[int], problems: Sequence[str]) -> dict[str, Any]:
+    """What `--verify` found."""
+    return {"run": run, "good": not problems, "files": files, "bytes": bytes, "rounds": rounds, "problems": problems}
+
+
 def _show_arrays(title: str, arrays: Sequence[Shown]) -> None:
     from rich.table import Table
 
-    table = Table("array", "shape", "type", "size", title=title, title_justify="left")
+    table = Table("array", "shape", "type", "size")
     for path, shape, dtype, nbytes, value in arrays:
         number = "" if value is None else f" = {value:.6g}"
         table.add_row(f"{path}{number}", str(list(shape)), str(dtype), size(nbytes))
-    console().print(table)
+    _print_below(title, table)
 
 
-def _show_difference(run: Path, before: int, after: int) -> None:
+def _print_below(title: str, table: "Table") -> None:
+    """Print a table and its title, which would be cut to the table's width if it were in it."""
+    terminal = console(highlight=False)
+    terminal.print(title, soft_wrap=True)
+    terminal.print(table)
+
+
+def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
     """Show how far each leaf moved between two rounds."""
     from rich.table import Table
 
@@ -134,18 +165,36 @@ def _show_difference(run: Path, before: int, after: int) -> None:
     from pflmpi.analysis.run import open_run
     from pflmpi.commands.progress import bar
 
-    opened = open_run(run)
+    opened, (before, after) = open_run(run), rounds
     with bar("leaves") as update:
         changes = difference(opened.round(before), opened.round(after), update)
+    if as_json:
+        print_json(
+            {"run": run, "before": before, "after": after, "arrays": [_difference(change) for change in changes]}
+        )
+        return
     caption = "relative change: the norm of the difference over the norm before, of each client by itself"
-    table = Table(title=f"{run}, round {before} to {after}", caption=caption, title_justify="left", style="")
+    table = Table(caption=caption, style="")
     for name in ("array", "shape", "changed", "mean", "largest"):
         table.add_column(name, overflow="fold")
     for change in changes:
         table.add_row(*_row(change, before, after))
-    terminal = console()
-    terminal.print(table)
-    terminal.print(f"changed: {sum(change.changed > 0 for change in changes)} of {len(changes)} arrays")
+    _print_below(f"{run}, round {before} to {after}", table)
+    console().print(f"changed: {sum(change.changed > 0 for change in changes)} of {len(changes)} arrays")
+
+
+def _difference(change: "Change") -> dict[str, Any]:
+    """The change of an array; `None` where it is not known, or there is none."""
+    return {
+        "path": change.leaf,
+        "shape_before": change.shapes[0],
+        "shape_after": change.shapes[1],
+        "clients": change.clients or None,
+        "changed": change.changed,
+        "mean": change.mean,
+        "largest": change.largest,
+        "largest_client": change.where if change.where >= 0 else None,
+    }
 
 
 def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
@@ -163,7 +212,7 @@ def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
     return change.leaf, shapes[0], count, f"{change.mean:.3g}", f"{change.largest:.3g}{where}"
 
 
-def _verify(run: Path) -> None:
+def _verify(run: Path, as_json: bool) -> None:
     """Read every byte of every file of a run, and name each problem."""
     from pflmpi.analysis import integrity
     from pflmpi.analysis.run import open_run
@@ -172,23 +221,28 @@ def _verify(run: Path) -> None:
 
     opened = open_run(run)  # raises if it is none
     terminal = console()
-    count, number, bytes, bad = len(integrity.files(run)), 0, 0, 0
+    count, number, bytes, bad, problems = len(integrity.files(run)), 0, 0, 0, list[str]()
     with bar("files") as update:
         for number, checked in enumerate(integrity.check(run), 1):
             update(number, max(count, number))
             bytes += checked.bytes
             bad += bool(checked.problems)
-            for problem in checked.problems:
+            problems += checked.problems
+            for problem in checked.problems if not as_json else ():
                 terminal.print(f"damaged: {problem}", style="red", soft_wrap=True, highlight=False)
     rounds = run_folder.rounds(run)
     if not rounds:
         raise CheckpointError(f"{run} has no checkpoint to check")
+    if as_json:
+        print_json(_checked(run, number, bytes, rounds, problems))
     text = f"{number} files, {size(bytes)}, checkpoints {spans(rounds)}"
     if bad:
         newest, _ = verify.newest_good(run)
         raise CheckpointError(
             f"{bad} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
         )
+    if as_json:
+        return
     terminal.print(f"good: {text}", highlight=False)
     for note in opened.notes:
         terminal.print(note, soft_wrap=True, highlight=False)

@@ -2,6 +2,8 @@
 
 import argparse
 
+from pflmpi import arguments
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the command-line arguments."""
@@ -11,13 +13,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--markdown", action="store_true", help="only the algorithms, as the table of docs/algorithms.md"
     )
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each name, or all about one; return the exit code."""
-    from pflmpi.commands.described import described, markdown, overview
-    from pflmpi.terminal import console
+    from pflmpi.commands.described import catalogue, described, markdown, overview
+    from pflmpi.terminal import console, print_json
 
+    if options.json:
+        print_json(catalogue(options.name))
+        return 0
     if options.markdown:
         print(markdown())
         return 0

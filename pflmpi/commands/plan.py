@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, machine
 from pflmpi.errors import ConfigError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _DOES_NOT_FIT = 1
 _GIB = 2.0**30
 _MOST_RANKS = 10_000
-_WIDTH = 110  # characters of a line where no terminal says it
 _ALIKE = 0.05  # ranks that need about the same are shown in one line
 
 
@@ -34,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="memory of a GPU (default: this machine's)")
     parser.add_argument("--delay", type=float, metavar="MS", help="one way between nodes")
     parser.add_argument("--rate", type=float, metavar="MBIT", help="megabits per second between nodes")
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,20 +43,24 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.config.load import load
     from pflmpi.forecast import advice
     from pflmpi.forecast.forecast import predict
-    from pflmpi.terminal import table_console
+    from pflmpi.terminal import console, print_json
 
     resources = _resources(options)
     config, imports = load(options.config, options.overrides), time.perf_counter() - began
     forecast = predict(config, resources)
     problems = advice.problems(forecast, Path("runs"))
-    terminal = table_console(_WIDTH)
+    crowded = [forecast.ranks.remark] if forecast.ranks.remark else []
+    notes = [*advice.useless(forecast), *crowded, *forecast.measured.remarks, *_assumed(forecast)]
+    if options.json:
+        print_json({"fits": not problems, "problems": problems, "notes": notes, **_predicted(forecast, imports)})
+        return _DOES_NOT_FIT if problems else 0
+    terminal = console()
     terminal.print(_ranks_table(forecast))
     terminal.print(_run_table(forecast, imports))
     for problem in problems:
         terminal.print(f"will not fit: {problem}", highlight=False, soft_wrap=True)
-    crowded = [forecast.ranks.remark] if forecast.ranks.remark else []
-    for remark in (*advice.useless(forecast), *crowded, *forecast.measured.remarks, *_assumed(forecast)):
-        terminal.print(f"note: {remark}", highlight=False, soft_wrap=True)
+    for note in notes:
+        terminal.print(f"note: {note}", highlight=False, soft_wrap=True)
     return _DOES_NOT_FIT if problems else 0
 
 
@@ -95,6 +99,56 @@ def _resources(options: argparse.Namespace) -> "Resources":
         delay=None if options.delay is None else options.delay / 1e3,
         rate=None if options.rate is None else options.rate * 1e6 / 8,
     )
+
+
+def _predicted(forecast: "Forecast", imports: float) -> dict[str, Any]:
+    """The forecast in JSON; `imports` as in `_run_table`."""
+    from pflmpi.forecast import advice
+
+    resources, disk, seconds = forecast.resources, forecast.disk, forecast.seconds
+    rounds = forecast.experiment.config.training.rounds
+    moved = {way: (logical, wire) for way, logical, wire in forecast.bytes_per_round()}
+    return {
+        "ranks": [_rank(forecast, rank) for rank in range(resources.ranks)],
+        "node_bytes": max(advice.node_bytes(forecast, node) for node in range(resources.nodes)),
+        "node_memory_bytes": resources.memory,
+        "gpu_bytes": max(advice.gpu_bytes(forecast).values(), default=None),
+        "gpu_memory_bytes": forecast.gpu_memory,
+        "rounds": rounds,
+        **{f"{way}_bytes": logical for way, (logical, _) in moved.items()},
+        **{f"wire_{way}_bytes": wire for way, (_, wire) in moved.items()},
+        "checkpoints": disk.count,
+        "first_checkpoint_bytes": disk.first,
+        "checkpoint_bytes": disk.later,
+        "disk_peak_bytes": disk.most,
+        "disk_final_bytes": disk.last,
+        "state_on_disk_bytes": forecast.state_on_disk,
+        "start_up_seconds": forecast.start_up(imports),
+        "train_seconds": seconds and seconds.train,
+        "messages_seconds": seconds and seconds.messages,
+        "test_seconds": seconds and seconds.test,
+        "round_seconds": seconds and seconds.round,
+        "total_seconds": seconds and seconds.round * rounds,
+        "measured_on": forecast.measured.device or None,
+    }
+
+
+def _rank(forecast: "Forecast", rank: int) -> dict[str, Any]:
+    memory = forecast.memory[rank]
+    return {
+        "rank": rank,
+        "node": forecast.ranks.node[rank],
+        "gpu": forecast.ranks.gpu[rank],
+        "clients": memory.clients,
+        "program_bytes": memory.base,
+        "data_bytes": memory.data,
+        "state_bytes": memory.state,
+        "work_bytes": memory.work,
+        "checkpoint_bytes": memory.checkpoint,
+        "total_bytes": memory.total,
+        "gpu_bytes": memory.device or None,
+        "nccl_bytes": memory.nccl,
+    }
 
 
 def _ranks_table(forecast: "Forecast") -> "Table":

@@ -1,14 +1,17 @@
 """Make a page with figures over runs, or over scaling experiments."""
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from pflmpi import arguments
+from pflmpi.commands import watch
 from pflmpi.errors import CheckpointError, ConfigError, PflmpiError, show
 from pflmpi.text import for_shell, printable
 
 _LEFT_OUT = 1  # exit code: something is missing on the page
+_LOOK, _RELOAD = 2.0, 10  # seconds between two looks for a checkpoint, and until a browser loads the page again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for kind in ("png", "pdf"):
         parser.add_argument(f"--{kind}", action="store_true", help=f"of runs: every figure also as {kind.upper()}")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="of runs: write the page, which then reloads itself, again after each checkpoint until the runs end",
+    )
     arguments.add_to(parser)
 
 
@@ -65,6 +73,8 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
 
     if others := [path for path in options.paths if path not in scaled]:
         raise ConfigError(f"{scaled[0]} is a scaling experiment, and {others[0]} is not; report them one by one")
+    if options.watch:
+        raise ConfigError("--watch is for the report of runs, not of scaling experiments; leave it out")
     if options.target:
         raise ConfigError("--target is for the report of runs, not of scaling experiments; leave it out")
     experiments = [results(path) for path in scaled]
@@ -86,10 +96,27 @@ def _report_runs(options: argparse.Namespace) -> int:
         check_target("--target", target)
     out = options.out or Path("report")
     runs = [run for path in options.paths for run in runs_in(path) or [path]]  # what is no run is refused below
-    with bar("report") as update:
-        pictures = [kind for kind in ("png", "pdf") if getattr(options, kind)]
-        problems = write_report(runs, out, update, options.target, pictures)
+    pictures = [kind for kind in ("png", "pdf") if getattr(options, kind)]
+    goes_on, told = watch.goes_on(runs), False
+    while True:
+        before, reload = _newest(runs), _RELOAD if options.watch and goes_on() else 0
+        with bar("report") as update:
+            problems = write_report(runs, out, update, options.target, pictures, reload)
+        if not reload:
+            break
+        if not told:
+            print(printable(f"{out / PAGE} is written again after each checkpoint"), flush=True)
+            told = True
+        while goes_on() and _newest(runs) == before:
+            time.sleep(_LOOK)
     return _finish(out / PAGE, [CheckpointError(problem) for problem in problems])
+
+
+def _newest(runs: Sequence[Path]) -> list[list[int]]:
+    """The round of the newest checkpoint of each run."""
+    from pflmpi.store.names import rounds
+
+    return [rounds(run)[-1:] for run in runs]
 
 
 def _finish(page: Path, problems: Sequence[PflmpiError]) -> int:

@@ -3,23 +3,25 @@
 import argparse
 import os
 import shlex
+import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, machine
 from pflmpi.cluster import batch_script
 from pflmpi.errors import ConfigError, PflmpiError, Stopped, show
+from pflmpi.terminal import print_json
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
     from pflmpi.scaling.experiment import Scaling
-    from pflmpi.scaling.results import Results
+    from pflmpi.scaling.extrapolation import AmdahlFit
+    from pflmpi.scaling.results import Point, Results
     from pflmpi.sweep.runs import SweepOutcome
 
 _FAILED = 1
-_WIDTH = 190  # characters of a line where no terminal says it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: scaling/NAME-MODE)")
     arguments.add_to(parser)
+    arguments.add_json(parser)
     parser.add_argument("--submit", action="store_true", help="submit each number of ranks as a Slurm job of its own")
     parser.add_argument(
         "--mpi",
@@ -58,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
     _check_alone()
     if options.submit and options.to is not None:
         raise ConfigError("--to with --submit, which ends before anything is measured; give it to `pflmpi report DIR`")
+    if options.submit and options.json:
+        raise ConfigError("--json with --submit, which ends before anything is measured; leave it out")
     if options.submit:
         return _submit(options)
     of_slurm = {f"--{name}": value for name, value in batch_script.given(options).items()} | {"--": options.sbatch}
@@ -105,31 +110,88 @@ def _measure(options: argparse.Namespace) -> int:
         launcher = partial(job.launcher, scaling.cores) if job else lambda _: ()
         nodes = partial(job.nodes_of, scaling.cores) if job else lambda _: 1
         outcome = measure(planned_runs, scaling, out, nodes, launcher, os.environ, locks)
-    return _conclude(out, outcome, only is None, options.to)
+    return _conclude(out, outcome, only is None, options.to, options.json)
 
 
-def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None) -> int:
+def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None, as_json: bool) -> int:
     """Show what was measured, and write it unless other jobs may do so too; the exit code."""
     from pflmpi.scaling.extrapolation import fit, summary
     from pflmpi.scaling.page import PAGE, write_page
     from pflmpi.scaling.results import results, write_table
 
     measured = results(out)
-    _show(measured)
+    written: list[Path] = []
     if whole:
         write_table(measured)
-        print(out / "scale.csv")
+        written.append(out / "scale.csv")
     if whole and measured.measured:
         write_page([measured], out, to)
-        print(out / PAGE)
-    if to is not None and not outcome.signal:
-        print(summary(fit(measured, to), to, measured.measured[-1].ranks))
+        written.append(out / PAGE)
+    law = None if to is None or outcome.signal else fit(measured, to)
+    if as_json:
+        print_json({**_experiment(measured), "files": written, "extrapolation": _extrapolation(law, to)})
+    else:
+        _show(measured)
+        for path in written:
+            print(path)
+        if law is not None and to is not None:
+            print(summary(law, to, measured.measured[-1].ranks))
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal
     if outcome.stopped:
         return Stopped.exit_code
     return _FAILED if outcome.failed or measured.problems else 0
+
+
+def _experiment(measured: "Results") -> dict[str, Any]:
+    """The points of an experiment in JSON; what was not measured is null."""
+    scaling = measured.scaling
+    return {
+        "out": measured.out,
+        "mode": scaling.mode,
+        "repeats": scaling.repeats,
+        "rounds": scaling.rounds,
+        "points": [_point(measured, point) for point in measured.points],
+        "problems": measured.problems,
+    }
+
+
+def _point(measured: "Results", point: "Point") -> dict[str, Any]:
+    has_run = bool(point.runs)
+    return {
+        "ranks": point.ranks,
+        "threads": point.threads,
+        "clients": point.clients,
+        "runs": len(point.runs),
+        "seconds": point.seconds,
+        "seconds_low": point.spread[0],
+        "seconds_high": point.spread[1],
+        "speed_up": measured.speed_up(point) if has_run else None,
+        "ideal_speed_up": measured.ideal(point) if has_run else None,
+        "efficiency": measured.efficiency(point) if has_run else None,
+        **{f"{name}_seconds": seconds for name, seconds in point.parts.items()},
+        "memory_rank_bytes": point.most("memory_rank_bytes"),
+        "memory_bytes": point.most("memory_bytes"),
+        "wire_bytes": point.wire_bytes,
+        "same_bits": point.same_bits if has_run else None,
+    }
+
+
+def _extrapolation(law: "AmdahlFit | None", to: int | None) -> dict[str, Any] | None:
+    """The fitted law in JSON, each value with its 95 % interval."""
+    if law is None or to is None:
+        return None
+    serial, seconds = law.serial, law.seconds(to)
+    return {
+        "ranks": to,
+        "serial_fraction": serial.value,
+        "serial_fraction_low": serial.low,
+        "serial_fraction_high": serial.high,
+        "seconds": seconds.value,
+        "seconds_low": seconds.low,
+        "seconds_high": seconds.high,
+    }
 
 
 def _show(measured: "Results") -> None:
@@ -140,11 +202,11 @@ def _show(measured: "Results") -> None:
     from pflmpi.scaling.experiment import WARM_UP
     from pflmpi.scaling.records import hardware
     from pflmpi.scaling.results import TITLES, readable
-    from pflmpi.terminal import table_console
+    from pflmpi.terminal import console
 
     mode, rounds = measured.scaling.mode, measured.scaling.rounds - WARM_UP
     columns, rows = readable(measured)
-    terminal = table_console(_WIDTH, highlight=False)
+    terminal = console(highlight=False)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right")
@@ -185,7 +247,7 @@ def _submit(options: argparse.Namespace) -> int:
         elif job := submission.working_in(folder(out, ranks), queued):
             print(f"ranks {ranks}: job {job.id} is {job.state} already")
         else:
-            submission.make_folders(batch_script.log_folder(jobs[ranks].options), folder(out, ranks))
+            submission.make_folders(*batch_script.log_folders(jobs[ranks].options), folder(out, ranks))
             number = submission.submit(jobs[ranks], folder(out, ranks), os.environ)
             print_surely(f"ranks {ranks}: job {number}, log {submission.log_of(jobs[ranks].options, number)}")
     print(
@@ -223,5 +285,5 @@ def _requested(
     scaling = experiment.join(new, out)
     running.check_points(scaling)
     if remark and options.only is None:
-        print(remark)
+        print(remark, file=sys.stderr if options.json else sys.stdout)
     return scaling, out

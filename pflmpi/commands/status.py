@@ -5,12 +5,22 @@ import os
 import re
 from pathlib import Path
 
+from pflmpi import arguments
+from pflmpi.errors import ConfigError
+from pflmpi.terminal import print_json
 from pflmpi.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the command-line arguments."""
-    parser.add_argument("what", nargs="?", metavar="RUN|JOB", help="a run's folder or a job's id (default: my jobs)")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        metavar="RUN|TABLE|JOB",
+        help="folder of a run or sweep, its table, or a job's id (default: my jobs)",
+    )
+    parser.add_argument("--wait", action="store_true", help="wait for the end, with the exit code of the run")
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -18,11 +28,28 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.cluster import status
 
     what: str | None = options.what
-    if what is None:
+    is_job = what is not None and re.fullmatch(r"\d+(_\d+)?", what)
+    named = what if what is None or is_job else _folder(Path(what))
+    if options.wait and named is None:
+        raise ConfigError("--wait without a run or job to wait for; name it")
+    code = status.wait_for(named, os.environ) if options.wait and named is not None else 0
+    if options.json:
+        print_json(status.as_object(named, os.environ))
+        return code
+    if named is None:
         lines = status.my_jobs(os.environ)
-    elif re.fullmatch(r"\d+(_\d+)?", what):
-        lines = status.one_job(what, os.environ)
+    elif isinstance(named, str):
+        lines = status.one_job(named, os.environ)
     else:
-        lines = status.one_folder(Path(what), os.environ)
+        lines = status.one_folder(named, os.environ)
     print("\n".join(map(printable, lines)))
-    return 0
+    return code
+
+
+def _folder(path: Path) -> Path:
+    """The folder itself, or that of the runs of a table."""
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return path
+    from pflmpi.sweep import table
+
+    return table.folder(path, None)

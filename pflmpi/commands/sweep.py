@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments
 from pflmpi.commands.launch import check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, UserError, show
+from pflmpi.terminal import print_json
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -41,10 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--budget", type=float, metavar="HOURS", help="cheapest runs first, and stop in this time")
     parser.add_argument("--dry-run", action="store_true", help="show what would be done, and start nothing")
+    arguments.add_json(parser)
     cell = "only the Nth of these cells, from 0, or several, such as 0-2,5, in turn (a task of a job array)"
     parser.add_argument("--cell", metavar="N", help=cell)
     parser.add_argument(
         "--launcher", default="", metavar="COMMAND", help="start each run with this, such as 'srun --mpi=pmix'"
+    )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PROGRAM",
+        help="the interpreter of the runs, such as that in a container which --launcher starts (default: this one)",
     )
 
 
@@ -53,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     _check(options)
     selected, numbers = _selected(options)
-    if options.cell is None:
+    if options.cell is None or options.json:
         return _run(options, selected, began)
     worst = 0
     for number, cell in zip(numbers, selected, strict=True):
@@ -85,7 +93,7 @@ def _run(
     launcher, out = _launcher(options.launcher), tables.folder(options.table, options.out)
     if options.failed:
         selected = [pair for pair in selected if has_failed(pair[0], out)]
-        if not selected:
+        if not selected and not options.json:
             print(f"no cell in {out} has failed; nothing to run")
             return 0
     tasks = partial(_tasks, options, selected, out)
@@ -93,7 +101,13 @@ def _run(
     if options.budget is not None:
         budget = _budget(options, [*zip(tasks(), (config for _, config in selected), strict=True)], out)
         until = began + 3600 * options.budget - min(GRACE, 360 * options.budget)  # the last seconds to stop runs in
-        print(budget(tasks()).expected(until - time.monotonic()), flush=True)
+        expected = budget(tasks()).expected(until - time.monotonic())
+        print(expected, flush=True, file=sys.stderr if options.json else sys.stdout)
+    if options.json:
+        cells = {cell.name: cell for cell, _ in selected}
+        of_cells = [_planned(cells[task.cell.name], task, out, launcher) for task in _ordered(tasks, budget)]
+        print_json({"table": options.table, "out": out, "cells": of_cells})
+        return 0
     if options.dry_run:
         _show_plan(_ordered(tasks, budget), launcher)
         return 0
@@ -178,7 +192,7 @@ def _run_cells(
         def problem(task: "CellTask") -> str:
             return unfinished(task, configs[task.cell.name], out)
 
-        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until)
+        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until, options.python)
 
 
 def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOutcome", out: Path) -> int:
@@ -223,6 +237,22 @@ def _show_plan(tasks: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
             print(shlex.join([*launcher, "pflmpi", *task.command]))
 
 
+def _planned(cell: "Cell", task: "CellTask", out: Path, launcher: Sequence[str]) -> dict[str, Any]:
+    """A run in JSON, and the command that would be started for it."""
+    return {
+        "cell": cell.name,
+        "row": cell.row,
+        "column": cell.column,
+        "seed": cell.seed,
+        "run": cell.run(out),
+        "state": task.state,
+        "round": task.done,
+        "rounds": task.rounds,
+        "problem": task.problem or None,
+        "command": [*launcher, "pflmpi", *task.command] if task.command else None,
+    }
+
+
 def _check(options: argparse.Namespace) -> None:
     from pflmpi.transports.detect import detect
 
@@ -232,6 +262,8 @@ def _check(options: argparse.Namespace) -> None:
             f"a sweep starts its runs by itself, and {launch.kind} has started this; start it without a launcher, "
             "and give the launcher of the runs with --launcher"
         )
+    if options.json and not options.dry_run:
+        raise ConfigError("--json is for --dry-run, which is not given; `pflmpi table` and `status` follow a sweep")
     if options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
     check_ranks(options.ranks)
@@ -252,10 +284,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _launcher(text: str) -> list[str]:
     """Words of the command that starts a run."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"--launcher {text!r} cannot be read as a command: {error}; close the quotes") from error
+    words = arguments.shell_words("--launcher", text)
     if words and shutil.which(words[0]) is None:
         raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
     return words

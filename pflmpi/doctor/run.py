@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from rich.table import Table
 
@@ -26,7 +26,7 @@ from pflmpi.doctor.facts import (
 )
 from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
 from pflmpi.machine import requested_gpus
-from pflmpi.terminal import table_console
+from pflmpi.terminal import console, print_json
 from pflmpi.text import counted, first_line, scaled_bytes, size, some, spans
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport
@@ -42,17 +42,17 @@ _FOUND = 1  # the exit code of a problem
 _LIMIT = 60.0  # seconds for the other ranks to come, and to answer
 _HEAD_START = 3.0  # seconds for the other ranks to report too: a launcher stops them once one has ended
 _ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
-_WIDTH = 120  # where there is no terminal
 _log = logging.getLogger(__name__)
 
 
-def check_environment(config: Path | None, run: Path | None, environ: Mapping[str, str]) -> int:
+def check_environment(config: Path | None, run: Path | None, environ: Mapping[str, str], as_json: bool) -> int:
     """Show facts and problems of all ranks; return the exit code, or end the process with it.
 
     Args:
         config: a configuration that is to be run.
         run: the folder of a run, or of one to come; None for the default folder.
         environ: the environment of this process.
+        as_json: print one JSON object, on rank 0.
 
     Raises:
         ConfigError: there is one rank only, and the configuration cannot be used.
@@ -68,15 +68,16 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
     def unconnected(error: str) -> int:
         device = try_device(facts.device, [here], 0, requested)
         partial = facts.model_copy(update={"device": device, "connection": error})
-        return _report_unconnected(partial, launch, folder, environ)
+        return _report_unconnected(partial, launch, folder, environ, as_json)
 
     if unclear:
         facts = facts.model_copy(update={"launcher": "unclear"})
         return unconnected(unclear)
     try:
-        transport = _connect(launch, requested, facts, here)
+        transport = _connect(launch, requested, facts, here, as_json)
         all_ranks = all_facts(facts, requested, transport, launch, folder, environ)
-        code = int(from_root(transport, str(_check_and_show(all_ranks, config, environ)) if all_ranks else ""))
+        shown = str(_check_and_show(all_ranks, config, environ, as_json)) if all_ranks else ""
+        code = int(from_root(transport, shown))
     except (PflmpiError, ImportError, RuntimeError, OSError) as error:
         _log.debug("not connected", exc_info=error)
         return unconnected(first_line(error))
@@ -94,7 +95,7 @@ def _launch(environ: Mapping[str, str]) -> tuple[Launch, str]:
         return ALONE, str(error)
 
 
-def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Peer) -> Transport:
+def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Peer, as_json: bool) -> Transport:
     """The transport that a run would use."""
     if launch.size == 1:
         transport = open_transport("inprocess", ALONE, _LIMIT)
@@ -107,7 +108,11 @@ def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Pe
     )
 
     def end(_: str) -> NoReturn:
-        print(f"problem: {late.line([facts])}", flush=True)
+        if as_json and launch.rank == 0:
+            show([facts], [late], as_json)
+        else:
+            print(f"problem: {late.line([facts])}", file=sys.stderr if as_json else sys.stdout)
+        flush_output()
         time.sleep(_HEAD_START)
         os._exit(_FOUND)
 
@@ -116,30 +121,32 @@ def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Pe
     return transport
 
 
-def _check_and_show(all_ranks: list[RankFacts], config: Path | None, environ: Mapping[str, str]) -> int:
+def _check_and_show(all_ranks: list[RankFacts], config: Path | None, environ: Mapping[str, str], as_json: bool) -> int:
     """Show what was found; return the exit code."""
     if config is not None and all(facts.settings.error for facts in all_ranks):
         print(f"pflmpi: {all_ranks[0].settings.error}", file=sys.stderr)
         code = UserError.exit_code
     else:
         problems = find_problems(all_ranks)
-        show(all_ranks, problems)
+        show(all_ranks, problems, as_json)
         code = _FOUND if problems else 0
     flush_output()
     write_exit_code(environ, code)
     return code
 
 
-def _report_unconnected(facts: RankFacts, launch: Launch, folder: Path, environ: Mapping[str, str]) -> int:
+def _report_unconnected(
+    facts: RankFacts, launch: Launch, folder: Path, environ: Mapping[str, str], as_json: bool
+) -> int:
     """Show what this rank knows, with the table on rank 0 only; end the process if there are others."""
     library, place = find_mpi(launch, facts.settings.transport, environ), inspect_folder(folder, "")
     facts = facts.model_copy(update={"mpi": library, "folder": place})
     problems = find_problems([facts])
     if launch.rank == 0:
-        show([facts], problems)
+        show([facts], problems, as_json)
         write_exit_code(environ, _FOUND)
     else:
-        show_problems([facts], problems)
+        show_problems([facts], problems, sys.stderr if as_json else sys.stdout)
     flush_output()
     if launch.size > 1:
         time.sleep(_HEAD_START)
@@ -147,21 +154,57 @@ def _report_unconnected(facts: RankFacts, launch: Launch, folder: Path, environ:
     return _FOUND
 
 
-def show(all_ranks: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
-    """Print the tables and the problems."""
+def show(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], as_json: bool = False) -> None:
+    """Print the tables and the problems, or one JSON object."""
+    if as_json:
+        listed = [{"problem": found.what, "remedy": found.remedy, "ranks": found.ranks} for found in problems]
+        print_json({"problems": listed, "ranks": [_rank(facts) for facts in all_ranks]})
+        return
     # Plain text: mpirun gives its ranks a terminal of no size, and forwards what they write to wherever its own goes.
-    terminal = table_console(_WIDTH, force_terminal=False, highlight=False)
+    terminal = console(force_terminal=False, highlight=False)
     terminal.print(_ranks(all_ranks))
     terminal.print(_common(all_ranks))
     show_problems(all_ranks, problems)
 
 
-def show_problems(all_ranks: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
+def _rank(facts: RankFacts) -> dict[str, Any]:
+    """A rank in JSON."""
+    return {
+        "rank": facts.rank,
+        "host": facts.host,
+        "launcher": facts.launcher,
+        "cores": facts.machine.cores,
+        "threads": facts.settings.threads,
+        "memory_bytes": facts.machine.memory,
+        "memory_free_bytes": facts.machine.memory_free,
+        "shared_memory_free_bytes": facts.machine.shared_free,
+        "device": facts.device.name or None,
+        "gpus": facts.device.gpus,
+        "gpu_uuid": facts.device.uuid or None,
+        "gpu_memory_bytes": facts.device.memory if facts.device.uuid else None,
+        "gpu_memory_free_bytes": facts.device.memory_free if facts.device.uuid else None,
+        "gpu_platform": facts.device.platform or None,
+        "messages": facts.messages or None,
+        "gloo": facts.device.gloo,
+        "nccl": facts.device.nccl or None,
+        "mpi": facts.mpi.library or None,
+        "mpi_used": facts.mpi.used,
+        "mpi_sends_gpu_buffers": facts.mpi.device_buffers,
+        "folder": facts.folder.path,
+        "folder_free_bytes": facts.folder.free,
+        "data": facts.data.name or None,
+        "data_root": facts.data.root or None,
+        "slurm_job": facts.slurm.get("job") or None,
+        "versions": {name: version or None for name, version in facts.versions.items()},
+    }
+
+
+def show_problems(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], file: TextIO | None = None) -> None:
     """Print each problem in a line of its own, however long, or that there is none."""
     for problem in problems:
-        print(f"problem: {problem.line(all_ranks)}")
+        print(f"problem: {problem.line(all_ranks)}", file=file)
     if not problems:
-        print("no problems found")
+        print("no problems found", file=file)
 
 
 def _ranks(all_ranks: Sequence[RankFacts]) -> Table:

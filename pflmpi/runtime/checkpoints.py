@@ -62,6 +62,9 @@ class Checkpoints:
         layout: where the newest row of each client is.
         lock: of the run; without it nothing more is written.
         keep: how many of the newest checkpoints stay on disk; 0 for all.
+
+    Attributes:
+        written: rounds whose checkpoint this process has completed, on rank 0.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Checkpoints:
         self._shards_of: dict[int, tuple[str, ...]] = {}  # by round, of the newest ones
         self._metrics = metrics_file.checksum(metrics_file.text(run)) if transport.rank == 0 else None  # so far
         self._seconds = 0.0
+        self.written: list[int] = []
 
     def take_seconds(self) -> float:
         """Seconds for which training waited for checkpoints since the last call."""
@@ -185,6 +189,7 @@ class Checkpoints:
                 self._wait_for(self._run / name)
         self._lock.check()
         self._shards = write_round(self._run, content, layout, self._templates, self._attributes, self._shards)
+        self.written.append(round)
         if self._keep:
             self._shards_of[round] = layout.files
             prune(self._run, self._keep, self._shards_of)

@@ -46,6 +46,9 @@ class OutputConfig(BaseModel):
         list[Any],
         Field(description="who gets the metrics too: tensorboard, wandb, mlflow, file.py:Class, {name: ..., options}"),
     ] = []
+    events: Annotated[
+        bool, Field(description="a line for each round, checkpoint, warning, start and end in RUN/events.jsonl")
+    ] = False
 
     @field_validator("trackers")
     @classmethod
@@ -141,4 +144,5 @@ FREE_ON_RESUME = {
     "checkpoint.every",
     "checkpoint.keep",
     "output.trackers",
+    "output.events",
 }

@@ -2,7 +2,10 @@
 
 import inspect
 import logging
+import math
 import os
+import signal
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,12 +17,13 @@ from pathlib import Path
 from time import time
 from typing import Any, ClassVar
 
-from pflmpi.errors import ConfigError
+from pflmpi.errors import ConfigError, PflmpiError, RunError, TransportError
 from pflmpi.registry import Registry
 from pflmpi.runtime.config import OutputConfig
+from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer, Progress
-from pflmpi.store import metrics_file
-from pflmpi.text import for_shell
+from pflmpi.store import events_file, metrics_file
+from pflmpi.text import first_line, for_shell
 
 Line = Mapping[str, str | int]
 _log = logging.getLogger(__name__)
@@ -32,11 +36,15 @@ class TrackedRun:
     Attributes:
         id: which stays when the run is resumed.
         options: its configuration by `section.key`.
+        ranks: that compute it now.
+        checkpoints: rounds whose checkpoint is complete since this process began; grows.
     """
 
     folder: Path
     id: str
     options: Mapping[str, Any]
+    ranks: int = 1
+    checkpoints: Sequence[int] = ()
 
 
 class Tracker(ABC):
@@ -170,6 +178,68 @@ class MLflow(Tracker):
         self._client.set_terminated(self._id, "FINISHED" if completed else "KILLED")
 
 
+class Events(Tracker):
+    """RUN/events.jsonl, see `output.events`: one write at most for each round, with what has happened before it."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._run, self._pending, self._num_checkpoints = run, list[events_file.Event](), 0
+        lines = metrics_file.read(run.folder)
+        self.last = int(lines[-1]["round"]) if lines else 0
+        again = events_file.drop_torn_line(run.folder) or self.last > 0
+        self._note("restart" if again else "start", round=self.last, ranks=run.ranks)
+        self._warnings = _Warnings(lambda text: self._note("warning", text=text))
+        logging.getLogger("pflmpi").addHandler(self._warnings)
+        self._write()
+
+    def add(self, line: Line, at: float) -> None:
+        self._note_checkpoints()
+        accuracy = float(line["accuracy_mean"] or "nan")
+        known = None if math.isnan(accuracy) else accuracy
+        self._note("round", at, round=int(line["round"]), accuracy_mean=known, seconds=float(line["seconds"]))
+        self._write()
+
+    def close(self, completed: bool) -> None:
+        error = None if completed else sys.exc_info()[1]  # which `tracked` handles
+        error = error.error if isinstance(error, CollectiveError) else error
+        self._note_checkpoints()
+        if isinstance(error, TransportError):
+            self._note("lost_rank", text=str(error))
+        code = 0 if error is None else error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else code
+        text = None if error is None else first_line(error)
+        self._note("end", exit_code=code, text=text)
+        self._write()
+        logging.getLogger("pflmpi").removeHandler(self._warnings)
+
+    def _note(self, event: str, at: float | None = None, **more: Any) -> None:
+        self._pending.append({"event": event, "time": round(time() if at is None else at, 3), **more})
+
+    def _note_checkpoints(self) -> None:
+        new = self._run.checkpoints[self._num_checkpoints :]
+        self._num_checkpoints += len(new)
+        for number in new:
+            self._note("checkpoint", round=number)
+
+    def _write(self) -> None:
+        events, self._pending = self._pending, []
+        try:
+            events_file.append(self._run.folder, events)
+        except OSError:
+            logging.getLogger("pflmpi").removeHandler(self._warnings)  # this tracker is left out from now on
+            raise
+
+
+class _Warnings(logging.Handler):
+    """Gives the text of each warning to a function."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._take = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._take(record.getMessage())
+
+
 def _own_class(kind: object) -> type[Tracker]:
     if not (isinstance(kind, type) and issubclass(kind, Tracker)):
         raise ConfigError(f"{kind!r} is no subclass of pflmpi.runtime.trackers.Tracker; derive it from that")
@@ -230,6 +300,8 @@ def tracked(run: TrackedRun, output: OutputConfig, observe: Observer) -> Iterato
 
     for name, options in output.named_trackers():
         attempt(name, lambda name=name, options=options: working.append((name, TRACKERS[name](run, **options))))  # type: ignore[misc,call-arg]
+    if output.events:
+        attempt("events", lambda: working.append(("events", Events(run))))
     lines = metrics_file.read(run.folder) if working else []
     for line, at in zip(lines, _times(run.folder, [float(line["seconds"]) for line in lines]), strict=True):
         give(line, at)

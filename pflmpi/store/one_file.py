@@ -67,6 +67,12 @@ def arrays(path: Path) -> list[Array]:
     return listed
 
 
+def round(path: Path) -> int:
+    """The round of a checkpoint in one file."""
+    with checked_hdf5.reading(path) as file:
+        return int(checked_hdf5.about(file)["run"]["round"])
+
+
 def digest(path: Path) -> str:
     """Digest of the state, the same as of the run's folder; only a few clients at a time are in memory."""
     with checked_hdf5.reading(path) as file:

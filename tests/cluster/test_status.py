@@ -21,12 +21,12 @@ import processes
 import quick_run
 import testbed
 from pflmpi.cli import main
-from pflmpi.cluster import jobs
+from pflmpi.cluster import jobs, status
 from pflmpi.cluster.batch_script import seconds
 from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import config_file, job_file, metrics_file
+from pflmpi.store import config_file, events_file, job_file, metrics_file
 from pflmpi.store.job_file import End, Start, Submission
 from pflmpi.store.run_lock import Owner, take
 
@@ -135,7 +135,7 @@ def test_a_start_says_in_a_line_what_runs_where_and_the_end_what_was_used(tmp_pa
     assert re.fullmatch(rf"0\.0\d node hours, 0\.\d\d core hours \(\d+% busy\); job 12 \(1 restart\) on {host}", used)
     usage = job_file.usage(run)
     assert usage is not None and (usage.starts, usage.endless) == (1, 0)
-    assert usage.core_seconds == 4 * usage.node_seconds > 0
+    assert json.loads((run / "jobs.txt").read_text().splitlines()[0].split(maxsplit=3)[3])["cores"] == 8
 
 
 def used(folder, job, token, began, ended=None, cpu_seconds=None, gpus=0):
@@ -150,7 +150,7 @@ def test_hours_are_those_of_all_starts_whose_end_is_known(tmp_path):
     assert job_file.usage(tmp_path) is None
     used(tmp_path, 12, "x", 0, 1800, 7200, gpus=4)
     used(tmp_path, 13, "y", 5000, 6800, 0)
-    both = "2.00 node hours, 8.00 core hours (25% busy), 2.00 GPU hours"
+    both = "2.00 node hours, 8.00 core hours (25% busy), 2.00 GPU hours"  # 2 of 8
     assert str(job_file.usage(tmp_path)) == f"{both}; job 12 (0 restarts), 13 (0 restarts) on a, b"
     used(tmp_path, 14, "z", 9000)
     assert str(job_file.usage(tmp_path)).startswith(f"{both}, without 1 start whose end is unknown; job 12")
@@ -158,6 +158,9 @@ def test_hours_are_those_of_all_starts_whose_end_is_known(tmp_path):
         with (tmp_path / "jobs.txt").open("a") as file:
             file.write(f"14 0 a {torn}\n")
     assert str(job_file.usage(tmp_path)).startswith(f"{both}, without 1 start")
+    used(tmp_path, 15, "killed", 20000, 21800)
+    share = "3.00 node hours, 12.00 core hours (25% busy)"  # of those that have ended in order
+    assert str(job_file.usage(tmp_path)).startswith(share)
 
 
 def test_a_start_that_was_killed_ended_when_its_lock_was_last_touched(tmp_path):
@@ -677,3 +680,77 @@ def blocks(capsys, arguments):
     assert main(["status", *arguments]) == 0
     parts = re.split(r"^job ", capsys.readouterr().out, flags=re.MULTILINE)[1:]
     return {part.split()[0].strip(","): f"job {part}" for part in parts}
+
+
+def test_a_folder_of_runs_shows_them_and_their_jobs(tmp_path, fake, capsys):
+    for name in ("a", "b"):
+        write(tmp_path / "runs" / name, rounds=9, done=3)
+    record(tmp_path / "runs" / "b", "12")
+    fake_slurm.queue(fake, fake_slurm.line("12", WorkDir=tmp_path))
+    assert main(["status", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("job 12 RUNNING") and lines[-1].startswith("  a  round 3 of 9")
+    assert main(["status", str(tmp_path / "runs"), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [run["running"] for run in listed["runs"]] == [False, True] and len(listed["jobs"]) == 1
+    fake_slurm.queue(fake)
+    assert main(["status", str(tmp_path / "runs" / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"] == []
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("events", "code"), [([], 3), ([{"event": "end", "exit_code": 75}], 75), ([{"event": "x"}], 3)]
+)
+def test_waiting_for_a_process_ends_with_the_exit_code_of_its_run(events, code, tmp_path, fake, monkeypatch, capsys):
+    monkeypatch.setattr(status, "_PAUSE", 0.05)
+    monkeypatch.setattr(status, "_GRACE", 0.2)
+    write(tmp_path, rounds=9, done=3)
+    lock, seen = take(tmp_path, {}, take_over=False), []
+
+    def end():
+        seen.append(metrics_file.append(tmp_path, ["4", *["0"] * (len(metrics_file.COLUMNS) - 1)]))
+        events_file.append(tmp_path, events)
+        lock.release()
+
+    threading.Timer(0.5, end).start()
+    assert main(["status", str(tmp_path), "--wait"]) == code
+    assert seen and "round 4 of 9" in capsys.readouterr().out
+
+
+def test_a_run_that_is_done_is_not_waited_for_and_one_that_nobody_runs_neither(run, tmp_path, fake, capsys):
+    assert main(["status", str(run), "--wait"]) == 0
+    write(tmp_path / "a", rounds=9, done=3)
+    assert main(["status", str(tmp_path / "a"), "--wait", "--json"]) == 3
+    assert main(["status", str(tmp_path), "--wait"]) == 1
+    assert main(["status", "--wait"]) == 2 and main(["status", str(tmp_path / "b"), "--wait"]) == 2
+
+
+def test_waiting_for_a_run_waits_for_its_job(tmp_path, fake, capsys):
+    write(tmp_path / "a", rounds=9, done=3)
+    record(tmp_path / "a", "12")
+    lines = [fake_slurm.line("12", WorkDir=tmp_path), fake_slurm.line("12", State="FAILED", exit_code=75 << 8)]
+    for number, line in enumerate(lines):
+        (fake / f"queue{number}").write_text(line)
+    fake_slurm.program("squeue", f"/bin/cat {fake}/queue0; /bin/cp {fake}/queue1 {fake}/queue0", fake)
+    assert main(["status", str(tmp_path / "a"), "--wait"]) == 75
+    assert "job 12 FAILED" in capsys.readouterr().out
+
+
+def test_a_lock_of_another_host_that_nobody_touches_is_left_behind(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(status.time, "monotonic", lambda: now[0])
+    write(tmp_path, rounds=9, done=3)
+    lock = take(tmp_path, {}, take_over=False)
+    owner = json.loads((tmp_path / "lock.json").read_text()) | {"system": "another"}
+    (tmp_path / "lock.json").write_text(json.dumps(owner))
+    writers, states = status.Writers(), []
+    for passed in (0, 59, 2):
+        now[0] += passed
+        states.append(writers.write(tmp_path))
+    assert states == [True, True, False]
+    os.utime(tmp_path / "lock.json", (1, 1))
+    assert writers.write(tmp_path)
+    lock.drop()

@@ -29,28 +29,29 @@ from project import ROOT
 
 NAMES = {  # of the commands, and of the options of each (besides --help and --debug, and those of sbatch)
     "examples": "",
-    "list": "--markdown",
-    "data": "--client --force --label --layout --picture --save --set",
+    "list": "--json --markdown",
+    "data": "--client --force --json --label --layout --picture --save --set",
     "run": "--bar --changed-code --continue --out --quiet --ranks --restarts --set --take-over",
     "resume": "--bar --changed-code --quiet --ranks --restarts --set --take-over",
     "fork": "--allow-older --changed-code --out --round --set --without-client",
-    "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --launcher --only --out --ranks "
-    "--seeds --set",
-    "inspect": "--allow-older --diff --digest --round --verify",
-    "compare": "",
-    "report": "--out --pdf --png --target --to",
+    "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --json --launcher --only --out --ranks "
+    "--python --seeds --set",
+    "inspect": "--allow-older --diff --digest --json --round --verify",
+    "watch": "--every",
+    "compare": "--json",
+    "report": "--out --pdf --png --target --to --watch",
     "table": "--only --out --seeds --set --write",
-    "export": "--all --allow-older --client --compress --force --leaf --out --round --server",
+    "export": "--all --allow-older --client --compress --force --leaf --out --round --server --table",
     "evaluate": "--after-training --allow-older --changed-code --data --force --out --round --set --split --unseen "
     "--updates",
     "probe": "--allow-older --changed-code --clients --round --samples --set",
-    "plan": "--delay --gpu-memory --gpus --memory --ranks --rate --set",
-    "doctor": "--config --out",
-    "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --requeue "
-    "--restarts --seeds --set --setup --test-only --wait",
-    "status": "",
+    "plan": "--delay --gpu-memory --gpus --json --memory --ranks --rate --set",
+    "doctor": "--config --json --out",
+    "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --pack --requeue "
+    "--restarts --seeds --set --setup --site --srun --test-only --trial --wait",
+    "status": "--json --wait",
     "cancel": "",
-    "scale": "--dry-run --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",
+    "scale": "--dry-run --json --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",
 }
 SBATCH = {f"--{name}" for name in batch_script.KNOWN}
 HEAVY = ("torch", "numpy", "pydantic", "rich", "yaml", "h5py", "sklearn")
@@ -266,9 +267,10 @@ def test_a_run_without_out_has_a_folder_of_its_name_and_time_and_goes_on_with_ot
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"small-\d{8}-\d{6}", folder.name)
     assert done.stdout.splitlines()[-1] == f"run: runs/{folder.name}"
-    first, *rounds = done.stderr.splitlines()
+    first, start, *rounds = done.stderr.splitlines()
     about = "fedgmh with mlp on digits, 7 clients"
     assert first == f"{about}, 2 rounds; 2 ranks, on CPU; writes runs/{folder.name}", "the ranks write where it said"
+    assert start.startswith(f"pflmpi {pflmpi.__version__}, torch ")
     assert [line.split()[:2] for line in rounds] == [["round", f"{round}/2"] for round in (1, 2)]
     assert re.search(r"  left 0:00:\d\d$", rounds[0]) and "left" not in rounds[1]
     words = [*processes.PFLMPI, "resume", str(folder), "--ranks", "1", "-s", "training.rounds=4"]

@@ -55,6 +55,31 @@ def test_a_name_that_no_file_can_have_is_one_error(command, name, tmp_path, monk
     assert shown.count("\n") == 1 and shown.startswith("pflmpi: ") and "internal error" not in shown
 
 
+def test_no_path_is_cut_where_nobody_says_how_wide_lines_are(tmp_path, monkeypatch, capfd):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    run = tmp_path / "/".join(["a folder of quite a long name"] * 6) / "run"
+    quick_run.run(quick_run.settings(training={"rounds": 2}), run)
+    twin = (
+        quick_run.run(quick_run.settings(training={"rounds": 2, "lr": 0.2}), run.with_name("twin")) and f"{run}/../twin"
+    )
+    table = table_file.write(tmp_path)
+    for words in (
+        ["inspect", str(run)],
+        ["inspect", str(run), "--diff", "1", "2"],
+        ["status", str(run)],
+        ["report", str(run), "--out", str(run.with_name("report"))],
+        ["export", str(run), "--all", "-o", str(run.with_name("one.h5"))],
+        ["inspect", str(run.with_name("one.h5"))],
+        ["table", str(table), "--out", str(run.with_name("sweep"))],
+    ):
+        main(words)
+        said = capfd.readouterr()
+        assert str(run.parent) in said.out, words
+    assert main(["compare", str(run), twin]) == 0
+    assert len({len(line) for line in capfd.readouterr().out.splitlines() if line}) == 1, "one table"
+
+
 def test_a_run_outlives_those_who_read_its_output(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text(yaml.safe_dump(quick_run.settings()))

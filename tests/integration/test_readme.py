@@ -50,11 +50,12 @@ TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|table) configs/p
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b(?!.*--(test-only|failed))", line)]
 CANCELLED = [line for line in COMMANDS if re.match(r"pflmpi cancel\b", line)]  # in test_slurm_jobs.py
 READ = (
-    r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/|fork|resume)|(launch/mpirun -n \d )?python examples/)"
+    r"(pflmpi (inspect|export|probe|evaluate|compare|watch|(report|status) runs/|fork|resume)"
+    r"|(launch/mpirun -n \d )?python examples/)"
 )
 READING = [line for line in COMMANDS if re.match(READ, line)]
 SCALED = [line for line in COMMANDS if re.match(r"pflmpi (scale|report scaling/)", line)]  # jobs: test_slurm_jobs.py
-ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b|--test-only|--failed", line)]
+ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b(?! runs/)|--test-only|--failed", line)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,138 @@
+"""Follow runs in the terminal until they end: rounds, accuracy, time left."""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pflmpi import arguments
+from pflmpi.errors import ConfigError
+from pflmpi.text import for_shell, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pflmpi.cluster.status import RunStatus, Writers
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 24
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Registers the command-line arguments."""
+    parser.add_argument(
+        "runs", type=arguments.folder, nargs="+", metavar="RUN", help="folders of runs, or of many runs such as a sweep"
+    )
+    parser.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="between two looks at the files (default: 2)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the runs until none goes on: in a terminal as a table, elsewhere a line for each change; the exit code."""
+    from rich.live import Live
+
+    from pflmpi.cluster import status
+    from pflmpi.terminal import console
+
+    if not 0 < options.every < float("inf"):
+        raise ConfigError(f"--every {options.every:g}: must be seconds, more than 0")
+    runs, writers, terminal = _runs(options.runs), status.Writers(), console()
+    shown: dict[Path, tuple[int, bool]] = {}
+    live = Live(console=terminal, auto_refresh=False) if terminal.is_terminal else nullcontext()
+    with live as table:
+        while True:
+            states = {path: status.run_status(path) for path in runs}
+            running = {path for path, state in states.items() if _goes_on(path, state, writers)}
+            if table is not None:
+                table.update(_table(states, running), refresh=True)
+            else:
+                _print_changes(states, running, shown)
+            if not running:
+                break
+            time.sleep(options.every)
+    return status.wait([], runs, os.environ, of_sweep=len(runs) > 1)
+
+
+def _runs(folders: Sequence[Path]) -> list[Path]:
+    """The runs in folders; raises `ConfigError` for what is no folder."""
+    from pflmpi.cluster.jobs import cells_below
+
+    if missing := [path for path in folders if not path.is_dir()]:
+        raise ConfigError(f"{missing[0]} is no folder; name that of a run, as `pflmpi run` or `submit` printed it")
+    return [run for path in folders for run in cells_below(path) or [path]]
+
+
+def _goes_on(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
+    """Whether a run is being written, or has not begun yet."""
+    return state is None or (not state.done and not state.problem and writers.write(run))
+
+
+def goes_on(runs: Sequence[Path]) -> Callable[[], bool]:
+    """Tells at each call whether one of some runs is being written, or has not begun yet."""
+    from pflmpi.cluster import status
+
+    writers = status.Writers()
+    return lambda: any([_goes_on(run, status.run_status(run), writers) for run in runs])
+
+
+def _print_changes(
+    states: "Mapping[Path, RunStatus | None]", running: Collection[Path], shown: dict[Path, tuple[int, bool]]
+) -> None:
+    """Print a line for each run that has ended a round, or itself, since it was shown."""
+    from pflmpi.cluster.status import progress_summary
+
+    for run, state in states.items():
+        now = (state.round if state else 0, run in running)
+        if shown.get(run) != now:
+            shown[run] = now
+            print(printable(f"{run}  {progress_summary(state, None)}{_ending(run, state, running)}"), flush=True)
+
+
+def _ending(run: Path, state: "RunStatus | None", running: Collection[Path]) -> str:
+    ended_early = state is not None and not state.done and not state.problem and run not in running
+    return f"; ended before the last round: `pflmpi resume {for_shell(run)}` continues it" if ended_early else ""
+
+
+def _table(states: "Mapping[Path, RunStatus | None]", running: Collection[Path]) -> "Table":
+    """A line for each run."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from pflmpi.cluster.status import clock
+    from pflmpi.store import metrics_file
+
+    table = Table("run", "round", "accuracy", "", "best", "ranks", "per round", "left", box=SIMPLE_HEAD, pad_edge=False)
+    for run, state in states.items():
+        if state is None or state.problem:
+            table.add_row(str(run), state.problem if state else "not begun")
+            continue
+        accuracy = [float(text) for line in metrics_file.read(run) if (text := line.get("accuracy_mean"))]
+        left = "done" if state.done else "ended" if run not in running else "-" if state.to_end is None else ""
+        table.add_row(
+            str(run),
+            f"{state.round}/{state.rounds}",
+            "-" if state.accuracy is None else f"{100 * state.accuracy:.2f} %",
+            sparkline(accuracy),
+            "-" if state.best is None else f"{100 * state.best[0]:.2f} % ({state.best[1]})",
+            str(state.ranks or "-"),
+            "-" if state.per_round is None else f"{state.per_round:.2f} s",
+            left or clock(state.to_end or 0.0),
+        )
+    return table
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Values as bars between the lowest and the highest; of many some, evenly spaced, and the last.
+
+    >>> sparkline([0.1, 0.5, 0.8]), sparkline([0.5]), sparkline([])
+    ('▁▅█', '▁', '')
+    """
+    count = min(len(values), _MOST_BARS)
+    chosen = [values[(number + 1) * len(values) // count - 1] for number in range(count)]
+    low, high = min(chosen, default=0.0), max(chosen, default=0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round(scale * (value - low))] for value in chosen)
