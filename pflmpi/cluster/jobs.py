@@ -303,18 +303,17 @@ _USUAL = ("*", "*/*", "scaling/*/ranks-*", f"sweeps/*/{_CELL}")
 
 
 def runs_below(sweep: Path, file: str = "config.yaml") -> list[Path]:
-    """Folders of the runs of a sweep, or in a folder, that have a file, sorted by name.
-
-    A run, whose folders may be links, has none.
-    """
-    patterns = () if os.path.lexists(sweep / "config.yaml") else (f"*/{file}", f"{_CELL}/{file}")
-    return sorted(path.parent for pattern in patterns for path in sweep.glob(pattern))
+    """Folders of the runs of a sweep that have a file, sorted by name; a run, whose folders may be links, has none."""
+    cells = () if os.path.lexists(sweep / "config.yaml") else sweep.glob(f"{_CELL}/{file}")
+    return sorted(path.parent for path in cells)
 
 
 def cells_below(sweep: Path) -> list[Path]:
-    """Folders of the runs of a sweep, sorted by name, also of those that ended before they had one."""
-    configs = () if os.path.lexists(sweep / "config.yaml") else sweep.glob(f"{_CELL}.yaml")
-    return sorted({*runs_below(sweep), *(path.with_suffix("") for path in configs)})
+    """Folders of the runs of a sweep, sorted by name, also of those that ended before they had one; or in a folder."""
+    if os.path.lexists(sweep / "config.yaml"):
+        return []
+    begun = {*runs_below(sweep), *(path.parent for path in sweep.glob("*/config.yaml"))}
+    return sorted(begun | {path.with_suffix("") for path in sweep.glob(f"{_CELL}.yaml")})
 
 
 def last_errors(folder: Path) -> list[tuple[str, Path]]:

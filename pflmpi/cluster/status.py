@@ -336,7 +336,8 @@ def _jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
     """The jobs of a run or a sweep, and why there is none as far as that is known."""
     jobs: list[Job] = []
     try:
-        jobs = jobs_in(folder, slurm.queue(environ))
+        queue = slurm.queue(environ)
+        jobs = jobs_in(folder, queue) or [job for run in cells_below(folder) for job in jobs_in(run, queue)]
         newest = list(job_file.read(folder))[-1:]
         jobs = jobs or jobs_in(folder, slurm.accounted(newest, environ))
     except ConfigError:
@@ -461,17 +462,24 @@ def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, 
             raise _no_run(what)
     elif what is not None:
         jobs, note = _named_jobs(what, environ), ""
-        runs = [job.folder for job in jobs if job.folder is not None]
+        if not jobs[0].state:  # Slurm has forgotten it
+            return as_object(jobs[0].folder, environ)
+        runs = _runs_of(jobs)
     else:
         queue = slurm.queue(environ)
         jobs, note = located(queue, by_working_directory(queue)), ""
-        runs = [job.folder for job in jobs if job.folder is not None]
+        runs = _runs_of(jobs)
     current = _current(jobs)
     return {
         "jobs": [_job_object(job) for job in current],
         "runs": [_run_object(run, current) for run in dict.fromkeys(runs)],
         "notes": [note] if note else [],
     }
+
+
+def _runs_of(jobs: Sequence[Job]) -> list[Path]:
+    """The folders of the runs of jobs; of an array whose runs have not begun that of its sweep is none."""
+    return [job.folder for job in jobs if job.folder is not None and not cells_below(job.folder)]
 
 
 _GRACE = 20.0  # seconds after which nobody will start the ranks of a run again
@@ -514,7 +522,7 @@ def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str]
     """
     ended = [job for name in jobs for job in slurm.wait(name, environ)]
     writers = Writers()
-    while not jobs and any(not is_done(run) and writers.write(run) for run in runs):
+    while not jobs and any([not is_done(run) and writers.write(run) for run in runs]):
         time.sleep(_PAUSE)
     left = [run for run in runs if not is_done(run)]
     if not left:
@@ -562,7 +570,7 @@ def _job_object(job: Job) -> dict[str, Any]:
 
 def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
     state, writer = run_status(run) or RunStatus("", 0, 0, None, None, None, None, None), run_lock.owner(run)
-    running = writer is not None or any(job.active and job.folder == run for job in jobs)
+    running = writer is not None or any(job.active and job.folder == run.resolve() for job in jobs)
     ended = state.done or running
     error, log = ("", None) if ended else next(iter(_errors_of(run)), ("", None))
     return {

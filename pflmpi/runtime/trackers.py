@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 import os
 import signal
 import sys
@@ -192,8 +193,9 @@ class Events(Tracker):
 
     def add(self, line: Line, at: float) -> None:
         self._note_checkpoints()
-        measures = {name: float(line[name]) if line[name] != "" else None for name in ("accuracy_mean", "seconds")}
-        self._note("round", at, round=int(line["round"]), **measures)
+        accuracy = float(line["accuracy_mean"] or "nan")
+        known = None if math.isnan(accuracy) else accuracy
+        self._note("round", at, round=int(line["round"]), accuracy_mean=known, seconds=float(line["seconds"]))
         self._write()
 
     def close(self, completed: bool) -> None:

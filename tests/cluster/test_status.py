@@ -679,6 +679,22 @@ def blocks(capsys, arguments):
     return {part.split()[0].strip(","): f"job {part}" for part in parts}
 
 
+def test_a_folder_of_runs_shows_them_and_their_jobs(tmp_path, fake, capsys):
+    for name in ("a", "b"):
+        write(tmp_path / "runs" / name, rounds=9, done=3)
+    record(tmp_path / "runs" / "b", "12")
+    fake_slurm.queue(fake, fake_slurm.line("12", WorkDir=tmp_path))
+    assert main(["status", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("job 12 RUNNING") and lines[-1].startswith("  a  round 3 of 9")
+    assert main(["status", str(tmp_path / "runs"), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [run["running"] for run in listed["runs"]] == [False, True] and len(listed["jobs"]) == 1
+    fake_slurm.queue(fake)
+    assert main(["status", str(tmp_path / "runs" / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"] == []
+
+
 # --- waiting ------------------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "probe": "--allow-older --changed-code --clients --round --samples --set",
     "plan": "--delay --gpu-memory --gpus --json --memory --ranks --rate --set",
     "doctor": "--config --json --out",
-    "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --requeue "
+    "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --pack --requeue "
     "--restarts --seeds --set --setup --test-only --wait",
     "status": "--json --wait",
     "cancel": "",
@@ -267,9 +267,10 @@ def test_a_run_without_out_has_a_folder_of_its_name_and_time_and_goes_on_with_ot
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"small-\d{8}-\d{6}", folder.name)
     assert done.stdout.splitlines()[-1] == f"run: runs/{folder.name}"
-    first, *rounds = done.stderr.splitlines()
+    first, start, *rounds = done.stderr.splitlines()
     about = "fedgmh with mlp on digits, 7 clients"
     assert first == f"{about}, 2 rounds; 2 ranks, on CPU; writes runs/{folder.name}", "the ranks write where it said"
+    assert start.startswith(f"pflmpi {pflmpi.__version__}, torch ")
     assert [line.split()[:2] for line in rounds] == [["round", f"{round}/2"] for round in (1, 2)]
     assert re.search(r"  left 0:00:\d\d$", rounds[0]) and "left" not in rounds[1]
     words = [*processes.PFLMPI, "resume", str(folder), "--ranks", "1", "-s", "training.rounds=4"]

@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,11 +104,14 @@ def test_status(runs, tmp_path, monkeypatch, capfd):
     alone = printed(["status", str(runs / "a")], capfd)
     assert [run["run"] for run in printed(["status", str(runs)], capfd)["runs"]] == [str(runs / "a"), str(runs / "b")]
     assert alone["runs"][0]["done"] and alone["jobs"] == []
-    job_file.append(tmp_path / "bin", "12")
+    job_file.append(Path(shutil.copytree(runs / "a", tmp_path / "mine")), "12")
     fake_slurm.queue(tmp_path / "bin", fake_slurm.line("12", State="FAILED", exit_code=256, WorkDir=tmp_path))
     of_job, mine = printed(["status", "12"], capfd), printed(["status"], capfd)
-    assert of_job == mine and mine["jobs"][0]["exit_code"] == 1 and not mine["runs"][0]["running"]
+    assert of_job["jobs"] == mine["jobs"] and mine["jobs"][0]["exit_code"] == 1 and not mine["runs"][0]["running"]
     check("status", alone, of_job)
+    fake_slurm.queue(tmp_path / "bin")
+    monkeypatch.chdir(tmp_path)
+    assert printed(["status", "12"], capfd)["runs"][0]["round"] == 3, "Slurm has forgotten the job"
 
 
 def test_status_of_a_table_is_that_of_its_runs(tmp_path, monkeypatch, capfd):
