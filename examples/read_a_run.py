@@ -17,7 +17,7 @@ print(run)
 print("algorithm:", run.config["algorithm"])
 print("made with:", run.config["recorded"]["versions"])
 
-# %% Metrics, a line per round: a pandas.DataFrame where pandas is installed, otherwise a NumPy record array.
+# %% Metrics, a line per round, as a NumPy record array; `run.frame()` is a pandas.DataFrame.
 metrics = run.metrics
 print(metrics[["round", "accuracy_mean", "seconds"]][-3:])
 

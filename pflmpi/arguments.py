@@ -1,6 +1,7 @@
 """Arguments that several commands take."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,14 @@ def folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the name of a folder is expected, and '' found")
     return Path(text)
+
+
+def shell_words(option: str, text: str) -> list[str]:
+    """The words of an option's value, as a shell reads them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} cannot be read as words: {error}; close the quotes") from error
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,6 @@ import platform
 import re
 import stat
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -215,14 +214,6 @@ def start_of(process: int) -> int:
     except OSError:
         return _UNKNOWN
     return 0 if fields[0] in _ENDED else int(fields[19])
-
-
-def process_began() -> float:
-    """When this process started, in seconds since the epoch; now where the system does not say."""
-    ticks = start_of(os.getpid())
-    if ticks <= 0:
-        return time.time()
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def has_ended(process: int, started: int | None = None) -> bool:

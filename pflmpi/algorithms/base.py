@@ -95,6 +95,8 @@ class Algorithm(ABC):
         measured: names of the trainings whose loss is the training loss of a client; () for all.
         own_steps: what clients take instead of the configured optimizer's steps; "" where they take those.
         linear_head: whether it computes with the head's "weight" and "bias", so that heads which do more are refused.
+        frozen_head: whether it has a meaning for models whose head is not trained.
+        personal_parts: whether `model.personal` says what stays with a client (`Task.personal`).
     """
 
     summary: ClassVar[str]
@@ -107,6 +109,8 @@ class Algorithm(ABC):
     measured: ClassVar[tuple[str, ...]] = ()
     own_steps: ClassVar[str] = ""
     linear_head: ClassVar[bool] = False
+    frozen_head: ClassVar[bool] = False
+    personal_parts: ClassVar[bool] = False
 
     def check(self, task: Task, participants: int) -> None:
         """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""

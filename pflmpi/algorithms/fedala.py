@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss
 from pflmpi.learning.personal import Kept, Personal
@@ -58,7 +58,7 @@ class FedALA(Algorithm):
     longest: Annotated[int, Field(ge=1, description="epochs of the weights' first training, at most")] = 30
 
     def check(self, task: Task, participants: int) -> None:
-        layers = task.architecture.layers
+        layers = task.layers
         if self.adaptive_layers > len(layers):
             raise ConfigError(f"algorithm.adaptive_layers = {self.adaptive_layers}: the model has {len(layers)} layers")
 
@@ -93,7 +93,7 @@ class FedALA(Algorithm):
         model = tree.map(lambda mixed, entry: torch.where(again > 0, mixed, entry), model, received)
         model = train(task, model, data.passes["train"], model_loss(task), data.learning_rate)
         state: Tree = {"model": model, "weights": weights, "again": torch.ones_like(again), "start": 1 - again}
-        return state, {"model": {name: model[name] for name in down["model"]}}
+        return state, {"model": only(model, tuple(down["model"]))}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         return {"model": up["model"]}
@@ -103,7 +103,7 @@ class FedALA(Algorithm):
 
     def _mixed(self, task: Task, model: Tree) -> list[tuple[str, Tensor]]:
         """The parameters of the highest layers, by path."""
-        highest = tuple(f"{layer}/" for layer in task.architecture.layers[-self.adaptive_layers :])
+        highest = tuple(f"{layer}/" for layer in [*task.layers][-self.adaptive_layers :])
         return [(path, entry) for path, entry in tree.leaves(model) if path.startswith(highest)]
 
     def _mix(self, received: Tree, own: Tree, weights: Tree) -> Tree:

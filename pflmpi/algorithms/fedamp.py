@@ -54,6 +54,7 @@ class FedAMP(Algorithm):
 
     summary: ClassVar[str] = "a cloud model per client, by attentive message passing"
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
+    frozen_head: ClassVar[bool] = True
 
     alpha: Annotated[
         float, Field(ge=0, allow_inf_nan=False, description="step size of the message passing (alpha_k)")

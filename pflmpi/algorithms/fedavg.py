@@ -20,4 +20,5 @@ class FedAvg(WeightedSharedParts):
 
     summary: ClassVar[str] = "one global model, the sample-weighted mean"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    frozen_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("model",)

@@ -58,6 +58,7 @@ class FedFomo(Algorithm):
 
     summary: ClassVar[str] = "every client weighs others' models on held out samples"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
+    frozen_head: ClassVar[bool] = True
 
     received_models: Annotated[
         int, Field(ge=1, description="models of others that a client receives in a round (M)")

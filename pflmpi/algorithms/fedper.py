@@ -7,10 +7,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from pflmpi import tree
+from pflmpi.algorithms.base import only
 from pflmpi.algorithms.shared_parts import WeightedSharedParts
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
-from pflmpi.learning.parts import others, overlay, parameters_of, take
+from pflmpi.learning.parts import others, overlay, take
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
@@ -40,30 +41,41 @@ class FedPer(WeightedSharedParts):
     message: ClassVar[str] = "body"
     state: ClassVar[str] = "shared"
 
+    personal_parts: ClassVar[bool] = True
+
     personal_layers: Annotated[
         int, Field(ge=1, description="last layers that stay with a client, the head among them (K_P)")
     ] = 1
 
     def to_share(self, task: Task, model: Tree) -> Tree:
-        shared = super().to_share(task, model)
-        return take(shared, others(shared, self._kept_of_body(task)))
+        shared = super().to_share(task, model) | (only(model, ("head",)) if task.personal else {})
+        return take(shared, others(shared, self._kept(task)))
 
     def to_keep(self, task: Task, model: Tree) -> Tree:
-        return {**super().to_keep(task, model), **take(model, self._kept_of_body(task))}
+        kept = super().to_keep(task, model)
+        if task.personal:
+            kept.pop("head", None)
+        return overlay(kept, take(model, self._kept(task)))
 
     def whole(self, client: Tree, received: Tree) -> Tree:
         return overlay(received, client)
 
-    def _kept_of_body(self, task: Task) -> tuple[str, ...]:
-        """Paths of the parameters of the personal layers before the head."""
-        layers = task.architecture.layers
+    def _kept(self, task: Task) -> tuple[str, ...]:
+        """Paths of the parameters that `model.personal` names, or else of the personal layers before the head."""
+        if task.personal:
+            if self.personal_layers != 1:
+                raise ConfigError(
+                    f"algorithm.personal_layers = {self.personal_layers} and model.personal both say what stays with a "
+                    "client; leave one of them out"
+                )
+            return task.personal
+        layers = list(task.layers)
         if self.personal_layers > (most := max(len(layers) - 1, 1)):
             raise ConfigError(
                 f"algorithm.personal_layers = {self.personal_layers} leaves nothing to share of model "
                 f"{task.architecture.name}, whose layers are {', '.join(layers)}; choose at most {most}"
             )
-        owned = parameters_of(layers, task.like("body"))
-        return tuple(chain.from_iterable(owned[layer] for layer in layers[-self.personal_layers : -1]))
+        return tuple(chain.from_iterable(task.layers[layer] for layer in layers[-self.personal_layers : -1]))
 
     def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         model, fixed = self.whole(client, down["body"]), tuple(dict(tree.leaves(down["body"])))

@@ -47,6 +47,7 @@ class FeSEM(Algorithm):
 
     summary: ClassVar[str] = "K global models, each client trains and uses the nearest"
     paper: ClassVar[str] = "Xie et al., WWW Journal 2023"
+    frozen_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("centre",)
 
     num_clusters: Annotated[int, Field(ge=1, description="clusters of clients, each with a model (K)")] = 3

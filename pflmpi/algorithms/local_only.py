@@ -21,6 +21,7 @@ class Local(Algorithm):
 
     summary: ClassVar[str] = "every client alone; nothing travels"
     paper: ClassVar[str] = "-"
+    frozen_head: ClassVar[bool] = True
     unlike_models: ClassVar[bool] = True
 
     def init_client(self, task: Task) -> Tree:

@@ -16,7 +16,7 @@ from pflmpi.algorithms.distances import attention, inner_products, squared_dista
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
-from pflmpi.learning.parts import overlay, parameters_of
+from pflmpi.learning.parts import overlay
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -115,7 +115,7 @@ class PFedCFR(Algorithm):
     def _layers(self, task: Task) -> tuple[list[Layer], list[int], list[str]]:
         """All layers in forward order, the last one of each group but the last, and the groups' rules."""
         owned = dict(tree.leaves(task.like("body", "head")))
-        modules: list[Layer] = [*parameters_of(task.architecture.layers, task.like("body", "head")).values()]
+        modules: list[Layer] = [*task.layers.values()]
         feature = max(1, next(i for i, (weight, *_) in enumerate(modules) if owned[weight].ndim == 2))
         layers, r = modules, feature
         if self.layer_unit == "tensor":

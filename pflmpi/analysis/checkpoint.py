@@ -96,6 +96,11 @@ class Checkpoint:
         return run_folder.read_bytes(self.run, self.number)
 
     @cached_property
+    def partition(self) -> Mapping[str, np.ndarray]:
+        """Samples of each client, `train_samples` and `test_samples` [N]."""
+        return run_folder.read_partition(self.run, self.number)
+
+    @cached_property
     def normalisation(self) -> Mapping[str, np.ndarray]:
         """Mean and deviation of the samples, `mean` and `std` [C] as models take them."""
         return run_folder.read_normalisation(self.run, self.number)

@@ -5,6 +5,7 @@ A *flat* model has its arrays by path, "body/...", "head/..." and "stats/...".
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.learning.personal import ModelExpression, NotAModel, assemble, messages
 from pflmpi.module_names import module_names
 from pflmpi.store import module_file, run_folder
+from pflmpi.store.module_file import CONSTANT, FROM_FILE, Entries
 from pflmpi.text import short_name
 
 Flat = dict[str, np.ndarray]
@@ -155,20 +157,46 @@ def names(flat: Mapping[str, np.ndarray], head: str | None = None) -> Flat:
 def _as_in_module(checkpoint: Checkpoint, client: int, flat: Flat, head: str | None) -> Flat:
     """The whole state dict of a client's module from outside; other models by the names of their arrays."""
     entries = module_file.read(checkpoint.run, client % len(_models(checkpoint)))
-    if entries is None and "modules" in checkpoint.attributes and head is not None:
+    described = head is not None or _model(checkpoint, client).get("trainable") is not None
+    if entries is None and "modules" in checkpoint.attributes and described:
         lost = module_file.path(checkpoint.run)
         raise CheckpointError(f"{lost} is missing, which has the names and constants of state dicts; copy it again")
-    if entries is None or not {path for path in entries[0].values() if path} <= flat.keys():
+    if entries is None:
         return names(flat, head)
-    paths, constants = entries
-    return {name: flat[path] if path else constants[name] for name, path in paths.items()}
+    if not {*entries.paths.values()} - {CONSTANT, FROM_FILE} <= flat.keys():
+        return names(flat, head)
+    others = {**entries.constants, **(_of_weights_file(checkpoint, entries) if entries.weights else {})}
+    return {name: others[name] if name in others else flat[path] for name, path in entries.paths.items()}
+
+
+def _of_weights_file(checkpoint: Checkpoint, entries: Entries) -> Flat:
+    """The frozen arrays of a model that its weights file has.
+
+    Raises:
+        CheckpointError: the file is missing, or not the one that the run was made with.
+    """
+    path, sha256 = entries.weights or ("", "")
+    now = module_file.sha256(path)
+    if now != sha256:
+        problem = f"has changed (SHA-256 {sha256[:12]} then, {now[:12]} now)" if now else "is missing"
+        raise CheckpointError(
+            f"{path}, which has the frozen weights of {checkpoint.run}, {problem}; put the same file back"
+        )
+    from pflmpi.models.built_module import read_state_dict  # needs torch
+
+    state = read_state_dict(Path(path))
+    return {name: state[name].float().numpy() for name, place in entries.paths.items() if place == FROM_FILE}
 
 
 def _head(checkpoint: Checkpoint, client: int) -> str | None:
     """The name of the head in a client's model where its configuration says one."""
-    models = _models(checkpoint)
-    model = models[client % len(models)]
+    model = _model(checkpoint, client)
     return model.get("head") if outside.is_reference(str(model.get("name"))) else None
+
+
+def _model(checkpoint: Checkpoint, client: int) -> dict[str, Any]:
+    models = _models(checkpoint)
+    return models[client % len(models)]
 
 
 def _models(checkpoint: Checkpoint) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def compare_layers(
         def note(layer: str, output: Tensor, client: int = state.client) -> None:
             products.setdefault(layer, {})[client] = centred(_products(output)).astype(np.float32)
 
-        activations(task.architecture, tree.to(model, task.device), x, note)
+        activations(task.architecture, task.whole(tree.to(model, task.device)), x, note)
         update(done, len(states))
     return {
         layer: LayerSimilarity(

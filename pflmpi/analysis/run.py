@@ -1,7 +1,7 @@
 """A run on disk, opened to read: its configuration, metrics and checkpoints. Needs neither torch nor MPI."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -16,7 +16,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.metrics import CostTo, columns, cost_to
 from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
-from pflmpi.errors import CheckpointError
+from pflmpi.errors import CheckpointError, UserError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, verify
 from pflmpi.store.checked_hdf5 import NewerFormatError
@@ -24,7 +24,9 @@ from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.verify import Metrics, elsewhere
 from pflmpi.text import short_name, spans
 
-if TYPE_CHECKING:  # which need torch
+if TYPE_CHECKING:  # which need torch, or an extra
+    import pandas
+    import xarray
     from torch import nn
 
     from pflmpi.analysis.personal_module import ClientSamples
@@ -168,13 +170,70 @@ class Run:
         return cost_to(self.columns, target, metric)
 
     @property
-    def metrics(self) -> Any:
-        """`columns` as a pandas.DataFrame where pandas is installed, otherwise as a NumPy record array."""
-        try:
-            return import_module("pandas").DataFrame(dict(self.columns))
-        except ImportError:
-            kinds = [(name, array.dtype) for name, array in self.columns.items()]
-            return np.rec.fromarrays(list(self.columns.values()), kinds)
+    def metrics(self) -> "np.recarray[Any, Any]":
+        """`columns` as a record array, a line for each round: `run.metrics.seconds`, `run.metrics[-3:]`."""
+        kinds = [(name, array.dtype) for name, array in self.columns.items()]
+        return np.rec.fromarrays(list(self.columns.values()), kinds)
+
+    def frame(self) -> "pandas.DataFrame":
+        """`columns` as a pandas.DataFrame, a line for each round; raises as `clients_table`."""
+        frame: pandas.DataFrame = needed("pandas", "frame()", "pandas").DataFrame(dict(self.columns))
+        return frame
+
+    def clients_table(self, rounds: Iterable[int] | None = None) -> "pandas.DataFrame":
+        """A line for each client and round that has a checkpoint; NaN where a client has no value.
+
+        Columns: `round`, `client`, `participant` (whether it trained), `train_samples`, `test_samples`, `up_bytes`,
+        `down_bytes`, as far as the run has them `correct`, `accuracy`, `test_loss`, `f1`, `train_loss`, the same with
+        `trained_` (after local training, before the server answers) and `round_seconds` (of the whole round), and
+        `diagnostic_...` for each diagnostic with a number for each client, such as its cluster.
+
+        Args:
+            rounds: None for all.
+
+        Raises:
+            UserError: pandas is not installed; there is no such round; a file is damaged.
+        """
+        from pflmpi.analysis import clients_table
+
+        pd = needed("pandas", "clients_table()", "pandas")
+        numbers = self._checkpoint_rounds(rounds)
+        frames = [pd.DataFrame(clients_table.of_round(self.round(number))) for number in numbers]
+        table: pandas.DataFrame = pd.concat(frames, ignore_index=True)
+        return table
+
+    def to_xarray(
+        self, rounds: Iterable[int] | None = None, leaves: str | Iterable[str] | None = None
+    ) -> "xarray.Dataset":
+        """The state over rounds as named arrays: `run.to_xarray()["model/head/weight"].sel(client=7, round=[1, 9])`.
+
+        A variable of dimensions (round, client, ...) for each leaf of the clients, by its path; of several models
+        "cohort0/..." with (round, cohort0_client, ...). What the server keeps is "server/..." with (round, ...).
+
+        Nothing but the first checkpoint's description is read before values are used, and then, of the clients, the
+        chosen rows of the chosen rounds alone. dask is not needed.
+
+        Args:
+            rounds: of checkpoints; None for all.
+            leaves: paths, such as "model/head/weight"; None for all.
+
+        Raises:
+            UserError: xarray is not installed; there is no such round or leaf. When values are read: a file is damaged,
+                or a leaf has another shape than in the first of the rounds.
+        """
+        lazy_arrays = needed("pflmpi.analysis.lazy_arrays", "to_xarray()", "xarray")
+        paths = [leaves] if isinstance(leaves, str) else leaves
+        arrays: xarray.Dataset = lazy_arrays.dataset(self.round, self._checkpoint_rounds(rounds), paths)
+        return arrays
+
+    def _checkpoint_rounds(self, rounds: Iterable[int] | None) -> list[int]:
+        """The rounds that are asked for, None for all; raises `CheckpointError` where one has no checkpoint."""
+        numbers = self.rounds if rounds is None else [as_integer("rounds", number) for number in rounds]
+        if not numbers:
+            raise CheckpointError(f"{self.path}: no rounds to read; it has checkpoints {spans(self.rounds) or 'none'}")
+        for number in set(numbers).difference(self.rounds):
+            raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(self.rounds)}")
+        return numbers
 
     def round(self, number: int | None = None) -> Checkpoint:
         """The checkpoint of a round; None for the newest whose files are all there, with a warning if that is an older.
@@ -305,6 +364,16 @@ def open_run(path: str | PathLike[str]) -> Run:
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     return Run(folder, config, short_name(str(name or folder.name)), tuple(notes))
+
+
+def needed(module: str, what: str, library: str) -> Any:
+    """A module that needs a library of the extra `analysis`; raises `UserError` where that is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{what} needs {library}, which is not installed ({error}); `pip install 'pflmpi[analysis]'` brings it"
+        ) from error
 
 
 def _check_format(run: Path) -> None:

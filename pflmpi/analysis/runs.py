@@ -3,16 +3,15 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from glob import glob
-from importlib import import_module
 from io import StringIO
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pflmpi.analysis.comparable import decisive_options
-from pflmpi.analysis.run import Run, open_run
+from pflmpi.analysis.run import Run, needed, open_run
 from pflmpi.config.argument_checks import wrong_type
-from pflmpi.errors import CheckpointError, UserError
+from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file, metrics_file
 from pflmpi.store.names import SHARDS
 
@@ -48,17 +47,31 @@ class Runs(Sequence[Run]):
             UserError: pandas is not installed.
             CheckpointError: a metrics file is damaged.
         """
-        pandas = _pandas("frame")
+        pandas = needed("pandas", "frame()", "pandas")
+        table = _metrics(pandas, self)
+        places = table.pop("")
+        return pandas.concat([self._options(pandas).iloc[places].reset_index(drop=True), table], axis=1)
+
+    def clients_table(self) -> Any:
+        """One pandas.DataFrame with a line for each run, client and round that has a checkpoint.
+
+        Its first columns are those of `frame`, and then those of `Run.clients_table`; raises as these.
+        """
+        pandas = needed("pandas", "clients_table()", "pandas")
+        tables = [run.clients_table() for run in self]
+        places = [place for place, table in enumerate(tables) for _ in range(len(table))]
+        about = self._options(pandas).iloc[places].reset_index(drop=True)
+        return pandas.concat([about, pandas.concat(tables, ignore_index=True)], axis=1)
+
+    def _options(self, pandas: Any) -> Any:
+        """A line for each run with its folder and the options in which the runs differ."""
         options = [dict(_flat(decisive_options(run))) for run in self]
         first = options[0] if options else {}
         keys = [key for key in sorted(set().union(*options)) if any(run.get(key) != first.get(key) for run in options)]
         keys = [*_ALWAYS, *(key for key in keys if key not in _ALWAYS)]
-        table = _metrics(pandas, self)
-        places = table.pop("")
         columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
         columns |= {key: [run.get(key) for run in options] for key in keys}
-        about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
-        return pandas.concat([about, table], axis=1)
+        return pandas.DataFrame(columns)
 
     def summary(self, *targets: float) -> Any:
         """One pandas.DataFrame with a line for each run: what a report says of it.
@@ -72,7 +85,7 @@ class Runs(Sequence[Run]):
         from pflmpi.analysis.selection import named
         from pflmpi.analysis.summary import summaries
 
-        return _pandas("summary").DataFrame(summaries(named(self), targets)).replace("", None)
+        return needed("pandas", "summary()", "pandas").DataFrame(summaries(named(self), targets)).replace("", None)
 
     @property
     def figures(self) -> "Figures":
@@ -116,15 +129,6 @@ def runs_in(folder: Path) -> list[Path]:
         runs += [Path(parent, name) for name in inside]
         names[:] = [name for name in names if name not in inside]
     return sorted(runs)
-
-
-def _pandas(method: str) -> Any:
-    try:
-        return import_module("pandas")
-    except ImportError as error:
-        raise UserError(
-            f"{method}() needs pandas, which is not installed; `pip install pandas`, or read `run.columns` of each run"
-        ) from error
 
 
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ EXPLAINED = (
     "Best and last: accuracy, mean over clients; worst client and lowest 10 %: at the end; unseen: clients that were "
     "kept out of training; after training: the participants before the server answers; gain over local: accuracy at "
     "the end minus that of the same client in the run of local training; bytes: what the messages of all rounds hold; "
-    "rounds, time and sent to an accuracy: until the first round whose mean is as high. More in docs/reading-runs.md."
+    "rounds, time and sent to an accuracy: until the first round whose mean is as high. More in docs/analysis.md."
 )
 _OF_BEST = 0.9  # of the best accuracy of all runs, to which costs are counted
 _OPTIONAL = (  # left out where empty

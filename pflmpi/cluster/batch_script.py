@@ -44,6 +44,18 @@ def given(options: argparse.Namespace) -> Options:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def effective(options: Options, others: Sequence[str]) -> Options:
+    """The options as sbatch will take them: with the known ones among the words of `others`, which override them.
+
+    >>> effective({"ntasks": "4", "mem": "1G"}, ["-n8", "--exclusive", "--error", "a.err"])
+    {'ntasks': '8', 'mem': '1G', 'error': 'a.err'}
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name, letter in {**KNOWN, "job-name": "J", "error": "e"}.items():
+        parser.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", nargs="?", dest=name)
+    return {**options, **vars(parser.parse_known_args(list(others))[0])}
+
+
 def refuse_unknown(words: Sequence[str], command: str) -> None:
     """Raise for words before `--` that the command does not know, if there are any."""
     if words and not words[0].startswith("-"):
@@ -83,55 +95,68 @@ def seconds(text: str) -> int | None:
 
 
 def merged(ours: Options, given: Options, others: Sequence[str]) -> Options:
-    """The options of a job: ours, unless the user gives others; patterns in the folder of its log are replaced.
+    """The options of a job: ours, unless the user gives others; its name and its logs also where `others` name them.
 
-    The folder must be there before the job starts, when Slurm does not yet say what all of its patterns stand for.
+    Patterns in the folder of a log are replaced: it must be there before the job starts, when Slurm does not yet say
+    what all of them stand for.
 
-    >>> merged({"job-name": "digits"}, {"output": "logs/%x/%j.out"}, [])["output"]
-    'logs/digits/%j.out'
+    >>> merged({"job-name": "digits"}, {"output": "logs/%x/%j.out"}, ["-e%x/err"])
+    {'job-name': 'digits', 'output': 'logs/digits/%j.out', 'error': 'digits/err'}
     """
-    options = {**ours, **given}
-    if output := given.get("output"):
-        parser = argparse.ArgumentParser(add_help=False)
-        parser.add_argument("-J", "--job-name", default=options["job-name"])
-        name = parser.parse_known_args(list(others))[0].job_name.replace("%", "%%")
-        folder, slash, file = output.rpartition("/")
-        folder = re.sub("%[%xu]", lambda match: {"%x": name, "%u": getpass.getuser()}.get(match[0], "%%"), folder)
-        if unknown := re.search("%[^%]", folder.replace("%%", "")):
-            raise ConfigError(
-                f"--output={output}: the folder of a log must exist before the job starts, when nobody knows what "
-                f"{unknown[0]} stands for; there use %x (the job's name) and %u (yours), in the file's name all others"
-            )
-        options["output"] = f"{folder}{slash}{file}"
+    options, last = {**ours, **given}, effective({**ours, **given}, others)
+    name = options["job-name"] = last.get("job-name") or ""
+    for kind in ("output", "error"):
+        if (pattern := last.get(kind)) and pattern != ours.get(kind):
+            options[kind] = _in_known_folder(kind, pattern, name)
     return options
 
 
-def implied_ranks(options: Options, others: Sequence[str], threads: int) -> str:
-    """How many ranks a job has whose options do not say it by --ntasks; "" if they do.
+def _in_known_folder(kind: str, pattern: str, job_name: str) -> str:
+    """The name of a log whose folder has no patterns any more."""
+    folder, slash, file = pattern.rpartition("/")
+    values = {"%x": job_name.replace("%", "%%"), "%u": getpass.getuser()}
+    folder = re.sub("%[%xu]", lambda match: values.get(match[0], "%%"), folder)
+    if unknown := re.search("%[^%]", folder.replace("%%", "")):
+        raise ConfigError(
+            f"--{kind}={pattern}: the folder of a log must exist before the job starts, when nobody knows what "
+            f"{unknown[0]} stands for; there use %x (the job's name) and %u (yours), in the file's name all others"
+        )
+    return f"{folder}{slash}{file}"
+
+
+def ranks(options: Options, threads: int) -> tuple[int | None, str]:
+    """How many ranks a job has, None if that follows from its nodes, and the same in words, "" if --ntasks says it.
 
     Args:
+        options: as `effective` has them.
         threads: of a rank.
 
-    >>> implied_ranks({"nodes": "2"}, [], 1), implied_ranks({"ntasks": "1", "cpus-per-task": "8"}, [], 2)
-    ('2 ranks, 1 on each node', '4 ranks, which 1 task of 8 cores starts')
+    >>> ranks({"nodes": "2"}, 1), ranks({"ntasks": "1", "cpus-per-task": "8"}, 2)
+    ((2, '2 ranks, 1 on each node'), (4, '4 ranks, which 1 task of 8 cores starts'))
     """
-    if options.get("ntasks", "1") != "1" or any(re.match("-n|--ntasks", word) for word in others):
-        return ""
+    tasks = options.get("ntasks")
     nodes, per_node = (options.get(name) or "1" for name in ("nodes", "ntasks-per-node"))
-    if "ntasks" not in options and (nodes, per_node) != ("1", "1"):
-        number = f"{int(nodes) * int(per_node)} " if nodes.isdecimal() and per_node.isdecimal() else ""
-        return f"{number}ranks, {per_node} on each node"
+    if tasks is None and (nodes, per_node) != ("1", "1"):
+        number = int(nodes) * int(per_node) if nodes.isdecimal() and per_node.isdecimal() else None
+        return number, f"{f'{number} ' if number else ''}ranks, {per_node} on each node"
+    if tasks not in (None, "1"):
+        return int(tasks) if tasks.isdecimal() else None, ""
     if gpus := options.get("gpus-per-node"):
-        return f"a rank for each of {gpus} GPUs (on CPU: for each core), which 1 task starts"
+        count = gpus.rpartition(":")[2]  # of a model of GPU
+        return int(
+            count
+        ) if count.isdecimal() else None, f"a rank for each of {gpus} GPUs (on CPU: for each core), which 1 task starts"
     cores = options.get("cpus-per-task") or ""
     if cores.isdecimal():  # also where the job gets whole nodes
-        return f"{counted(max(int(cores) // threads, 1), 'rank')}, which 1 task of {counted(int(cores), 'core')} starts"
-    return "a rank for each core (1 without --cpus-per-task, or those of a whole node), which 1 task starts"
+        number = max(int(cores) // threads, 1)
+        return number, f"{counted(number, 'rank')}, which 1 task of {counted(int(cores), 'core')} starts"
+    return None, "a rank for each core (1 without --cpus-per-task, or those of a whole node), which 1 task starts"
 
 
-def log_folder(options: Options) -> Path:
-    """The folder of a job's log, which must be there before the job starts."""
-    return Path((options["output"] or "").replace("%%", "%")).parent
+def log_folders(options: Options) -> list[Path]:
+    """The folders of a job's logs, which must be there before the job starts."""
+    names = (options.get(kind) for kind in ("output", "error"))
+    return [Path(name.replace("%%", "%")).parent for name in names if name]
 
 
 def outside_job(environ: Mapping[str, str]) -> dict[str, str]:
@@ -197,9 +222,12 @@ class BatchScript:
         requeue: whether a run that was stopped in time requeues its job.
         restarts: how often all ranks start again in the job after one was killed or lost.
         setup: a file that the batch script reads first, such as one that loads modules; "" for none.
+        srun: more options of srun, and words that start a rank in a container, such as `apptainer exec IMAGE`.
+        rank_python: the interpreter of the ranks, if they have another one, as in a container.
+        remark: what the script says of itself, such as the profile whose options it has.
+        planned_memory: bytes of a node that `plan` has counted; 0 where nobody asked.
         packs: of an array whose tasks run several cells one after another, the cells of each task, which is named
             after its first.
-        launch: the folder with the wrappers of srun and others.
     """
 
     options: Options
@@ -212,8 +240,11 @@ class BatchScript:
     requeue: bool = False
     restarts: int = 0
     setup: str = ""
+    srun: Sequence[str] = ()
+    rank_python: str = ""
+    remark: str = ""
+    planned_memory: int = 0
     packs: Sequence[Sequence[int]] = ()
-    launch: Path = LAUNCH
 
 
 def check_setup(setup: Path | None) -> None:
@@ -227,29 +258,33 @@ def script(batch: BatchScript) -> str:
     setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
     lines = [*map(shlex.quote, words_of(batch.options)), shlex.join(words_of({}, batch.others))]
     directives = "".join(f"#SBATCH {line}\n" for line in lines if line)
-    head = f"#!/bin/bash\n{directives}\n{setup}"
-    python = '"$python"' if batch.setup else shlex.quote(batch.python)
-    command = f"{python} -P -m pflmpi {shlex.join(batch.arguments)}"
-    launcher = shlex.join(srun(batch.mpi, batch.restarts, batch.launch))
+    remark = f"# {batch.remark}\n" if batch.remark else ""
+    head = f"#!/bin/bash\n{directives}{remark}\n{setup}"
+    python, rank_python = '"$python"' if batch.setup else shlex.quote(batch.python), shlex.quote(batch.rank_python)
+    command = f"-P -m pflmpi {shlex.join(batch.arguments)}"
+    launcher = shlex.join([*srun(batch.mpi, batch.restarts), *batch.srun])
     if batch.packs:
         head += f"cells=({' '.join(f'[{pack[0]}]={tasks(pack, None)}' for pack in batch.packs)}) # of each task\n"
     if batch.array:
         cell = "${cells[SLURM_ARRAY_TASK_ID]}" if batch.packs else "$SLURM_ARRAY_TASK_ID"
-        command += f' --cell "{cell}" --launcher {shlex.quote(launcher)}'
-    elif not batch.once:
-        command = f"{launcher} {command}"
+        command = f'{python} {command} --cell "{cell}" --launcher {shlex.quote(launcher)}'
+        command += f" --python {rank_python}" if batch.rank_python else ""
+    elif batch.once:
+        command = f"{python} {command}"
+    else:
+        command = f"{launcher} {rank_python if batch.rank_python else python} {command}"
     if not batch.requeue:
         return f"{head}{command}\n"
     if batch.array:
         return f"{head}{command}\n{_REQUEUE_ARRAY}"
     folder = shlex.quote(batch.arguments[batch.arguments.index("--out") + 1])
-    before = f". {shlex.quote(str(batch.launch / 'settings'))}\nbefore=$(newest {folder})\n"
+    before = f". {shlex.quote(str(LAUNCH / 'settings'))}\nbefore=$(newest {folder})\n"
     return f'{head}{before}{command}\ncode=$?\nrequeue_after "$code" {folder} "$before"\nexit "$code"\n'
 
 
-def srun(mpi: str, restarts: int = 0, launch: Path = LAUNCH) -> list[str]:
+def srun(mpi: str, restarts: int = 0) -> list[str]:
     """The words that start ranks as a step of a job, and end with the exit code of their run."""
-    return ["bash", str(launch / "srun"), *([f"--restarts={restarts}"] if restarts else []), f"--mpi={mpi}"]
+    return ["bash", str(LAUNCH / "srun"), *([f"--restarts={restarts}"] if restarts else []), f"--mpi={mpi}"]
 
 
 def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:

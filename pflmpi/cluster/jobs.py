@@ -140,7 +140,7 @@ def queue(environ: Mapping[str, str]) -> list[Job]:
         NoAnswer: Slurm does not answer.
     """
     fields = ",".join(f"{name}:{width}" for name, width in _QUEUE.items())
-    return parse_queue(_ask(["squeue", f"--user={os.getuid()}", "--states=all", "--noheader", "-O", fields], environ))
+    return parse_queue(ask(["squeue", f"--user={os.getuid()}", "--states=all", "--noheader", "-O", fields], environ))
 
 
 def accounted(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
@@ -148,7 +148,7 @@ def accounted(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
     # With the steps of each job, without which sacct counts none of its processor time.
     words = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(ids)}", f"--format={_ACCOUNTED}"]
     try:
-        return parse_accounted(_ask(words, environ)) if ids else []
+        return parse_accounted(ask(words, environ)) if ids else []
     except (ConfigError, NoAnswer):
         return []
 
@@ -181,7 +181,7 @@ def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
 
 def cancel(ids: Sequence[str], environ: Mapping[str, str]) -> None:
     """End jobs, also those that wait; raises as `queue`."""
-    _ask(["scancel", *ids], environ)
+    ask(["scancel", *ids], environ)
 
 
 def parse_queue(text: bytes) -> list[Job]:
@@ -269,7 +269,7 @@ def _order(job: Job) -> tuple[int, bool, int]:
     return int(number) if number.isdecimal() else 0, "[" in job.id, (job.tasks or [0])[0]
 
 
-def _ask(command: Sequence[str], environ: Mapping[str, str]) -> bytes:
+def ask(command: Sequence[str], environ: Mapping[str, str]) -> bytes:
     """Output of a command of Slurm."""
     clean = {key: value for key, value in environ.items() if not key.startswith(("SQUEUE_", "SACCT_"))}  # they filter
     clean["SLURM_BITSTR_LEN"] = "0"  # list all tasks of an array that wait together, however many

@@ -406,7 +406,8 @@ def _used(job: Job) -> str:
     """Node, core and GPU hours of a job since its last start and, by the accounting, how busy its cores were."""
     nodes, gpus, cores = job.nodes, job.allocated.get("gres/gpu", "0"), job.allocated.get("cpu", "0")
     by_nodes, by_gpus, by_cores = (job.seconds * int(number) for number in (nodes, gpus, cores))
-    return f"used: {job_file.hours(by_nodes, by_gpus, by_cores, job.cpu_seconds)}"
+    busy = None if job.cpu_seconds is None or not by_cores else job.cpu_seconds / by_cores
+    return f"used: {job_file.hours(by_nodes, by_gpus, by_cores, busy)}"
 
 
 def _error(job: Job) -> str:

@@ -1,14 +1,17 @@
 """Submitting a batch script to Slurm, unless another job works in the same folder."""
 
+import getpass
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 
-from pflmpi.cluster.batch_script import BatchScript, Options, outside_job, script, words_of
+from pflmpi.cluster.batch_script import BatchScript, Options, effective, outside_job, script, seconds, words_of
 from pflmpi.cluster.job_log import file_name
-from pflmpi.cluster.jobs import Job, jobs_in, queue
+from pflmpi.cluster.jobs import Job, NoAnswer, ask, jobs_in, queue
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.store import job_file
@@ -48,22 +51,42 @@ def refuse_transport(config: Config, mpi: str) -> None:
         )
 
 
-def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str], planned_memory: int = 0) -> str:
-    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; the job's id.
-
-    Args:
-        planned_memory: bytes of a node that `plan` has counted; 0 where nobody asked.
-    """
+def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
+    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; the job's id."""
     done = _sbatch(batch, environ)
     number = done.stdout.strip().partition(";")[0]
     if not number.isdecimal():
         why = f"it printed {done.stdout.strip()[:200]!r} instead of the id of a job"
         raise ConfigError(f"sbatch refused the job: {why}; change the options")
     print(done.stderr, end="", file=sys.stderr)  # its warnings
-    log = str(Path(batch.options["output"] or "").absolute())
-    letters = {"%": "%%", "A": number, "x": batch.options["job-name"] or "", **({} if batch.array else {"j": number})}
-    job_file.append(folder, number, record=Submission(file_name(log, letters), batch.requeue, planned_memory))
+    log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
+    where = partition_name(effective(batch.options, batch.others), environ)
+    noted = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, where)
+    job_file.append(folder, number, record=noted)
     return number
+
+
+def partition_name(options: Options, environ: Mapping[str, str]) -> str:
+    """The partition that a job asks for, or several with commas between; "" for the default."""
+    return options.get("partition") or environ.get("SBATCH_PARTITION", "")
+
+
+def partition(name: str, environ: Mapping[str, str]) -> tuple[float, int]:
+    """The longest time of a job in a partition in seconds, inf without a limit, and the cores of its smallest node.
+
+    Args:
+        name: as of `partition_name`; 0 cores and no limit where Slurm does not know it, or does not answer.
+    """
+    try:
+        lines = ask(["sinfo", "--noheader", "--format=%P %l %c"], environ).decode().splitlines()
+    except (ConfigError, NoAnswer):
+        return inf, 0
+    fields = [line.split() for line in lines if line.count(" ") == 2]
+    asked = [
+        field for field in fields if (field[0].endswith("*") if not name else field[0].rstrip("*") in name.split(","))
+    ]
+    limits = [seconds(limit) or inf for _, limit, _ in asked]
+    return max(limits, default=inf), min((int(cores.rstrip("+")) for *_, cores in asked), default=0)
 
 
 def would_start(batch: BatchScript, environ: Mapping[str, str]) -> str:
@@ -92,6 +115,11 @@ def make_folders(*folders: Path) -> None:
 
 
 def log_of(options: Options, number: str) -> str:
-    """The file with the output of a job; `*` stands for the task of an array."""
-    values = {"j": number, "A": number, "a": "*", "x": options["job-name"] or ""}
-    return file_name(options["output"] or "", values)
+    """The file with the output of a job, or with its errors if they have one; `*` stands for the task of an array."""
+    return _log(options, number, {"j": number, "a": "*"})
+
+
+def _log(options: Options, number: str, values: Mapping[str, str]) -> str:
+    pattern = options.get("error") or options["output"] or ""  # progress is written with the errors
+    name = (options["job-name"] or "").replace("%", values.get("%", "%"))
+    return file_name(pattern, {"A": number, "x": name, "u": getpass.getuser(), **values})

@@ -1,4 +1,4 @@
-"""Write a client's model, the server's state, or a whole checkpoint as a file for other programs."""
+"""Write a client's model, the server's state, a whole checkpoint or a table of the clients for other programs."""
 
 import argparse
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
-from pflmpi.text import counted, printable, size
+from pflmpi.text import counted, printable, size, spans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,12 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whose.add_argument("--client", type=int, metavar="K", help="the model that this client predicts with")
     whose.add_argument("--server", action="store_true", help="everything that the server keeps")
     whose.add_argument("--all", action="store_true", help="the whole checkpoint, as one HDF5 file that needs no other")
+    whose.add_argument(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="a line for each client and round that has a checkpoint: accuracy, losses, samples, bytes, diagnostics; "
+        ".csv or .parquet",
+    )
     arguments.add_round(parser)
     parser.add_argument(
         "-o",
         "--out",
         type=Path,
-        required=True,
         metavar="FILE",
         help="a state dict: .pt (torch), .safetensors (library safetensors) or .npz (NumPy); with --all .h5",
     )
@@ -54,6 +60,10 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.analysis.model import client_state, server_state
     from pflmpi.analysis.run import open_run
 
+    if options.table is not None:
+        return _run_table(options)
+    if options.out is None:
+        raise ConfigError("export needs -o FILE, the file to write")
     if options.all:
         return _run_all(options)
     if options.compress:
@@ -99,6 +109,27 @@ def _run_all(options: argparse.Namespace) -> int:
     return 0
 
 
+def _run_table(options: argparse.Namespace) -> int:
+    from pflmpi.analysis.run import needed, open_run
+
+    path = options.table
+    if path.suffix not in _TABLES:
+        raise ConfigError(f"--table {path}: {unknown('suffix', path.suffix or 'none', list(_TABLES))}")
+    given = {"-o": options.out, "--leaf": options.leaf}
+    others = given | {"--compress": options.compress or None, "--allow-older": options.allow_older or None}
+    if other := next((name for name, value in others.items() if value is not None), None):
+        raise ConfigError(f"{other} cannot go with --table; leave one of them out")
+    library, write = _TABLES[path.suffix]
+    needed(library, f"--table {path}", library)
+    arguments.check_output(path, "--table", options.force)
+    opened = open_run(options.run)
+    table = opened.clients_table(None if options.round is None else [options.round])
+    _save(path, table, write)
+    of = f"{counted(len(table), 'line')} of {opened.name}, of the rounds {spans(sorted(set(table['round'])))}"
+    print(printable(f"{path}: {of}, {len(table.columns)} columns"))
+    return 0
+
+
 def _score(round: "Checkpoint", client: int) -> str:
     if "correct" not in round.metrics or not round.metrics["total"][client]:
         return ""
@@ -121,13 +152,13 @@ def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
     return lambda file, state: write(module, file, state)
 
 
-def _save(path: Path, state: State, write: Callable[[BinaryIO, State], None]) -> None:
+def _save(path: Path, content: Any, write: Callable[[BinaryIO, Any], None]) -> None:
     with (
-        atomic.refusing(path, "choose another -o"),
+        atomic.refusing(path, "choose another file"),
         atomic.replacing(path) as descriptor,
         open(descriptor, "wb", closefd=False) as file,
     ):
-        write(file, state)
+        write(file, content)
 
 
 def _pt(torch: Any, file: BinaryIO, state: State) -> None:
@@ -142,6 +173,10 @@ def _npz(numpy: Any, file: BinaryIO, state: State) -> None:
     numpy.savez(file, **state)
 
 
+_TABLES: dict[str, tuple[str, Callable[[BinaryIO, Any], None]]] = {
+    ".csv": ("pandas", lambda file, table: table.to_csv(file, index=False)),
+    ".parquet": ("pyarrow", lambda file, table: table.to_parquet(file, index=False)),
+}
 _WRITERS: dict[str, tuple[str, str, Callable[[Any, BinaryIO, State], None]]] = {
     ".pt": ("torch", "torch", _pt),
     ".safetensors": ("safetensors.numpy", "safetensors", _safetensors),

@@ -36,7 +36,7 @@ from pflmpi.errors import (
     write_exit_code,
 )
 from pflmpi.experiment.run import RankContext
-from pflmpi.machine import cores, gpus, process_began, requested_gpus
+from pflmpi.machine import cores, gpus, requested_gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, gpu_messages, limit_memory, place
 from pflmpi.runtime.faults import CollectiveError, all_or_none
@@ -240,7 +240,7 @@ def start_here(peers: Sequence[Peer]) -> job_file.Start:
     gpus = gpus or len({gpu.uuid for peer in peers for gpu in peer.gpus})
     versions = (pflmpi.__version__, torch.__version__)
     where = (hosts, len(peers), nodes or len(hosts), cores or seen, gpus)
-    return job_file.Start(process_began(), *where, sys.executable, *versions)
+    return job_file.Start(time.time(), *where, sys.executable, *versions)
 
 
 def show_start(start: job_file.Start | None, launch: Launch) -> None:

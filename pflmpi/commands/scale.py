@@ -247,7 +247,7 @@ def _submit(options: argparse.Namespace) -> int:
         elif job := submission.working_in(folder(out, ranks), queued):
             print(f"ranks {ranks}: job {job.id} is {job.state} already")
         else:
-            submission.make_folders(batch_script.log_folder(jobs[ranks].options), folder(out, ranks))
+            submission.make_folders(*batch_script.log_folders(jobs[ranks].options), folder(out, ranks))
             number = submission.submit(jobs[ranks], folder(out, ranks), os.environ)
             print_surely(f"ranks {ranks}: job {number}, log {submission.log_of(jobs[ranks].options, number)}")
     print(

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pflmpi import arguments
-from pflmpi.cluster.batch_script import add_arguments as add_sbatch_arguments
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.cluster import batch_script
+from pflmpi.errors import CheckpointError, ConfigError, RunError
 from pflmpi.terminal import print_surely
 from pflmpi.text import printable, some
 
@@ -21,6 +20,14 @@ if TYPE_CHECKING:
     from pflmpi.config.load import Config
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
+_TRIAL = 10  # minutes
+_AUTO = (
+    "auto: --ntasks=auto asks for as many ranks as have clients to train at once, on the GPUs or cores of the nodes; "
+    "--mem=auto for what `pflmpi plan` counts for a node; --time=auto for 1.5 times what the rounds left would take by "
+    "the slowest earlier run of the configuration, on as many ranks of the partition, in the folder or beside it, and "
+    "10 minutes. Of an array the largest and the longest cell decide."
+)
+_OF_SITE = ("account", "partition", "qos", "mpi", "setup", "srun")
 
 
 class Pending(NamedTuple):
@@ -29,16 +36,16 @@ class Pending(NamedTuple):
     Attributes:
         out: the folder of the run or sweep.
         words: the command line of `pflmpi`.
-        config: of the run; None for a sweep.
+        runs: the folders of the runs that are not done, with their configurations.
+        tasks: the number of each of them among the cells of a sweep; none for a run.
         cells: how many a sweep has; 0 for a run.
-        todo: the numbers of the cells that are not done, with the folders of their runs.
     """
 
     out: Path
     words: list[str]
-    config: "Config | None" = None
+    runs: "Mapping[Path, Config]"
+    tasks: Sequence[int] = ()
     cells: int = 0
-    todo: Mapping[int, Path] = MappingProxyType({})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,31 +63,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mpi",
         choices=("none", "pmix", "pmi2"),
-        default="none",
         help="what srun connects ranks with: pmix (Open MPI), pmi2 (MPICH), none (torch.distributed, the default)",
     )
+    parser.add_argument("--srun", metavar="OPTIONS", help="more options of srun, such as --srun='--cpu-bind=cores'")
     requeue = "stop before the time limit, requeue the job and resume, until all rounds are done"
     parser.add_argument("--requeue", action="store_true", help=requeue)
     restarts = "start all ranks of a run again from the newest checkpoint when one was lost, up to N times (default: 0)"
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help=restarts)
     setup = "shell commands that the job runs first, such as `module load`; may set `python`, the interpreter"
     parser.add_argument("--setup", type=Path, metavar="FILE", help=setup)
+    site = "take what is not given from this profile in ~/.config/pflmpi/site.yaml, or in the file of $PFLMPI_SITE"
+    parser.add_argument("--site", metavar="NAME", help=site)
+    trial = "with --time=auto: where no earlier run says it, wait for a job of so many minutes that measures it "
+    parser.add_argument("--trial", type=int, nargs="?", const=_TRIAL, metavar="MIN", help=f"{trial}(default: {_TRIAL})")
     parser.add_argument("--wait", action="store_true", help="wait for the end, with the exit code of the run")
     parser.add_argument("--test-only", action="store_true", help="say when the job would start, and submit nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
-    add_sbatch_arguments(parser)
+    parser.epilog = _AUTO
+    batch_script.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
     pending = pending_work(options)
-    if pending is None:
-        return 0
-    if options.dry_run or options.test_only:
+    if pending is not None and (options.dry_run or options.test_only):
         _preview(options, pending)
         return 0
+    pending = pending and measured(options, pending)
+    if pending is None:
+        return 0
     number, log = submit(options, pending)
-    what = f", {len(pending.todo)} of {pending.cells} cells" if pending.cells else ""
+    what = f", {len(pending.tasks)} of {pending.cells} cells" if pending.cells else ""
     print_surely(f"job {number}: {pending.out}{what}")
     print(f"log: {log}")
     print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, log.split('*')))}", flush=True)
@@ -89,72 +102,101 @@ def run(options: argparse.Namespace) -> int:
 
 def _preview(options: argparse.Namespace, pending: Pending) -> None:
     """Print the batch script of a job, or when it would start."""
-    from pflmpi.cluster.batch_script import log_folder, script
     from pflmpi.cluster.submission import would_start
 
-    job, _ = _with_memory(_job(options, pending), pending.config)
+    job = _job(options, pending)
+    _show_implied(options, job, pending)
     if options.test_only:
         print(would_start(job, os.environ))
         return
-    print(script(job), end="")
-    logs = log_folder(job.options)
-    if not logs.is_dir():
-        print(f"pflmpi: make {logs}/ before you submit this; Slurm would not", file=sys.stderr)
+    print(batch_script.script(job), end="")
+    for folder in {path for path in batch_script.log_folders(job.options) if not path.is_dir()}:
+        print(f"pflmpi: make {folder}/ before you submit this; Slurm would not", file=sys.stderr)
 
 
 def _wait(number: str, pending: Pending) -> int:
     """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done, 75 or 1."""
     from pflmpi.cluster.status import one_folder, wait
 
-    code = wait([number], [*pending.todo.values()] or [pending.out], os.environ, bool(pending.todo))
+    code = wait([number], [*pending.runs], os.environ, bool(pending.tasks))
     print("\n".join(map(printable, one_folder(pending.out, os.environ))))
     return code
 
 
 def pending_work(options: argparse.Namespace) -> Pending | None:
     """What a run or a sweep has still to do; None, and a line on the terminal, if it is done."""
+    _take_site(options)
     _check(options)
     return _pending_run(options) if options.array is None else _pending_sweep(options)
 
 
+def measured(options: argparse.Namespace, pending: Pending) -> Pending | None:
+    """What there is to do after a trial, if --trial asks for one and no earlier run says how long it will take."""
+    if options.trial is None:
+        return pending
+    from pflmpi.cluster.jobs import wait
+    from pflmpi.forecast.job import Unmeasured
+
+    try:
+        _job(options, pending)
+        return pending
+    except Unmeasured:
+        pass
+    short = argparse.Namespace(**{**vars(options), "time": str(options.trial), "requeue": False, "pack": None})
+    number, log = submit(short, pending)
+    print(f"job {number}, a trial of at most {options.trial} minutes, is waited for; log: {log}", flush=True)
+    ended = wait(number, os.environ)
+    left = pending_work(options)
+    try:
+        if left is not None:
+            _job(options, left)
+    except Unmeasured as error:
+        states = ", ".join(dict.fromkeys(job.state for job in ended)) or "unknown to Slurm"
+        raise RunError(
+            f"job {number}, the trial, has ended ({states}) before a round was complete; its log is {log}; mend what "
+            "that says, or give a longer --trial=MIN, or a --time"
+        ) from error
+    return left
+
+
 def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
     """Submit a job for what is to do; its id, or the array's, and its log, with `*` for the task of an array."""
-    from pflmpi.cluster import batch_script, submission
+    from pflmpi.cluster import submission
 
-    job, memory = _with_memory(_job(options, pending), pending.config)
+    job = _job(options, pending)
     submission.refuse_second(pending.out, options.sbatch, os.environ)
-    submission.make_folders(batch_script.log_folder(job.options), pending.out)
-    number = submission.submit(job, pending.out, os.environ, memory)
+    submission.make_folders(*batch_script.log_folders(job.options), pending.out)
+    _show_implied(options, job, pending)
+    number = submission.submit(job, pending.out, os.environ)
     return number, submission.log_of(job.options, number)
 
 
-def _check(options: argparse.Namespace) -> None:
-    from pflmpi.cluster.batch_script import check_setup
+def _take_site(options: argparse.Namespace) -> None:
+    """Set options that were not given to those of the site's profile, which becomes `options.profile`."""
+    options.profile = None
+    if options.site is not None:
+        from pflmpi.cluster import site
 
+        options.profile = site.load(options.site, os.environ)
+        for name in _OF_SITE:
+            if getattr(options, name) is None:
+                setattr(options, name, getattr(options.profile, name))
+        options.setup = options.setup and Path(options.setup)
+
+
+def _check(options: argparse.Namespace) -> None:
     if (options.config is None) == (options.array is None):
         raise ConfigError("submit takes a CONFIG, for one run, or --array TABLE, for a sweep; give one of them")
     if options.array is None:
         for name in ("jobs", "pack", "seeds", "only", "failed", "anew"):
             if getattr(options, name) not in (None, [], False):
                 raise ConfigError(f"--{name} is for --array TABLE, which is not given; leave it out")
-    for name in ("jobs", "pack"):
-        if (number := getattr(options, name)) is not None and number < 1:
-            raise ConfigError(f"--{name} {number}: must be at least 1")
-    if options.restarts < 0:
-        raise ConfigError(f"--restarts {options.restarts}: must be at least 0")
-    if options.mem == "auto" and options.array is not None:
-        raise ConfigError("--mem auto is for one run; give the memory of a node that the largest cell needs")
-    check_setup(options.setup)
-
-
-def _with_memory(job: "BatchScript", config: "Config | None") -> "tuple[BatchScript, int]":
-    """The job of a run with the memory that it needs, and the bytes that were counted; see `forecast.job`."""
-    if config is None or "mem" not in job.options:
-        return job, 0
-    from pflmpi.forecast.job import with_memory
-
-    options, counted = with_memory(config, job.options)
-    return replace(job, options=options), counted
+    for name, least in (("jobs", 1), ("pack", 1), ("restarts", 0), ("trial", 1)):
+        if (value := getattr(options, name)) is not None and value < least:
+            raise ConfigError(f"--{name} {value}: must be at least {least}")
+    if options.trial is not None and options.time != "auto":
+        raise ConfigError("--trial is for --time=auto, which is not given; leave it out")
+    batch_script.check_setup(options.setup)
 
 
 def _pending_run(options: argparse.Namespace) -> Pending | None:
@@ -165,8 +207,7 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
 
     arguments.check_config(options.config)
     config = load(options.config, options.overrides)
-    refuse_transport(config, options.mpi)
-    _show_implied_ranks(options, config)
+    refuse_transport(config, _launch(options)[0])
     out = options.out or Path("runs") / options.config.stem
     need = run_state(out, config, options.changed_code)
     if need.problem:
@@ -179,14 +220,7 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
         print(f"{rounds}; nothing to submit")
         return None
     words = [*arguments.words_of_overrides(options), *arguments.words_of_changed_code(options)]
-    return Pending(out, ["run", str(options.config), *words, "--out", str(out), "--continue"], config)
-
-
-def _show_implied_ranks(options: argparse.Namespace, config: "Config") -> None:
-    from pflmpi.cluster.batch_script import given, implied_ranks
-
-    if text := implied_ranks(given(options), options.sbatch, config.runtime.threads):
-        print(f"pflmpi: {text}; --ntasks says otherwise", file=sys.stderr)
+    return Pending(out, ["run", str(options.config), *words, "--out", str(out), "--continue"], {out: config})
 
 
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
@@ -195,12 +229,11 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     from pflmpi.sweep import table as tables
     from pflmpi.sweep.pending import cell_task, has_failed
 
-    out = tables.folder(options.array, options.out)
-    works = {}
+    out, mpi = tables.folder(options.array, options.out), _launch(options)[0]
     cells = tables.selected(options.array, options.overrides, options.seeds, options.only)
-    _show_implied_ranks(options, cells[0][1])
+    works = {}
     for number, (cell, config) in enumerate(cells):
-        refuse_transport(config, options.mpi)
+        refuse_transport(config, mpi)
         work = cell_task(cell, config, out, None, options.changed_code, options.anew)
         if work.state != "done" and (not options.failed or has_failed(cell, out)):
             works[number] = work
@@ -211,9 +244,23 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
         why = f"no cell in {out} has failed" if options.failed else f"all {len(cells)} cells in {out} are done"
         print(f"{why}; nothing to submit")
         return None
-    todo = {number: work.cell.run(out) for number, work in works.items()}
+    runs = {work.cell.run(out): cells[number][1] for number, work in works.items()}
     words = ["sweep", *arguments.words_of_cells(options.array, out, options), *arguments.words_of_changed_code(options)]
-    return Pending(out, [*words, *["--anew"] * options.anew], None, len(cells), todo)
+    return Pending(out, [*words, *["--anew"] * options.anew], runs, [*works], len(cells))
+
+
+def _launch(options: argparse.Namespace) -> tuple[str, list[str], str]:
+    """How srun connects ranks, the words between it and the interpreter, and that in a container, if there is one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--mpi", default=options.mpi or "none")
+    mpi, words = parser.parse_known_args(arguments.shell_words("--srun", options.srun or ""))
+    if words and not words[0].startswith("-"):
+        raise ConfigError(f"--srun={options.srun!r}: {words[0]!r} is no option of srun; give its options alone")
+    container = any(word.startswith("--container-image") for word in words)
+    if options.profile is not None and (image := options.profile.container):
+        container = True
+        words += ["apptainer", "exec", *arguments.shell_words("container.options", image.options), image.apptainer]
+    return mpi.mpi, words, "python" if container else ""
 
 
 def packed(cells: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -226,31 +273,60 @@ def packed(cells: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
-    from pflmpi.cluster.batch_script import BatchScript, check_warning, given, merged, tasks
-
-    number = "%j" if options.array is None else "%A_%a"
+    """The job, with what it needs in place of `auto`."""
+    logs = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {
         "job-name": (options.config or options.array).stem,
         "chdir": os.getcwd(),
-        "output": f"{pending.out}".replace("%", "%%") + f".{number}.log",
+        "output": f"{pending.out}".replace("%", "%%") + f".{logs}.log",
         "open-mode": "append",
     }
-    packs = packed([*pending.todo], options.pack or 1)
+    packs = packed(pending.tasks, options.pack or 1)
     if packs:
-        ours["array"] = tasks([pack[0] for pack in packs], options.jobs)
+        ours["array"] = batch_script.tasks([pack[0] for pack in packs], options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
         if not any(word.startswith("--signal") for word in options.sbatch):
-            check_warning(options.time or "", _WARNING)
-    return BatchScript(
-        options=merged(ours, given(options), options.sbatch),
+            batch_script.check_warning(options.time or "", _WARNING)
+    mpi, words, rank_python = _launch(options)
+    job = batch_script.BatchScript(
+        options=batch_script.merged(ours, batch_script.given(options), options.sbatch),
         python=sys.executable,
         arguments=pending.words,
-        mpi=options.mpi,
+        mpi=mpi,
         others=options.sbatch,
         array=options.array is not None,
         requeue=options.requeue,
         restarts=options.restarts,
         setup=str(options.setup.resolve()) if options.setup else "",
+        srun=words,
+        rank_python=rank_python,
         packs=packs if options.pack else (),
     )
+    if "mem" in job.options or "auto" in job.options.values():
+        from pflmpi.forecast.job import sized
+
+        job = sized(job, pending.runs, pending.out, os.environ)
+    return _of_site(job, options)
+
+
+def _show_implied(options: argparse.Namespace, job: "BatchScript", pending: Pending) -> None:
+    """Say what `auto` has become, and how many ranks there will be where no option says it."""
+    given, threads = batch_script.given(options), next(iter(pending.runs.values())).runtime.threads
+    if chosen := {name: job.options[name] for name, value in given.items() if value == "auto"}:
+        print(f"pflmpi: auto is {' '.join(batch_script.words_of(chosen))}", file=sys.stderr)
+    asked = batch_script.effective({**given, **job.options}, job.others)  # GPUs are `given`, in whatever form
+    if text := batch_script.ranks(asked, threads)[1]:
+        print(f"pflmpi: {text}; --ntasks says otherwise", file=sys.stderr)
+
+
+def _of_site(job: "BatchScript", options: argparse.Namespace) -> "BatchScript":
+    """The job with GPUs in the form of the site, and a remark that its profile was used."""
+    if options.profile is None:
+        return job
+    from pflmpi.cluster.site import profiles_file
+
+    asked = dict(job.options)
+    if options.profile.gres and (gpus := asked.pop("gpus-per-node", None)):
+        asked["gres"] = f"{options.profile.gres}:{gpus.rpartition(':')[2]}"
+    return replace(job, options=asked, remark=f"options of --site={options.site!r}: {str(profiles_file(os.environ))!r}")

@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher", default="", metavar="COMMAND", help="start each run with this, such as 'srun --mpi=pmix'"
     )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PROGRAM",
+        help="the interpreter of the runs, such as that in a container which --launcher starts (default: this one)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -186,7 +192,7 @@ def _run_cells(
         def problem(task: "CellTask") -> str:
             return unfinished(task, configs[task.cell.name], out)
 
-        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until)
+        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until, options.python)
 
 
 def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOutcome", out: Path) -> int:
@@ -278,10 +284,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _launcher(text: str) -> list[str]:
     """Words of the command that starts a run."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"--launcher {text!r} cannot be read as a command: {error}; close the quotes") from error
+    words = arguments.shell_words("--launcher", text)
     if words and shutil.which(words[0]) is None:
         raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
     return words

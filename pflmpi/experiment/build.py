@@ -1,6 +1,7 @@
 """From a validated configuration to the objects that its rounds need."""
 
 import dataclasses
+import hashlib
 import logging
 import platform
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin, Newcomer
 from pflmpi.config.load import Config
 from pflmpi.data import load
+from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.data.unseen import Division, divide, trained_on
 from pflmpi.errors import ConfigError
@@ -29,13 +31,15 @@ from pflmpi.experiment.training_checks import (
     check_stop,
     only_first_client,
 )
-from pflmpi.learning.task import HOST, Task
+from pflmpi.learning.task import HOST, SERVER, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
+from pflmpi.models.base import Model
+from pflmpi.models.frozen import Frozen, frozen_paths, matching, parameter_names
 from pflmpi.rng import stream
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.contract import IN_LANES, check_cohorts, check_declarations, check_heads
+from pflmpi.runtime.contract import IN_LANES, check_cohorts, check_declarations, check_heads, check_parts
 from pflmpi.runtime.devices import choose_executor
 from pflmpi.runtime.executors.base import Executor, Loop
 from pflmpi.runtime.executors.batches import Pool
@@ -111,6 +115,12 @@ class Experiment:
         """Samples of each client and class."""
         return SampleCounts(self.federation.class_counts, self.federation.test_class_counts)
 
+    @property
+    def frozen_digest(self) -> str:
+        """SHA-256 (hex) of all frozen weights; "" if there are none."""
+        digests = [task.frozen.digest for task in self.tasks if task.frozen.digest]
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest() if digests else ""
+
     @cached_property
     def code(self) -> dict[str, str]:
         """SHA-256 of the code from outside the package; see `experiment.outside_code`."""
@@ -145,19 +155,30 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
     """
     division = divide(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
     dataset = trained_on(division) if config.data.normalize == "standard" else federation.dataset
-    training, n = config.training, division.trained.num_clients
-    bound = [model.bind(dataset.images.shape[1:], dataset.num_classes) for model in config.models]
-    cycled = [bound[client % len(bound)] for client in range(n)]
-    architectures = list(dict.fromkeys(cycled))
-    cohort = np.array([architectures.index(architecture) for architecture in cycled], np.int64)
-    tasks = tuple(
-        Task(architecture, training, n, config.seed, dataset.mean, dataset.std, device)
-        for architecture in architectures
-    )
+    n = division.trained.num_clients
+    bound = [_task(model, config, dataset, n, device) for model in config.models[:n]]
+    tasks = tuple(dict.fromkeys(bound))
+    cohort = np.resize([tasks.index(task) for task in bound], n)
     transform = transform_of(config.data.transform, torch.tensor(dataset.images[:2]))
     computed_on = tuple(gpu_models) or (platform.machine(),)
     experiment = Experiment(config, division, cohort, tasks, (), computed_on, bool(gpu_models), transform)
     return experiment.with_executor(config.runtime)
+
+
+def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, device: torch.device) -> Task:
+    """The task of the clients that have a model; what of it is frozen is on the device from now on."""
+    architecture = model.bind(dataset.images.shape[1:], dataset.num_classes)
+    task = Task(architecture, config.training, num_clients, config.seed, dataset.mean, dataset.std, device)
+    if not (architecture.frozen or model.trainable is not None or model.personal is not None):
+        return task
+    names = parameter_names(task.like(), getattr(model, "head", None))
+    if paths := frozen_paths(model, architecture, names):
+        frozen = Frozen.of(architecture.init(stream(config.seed, 0, SERVER, "init")), paths)
+        frozen.on(device)
+        task = task.replace(frozen=frozen)
+    trained = {path: name for path, name in names.items() if path not in paths}
+    personal = () if model.personal is None else matching("model.personal", model.personal, trained, architecture.name)
+    return task.replace(personal=personal)
 
 
 def check_executor(experiment: Experiment, configured: str) -> str:
@@ -191,6 +212,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         experiment = experiment.with_executor(runtime.model_copy(update={"executor": executor}))
     config, cohort, tasks = experiment.config, experiment.cohort, experiment.tasks
     algorithm, training = config.algorithm, config.training
+    check_parts(algorithm, tasks)
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)

@@ -16,7 +16,8 @@ from pflmpi.learning.sgd import train
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.built_module import equal
-from pflmpi.models.module_parts import nested
+from pflmpi.models.frozen import without
+from pflmpi.models.module_parts import nested, parameters
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.text import first_line
@@ -64,7 +65,7 @@ def _check_module(
 ) -> str:
     """See `check_modules`; `batches` are those of two clients."""
     initial = task.init()
-    expected = [_plain(architecture, initial, of_client) for of_client in batches]
+    expected = [_plain(architecture, task, of_client) for of_client in batches]
     results = [_in_loop(task, initial, of_client) for of_client in batches]
     if problem := _difference(initial, expected, results):
         raise ConfigError(
@@ -92,21 +93,23 @@ def _batches(task: Task, federation: Federation, clients: np.ndarray) -> list[li
     return batches
 
 
-def _plain(architecture: ModuleArchitecture, initial: Tree, batches: Sequence[Batch]) -> Tree:
+def _plain(architecture: ModuleArchitecture, task: Task, batches: Sequence[Batch]) -> Tree:
     """The model after SGD with momentum as in any PyTorch program, without `torch.optim`: a second to import."""
     module = architecture.recipe.plain(0)
-    paths = _paths(module, architecture)
+    initial = task.whole(task.init())
     with torch.no_grad():
-        for path, value in paths.items():
+        for path, value in _paths(module, architecture).items():
             value.copy_(tree.at(initial, path))
-    parameters = list(module.parameters())
+    for path, parameter in parameters(module, architecture.recipe.head).items():
+        parameter.requires_grad_(path not in task.frozen.paths)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     velocities: dict[int, Tensor] = {}
     module.train()
     try:
         for batch in batches:
             F.cross_entropy(module(batch.x), batch.y).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
-                for place, parameter in enumerate(parameters):
+                for place, parameter in enumerate(trained):
                     if parameter.grad is None:
                         continue
                     velocity = velocities.setdefault(place, torch.zeros_like(parameter))
@@ -118,17 +121,13 @@ def _plain(architecture: ModuleArchitecture, initial: Tree, batches: Sequence[Ba
         says = first_line(error)
         raise ConfigError(f"model {architecture.name} cannot be trained by plain PyTorch either: {says}") from error
     values = {path: value.detach() for path, value in _paths(module, architecture).items()}
-    return {"model": tree.unflatten(values), "scores": scores}
+    return {"model": without(tree.unflatten(values), task.frozen.paths), "scores": scores}
 
 
 def _paths(module: nn.Module, architecture: ModuleArchitecture) -> dict[str, Tensor]:
     """The tensors of a whole module by their paths in a model."""
-    head = architecture.recipe.head
-    paths: dict[str, Tensor] = {}
-    for name, value in module.named_parameters():
-        below = name.removeprefix(f"{head}.")
-        paths[("body/" + name if below == name else "head/" + below).replace(".", "/")] = value
     stats = {name: value for name, value in module.named_buffers() if name in architecture.findings.state}
+    paths: dict[str, Tensor] = {**parameters(module, architecture.recipe.head)}
     return paths | {f"stats/{path}": value for path, value in tree.leaves(nested(stats))}
 
 

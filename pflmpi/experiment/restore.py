@@ -160,14 +160,18 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
     """The experiment with the means and deviations of a run, whose last digits another NumPy may compute otherwise.
 
     Raises:
-        CheckpointError: data or partition are not those that the run was made with.
+        CheckpointError: data, partition or frozen weights are not those that the run was made with.
     """
     recorded = stored.read(run)["recorded"]
-    digests = {"data": experiment.federation.dataset.digest, "partition": experiment.division.digest}
-    for key, value in digests.items():
+    files = [file for model in experiment.config.models if (file := getattr(model, "weights", None))]
+    for key, what, value in (
+        ("data", "data has", experiment.federation.dataset.digest),
+        ("partition", "partition has", experiment.division.digest),
+        ("frozen", " ".join(["frozen part of the model", *files, "has"]), experiment.frozen_digest),
+    ):
         if recorded.get(key, value) != value:
             raise CheckpointError(
-                f"the {key} has changed since {run} was written: hash {str(recorded[key])[:12]} then, "
+                f"the {what} changed since {run} was written: hash {str(recorded[key])[:12]} then, "
                 f"{value[:12]} now; put back the same files, or start a new run"
             )
     figures = {name: tuple(values.tolist()) for name, values in _normalisation(run).items()}

@@ -18,6 +18,7 @@ import torch
 import pflmpi
 from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin
+from pflmpi.atomic import refusing
 from pflmpi.config import yaml_file
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key
@@ -197,11 +198,13 @@ def _log_assumptions(experiment: Experiment) -> None:
 def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
     """Hold the lock of a run on rank 0; yields it, and the id that the run then has, on every rank."""
     locks: list[RunLock] = []
+    before = time.process_time()
     cpu_seconds: float | None = None
 
     def locked() -> str:
         locks.append(lock := take(run, context.jobs, context.take_over))
-        job_file.record(run, context.jobs, context.start and replace(context.start, token=lock.token))
+        with refusing(f"the run folder {run}", "choose another folder"):
+            job_file.record(run, context.jobs, context.start and replace(context.start, token=lock.token))
         return f"{lock.token} {id_of_run()}"
 
     try:
@@ -213,18 +216,19 @@ def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> It
             yield lock, run_id
         except Stopped as reason:  # on all ranks
             stopped = reason
-        cpu_seconds = _cpu_seconds(context.transport)
+        cpu_seconds = _sum_of_ranks(context.transport, time.process_time() - before)
         if stopped is not None:
             raise stopped
     finally:
         for lock in locks:
-            job_file.record(run, context.jobs, End(lock.token, time.time(), cpu_seconds))
+            with contextlib.suppress(OSError):  # of a full disk or a folder that is gone, which the run has shown
+                job_file.record(run, context.jobs, End(lock.token, time.time(), cpu_seconds))
             lock.release()
 
 
-def _cpu_seconds(transport: Transport) -> float | None:
-    """Processor time of all ranks together; None but on rank 0."""
-    parts = transport.gather(np.array([time.process_time()]).view(np.uint8), [8] * transport.size)
+def _sum_of_ranks(transport: Transport, value: float) -> float | None:
+    """The sum of a number of each rank; None but on rank 0."""
+    parts = transport.gather(np.array([value]).view(np.uint8), [8] * transport.size)
     return None if parts is None else float(np.concatenate(parts).view(np.float64).sum())
 
 
@@ -371,6 +375,7 @@ def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
         "the version": f"{pflmpi.__version__} {torch.__version__}",
         "the configuration": _hash(yaml_file.dump(config.resolved()).encode()),
         "the code from outside the package": _hash(repr(dict(experiment.code)).encode()),
+        "the frozen weights": experiment.frozen_digest,
         "the data": experiment.division.everyone.dataset.digest,
         "the partition": experiment.division.digest,
         "the placement of clients": _hash(repr(placement.computing_ranks).encode() + homes + groups),

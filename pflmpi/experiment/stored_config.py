@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import pflmpi
-from pflmpi import outside
+from pflmpi import outside, tree
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import by_key, override
@@ -21,9 +21,14 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.outside_code import changes, code_hashes, renamed
 from pflmpi.learning import diagnostics, personal
+from pflmpi.learning.task import HOST
+from pflmpi.messages.packing import to_numpy
+from pflmpi.models.built_module import equal, read_state_dict
 from pflmpi.models.torch_module import ModuleArchitecture
+from pflmpi.module_names import module_names
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import config_file, module_file, partition_file, run_folder
+from pflmpi.store.module_file import CONSTANT, FROM_FILE, Entries, WeightsFile
 from pflmpi.transports.base import Transport
 
 _log = logging.getLogger(__name__)
@@ -41,6 +46,7 @@ def recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[
         "ranks": transport.size,
         "transport": transport.name,
         **({"code": experiment.code} if experiment.code else {}),
+        **({"frozen": digest} if (digest := experiment.frozen_digest) else {}),
         **({"unseen": numbers} if (numbers := experiment.division.unseen_numbers) else {}),
         "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
@@ -53,9 +59,9 @@ def write(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> Non
 
 
 def write_about_data(run: Path, experiment: Experiment) -> None:
-    """Write who holds how many samples of which class, and what modules consist of."""
+    """Write who holds how many samples of which class, and what models consist of."""
     partition_file.write(run, experiment.counts)
-    module_file.write(run, {number: module.state_dict_entries for number, module in _modules(experiment).items()})
+    module_file.write(run, {number: _entries(experiment, number) for number in _modules(experiment)})
 
 
 def write_config(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> None:
@@ -81,11 +87,37 @@ def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str,
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
 
 
-def _modules(experiment: Experiment) -> dict[int, ModuleArchitecture]:
-    """The models that are modules from outside, by their number."""
-    cohorts = experiment.cohort[: len(experiment.config.models)]
-    bound = {number: experiment.tasks[cohort].architecture for number, cohort in enumerate(cohorts)}
-    return {number: model for number, model in bound.items() if isinstance(model, ModuleArchitecture)}
+def _modules(experiment: Experiment) -> list[int]:
+    """Numbers of the models whose state dict has more than what is trained and its usual names."""
+    tasks = [experiment.tasks[cohort] for cohort in experiment.cohort[: len(experiment.config.models)]]
+    return [
+        number
+        for number, task in enumerate(tasks)
+        if isinstance(task.architecture, ModuleArchitecture) or task.frozen.paths
+    ]
+
+
+def _entries(experiment: Experiment, number: int) -> Entries:
+    """What the state dict of a model consists of."""
+    task, file = experiment.tasks[experiment.cohort[number]], getattr(experiment.config.models[number], "weights", None)
+    frozen = dict(tree.leaves(task.frozen.on(HOST)))
+    if isinstance(task.architecture, ModuleArchitecture):
+        paths, constants = task.architecture.state_dict_entries
+    else:
+        whole = [path for path, _ in tree.leaves(task.whole(task.like()))]
+        paths, constants = {name: path for path, name in module_names(whole).items()}, {}
+    in_file = read_state_dict(Path(file)) if file is not None and frozen else {}
+    weights = WeightsFile(file, module_file.sha256(file)) if file is not None and in_file else None
+    for name, path in list(paths.items()):
+        if path in frozen and name in in_file and equal(in_file[name], frozen[path]):
+            paths[name] = FROM_FILE
+        elif path in frozen:
+            paths[name], constants[name] = CONSTANT, frozen[path]
+    return Entries(paths, {name: _array(value) for name, value in constants.items()}, weights)
+
+
+def _array(value: torch.Tensor) -> np.ndarray:
+    return to_numpy(value.float() if value.dtype == torch.bfloat16 else value)
 
 
 def _names_of(data: DataConfig) -> tuple[str, ...]:

@@ -80,6 +80,7 @@ def rank_memory(
         in_transit = _in_transit(rounds, rank, up + sizes.client) if on_gpu else 0.0
         if on_gpu:
             device += _CONTEXT + pool_bytes(setup, rank) + in_transit + _summed_there(setup, rounds, rank) + nccl
+            device += sum(task.frozen.num_bytes for task in setup.executor.tasks)
         computes = any(plan.training[rank] or plan.testing[rank] for plan in rounds)
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
         if rank == 0:

@@ -125,7 +125,9 @@ class StaticBuffers:
 
     def _load(self, state: Sequence[Tensor], num_changed: int) -> None:
         if not self._changed:
-            self._state = self._state or [_like(tensor, int(tensor.storage_offset())) for tensor in state]
+            if not self._state:
+                own = {id(tensor): _like(tensor, int(tensor.storage_offset())) for tensor in state}
+                self._state = [own[id(tensor)] for tensor in state]  # two phases may have one sum of losses
             _copy(self._state, state)
             self._changed = state[:num_changed]
 
@@ -158,12 +160,6 @@ def _obstacle(batch: Sequence[Tensor], state: Sequence[Tensor]) -> str:
     """Why a step on such tensors cannot be captured; "" if it can be tried."""
     if any(tensor.device != batch[0].device for tensor in (*batch, *state)):
         return "it reads a tensor of the host, whose value would be fixed"
-    if any(
-        not stride and size > 1
-        for tensor in (*batch, *state)
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    ):
-        return "entries of a tensor that it reads share memory"
     return ""
 
 
@@ -181,9 +177,19 @@ def _like(tensor: Tensor, offset: int) -> Tensor:
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors of one layout, those of a type in one call."""
+    targets, sources = [*map(_stored, targets)], [*map(_stored, sources)]
     for dtype in dict.fromkeys(tensor.dtype for tensor in targets):
         pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """The tensor without repetitions: of an expanded axis, the entry that is in memory."""
+    strides = tensor.stride()
+    if 0 not in strides:
+        return tensor
+    shape = [size if stride else min(size, 1) for size, stride in zip(tensor.shape, strides, strict=True)]
+    return tensor.as_strided(shape, strides)
 
 
 def _same_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -63,12 +63,12 @@ def parameters_of(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, .
 
 
 def trained(params: Tree, paths: Iterable[str]) -> Tree:
-    """The parts that a step changes, as `take`; empty for the body of a model that is a head alone.
+    """The parts that a step changes, as `take`; empty for a body or a head of which nothing is trained.
 
     >>> trained({"head": {}}, ["body", "head"])
     {'body': {}, 'head': {}}
     """
-    return take({"body": {}, **params}, paths)
+    return take({"body": {}, "head": {}, **params}, paths)
 
 
 def others(params: Tree, left_out: tuple[str, ...], prefix: str = "") -> Iterator[str]:

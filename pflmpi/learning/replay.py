@@ -53,13 +53,13 @@ class _Traced:
         return self.possible
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)  # for each training of each architecture one for each size of a last batch
 def _traced(key: Hashable) -> _Traced:
     """Trace of a kind of step in this run."""
     return _Traced()
 
 
-@lru_cache(maxsize=8)  # they have memory of their own
+@lru_cache(maxsize=32)  # they have memory of their own: one for each training of each architecture
 def _static(kind: Hashable) -> StaticBuffers:
     """The buffers of a kind of training in this run."""
     return StaticBuffers()

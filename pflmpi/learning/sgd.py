@@ -124,7 +124,7 @@ def _steps(
         return Steps(step, None, (), 0, ())
     changed = [leaf for _, leaf in tree.leaves(params)] + [tensor for mover in movers for tensor in mover.tensors]
     rates = tuple(rate for mover in movers for rate in mover.rates)
-    read = [leaf for _, leaf in tree.leaves(fixed)]
+    read = [leaf for read in (fixed, task.frozen.on(task.device)) for _, leaf in tree.leaves(read)]
     return Steps(step, (task, *kinds), [*changed, *read], len(changed), rates)
 
 
@@ -311,7 +311,9 @@ class PhaseStep:
         loss, phase = contents(self._phase.loss), self._phase
         if loss is None:
             return None
-        rate = self._rate if self._adam and not isinstance(self._rate, Tensor) else self._rate == 1  # see `_descend`
+        rate: float | bool | None = None  # a tensor, which is a part of the state
+        if not isinstance(self._rate, Tensor):
+            rate = self._rate if self._adam else self._rate == 1  # see `_descend`
         return loss, phase.parts, phase.plain, phase.limits, self._loss_sum is None, rate
 
     def step(self, batch: Batch) -> None:

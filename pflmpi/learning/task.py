@@ -11,8 +11,10 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.local_training import LocalTraining
+from pflmpi.learning.parts import overlay, parameters_of
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.base import Architecture
+from pflmpi.models.frozen import Frozen, without
 from pflmpi.rng import stream
 from pflmpi.tree import Tree
 
@@ -25,7 +27,11 @@ class Task:
     """The learning problem as an algorithm sees it; the same for all clients of a cohort, but for `init`.
 
     A *model* is a tree `{"body": ..., "head": {"weight": [K, d], "bias": [K]}}`, and `"stats"` where the
-    architecture has batch norm.
+    architecture has batch norm. What is frozen is in none: `features` and `logits` add it.
+
+    Attributes:
+        frozen: parameters that no client trains.
+        personal: paths of the parameters that stay with a client, by `model.personal`; () where that says nothing.
     """
 
     architecture: Architecture
@@ -35,6 +41,8 @@ class Task:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     device: torch.device = HOST
+    frozen: Frozen = field(default_factory=Frozen)
+    personal: tuple[str, ...] = ()
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
     local: LocalTraining | None = field(default=None, compare=False)  # while a client trains
     client: int = SERVER  # whose model `init` draws; see `of_client`
@@ -52,8 +60,8 @@ class Task:
     def init(self) -> Tree:
         """The initial model, on the host: the server's, or that of the client whose task this is."""
         if self.training.init == "per_client":
-            return self.architecture.init(stream(self.seed, 0, self.client, "init"))
-        return tree.clone(_shared(self.architecture, self.seed))
+            return without(self.architecture.init(stream(self.seed, 0, self.client, "init")), self.frozen.paths)
+        return tree.clone(_shared(self.architecture, self.frozen.paths, self.seed))
 
     def of_client(self, client: int) -> "Task":
         """The task whose `init` is a client's: its own with `training.init: per_client`, else the server's."""
@@ -61,8 +69,18 @@ class Task:
 
     def like(self, *parts: str) -> Tree:
         """The template of a model, or of some of its parts; parts that it does not have are left out."""
-        whole = _template(self.architecture)
-        return {part: whole[part] for part in (parts or tuple(whole)) if part in whole}
+        template = _template(self.architecture, self.frozen.paths)
+        return {part: template[part] for part in (parts or tuple(template)) if part in template}
+
+    def whole(self, model: Tree) -> Tree:
+        """A model with what is frozen of it, which no client has of its own."""
+        return overlay(self.frozen.on(self.device), model) if self.frozen.paths else model
+
+    @property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        """Paths of the trained parameters of each layer, in forward order; layers without any are left out."""
+        owned = parameters_of(self.architecture.layers, self.like("body", "head"))
+        return {layer: paths for layer, paths in owned.items() if paths}
 
     @property
     def shared_stats(self) -> tuple[str, ...]:
@@ -98,20 +116,18 @@ class Task:
     def features(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
         """z = f(body; x), [B, d] in float32, for prepared images x."""
         with self._precision():
-            z = self.architecture.features(model, x, training)
+            z = self.architecture.features(self.whole(model), x, training)
         return z if z.dtype == torch.float32 else z.float()
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
         """h(head; z), [B, K] in float32."""
         with self._precision():
-            scores = self.architecture.logits(head, z)
+            scores = self.architecture.logits(tree.part(self.whole({"head": head}), "head"), z)
         return scores if scores.dtype == torch.float32 else scores.float()
 
     def predict(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
         """The logits [B, K] of a whole model."""
-        head = model["head"]
-        assert isinstance(head, dict)
-        return self.logits(head, self.features(model, x, training))
+        return self.logits(tree.part({"head": {}, **model}, "head"), self.features(model, x, training))
 
     def replace(self, **changes: object) -> "Task":
         """The same task on another device, or batched."""
@@ -124,10 +140,10 @@ class Task:
 
 
 @functools.lru_cache(maxsize=1)  # a run draws the model of one cohort after another, once for each client
-def _shared(architecture: Architecture, seed: int) -> Tree:
-    return architecture.init(stream(seed, 0, -1, "init"))
+def _shared(architecture: Architecture, frozen: tuple[str, ...], seed: int) -> Tree:
+    return without(architecture.init(stream(seed, 0, SERVER, "init")), frozen)
 
 
 @functools.lru_cache(maxsize=64)
-def _template(architecture: Architecture) -> Tree:
-    return tree.like(architecture.init(stream(0, 0, -1, "template")))
+def _template(architecture: Architecture, frozen: tuple[str, ...]) -> Tree:
+    return without(tree.like(architecture.init(stream(0, 0, SERVER, "template"))), frozen)

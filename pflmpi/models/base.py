@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from pflmpi.errors import ConfigError
@@ -63,6 +63,11 @@ class Architecture(ABC):
         has further modules in it owns what these do not; `parameters_of` says which parameters each owns.
         """
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Paths of the parameters that are not trained where `model.trainable` says nothing."""
+        return ()
+
     @abstractmethod
     def init(self, rng: np.random.Generator) -> Tree:
         """Initial weights on the host, from PyTorch's default distributions; all draws come from `rng`."""
@@ -104,12 +109,22 @@ class Model(ABC):
     Attributes:
         name: in the configuration.
         summary: one line for `pflmpi list`.
+        trainable, personal: keys of every model.
     """
 
     __pydantic_config__: ClassVar[Any] = ConfigDict(extra="forbid")
 
     name: ClassVar[str]
     summary: ClassVar[str]
+
+    trainable: Annotated[
+        list[str] | None,
+        Field(description="patterns of the parameters that are trained, such as head.*; null: as the module says"),
+    ] = None
+    personal: Annotated[
+        list[str] | None,
+        Field(description="patterns of the trained parameters that stay with a client; null: as the algorithm says"),
+    ] = None
 
     @classmethod
     def check_keys(cls, values: Mapping[str, Any]) -> None:

@@ -96,10 +96,12 @@ class Recipe:
             )
         if layer.bias is None:
             raise ConfigError(f"model.head = {self.head!r} has no bias; a head is nn.Linear with bias")
-        if not is_plain(layer) and layer.out_features != self.num_classes:
+        made_anew = is_plain(layer) and all(parameter.requires_grad for parameter in layer.parameters())
+        if not made_anew and layer.out_features != self.num_classes:
             raise ConfigError(
                 f"model.head = {self.head!r}, a {type(layer).__name__}, has {layer.out_features} outputs for "
-                f"{self.num_classes} classes, and only a plain nn.Linear is made anew; let the module take num_classes"
+                f"{self.num_classes} classes, and only a plain nn.Linear that is trained is made anew; let the module "
+                "take num_classes"
             )
 
 
@@ -120,11 +122,6 @@ def equal(a: Tensor, b: Tensor) -> bool:
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if is_lazy(parameter):
         raise ConfigError(f"{name} of the module has no size before its first call; use a layer that states sizes")
-    if not parameter.requires_grad:
-        raise ConfigError(
-            f"{name} of the module has requires_grad = False, but all parameters of a model are trained; leave "
-            'that out, and fix it in an algorithm of your own: train(..., frozen=("body/LAYER",))'
-        )
     if parameter.dtype != torch.float32:
         raise ConfigError(f"{name} of the module is {str(parameter.dtype)[6:]}; parameters are float32")
     if parameter._post_accumulate_grad_hooks:
@@ -143,11 +140,14 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
     Raises:
         ConfigError: the file cannot be read, holds anything but finite tensors, or does not fit.
     """
-    state = _read(path)
+    state = read_state_dict(path)
     heads = {name.rpartition(".")[2]: state.pop(name) for name in list(state) if name.rpartition(".")[0] == head}
     own = {name: value for name, value in module.state_dict().items() if name.rpartition(".")[0] != head}
     unread = {name for name in state if name.endswith("num_batches_tracked") and name not in own}
     state = {name: value for name, value in state.items() if name not in unread}
+    adapters = {name for name in own if name.rpartition(".")[2] in ("lora_a", "lora_b")}
+    if not adapters & state.keys():  # of the module without them
+        own = {name: value for name, value in own.items() if name not in adapters}
     for name in sorted(own.keys() | state.keys()):
         sides = [str(list(side[name].shape)) if name in side else "missing" for side in (state, own)]
         if sides[0] != sides[1]:
@@ -168,7 +168,12 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
     return {name: value.float() for name, value in heads.items()} if fits else {}
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file .pt, .pth or .safetensors by name, on the host.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds anything but tensors.
+    """
     try:
         if path.suffix == ".safetensors":
             state = import_module("safetensors.torch").load_file(path)

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pflmpi.errors import ConfigError
 from pflmpi.models.module_parts import Slot, buffers, dropouts, forward_pass, slots
-from pflmpi.vmap_lanes import in_vmap
+from pflmpi.vmap_lanes import in_lane, in_vmap
 
 _LOOP = "; set runtime.executor to loop"
 _hooked = WeakIdKeyDictionary()  # the leaves that have the hooks of a module's parameter
@@ -112,13 +112,16 @@ class InstalledModule:
                 )
 
     def _call_in_lane(self, leaves: dict[str, Tensor], key: Tensor | None, x: Tensor) -> Tensor:
-        """As `call`, with tensors that are gone after the vmapped call, and so are put out of the slots again."""
+        """As `call`, with tensors that are gone after the vmapped call, and so are put out of the slots again.
+
+        What is the same in all lanes stays there.
+        """
         if self.hooks:
             raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self.hooks))} has, are not called" + _LOOP)
         tensors = [(place, leaves[name]) for name, places in self._slots.items() for place in places]
         if key is not None:
             tensors += [((layer._buffers, "key"), key) for layer in self.dropouts.values()]
-        before = [(place, place[0][place[1]]) for place, _ in tensors]
+        before = [(place, place[0][place[1]]) for place, tensor in tensors if in_lane(tensor)]
         try:
             self._fill(tensors)
             with forward_pass(list(self.dropouts.values())):

@@ -142,6 +142,16 @@ def buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in module.named_buffers() if name not in keys}
 
 
+def parameters(module: nn.Module, head: str) -> dict[str, nn.Parameter]:
+    """The parameters of a whole module by their paths in a model, given the name of its head."""
+    names = dict(module.named_parameters())
+    owners = {name: "head" if name.startswith(f"{head}.") else "body" for name in names}
+    return {
+        f"{owner}/{name.removeprefix(f'{head}.') if owner == 'head' else name}".replace(".", "/"): names[name]
+        for name, owner in owners.items()
+    }
+
+
 def split(module: nn.Module, state: tuple[str, ...]) -> Tree:
     """The body, and the statistics if there are any, of a module without its head.
 

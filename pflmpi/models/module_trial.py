@@ -17,7 +17,7 @@ from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models.base import Shape
 from pflmpi.models.built_module import Recipe, equal, is_plain
 from pflmpi.models.installed_module import InstalledModule
-from pflmpi.models.module_parts import KeyedDropout, buffers, dropouts, forward_pass, has_unread_counter
+from pflmpi.models.module_parts import KeyedDropout, buffers, dropouts, forward_pass, has_unread_counter, parameters
 from pflmpi.text import first_line
 
 _STORED = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
@@ -34,6 +34,7 @@ class Findings:
         own_head: the head does more than x W^T + b.
         looks_back: its backward pass reads the module again, as `torch.utils.checkpoint` does.
         entries: the names in its state dict, and the path of each in a model; "" for constants.
+        frozen: paths of the parameters with `requires_grad = False`.
     """
 
     num_features: int
@@ -42,6 +43,7 @@ class Findings:
     own_head: bool
     looks_back: bool
     entries: tuple[tuple[str, str], ...]
+    frozen: tuple[str, ...]
 
 
 def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, InstalledModule]:
@@ -66,9 +68,10 @@ def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, Installe
     renewed = tuple(key for key in state if after[key] is not before[key][0])
     head, entries = module.get_submodule(recipe.head), _entries(module, recipe.head, state)
     assert isinstance(head, nn.Linear)
+    frozen = tuple(path for path, value in parameters(module, recipe.head).items() if not value.requires_grad)
     module.set_submodule(recipe.head, nn.Identity())
     body = InstalledModule(module, state, renewed, name)
-    return Findings(head.in_features, state, renewed, not is_plain(head), trial.looks_back(body), entries), body
+    return Findings(head.in_features, state, renewed, not is_plain(head), trial.looks_back(body), entries, frozen), body
 
 
 class _Trial:
@@ -180,14 +183,13 @@ class _Trial:
 
 def _entries(module: nn.Module, head: str, state: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """See `Findings.entries`; counters of batch norm, which nobody reads here, are constants."""
-    names = {id(value): f"body.{name}" for name, value in module.named_parameters() if not name.startswith(f"{head}.")}
-    names |= {id(value): f"head.{name}" for name, value in module.get_submodule(head).named_parameters()}
-    names |= {id(value): f"stats.{name}" for name, value in buffers(module).items() if name in state}
+    names = {id(value): path for path, value in parameters(module, head).items()}
+    names |= {id(value): f"stats/{name.replace('.', '/')}" for name, value in buffers(module).items() if name in state}
     stored = module.state_dict(keep_vars=True)
     entries: list[tuple[str, str]] = []
     for name, value in stored.items():
         if isinstance(value, Tensor):
-            entries.append((name, names.get(id(value), "").replace(".", "/")))
+            entries.append((name, names.get(id(value), "")))
         layer, _, last = name.rpartition(".")
         if last == "running_var" and has_unread_counter(module.get_submodule(layer)):
             entries.append((f"{layer}.num_batches_tracked", ""))

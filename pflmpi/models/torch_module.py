@@ -60,10 +60,14 @@ class ModuleArchitecture(Architecture):
         owners = (name if rest else name.rpartition(".")[0] for name, rest, _ in names)
         return *dict.fromkeys(f"body.{name}".rstrip(".").replace(".", "/") for name in owners), "head"
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        return self.findings.frozen
+
     def init(self, rng: np.random.Generator) -> Tree:
         module, loaded = self.recipe.build(int(rng.integers(2**63)))
         head: Tree = {**linear(rng, self.num_features, self.num_classes)}
-        if self.findings.own_head:
+        if self.findings.own_head or any(path.startswith("head/") for path in self.frozen):
             own = module.get_submodule(self.recipe.head).named_parameters()
             head = nested({name: value.detach().clone() for name, value in own})
         module.set_submodule(self.recipe.head, nn.Identity())
@@ -85,17 +89,13 @@ class ModuleArchitecture(Architecture):
         return module.call(flat(head), None, False, z)
 
     @property
-    def state_dict_entries(self) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    def state_dict_entries(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         """The path in a model of each entry of the module's state dict, "" for constants; and these."""
         paths = dict(self.findings.entries)
         values = self._bodies[HOST][0].module.state_dict()
-        constants = {
+        return paths, {
             name: values.get(name, torch.tensor(0)) for name, path in paths.items() if not path
         }  # 0: a counter
-        return paths, {
-            name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-            for name, value in constants.items()
-        }
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from pflmpi.cluster.batch_script import KNOWN
 from pflmpi.cluster.job_log import last_error
 from pflmpi.cluster.status import run_status
 from pflmpi.cluster.submission import make_folders
-from pflmpi.commands.submit import Pending, packed, pending_work
+from pflmpi.commands.submit import Pending, measured, pending_work
 from pflmpi.commands.submit import submit as submit_to_slurm
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path
@@ -29,7 +29,8 @@ from pflmpi.errors import ConfigError, RunError
 from pflmpi.registry import unknown
 
 _MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "pack", "requeue", "restarts", "seeds", "setup")
-_OPTIONS = {*_MORE, *(name.replace("-", "_") for name in KNOWN)}  # of `pflmpi submit`
+# Those of `pflmpi submit`.
+_OPTIONS = {*_MORE, "site", "srun", "trial", *(name.replace("-", "_") for name in KNOWN)}
 
 
 class Job:
@@ -135,10 +136,11 @@ def submit(
         cluster: "local" starts processes of this machine in place of Slurm's jobs: `ntasks` ranks each, those of a
             table one after another, or `jobs` at a time. This process ends only after them.
         sbatch: words for sbatch, as they are, such as `["--exclusive"]`.
-        options: of `pflmpi submit`, such as nodes=2, ntasks=8, time="1:00:00", mem="auto", requeue=True.
+        options: of `pflmpi submit`, such as nodes=2, ntasks=8, time="auto", trial=True, mem="auto", requeue=True.
 
     Raises:
         ConfigError: what cannot be submitted; nothing was.
+        RunError: the trial that was asked for has ended before a round was complete.
     """
     if cluster not in ("slurm", "local"):
         raise ConfigError(f"cluster = {cluster!r}: must be 'slurm' or 'local'")
@@ -148,6 +150,8 @@ def submit(
     chosen = _options(words, options)
     chosen.sbatch = list(sbatch)
     pending = pending_work(chosen)
+    if pending is not None and cluster == "slurm":
+        pending = measured(chosen, pending)
     if pending is None:
         return [] if table else Job("", folder or Path("runs", path.stem), Path(os.devnull))
     if cluster == "local":
@@ -155,12 +159,10 @@ def submit(
     number, log = submit_to_slurm(chosen, pending)
     if not table:
         return Job(number, pending.out, Path(log))
-    jobs = []
-    for task, *others in packed([*pending.todo], chosen.pack or 1):
-        jobs += [
-            Job(f"{number}_{task}", pending.todo[cell], Path(log.replace("*", str(task)))) for cell in (task, *others)
-        ]
-    return jobs
+    size = chosen.pack or 1  # cells of a task, which is named after its first
+    tasks = [pending.tasks[number - number % size] for number in range(len(pending.tasks))]
+    runs = zip(tasks, pending.runs, strict=True)
+    return [Job(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in runs]
 
 
 def _options(words: list[str], options: Mapping[str, object]) -> Namespace:
@@ -183,14 +185,15 @@ def _local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Jo
     """Start processes that do what is pending."""
     make_folders(pending.out)
     id, pool = f"local-{time.time_ns()}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
-    command = [sys.executable, "-P", "-m", "pflmpi", *pending.words, *([] if ranks is None else ["--ranks", ranks])]
+    number = [] if ranks in (None, "auto") else ["--ranks", str(ranks)]
+    command = [sys.executable, "-P", "-m", "pflmpi", *pending.words, *number]
 
     def start(id: str, run: Path, *cell: str) -> Job:
         return LocalJob(id, run, Path(f"{pending.out}.{id}.log"), [*command, *cell], pool)
 
-    if not pending.todo:
+    if not pending.tasks:
         return start(id, pending.out)
-    return [start(f"{id}_{task}", run, f"--cell={task}") for task, run in pending.todo.items()]
+    return [start(f"{id}_{task}", run, f"--cell={task}") for task, run in zip(pending.tasks, pending.runs, strict=True)]
 
 
 def _file(config: "Checked | str | PathLike[str]", out: Path | None) -> tuple[Path, Path | None]:

@@ -216,6 +216,27 @@ def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
             )
 
 
+def check_parts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` for a frozen head, or parts named as personal, where these have no meaning.
+
+    Args:
+        tasks: one per cohort.
+    """
+    name = type(algorithm).__name__
+    for task in tasks:
+        model = task.architecture.name
+        if not algorithm.frozen_head and not task.personal and not task.like()["head"]:
+            raise ConfigError(
+                f"{name} treats the head of a model otherwise than its body, and that of {model} is not trained; train "
+                "it (model.trainable), or choose an algorithm for whole models, such as fedavg"
+            )
+        if task.personal and not algorithm.personal_parts:
+            raise ConfigError(
+                f"model.personal of {model}: what stays with a client of {name} follows from the algorithm; leave the "
+                "key out, or choose fedper or fedrep"
+            )
+
+
 def _adds(personal: object) -> bool:
     """Whether a model is put together by adding."""
     if isinstance(personal, tuple):

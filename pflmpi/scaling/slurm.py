@@ -80,6 +80,8 @@ def check(given: Options, setup: Path | None) -> None:
                 f"--{name}={given[name]} with --submit: each point is a job with as many tasks as ranks; leave it out, "
                 "and say with --ntasks-per-node how many a node takes"
             )
+    if auto := [name for name, value in given.items() if value == "auto"]:
+        raise ConfigError(f"--{auto[0]}=auto is for `pflmpi submit`; give what each point needs")
     check_setup(setup)
 
 

@@ -31,17 +31,19 @@ from pflmpi.store.hdf5 import (
     Identifier,
     h5py,
     name_axes,
-    references,
+    reference,
     reserve_array,
     write_array,
     write_attribute,
     write_scale,
+    write_texts,
 )
 from pflmpi.store.names import SHARD_NAME
 
 FORMAT_VERSION = 6
-Described = tuple[str, tuple[str, ...], str]  # unit, names of the first axes, description
-UNDESCRIBED: Described = ("", (), "")
+Described = tuple[str, tuple[str, ...] | None, str]  # unit, names of the first axes (None: no axis), description
+TEXTS = "class"  # coordinates of an axis, the only dataset of texts
+UNDESCRIBED: Described = ("", None, "")
 
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
@@ -80,23 +82,20 @@ class Writing:
         self.large: list[tuple[Part, np.ndarray]] = []
         self._in_memory = in_memory
         root = ((name, item) for name, item in file.items() if isinstance(item, h5py.Dataset) and item.is_scale)
-        self._scales: dict[str, tuple[Identifier, int]] = {name: (item.id, len(item)) for name, item in root}
-        self._references: dict[tuple[str, ...], np.ndarray] = {}  # to the scales of axes of these names
+        self._scales = {name: (reference(item.id), len(item)) for name, item in root}  # with their extents
 
     def write_dataset(self, path: str, array: np.ndarray, described: Described = UNDESCRIBED) -> Identifier:
-        """Store an array, with its CRC-32; its identifier. The scale of an axis that is not there yet counts from 0."""
-        array, axes = np.asarray(array, order="C"), described[1][: np.ndim(array)]
+        """Store an array, with its CRC-32; its identifier."""
+        array = np.asarray(array, order="C")
         assert array.dtype.kind in _KINDS, f"{path}: arrays of {array.dtype} cannot be stored"
-        for name, extent in zip(axes, array.shape, strict=False):
-            if name not in self._scales:
-                self.scale(name, name, np.arange(extent), f"{name}, from 0 on")
         checksum = crc32(array)
         large = not self._in_memory and array.nbytes > _SMALL
         dataset = (reserve_array if large else write_array)(self.file.id, path, array)
         if large:
             self.large.append((Part(dataset.get_offset(), array.nbytes, checksum), array))
         self.describe(path, checksum, described)
-        self.name_axes(dataset, array.shape, axes)
+        if described[1] is not None and array.shape:
+            self.name_axes(dataset, array.shape, described[1])
         return dataset
 
     def describe(self, path: str, checksum: int | None, described: Described = UNDESCRIBED) -> None:
@@ -106,24 +105,37 @@ class Writing:
             {key: value for key, value in values.items() if value not in (None, "")}
         )
 
-    def scale(self, name: str, path: str, values: np.ndarray, description: str = "") -> None:
-        """Store the coordinates [m] of an axis as a dimension scale of HDF5, by which later arrays name theirs."""
-        dataset = self.write_dataset(path, values, ("", (), description))
-        h5py.h5ds.set_scale(dataset, name.encode())
-        self._scales[name] = dataset, len(values)
-        self._references.clear()  # a cohort has another scale `client` than the one before
+    def scale(self, name: str, values: np.ndarray | Sequence[str], description: str) -> None:
+        """Store the coordinates [m] of an axis as a dimension scale of HDF5, by which later arrays name theirs.
 
-    def name_axes(self, dataset: Identifier, shape: Sequence[int], axes: Sequence[str]) -> None:
-        """Name the axes of a dataset by scales, where those named have its extents; the others by their extents."""
-        extents = [self._scales[name][1] for name in axes]
-        if axes and extents == list(shape[: len(axes)]):
-            names = [*axes, *(f"size_{extent}" for extent in shape[len(axes) :])]
-            if (key := tuple(names)) not in self._references:
-                for name, extent in zip(names, shape, strict=True):
-                    if name not in self._scales:
-                        self._scales[name] = write_scale(self.file.id, name, extent), extent
-                self._references[key] = references([self._scales[name][0] for name in names])
-            name_axes(dataset, self._references[key])
+        Texts are of any length, as no other array is: xarray's h5netcdf reads those of one length as bytes. The
+        checksum of the file is their only one.
+        """
+        if isinstance(values, np.ndarray):
+            dataset = self.write_dataset(name, values, ("", None, description))
+        else:
+            dataset = write_texts(self.file.id, name, values)
+            self.describe(name, None, ("", None, description))
+        h5py.h5ds.set_scale(dataset, name.encode())
+        self._scales[name] = reference(dataset), len(values)
+
+    def name_axes(self, dataset: Identifier, shape: tuple[int, ...], axes: Sequence[str]) -> None:
+        """Name all axes of a dataset by scales, the first as asked for, the others by their extents.
+
+        A name that an axis of another extent has gets the extent, and one that the dataset already has a number.
+        """
+        scales, names = [], list[str]()
+        for place, extent in enumerate(shape):
+            name = axes[place] if place < len(axes) else f"size_{extent}"
+            if name in self._scales and self._scales[name][1] != extent:
+                name = f"{name}_{extent}"
+            names.append(name)
+            if (number := names.count(name)) > 1:  # xarray takes each once
+                name = f"{name}.{number}"
+            if name not in self._scales:
+                self._scales[name] = reference(write_scale(self.file.id, name, extent)), extent
+            scales.append(self._scales[name][0])
+        name_axes(dataset, scales)
 
 
 def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, copied: Path | None = None) -> None:
@@ -139,7 +151,11 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, 
         CheckpointError: the file to copy is missing or damaged.
     """
     if size is not None and size <= _SMALL:
-        memory = {"driver": "core", "backing_store": False}
+        memory = {
+            "driver": "core",
+            "backing_store": False,
+            "meta_block_size": 1024,
+        }
         with h5py.File(path, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY, **memory) as file:
             _fill(Writing(file, in_memory=True), fill)
             file.flush()
@@ -410,7 +426,7 @@ def damage(path: Path) -> str | None:
             for name in names(file):
                 if is_virtual(file[name]):
                     refuse_other_sources(file[name], _SOURCE)
-                else:
+                elif name != TEXTS:  # which nothing reads
                     stored(file, name)
     except CheckpointError as error:
         return str(error)

@@ -75,7 +75,10 @@ _FIGURES: Mapping[str, Mapping[str, Described]] = {
     "partition": PARTITION,
     "layout": LAYOUT,
 }
+_PARTS = ("body", "head", "stats")  # of a model
 _PLACES = ("server", "kept")  # where a diagnostic says that its values are
+_CLASS_VECTORS = ("class", "feature")
+_OF_CLIENTS = {"PerClient": ("client",), "Category": ("client",), "ClientWeights": ("client", "client")}  # by kind
 
 
 class Descriptions:
@@ -83,10 +86,11 @@ class Descriptions:
 
     Args:
         diagnostics: by name, what the algorithm shows; see `learning.diagnostics`.
+        outside: whether the models are modules from outside, whose arrays have axes that nobody knows.
     """
 
-    def __init__(self, diagnostics: Mapping[str, Mapping[str, str]]) -> None:
-        self._diagnostics = diagnostics
+    def __init__(self, diagnostics: Mapping[str, Mapping[str, str]], outside: bool = False) -> None:
+        self._diagnostics, self._outside = diagnostics, outside
         self._shown = {
             place: {shown[place]: shown for shown in diagnostics.values() if shown.get(place)} for place in _PLACES
         }
@@ -103,25 +107,41 @@ class Descriptions:
 
     def diagnostic(self, name: str) -> Described:
         """Of what was measured in the round."""
-        return _described(self._diagnostics.get(name, {}), f"{name} of each participant", ("participant",))
+        diagnostic = self._diagnostics.get(name, {})
+        axes = ("participant",) * (2 if diagnostic.get("kind") == "ClientWeights" else 1)
+        return _described(diagnostic, f"{name} of each participant", axes)
 
     def server(self, path: str) -> Described:
         """Of the state of the server."""
-        return _state(path, self._shown["server"], "of the server", ())
+        diagnostic = self._of_state(path, "server")
+        axes = _OF_CLIENTS.get(diagnostic.get("kind", "")) or self._axes(path, diagnostic)
+        return _described(diagnostic, f"{path} of the server", axes)
 
-    def client(self, path: str) -> Described:
-        """Of the state of the clients."""
-        return _state(path, self._shown["kept"], "of each client", ("client",))
+    def client(self, path: str, clients: str) -> Described:
+        """Of the state of the clients, whose axis has the name `clients`."""
+        diagnostic = self._of_state(path, "kept")
+        return _described(diagnostic, f"{path} of each client", (clients, *self._axes(path, diagnostic)))
 
-    def received(self, path: str, own: bool) -> Described:
-        """Of a message that personal models are put together from."""
-        return ("", ("client",) if own else (), f"{path}, received by {'each client' if own else 'all clients'}")
+    def received(self, message: str, path: str, own: bool) -> Described:
+        """Of an array in a message that personal models are put together from."""
+        axes = (*(("client",) if own else ()), *self._axes(f"{message}/{path}", {}))
+        return ("", axes, f"{path}, received by {'each client' if own else 'all clients'}")
 
+    def _of_state(self, path: str, place: str) -> Mapping[str, str]:
+        """What diagnostics show of an array of the server or the clients, or of all that it lies below."""
+        shown = self._shown[place]
+        return next((shown[above] for above in _above(path) if above in shown), {})
 
-def _state(path: str, shown: Mapping[str, Mapping[str, str]], whose: str, axes: tuple[str, ...]) -> Described:
-    """Of an array of the server or the clients; `shown` by the path of what diagnostics show."""
-    diagnostic: Mapping[str, str] = next((shown[above] for above in _above(path) if above in shown), {})
-    return _described(diagnostic, f"{path} {whose}", axes)
+    def _axes(self, path: str, diagnostic: Mapping[str, str]) -> tuple[str, ...]:
+        """Names of the first axes of an array, without that of the clients, as far as they are known."""
+        if diagnostic.get("kind") == "ClassVectors":
+            return _CLASS_VECTORS
+        *above, name = path.split("/")
+        if above[-1:] == ["head"] and name in {"weight", "bias"}:
+            return _CLASS_VECTORS
+        start = max((above.index(part) for part in _PARTS if part in above), default=len(above)) + 1
+        layer = ".".join(above[start:])
+        return () if self._outside or not layer else (f"{layer}_out", f"{layer}_in", "height", "width")
 
 
 def _above(path: str) -> list[str]:

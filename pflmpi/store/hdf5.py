@@ -24,7 +24,7 @@ Identifier = Any  # of a file, group or dataset in h5py's low-level interface: `
 
 def write_array(where: Identifier, path: str, array: np.ndarray) -> Identifier:
     """Create a dataset, with the groups on its path; its identifier."""
-    kind, space = _kind(array.dtype), _space(array.shape)
+    kind, space = file_type(array.dtype), simple_space(array.shape)
     dataset = h5py.h5d.create(where, path.encode(), kind, space, _untimed(h5py.h5p.DATASET_CREATE), lcpl=with_groups())
     dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array, kind)
     return dataset
@@ -32,8 +32,16 @@ def write_array(where: Identifier, path: str, array: np.ndarray) -> Identifier:
 
 def reserve_array(where: Identifier, path: str, array: np.ndarray) -> Identifier:
     """`write_array` without the values: they have their place in the file, where they can be written later."""
-    kind, space = _kind(array.dtype), _space(array.shape)
+    kind, space = file_type(array.dtype), simple_space(array.shape)
     return h5py.h5d.create(where, path.encode(), kind, space, _reserved(), lcpl=with_groups())
+
+
+def write_texts(where: Identifier, path: str, texts: Sequence[str]) -> Identifier:
+    """Create a dataset of texts of any length; its identifier."""
+    (kind, in_memory), creation = _text_kinds(), _untimed(h5py.h5p.DATASET_CREATE)
+    dataset = h5py.h5d.create(where, path.encode(), kind, simple_space((len(texts),)), creation)
+    dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array(texts, _TEXT), in_memory)
+    return dataset
 
 
 def write_group(where: Identifier, path: str) -> Group:
@@ -45,30 +53,30 @@ def write_attribute(where: Identifier, name: str, value: str | int | float | np.
     """Create an attribute."""
     text = isinstance(value, str)
     stored = np.asarray(value, _TEXT if text else None)
-    kind, in_memory = _text_kinds() if text else (_kind(stored.dtype),) * 2
-    h5py.h5a.create(where, name.encode(), kind, _space(())).write(stored, in_memory)
+    kind, in_memory = _text_kinds() if text else (file_type(stored.dtype),) * 2
+    h5py.h5a.create(where, name.encode(), kind, simple_space(())).write(stored, in_memory)
 
 
 def write_scale(file: Identifier, name: str, extent: int) -> Identifier:
     """Create a dimension scale without coordinates, as netCDF has them; its identifier."""
     creation = _untimed(h5py.h5p.DATASET_CREATE)
-    scale = h5py.h5d.create(file, name.encode(), _kind(np.dtype("f4")), _space((extent,)), creation)
+    scale = h5py.h5d.create(file, name.encode(), file_type(np.dtype("f4")), simple_space((extent,)), creation)
     h5py.h5ds.set_scale(scale, b"This is a netCDF dimension but not a netCDF variable.%10d" % extent)
     return scale
 
 
-def references(scales: Sequence[Identifier]) -> np.ndarray:
-    """References to dimension scales, one for each axis of a dataset; see `name_axes`."""
+def reference(scale: Identifier) -> np.ndarray:
+    """Reference to a dimension scale; see `name_axes`."""
+    return np.array([h5py.h5r.create(scale, b".", h5py.h5r.OBJECT)], h5py.ref_dtype)
+
+
+def name_axes(dataset: Identifier, scales: Sequence[np.ndarray]) -> None:
+    """Name all axes of a dataset by a `reference` each; HDF5's own function also lists the datasets in the scales."""
+    kind, in_memory = _references()
     by_axis = np.empty(len(scales), h5py.vlen_dtype(h5py.ref_dtype))
     for axis, scale in enumerate(scales):
-        by_axis[axis] = np.array([h5py.h5r.create(scale, b".", h5py.h5r.OBJECT)], h5py.ref_dtype)
-    return by_axis
-
-
-def name_axes(dataset: Identifier, scales: np.ndarray) -> None:
-    """Name all axes of a dataset by `references`; HDF5's own function also lists the datasets in the scales."""
-    kind, in_memory = _references()
-    h5py.h5a.create(dataset, b"DIMENSION_LIST", kind, _space(scales.shape)).write(scales, in_memory)
+        by_axis[axis] = scale
+    h5py.h5a.create(dataset, b"DIMENSION_LIST", kind, simple_space(by_axis.shape)).write(by_axis, in_memory)
 
 
 @cache
@@ -94,7 +102,7 @@ def _reserved() -> Any:
     return creation
 
 
-def _kind(dtype: np.dtype) -> Any:
+def file_type(dtype: np.dtype) -> Any:
     """HDF5's type of an array; one with metadata compares equal to a plain one, and is made each time."""
     return h5py.h5t.py_create(dtype, logical=True) if dtype.metadata else _plain_kind(dtype)
 
@@ -111,7 +119,8 @@ def _text_kinds() -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=256)
-def _space(shape: tuple[int, ...]) -> Any:
+def simple_space(shape: tuple[int, ...]) -> Any:
+    """HDF5's space of an array."""
     return h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
 
 

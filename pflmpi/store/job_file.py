@@ -27,14 +27,17 @@ class Submission:
     """What `submit` knows of a job.
 
     Attributes:
-        log: file with its output, absolute, as sbatch takes it: of an array with `%a` and `%j` for its tasks.
+        log: file with its output, or its errors if they have one, absolute, as sbatch takes it: of an array with `%a`
+            and `%j` for its tasks.
         requeues: whether it is requeued before its time limit, and continues by itself.
         memory: bytes of a node that `plan` counted; 0 where nobody asked.
+        partition: that it was submitted to; "" for the default, None where it was not noted.
     """
 
     log: str
     requeues: bool = False
     memory: int = 0
+    partition: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Start:
     """What started a run, and where.
 
     Attributes:
-        began: seconds since the epoch.
+        began: seconds since the epoch, when the ranks had met.
         hosts: of the ranks.
         ranks: their number.
         nodes, cores, gpus: of the job, or else those that the ranks may use.
@@ -90,36 +93,31 @@ class Usage:
         restarts: of each job.
         hosts: where ranks have run.
         starts: of the run.
-        node_seconds, gpu_seconds, core_seconds: that were allocated from each start to its end.
-        cpu_seconds: that the ranks have computed; None where a start does not say.
-        endless: starts whose end is unknown.
+        endless: of these, those whose end is unknown.
+        hours: that were allocated from each start to its end; see `hours`.
     """
 
     restarts: Mapping[str, int]
     hosts: tuple[str, ...]
     starts: int
-    node_seconds: float
-    gpu_seconds: float
-    core_seconds: float
-    cpu_seconds: float | None
     endless: int
+    hours: str
 
     def __str__(self) -> str:
         jobs = [f"{job} ({counted(number, 'restart')})" for job, number in self.restarts.items()]
         without = f", without {counted(self.endless, 'start')} whose end is unknown" if self.endless else ""
-        used = hours(self.node_seconds, self.gpu_seconds, self.core_seconds, self.cpu_seconds)
-        return f"{used}{without}; job {some(jobs)} on {some(self.hosts)}"
+        return f"{self.hours}{without}; job {some(jobs)} on {some(self.hosts)}"
 
 
-def hours(node_seconds: float, gpu_seconds: float, core_seconds: float, cpu_seconds: float | None) -> str:
-    """What was allocated, and which share of the cores' time was used.
+def hours(node_seconds: float, gpu_seconds: float, core_seconds: float, busy: float | None) -> str:
+    """What was allocated, and which share of the cores' time was used, None if that is unknown.
 
-    >>> hours(3600, 0, 14400, 7200), hours(900, 1800, 0, None)
+    >>> hours(3600, 0, 14400, 0.5), hours(900, 1800, 0, None)
     ('1.00 node hours, 4.00 core hours (50% busy)', '0.25 node hours, 0.50 GPU hours')
     """
-    busy = f" ({cpu_seconds / core_seconds:.0%} busy)" if core_seconds and cpu_seconds is not None else ""
+    share = "" if busy is None else f" ({busy:.0%} busy)"
     words = [f"{node_seconds / 3600:.2f} node hours"]
-    words += [f"{core_seconds / 3600:.2f} core hours{busy}"] if core_seconds else []
+    words += [f"{core_seconds / 3600:.2f} core hours{share}"] if core_seconds else []
     words += [f"{gpu_seconds / 3600:.2f} GPU hours"] if gpu_seconds else []
     return ", ".join(words)
 
@@ -163,29 +161,28 @@ def submissions(folder: Path) -> dict[str, Submission]:
 def usage(folder: Path) -> Usage | None:
     """What the jobs of a run have used; None where no job has started it, or one of an earlier version."""
     starts = [start for _, start in _records(folder, Start)]
-    ends = {end.token: end for _, end in _records(folder, End)}
-    ended = [(start, ends[start.token]) for start in starts if start.token in ends]
     if not starts:
         return None
-    seconds = [(start, end.ended - start.began) for start, end in ended]
-    measured = [end.cpu_seconds for _, end in ended if end.cpu_seconds is not None]
-    return Usage(
-        restarts=read(folder),
-        hosts=tuple(dict.fromkeys(host for start in starts for host in start.hosts)),
-        starts=len(starts),
-        node_seconds=sum(start.nodes * duration for start, duration in seconds),
-        gpu_seconds=sum(start.gpus * duration for start, duration in seconds),
-        core_seconds=sum(start.cores * duration for start, duration in seconds),
-        cpu_seconds=sum(measured) if len(measured) == len(ended) else None,
-        endless=len(starts) - len(ended),
-    )
+    hosts = tuple(dict.fromkeys(host for start in starts for host in start.hosts))
+    ends = {end.token: end for _, end in _records(folder, End)}
+    ended = [(start, ends[start.token]) for start in starts if start.token in ends]
+    measured = [(start, end) for start, end in ended if end.cpu_seconds is not None]
+
+    def allocated(kind: str, among: list[tuple[Start, End]]) -> float:
+        return float(sum(getattr(start, kind) * (end.ended - start.began) for start, end in among))
+
+    cores = allocated("cores", measured)
+    busy = sum(end.cpu_seconds or 0.0 for _, end in measured) / cores if cores else None
+    used = hours(allocated("nodes", ended), allocated("gpus", ended), allocated("cores", ended), busy)
+    return Usage(read(folder), hosts, len(starts), len(starts) - len(ended), used)
 
 
 def _records(folder: Path, kind: type[R]) -> Iterator[tuple[str, R]]:
     """The records of a kind, each with the id of its job."""
+    reader = TypeAdapter(kind)
     for job, _, _, *more in _lines(folder):
         try:
-            yield job, TypeAdapter(kind).validate_json(more[0])
+            yield job, reader.validate_json(more[0])
         except (IndexError, ValidationError):
             continue  # of another kind, or not ours
 

@@ -1,11 +1,13 @@
-"""RUN/modules.h5: what the state dicts of torch modules from outside have, by the number of the model.
+"""RUN/modules.h5: what the state dicts of models have besides what is trained, by the number of the model.
 
-A checkpoint has what is trained; constants, and the names of what is tied, are written once, so that a state dict can
-be put together without the module's code.
+A checkpoint has what is trained; what is frozen, constants, and the names of what is tied, are written once, so that a
+state dict can be put together without the module's code. Values of a weights file stay in that file.
 """
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +15,28 @@ from pflmpi.store import checked_hdf5
 from pflmpi.store.checked_hdf5 import Writing
 
 CONSTANT = ""  # instead of a path in the model
-Entries = tuple[dict[str, str], dict[str, np.ndarray]]  # paths in the model by name in the state dict, and constants
+FROM_FILE = "weights"  # likewise, for a value that the weights file has
+
+
+class WeightsFile(NamedTuple):
+    """The file of `model.weights`, and its SHA-256 (hex)."""
+
+    path: str
+    sha256: str
+
+
+class Entries(NamedTuple):
+    """The state dict of a model.
+
+    Attributes:
+        paths: in the model, by name in the state dict; or `CONSTANT`, or `FROM_FILE`.
+        constants: by name.
+        weights: the file that has the others; None where nothing is from a file.
+    """
+
+    paths: dict[str, str]
+    constants: dict[str, np.ndarray]
+    weights: WeightsFile | None = None
 
 
 def path(run: Path) -> Path:
@@ -22,17 +45,27 @@ def path(run: Path) -> Path:
 
 
 def write(run: Path, modules: Mapping[int, Entries]) -> None:
-    """Write the entries of each model; nothing where no model is a module from outside."""
+    """Write the entries of each model; nothing where there are none."""
     if not modules:
         return
 
     def fill(writing: Writing) -> None:
-        writing.about["modules"] = {number: paths for number, (paths, _) in modules.items()}
-        for number, (_, constants) in modules.items():
-            for name, array in constants.items():
+        writing.about["modules"] = {number: entries.paths for number, entries in modules.items()}
+        writing.about["weights"] = {number: entries.weights for number, entries in modules.items() if entries.weights}
+        for number, entries in modules.items():
+            for name, array in entries.constants.items():
                 writing.write_dataset(f"{number}/{name}", array)
 
     checked_hdf5.write(path(run), fill)
+
+
+def sha256(path: str) -> str:
+    """SHA-256 (hex) of a weights file; "" if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def read(run: Path, number: int) -> Entries | None:
@@ -44,13 +77,14 @@ def read(run: Path, number: int) -> Entries | None:
     if not path(run).exists():
         return None
     with checked_hdf5.reading(path(run)) as file:
-        entries = checked_hdf5.about(file)["modules"]
-        if str(number) not in entries:
+        about = checked_hdf5.about(file)
+        if str(number) not in about["modules"]:
             return None
-        paths = {str(name): str(place) for name, place in entries[str(number)].items()}
+        paths = {str(name): str(place) for name, place in about["modules"][str(number)].items()}
+        weights = about.get("weights", {}).get(str(number))
         constants = {
             name: checked_hdf5.read_dataset(file, f"{number}/{name}")
             for name, place in paths.items()
             if place == CONSTANT
         }
-    return paths, constants
+    return Entries(paths, constants, weights and WeightsFile(*map(str, weights)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from pflmpi.store import checked_hdf5, metrics_file
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import Checksum, Writing
+from pflmpi.store.checked_hdf5 import TEXTS, Checksum, Writing
 from pflmpi.store.descriptions import Descriptions
 from pflmpi.store.hdf5 import h5py, write_group
 from pflmpi.store.layout import Layout
@@ -106,18 +106,21 @@ def write_round(
         about["metrics_csv"] = list(content.metrics_file)
         about["shards"] = {name: list(checksum) for name, checksum in shards.items()}
         about["cohorts"] = list(layout.cohorts)
-        descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))))
-        writing.scale("client", "client", np.arange(len(layout.file)), "ids of the clients")
+        descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))), "modules" in attributes)
+        writing.scale("round", np.array([content.round]), "number of the round")
+        writing.scale("client", np.arange(len(layout.file)), "ids of the clients")
+        if class_names := json.loads(str(attributes.get("class_names", "[]"))):
+            writing.scale(TEXTS, class_names, "names of the classes")
         _put_sections(writing, content, descriptions)
         for name, array in layouts.arrays(layout).items():
             writing.write_dataset(f"layout/{name}", array, descriptions.figure("layout", name))
         write_group(writing.file.id, "clients")
         for cohort in keeping:
-            place = _put_members(writing, cohort, layout, templates[cohort])
+            place, axis = _put_members(writing, cohort, layout, templates[cohort])
             rows = VirtualRows(cohort, layout)
-            for path, (shape, dtype) in sorted(templates[cohort].items()):
-                write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", shape, dtype, rows)
-                writing.describe(f"{place}/{path}", None, descriptions.client(path))
+            for path, template in sorted(templates[cohort].items()):
+                described = descriptions.client(path, axis)
+                write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", template, rows, described)
 
     messages = [message.arrays for message in content.received.values()]
     size = sum(array.nbytes for arrays in (content.server, content.metrics, *messages) for array in arrays.values())
@@ -125,21 +128,26 @@ def write_round(
     return shards
 
 
-def _put_members(writing: Writing, cohort: str, layout: Layout, leaves: Mapping[str, object]) -> str:
-    """Store the ids of a cohort, unless it is the only one, as the scale `client`; gives the group of its arrays."""
+def _put_members(writing: Writing, cohort: str, layout: Layout, leaves: Mapping[str, object]) -> tuple[str, str]:
+    """Store the ids of a cohort, unless it is the only one; the group of its arrays, and the name of their first axis.
+
+    A second scale `client` of other ids, below the first, is what xarray refuses.
+    """
     if len(layout.cohorts) == 1:
-        return "clients"
+        return "clients", "client"
     assert "client" not in leaves, "a leaf may not be called client: the ids are stored there"
     place = f"clients/{cohort}"
-    writing.scale("client", f"{place}/client", layout.cohorts[cohort], "ids of the clients of the cohort")
-    return place
+    axis, members, text = f"{cohort}_client", layout.cohorts[cohort], "ids of the clients of the cohort"
+    writing.scale(axis, members, text)
+    writing.write_dataset(f"{place}/client", members, ("", (axis,), text))
+    return place, axis
 
 
 def _put_sections(writing: Writing, content: RoundContent, descriptions: Descriptions) -> None:
     """Store all but the clients' state; what has neither a client nor a class is said in `about`."""
     if "participants" in content.metrics:
         text = descriptions.figure("metrics", "participants")[2]
-        writing.scale("participant", "participant", content.metrics["participants"], text)
+        writing.scale("participant", content.metrics["participants"], text)
     for section in ("metrics", "bytes", "partition"):
         writing.about[section] = {}
         for name, array in getattr(content, section).items():
@@ -168,4 +176,4 @@ def _put_received(writing: Writing, content: RoundContent, descriptions: Descrip
                 group[path] = h5py.SoftLink(f"/server/{server[id(array)]}")
                 arrays[f"received/{name}/{path}"] = arrays[f"server/{server[id(array)]}"]
             else:
-                writing.write_dataset(f"received/{name}/{path}", array, descriptions.received(path, message.own))
+                writing.write_dataset(f"received/{name}/{path}", array, descriptions.received(name, path, message.own))

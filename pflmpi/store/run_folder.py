@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,14 @@ from pflmpi.store.shard import Arrays, ClientRows, read_rows
 from pflmpi.text import shown
 
 _AT_ONCE = 1 << 28  # bytes of clients' rows in memory
+
+
+class NamedArray(NamedTuple):
+    """An array in a round file: the names of its axes (see docs/checkpoint.md), its shape and type."""
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
 
 def read_server(run: Path, round: int) -> Arrays:
@@ -42,6 +51,11 @@ def read_metrics(run: Path, round: int) -> Arrays:
 def read_bytes(run: Path, round: int) -> Arrays:
     """Traffic of the round by name, in bytes."""
     return _section(run, round, "bytes")
+
+
+def read_partition(run: Path, round: int) -> Arrays:
+    """Samples of each client by name, [N]."""
+    return _section(run, round, "partition")
 
 
 def read_diagnostics(run: Path, round: int) -> Arrays:
@@ -117,6 +131,19 @@ def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ..
             }
             for cohort, group in groups.items()
             if checked_hdf5.names(group)
+        }
+
+
+def read_named_arrays(run: Path, round: int) -> dict[str, NamedArray]:
+    """What the arrays in `server` and `clients` are, by their paths in the file; no values are read."""
+    with checked_hdf5.reading(round_path(run, round)) as file:
+        paths = [f"{section}/{path}" for section in ("server", "clients") for path in checked_hdf5.names(file[section])]
+        arrays = {path: file[path] for path in paths}
+        return {
+            path: NamedArray(
+                tuple(str(axis[0].name).lstrip("/") for axis in array.dims), array.shape, virtual_rows.dtype_of(array)
+            )
+            for path, array in arrays.items()
         }
 
 

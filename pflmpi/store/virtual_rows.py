@@ -5,13 +5,14 @@ the least integer (the largest of unsigned ones), or for booleans `MISSING`, a t
 `FALSE` and `TRUE`; h5py reads such an enumeration as int8: 0, 1 and -1. `about` says it of each array, as `missing`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pflmpi.contained_hdf5 import refuse_other_sources
-from pflmpi.store.checked_hdf5 import Writing
-from pflmpi.store.hdf5 import Dataset, h5py, untimed, with_groups
+from pflmpi.store.checked_hdf5 import Described, Writing
+from pflmpi.store.hdf5 import Dataset, file_type, h5py, simple_space, untimed, with_groups
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARD_NAME
 from pflmpi.store.shard import consecutive
@@ -31,7 +32,7 @@ class VirtualRows:
         members = layout.cohorts[cohort]
         self.members = len(members)
         self._shards = [
-            (name.encode(), np.searchsorted(members, clients), layout.row[clients])
+            (name.encode(), _runs(np.searchsorted(members, clients)), _runs(layout.row[clients]))
             for name, clients in layout.shards(cohort)
         ]
         self._mappings: dict[tuple[int, ...], list[tuple[bytes, Space, Space]]] = {}
@@ -44,18 +45,22 @@ class VirtualRows:
         """
         if shape not in self._mappings:
             self._mappings[shape] = [
-                (name, _selected(self.members, positions, shape), _selected(int(rows[-1]) + 1, rows, shape))
+                (name, _selected(self.members, positions, shape), _selected(sum(rows[-1]), rows, shape))
                 for name, positions, rows in self._shards
             ]
         return self._mappings[shape]
 
 
-def _selected(extent: int, rows: np.ndarray, shape: tuple[int, ...]) -> Space:
-    """The space of an array [extent, *shape], with ascending rows selected."""
+def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
+    """The first of ascending rows that follow one another, and their number."""
+    return [(int(rows[run.start]), run.stop - run.start) for run in consecutive(rows)]
+
+
+def _selected(extent: int, runs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> Space:
+    """The space of an array [extent, *shape], with runs of rows selected."""
     space = h5py.h5s.create_simple((extent, *shape))
     space.select_none()
-    for run in consecutive(rows):
-        first, number = int(rows[run.start]), run.stop - run.start
+    for first, number in runs:
         space.select_hyperslab(
             (first, *[0] * len(shape)), (1, *[1] * len(shape)), block=(number, *shape), op=h5py.h5s.SELECT_OR
         )
@@ -63,21 +68,32 @@ def _selected(extent: int, rows: np.ndarray, shape: tuple[int, ...]) -> Space:
 
 
 def write_virtual_rows(
-    writing: Writing, path: str, source_path: str, shape: tuple[int, ...], dtype: np.dtype, rows: VirtualRows
+    writing: Writing,
+    path: str,
+    source_path: str,
+    template: tuple[tuple[int, ...], np.dtype],
+    rows: VirtualRows,
+    described: Described,
 ) -> None:
-    """Create the virtual dataset [m, ...] of one leaf of a cohort, which is `source_path` in the shards."""
+    """Create the virtual dataset [m, ...] of one leaf of a cohort, which is `source_path` in the shards.
+
+    Args:
+        template: shape and dtype of a row.
+    """
+    shape, dtype = template
     if 0 in shape:  # nothing to map
-        writing.write_dataset(path, np.empty((rows.members, *shape), dtype))
+        writing.write_dataset(path, np.empty((rows.members, *shape), dtype), described)
         return
     creation = untimed(h5py.h5p.DATASET_CREATE)
     for name, whole, source in rows.mappings(shape):
         creation.set_virtual(whole, name, source_path.encode(), source)
     stored, (missing, called) = _stored_dtype(dtype), _missing(dtype)
     creation.set_fill_value(np.array(missing, stored))
-    kind, space = h5py.h5t.py_create(stored, logical=True), h5py.h5s.create_simple((rows.members, *shape))
+    kind, space = file_type(stored), simple_space((rows.members, *shape))
     dataset = h5py.h5d.create(writing.file.id, path.encode(), kind, space, creation, lcpl=with_groups())
     writing.about["arrays"].setdefault(path, {})["missing"] = called
-    writing.name_axes(dataset, (rows.members, *shape), ("client",))
+    writing.describe(path, None, described)
+    writing.name_axes(dataset, (rows.members, *shape), described[1] or ())
 
 
 def kind_of(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:

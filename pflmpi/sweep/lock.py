@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pflmpi.atomic import refusing
 from pflmpi.errors import ConfigError
 
 
@@ -40,22 +41,15 @@ def cell_locked(run: Path) -> Iterator[int]:
 
 @contextmanager
 def _held(path: Path, operation: int, busy: str) -> Iterator[int]:
-    try:
+    with refusing(f"the sweep folder {path.parent}", "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the sweep folder {path.parent}: {error.strerror}; choose another --out"
-        ) from error
     try:
-        try:
-            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(busy) from error
-        except OSError as error:
-            raise ConfigError(
-                f"cannot lock the sweep folder {path.parent}: {error.strerror}; choose another --out"
-            ) from error
+        with refusing(f"a lock in the sweep folder {path.parent}", "choose another --out"):
+            try:
+                fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(busy) from error
         yield descriptor
     finally:
         os.close(descriptor)

@@ -15,6 +15,7 @@ from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from pflmpi.cluster.job_log import last_error
 from pflmpi.errors import RunError, Stopped
 from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
@@ -131,6 +132,7 @@ def run_cells(
     locks: Sequence[int],
     record: Callable[[CellTask], str] = lambda _: "",
     until: float | None = None,
+    python: str = sys.executable,
 ) -> SweepOutcome:
     """Run the cells that are not done, and show their progress.
 
@@ -140,10 +142,11 @@ def run_cells(
         locks: descriptors that every run keeps open.
         record: called with each run that has reached its end; says what is wrong with it.
         until: when those that still go are asked to stop, and no more are begun, by `time.monotonic`; None: never.
+        python: the interpreter of the runs.
     """
     started = {task.cell.name: task for task in tasks if task.command}
     outcome = SweepOutcome({task.cell.name: task.problem for task in tasks if task.state == "other"})
-    start = [sys.executable, "-P", "-m", "pflmpi"]
+    start = [python, "-P", "-m", "pflmpi"]
     commands = [
         LoggedCommand(name, [*launcher(task), *start, *task.command], task.cell.log(out))
         for name, task in started.items()
@@ -190,9 +193,10 @@ def _noted_signals() -> Iterator[list[int]]:
 
 def _cause(log: Path, code: int) -> str:
     """The error that a run printed, or else its last line."""
+    if code < 0:
+        return f"killed by signal {-code}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    shown = [line.removeprefix("pflmpi: ") for line in lines if line.startswith("pflmpi: ")]
-    return f"killed by signal {-code}" if code < 0 else (shown or lines or [f"ended with {code}"])[-1]
+    return last_error(log) or (lines or [f"ended with {code}"])[-1]
 
 
 class SweepProgress:

@@ -169,7 +169,7 @@ def test_a_shard_with_other_clients_is_told(copy, capfd):
 
 
 def test_the_constants_of_modules_are_checked_too(copy, capfd):
-    module_file.write(copy, {0: ({"scale": module_file.CONSTANT}, {"scale": np.ones(9)})})
+    module_file.write(copy, {0: module_file.Entries({"scale": module_file.CONSTANT}, {"scale": np.ones(9)})})
     assert verify(copy, capfd)[0] == 0
     flip(copy / "modules.h5")
     code, problems, _ = verify(copy, capfd)

@@ -14,7 +14,7 @@ import pflmpi
 import quick_run
 from described import about
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.errors import CheckpointError
+from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store import run_folder, verify
 
 UNLIKE = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
@@ -53,16 +53,18 @@ def test_columns_are_what_the_file_says(alike_run):
     assert np.isnan(columns["accuracy_mean"]).tolist() == [True, False, True, False]  # tested every second round
 
 
-def test_metrics_are_a_data_frame_or_a_record_array_without_pandas(alike_run, monkeypatch):
+def test_metrics_are_a_record_array_and_a_frame_is_of_pandas(alike_run, monkeypatch):
     run = open_run(alike_run)
-    frame = run.metrics
-    assert isinstance(frame, pandas.DataFrame) and list(frame) == list(run.columns)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    records = run.metrics
-    assert isinstance(records, np.recarray)
+    records, frame = run.metrics, run.frame()
+    assert isinstance(records, np.recarray) and isinstance(frame, pandas.DataFrame)
+    assert list(frame) == list(run.columns)
     for name, column in run.columns.items():
         for table in (frame[name].to_numpy(), records[name]):
             np.testing.assert_array_equal(table, column, strict=True)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert run.metrics.seconds.tolist() == run.columns["seconds"].tolist()
+    with pytest.raises(UserError, match=r"frame\(\) needs pandas, which is not installed .*'pflmpi\[analysis\]'"):
+        run.frame()
 
 
 def test_the_configuration_is_the_resolved_one(alike_run):

@@ -4,14 +4,15 @@ After a wanted change of the text:  python tests/cluster/test_batch_scripts.py
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from pflmpi.cluster.batch_script import LAUNCH, BatchScript, implied_ranks, script, tasks
+import fake_slurm
+from pflmpi.cluster.batch_script import LAUNCH, BatchScript, effective, ranks, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -40,6 +41,14 @@ JOBS = {
     ),
     "restarts": BatchScript({"nodes": "2"}, "/env/bin/python", RUN, restarts=3),
     "setup": BatchScript({"job-name": "a"}, "/env/bin/python", RUN, setup="/home/me/first study/modules.sh"),
+    "container": BatchScript(
+        {"job-name": "a", "ntasks": "4", "gres": "gpu:a100:4"},
+        "/env/bin/python",
+        RUN,
+        srun=["--cpu-bind=cores", "apptainer", "exec", "--nv", "--bind=/my scratch", "/images/pflmpi.sif"],
+        rank_python="python",
+        remark="options of --site=gpu: '/home/me/site.yaml'",
+    ),
     "once": BatchScript({"job-name": "c-4", "ntasks": "4"}, "/env/bin/python", SCALE, mpi="pmix", once=True),
     "array": BatchScript(
         {"job-name": "b", **PLACE, "output": "sweeps/b.%A_%a.log", "array": tasks([0, 1, 2, 4, 7, 8], 3)},
@@ -56,11 +65,15 @@ JOBS = {
         packs=[[0, 1, 2, 4], [7, 8]],
     ),
 }
-JOBS = {name: replace(job, launch=Path("/env/launch")) for name, job in JOBS.items()}
 
 
 def golden(name):
     return GOLDEN / f"{name}.sbatch"
+
+
+def text(name):
+    """The script of a job, with the wrappers in a folder that is the same everywhere."""
+    return script(JOBS[name]).replace(str(LAUNCH), "/env/launch")
 
 
 # --- what submit writes -------------------------------------------------------------------------------------------
@@ -68,7 +81,7 @@ def golden(name):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_script_matches_the_golden_file(name):
-    assert script(JOBS[name]) == golden(name).read_text()
+    assert text(name) == golden(name).read_text()
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -111,7 +124,22 @@ def test_arguments_survive_the_shell():
     ],
 )
 def test_a_job_without_a_number_of_tasks_says_how_many_ranks_it_has(options, others, expected):
-    assert implied_ranks(options, others, 1) == expected
+    assert ranks(effective(options, others), 1)[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "threads", "expected"),
+    [
+        ({"ntasks": "4", "nodes": "2"}, 1, 4),
+        ({"ntasks": "1", "cpus-per-task": "9"}, 2, 4),
+        ({"ntasks-per-node": "4", "nodes": "2"}, 1, 8),
+        ({"ntasks": "1", "gpus-per-node": "a100:4", "cpus-per-task": "9"}, 1, 4),
+        ({"nodes": "2-3"}, 1, None),
+        ({}, 1, None),
+    ],
+)
+def test_the_number_of_ranks_is_that_of_the_tasks_or_what_one_task_starts(options, threads, expected):
+    assert ranks(options, threads)[0] == expected
 
 
 # --- files for bash -----------------------------------------------------------------------------------------------
@@ -138,7 +166,7 @@ def start(tmp_path):
     def start(job, srun, **variables):
         program("srun", srun)
         environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **variables}
-        command = ["bash", "-c", script(replace(job, launch=LAUNCH))]
+        command = ["bash", "-c", script(job)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
         return done.returncode, done.stdout + done.stderr
 
@@ -153,6 +181,30 @@ def test_a_job_whose_ranks_were_never_started_fails(name, start):
     code, printed = start(JOBS[name], "exit 0")
     assert code == 3 and "srun ended with 0, but rank 0 did not: no rank has started" in printed
     assert start(JOBS[name], 'echo 0 > "$PFLMPI_EXIT_FILE"')[0] == 0
+
+
+def test_the_ranks_of_a_container_have_the_interpreter_inside(start, tmp_path):
+    programs = {
+        "srun": 'while [ "${1#-}" != "$1" ]; do echo "srun $1"; shift; done; "$@"',
+        "apptainer": f'echo "apptainer $1 $2 $3 $4"; shift 4; PATH={tmp_path}/image:$PATH; "$@"',
+    }
+    fake_slurm.program("apptainer", programs["apptainer"], tmp_path / "bin")
+    fake_slurm.program("python", 'echo "inside: $*"; echo 0 > "$PFLMPI_EXIT_FILE"', tmp_path / "image")
+    code, printed = start(JOBS["container"], programs["srun"])
+    assert code == 0, printed
+    assert printed.splitlines() == [
+        "srun --mpi=none",
+        "srun --cpu-bind=cores",
+        "apptainer exec --nv --bind=/my scratch /images/pflmpi.sif",
+        f"inside: -P -m pflmpi {' '.join(RUN)}",
+    ]
+
+
+def test_the_cells_of_an_array_too_have_the_interpreter_inside_their_container():
+    shown = script(replace(JOBS["array"], srun=JOBS["container"].srun, rank_python="python"))
+    (words,) = [shlex.split(line) for line in shown.splitlines() if "SLURM_ARRAY_TASK_ID" in line and "/env" in line]
+    assert words[0] == "/env/bin/python" and words[-2:] == ["--python", "python"]
+    assert words[words.index("--launcher") + 1].endswith(" exec --nv '--bind=/my scratch' /images/pflmpi.sif")
 
 
 @pytest.mark.parametrize(("code", "printed"), [(75, "requeued\n"), (3, ""), (0, "")])
@@ -212,6 +264,6 @@ def test_a_batch_script_says_in_a_line_that_it_was_started_in_another_folder(pat
 
 
 if __name__ == "__main__":
-    for name, job in JOBS.items():
-        golden(name).write_text(script(job))
+    for name in JOBS:
+        golden(name).write_text(text(name))
         sys.stdout.write(f"{golden(name)}\n")

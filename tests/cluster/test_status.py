@@ -135,7 +135,7 @@ def test_a_start_says_in_a_line_what_runs_where_and_the_end_what_was_used(tmp_pa
     assert re.fullmatch(rf"0\.0\d node hours, 0\.\d\d core hours \(\d+% busy\); job 12 \(1 restart\) on {host}", used)
     usage = job_file.usage(run)
     assert usage is not None and (usage.starts, usage.endless) == (1, 0)
-    assert usage.core_seconds == 4 * usage.node_seconds > 0
+    assert json.loads((run / "jobs.txt").read_text().splitlines()[0].split(maxsplit=3)[3])["cores"] == 8
 
 
 def used(folder, job, token, began, ended=None, cpu_seconds=None, gpus=0):
@@ -150,7 +150,7 @@ def test_hours_are_those_of_all_starts_whose_end_is_known(tmp_path):
     assert job_file.usage(tmp_path) is None
     used(tmp_path, 12, "x", 0, 1800, 7200, gpus=4)
     used(tmp_path, 13, "y", 5000, 6800, 0)
-    both = "2.00 node hours, 8.00 core hours (25% busy), 2.00 GPU hours"
+    both = "2.00 node hours, 8.00 core hours (25% busy), 2.00 GPU hours"  # 2 of 8
     assert str(job_file.usage(tmp_path)) == f"{both}; job 12 (0 restarts), 13 (0 restarts) on a, b"
     used(tmp_path, 14, "z", 9000)
     assert str(job_file.usage(tmp_path)).startswith(f"{both}, without 1 start whose end is unknown; job 12")
@@ -158,6 +158,9 @@ def test_hours_are_those_of_all_starts_whose_end_is_known(tmp_path):
         with (tmp_path / "jobs.txt").open("a") as file:
             file.write(f"14 0 a {torn}\n")
     assert str(job_file.usage(tmp_path)).startswith(f"{both}, without 1 start")
+    used(tmp_path, 15, "killed", 20000, 21800)
+    share = "3.00 node hours, 12.00 core hours (25% busy)"  # of those that have ended in order
+    assert str(job_file.usage(tmp_path)).startswith(share)
 
 
 def test_a_start_that_was_killed_ended_when_its_lock_was_last_touched(tmp_path):

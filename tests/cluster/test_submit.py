@@ -20,6 +20,7 @@ from pflmpi.cluster.batch_script import LAUNCH
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
 from pflmpi.sweep.table import cells, load
+from project import ROOT
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(folder, capf
     others = ["-J", "mine", "--comment=night shift", "--gres", "gpu:2", "--signal=USR2@300"]
     assert main(["submit", "-o", "logs/%j.txt", "--requeue", "--time=2", "small.yaml", "--", *others]) == 0
     lines = [line for line in (folder / "script").read_text().splitlines() if line.startswith("#SBATCH")]
-    assert "#SBATCH --output=logs/%j.txt" in lines and "#SBATCH --job-name=small" in lines
+    assert "#SBATCH --output=logs/%j.txt" in lines and "#SBATCH --job-name=mine" in lines
     assert lines[-1] == "#SBATCH -J mine '--comment=night shift' --gres gpu:2 --signal=USR2@300"
     assert (folder / "words").read_text().splitlines()[-len(others) :] == others
     assert "log: logs/42.txt" in capfd.readouterr().out and (folder / "logs").is_dir()
@@ -92,8 +93,9 @@ def test_the_folder_of_a_job_names_its_log_and_whether_it_requeues(folder):
     assert main(["submit", "--array", "small.yaml", "--out", "50%"]) == 0
     assert job_file.submissions(Path("50%"))["42"].log == f"{folder}/50%%.42_%a.log"
     (folder / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
-    assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j"]) == 0
-    assert job_file.submissions(Path("runs/small")) == {"42": Submission(f"{folder}/logs/small-42", requeues=True)}
+    assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j", "--partition=main"]) == 0
+    noted = Submission(f"{folder}/logs/small-42", requeues=True, partition="main")
+    assert job_file.submissions(Path("runs/small")) == {"42": noted}
 
 
 def test_the_memory_of_a_job_is_what_plan_counts(folder, capfd):
@@ -122,10 +124,19 @@ def test_a_percent_sign_in_a_name_is_no_pattern(capfd):
 def test_the_folder_of_a_log_is_made_by_the_name_that_slurm_gives_it(folder, capfd):
     user = getpass.getuser()
     for words, name in (([], "small"), (["--", "-J", "mine"], "mine"), (["--", "--job-name=50%"], "50%")):
-        assert main(["submit", "small.yaml", "--output=logs/%x/%u-100%%/%j.out", *words]) == 0
-        assert f"log: logs/{name}/{user}-100%/42.out" in capfd.readouterr().out
+        assert main(["submit", "small.yaml", "--output=logs/%x/%u-100%%/%x-%u-%j", *words]) == 0
+        log = f"logs/{name}/{user}-100%/{name}-{user}-42"
+        assert f"log: {log}" in capfd.readouterr().out
+        assert job_file.submissions(Path("runs/small"))["42"].log == f"{folder}/{log.replace('%', '%%')}"
         assert (folder / "logs" / name / f"{user}-100%").is_dir()
     assert "--output=logs/50%%/" in (folder / "script").read_text()
+
+
+def test_the_folders_of_logs_that_are_named_after_two_dashes_are_made_too(folder, capfd):
+    assert main(["submit", "small.yaml", "--", "-e", "logs/%x/err-%j", "--output=out/%u/%j"]) == 0
+    assert "log: logs/small/err-42" in capfd.readouterr().out, "where progress and errors are"
+    assert (folder / "logs" / "small").is_dir() and (folder / "out" / getpass.getuser()).is_dir()
+    assert job_file.submissions(Path("runs/small"))["42"].log == f"{folder}/logs/small/err-42"
 
 
 @pytest.mark.usefixtures("folder")
@@ -264,8 +275,12 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--restarts", "-1"], "--restarts -1: must be at least 0"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
-        (["--array", "small.yaml", "--mem", "auto"], "--mem auto is for one run"),
-        (["small.yaml", "--mem", "1G", "--nodes", "2-4"], "--nodes=2-4: --mem is compared with plan for a number"),
+        (["small.yaml", "--mem", "1G", "--nodes", "2-4"], "--nodes=2-4: what `plan` counts is for a number"),
+        (["small.yaml", "--trial"], "--trial is for --time=auto, which is not given"),
+        (["small.yaml", "--trial=0", "--time=auto"], "--trial 0: must be at least 1"),
+        (["small.yaml", "--srun=hostname"], "--srun='hostname': 'hostname' is no option of srun"),
+        (["small.yaml", "--srun=--cpu-bind='cores"], "cannot be read as words: No closing quotation; close the quotes"),
+        (["small.yaml", "--", "--error=logs/%j/err"], "--error=logs/%j/err: the folder of a log must exist before"),
         (["small.yaml", "--output=logs/%j/%x.out"], "when nobody knows what %j stands for; there use %x"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
@@ -276,6 +291,87 @@ def test_wrong_input_is_refused_and_nothing_submitted(words, expected, folder, c
     assert main(["submit", *words]) == 2
     assert expected in capfd.readouterr().err
     assert not (folder / "script").exists() and not (folder / "runs").exists()
+
+
+def test_options_of_srun_come_between_it_and_the_interpreter(folder):
+    more = "--cpu-bind=cores --mpi=pmix_v4"
+    assert main(["submit", "small.yaml", f"--srun={more}", "-s", "runtime.transport=mpi"]) == 0
+    words = last_line((folder / "script").read_text())
+    assert words[2:5] == ["--mpi=pmix_v4", "--cpu-bind=cores", sys.executable]
+    assert main(["submit", "small.yaml", "--srun=--container-image=image.sqsh --container-mounts=/a"]) == 0
+    words = last_line((folder / "script").read_text())
+    assert words[3:7] == ["--container-image=image.sqsh", "--container-mounts=/a", "python", "-P"]
+
+
+# --- a profile of the site ----------------------------------------------------------------------------------------
+
+PROFILE = {
+    "account": "mine",
+    "partition": "gpu",
+    "mpi": "pmix",
+    "setup": "modules.sh",
+    "srun": "--cpu-bind=cores",
+    "gres": "gpu:a100",
+    "container": {"apptainer": "pflmpi.sif", "options": "--nv"},
+}
+
+
+@pytest.fixture
+def site(folder, monkeypatch):
+    """Write the profiles of a site."""
+
+    def write(profiles):
+        (folder / "home/.config/pflmpi").mkdir(parents=True, exist_ok=True)
+        (folder / "home/.config/pflmpi/site.yaml").write_text(yaml.safe_dump(profiles))
+        (folder / "home/.config/pflmpi/modules.sh").touch()
+
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    write({"big": PROFILE, "plain": None})
+    return write
+
+
+def test_a_profile_says_what_the_command_line_does_not(folder, site, monkeypatch):
+    place = folder / "home/.config/pflmpi"
+    assert main(["submit", "small.yaml", "--site=big", "--partition=fast", "--gpus-per-node=v100:2"]) == 0
+    text = (folder / "script").read_text()
+    assert {"--account=mine", "--partition=fast", "--gres=gpu:a100:2"} <= set(directives(text))
+    assert not any(word.startswith(("--gpus", "--qos")) for word in directives(text))
+    assert f"# options of --site='big': '{place}/site.yaml'\n" in text and f". {place}/modules.sh || {{\n" in text
+    container = ["apptainer", "exec", "--nv", f"{place}/pflmpi.sif", "python", "-P"]
+    assert last_line(text)[2:10] == ["--mpi=pmix", "--cpu-bind=cores", *container]
+    assert main(["submit", "small.yaml", "--site=big", "--mpi=pmi2", "--srun=--exclusive"]) == 0
+    assert last_line((folder / "script").read_text())[2:5] == ["--mpi=pmi2", "--exclusive", "apptainer"]
+    (place / "site.yaml").rename(folder / "other.yaml")
+    monkeypatch.setenv("PFLMPI_SITE", "other.yaml")
+    assert main(["submit", "small.yaml", "--site=plain"]) == 0
+    assert last_line((folder / "script").read_text())[2:4] == ["--mpi=none", sys.executable]
+
+
+def test_the_profile_of_the_page_is_one(folder, site, capfd):
+    (text,) = re.findall("```yaml\n(gpu:.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL)
+    site(yaml.safe_load(text))
+    assert main(["submit", "small.yaml", "--site=gpu", "--gpus-per-node=4"]) == 0
+    assert "--gres=gpu:a100:4" in directives((folder / "script").read_text())
+    assert "a rank for each of 4 GPUs" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("profiles", "expected"),
+    [
+        ({"bigger": {}}, "site.yaml: unknown site 'big'; did you mean 'bigger'?"),
+        ({"big": {"acount": "a"}}, "site.yaml: unknown key in big: 'acount'; did you mean 'account'?"),
+        ({"big": {"mpi": "openmpi"}}, "site.yaml: big.mpi = 'openmpi': must be 'none', 'pmix' or 'pmi2'"),
+        ({"big": {"container": {"options": "--nv"}}}, "site.yaml: big.container.apptainer is missing"),
+        ({"big": {"container": "a.sif"}}, "site.yaml: big.container = 'a.sif': "),
+        ({"big": {"setup": "nowhere.sh"}}, "nowhere.sh: there is no such file"),
+        (["big"], "site.yaml"),
+    ],
+)
+def test_a_wrong_profile_is_refused(profiles, expected, folder, site, capfd):
+    site(profiles)
+    assert main(["submit", "small.yaml", "--site=big"]) == 2
+    error = capfd.readouterr().err
+    assert expected in error and error.count("\n") == 1 and not (folder / "script").exists()
 
 
 def test_an_unknown_option_is_one_line(folder, capfd):

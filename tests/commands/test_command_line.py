@@ -35,20 +35,20 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "resume": "--bar --changed-code --quiet --ranks --restarts --set --take-over",
     "fork": "--allow-older --changed-code --out --round --set --without-client",
     "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --json --launcher --only --out --ranks "
-    "--seeds --set",
+    "--python --seeds --set",
     "inspect": "--allow-older --diff --digest --json --round --verify",
     "watch": "--every",
     "compare": "--json",
     "report": "--out --pdf --png --target --to --watch",
     "table": "--only --out --seeds --set --write",
-    "export": "--all --allow-older --client --compress --force --leaf --out --round --server",
+    "export": "--all --allow-older --client --compress --force --leaf --out --round --server --table",
     "evaluate": "--after-training --allow-older --changed-code --data --force --out --round --set --split --unseen "
     "--updates",
     "probe": "--allow-older --changed-code --clients --round --samples --set",
     "plan": "--delay --gpu-memory --gpus --json --memory --ranks --rate --set",
     "doctor": "--config --json --out",
     "submit": "--anew --array --changed-code --dry-run --failed --jobs --mpi --only --out --pack --requeue "
-    "--restarts --seeds --set --setup --test-only --wait",
+    "--restarts --seeds --set --setup --site --srun --test-only --trial --wait",
     "status": "--json --wait",
     "cancel": "",
     "scale": "--dry-run --json --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",

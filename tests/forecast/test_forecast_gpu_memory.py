@@ -35,6 +35,11 @@ def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm,
     with mock.patch.object(memory, "MOST_MESSAGE_BYTES", 2 * model):
         assert of_one_rank(world, 1).device == on_gpu.device - model
     assert on_gpu.work - on_cpu.work == 2 * (1 + kept) * model, "in pinned memory of the host"
+    frozen = planned({**raw, "model": {**raw["model"], "trainable": ["head.*"]}}, 1)
+    head = tree.num_bytes(frozen.setup.task.like())
+    assert of_one_rank(frozen, 1).device - memory._CONTEXT - pool_bytes(world.setup, 0) == (
+        (2 * (1 + kept) + 3 + 8 // 4) * head + model - head
+    ), "what is frozen once, and only what is trained in messages"
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "ditto"])

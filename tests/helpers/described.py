@@ -12,6 +12,11 @@ def about(file):
     return found
 
 
+def has_values(dataset):
+    """Whether it is more than the name of an axis."""
+    return not bytes(dataset.attrs.get("NAME", b"")).startswith(b"This is a netCDF dimension but not")
+
+
 def restate(file, values):
     """Put texts in place of what a file says."""
     file.attrs["about"] = json.dumps(values)

@@ -1,16 +1,21 @@
-"""The examples work as written: the one that reads a run, and the one on text."""
+"""The examples work as written: the one that reads a run, the one on text, and the one on adapters."""
 
 import os
 import runpy
+import shlex
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+import processes
 import quick_run
 from pflmpi.analysis.run import open_run
+from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.data.own_files import read_own
 from project import ROOT
@@ -102,3 +107,20 @@ def test_the_configuration_is_valid_where_the_data_is(data, tmp_path):
     config = configuration.load(tmp_path / "text.yaml")
     assert config.data.path == str(tmp_path / "text.npz")
     assert yaml.safe_load((tmp_path / "text.yaml").read_text())["partition"] == {"name": "writers"}
+
+
+def test_adapters_are_trained_on_the_network_that_was_trained_before(tmp_path, monkeypatch):
+    """The commands of the example, as written."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "examples" / "adapters.py").read_text()
+    for line in [line.strip() for line in text.splitlines() if line.startswith("    pflmpi ")]:
+        options = ["--ranks", "1", "-s", "training.rounds=2"] if " run " in line else []
+        done = processes.call([*processes.PFLMPI, *shlex.split(line)[1:], *options])
+        assert done.returncode == 0, done.stderr
+    network = torch.load(tmp_path / "examples" / "backbone.pt", weights_only=True)
+    assert main(["export", "runs/adapters", "--client", "3", "-o", "three.pt"]) == 0
+    adapted = torch.load(tmp_path / "three.pt", weights_only=True)
+    assert torch.equal(adapted["second.weight"], network["second.weight"]) and adapted["second.lora_b"].any()
+    kept = open_run(tmp_path / "runs" / "adapters").round().clients
+    assert {path for path in kept} >= {"body/first/lora_a", "body/second/lora_b"}

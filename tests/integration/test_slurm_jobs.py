@@ -22,6 +22,8 @@ import processes
 import quick_run
 import table_file
 import testbed
+from pflmpi.cluster.batch_script import seconds
+from pflmpi.cluster.status import run_status
 from pflmpi.config.keywords import Config
 from pflmpi.errors import RunError
 from pflmpi.store import job_file, run_folder, verify
@@ -306,6 +308,66 @@ def test_a_job_from_python_gives_the_digest_of_a_plain_run(folder, monkeypatch):
     assert long.state == "CANCELLED"
     with pytest.raises(RunError, match=rf"job {long.id} ended as CANCELLED before its run was complete"):
         long.result()
+
+
+def test_a_trial_measures_the_run_that_it_begins_and_its_job_gets_that_time(folder):
+    """The trial ends in time; what the partition does not allow is refused."""
+    options = ["--out=run", "--ntasks=1", "--cpus-per-task=1", "--time=auto", "--set=runtime.spare=60"]
+    command = [*processes.PFLMPI, "submit", write(folder, MANY), *options]
+    refused = processes.call(command, PATIENCE, env=ENVIRONMENT, cwd=folder)
+    assert refused.returncode == 2 and "give a --time, or --trial" in refused.stderr
+    done = processes.call([*command, "--trial=2"], PATIENCE, env=ENVIRONMENT, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    trial, job = re.findall(r"^job (\d+)", done.stdout, re.MULTILINE)
+    assert testbed.fields(trial)["ExitCode"] == "75:0" and testbed.fields(trial)["TimeLimit"] == "00:02:00"
+    state = run_status(folder / "run")
+    assert state is not None and state.to_end is not None
+    asked = seconds(testbed.fields(job)["TimeLimit"])
+    assert asked == pytest.approx(1.5 * state.to_end + 600, rel=0.3)
+    reach(folder / "run", state.round + 1)
+    subprocess.run(["scancel", job], check=True, timeout=30)
+    testbed.wait_until(job, timeout=PATIENCE)
+    subprocess.run(["scontrol", "update", "partitionname=main", "maxtime=15"], check=True, timeout=30)
+    try:
+        refused = processes.call(command, PATIENCE, env=ENVIRONMENT, cwd=folder)
+    finally:
+        subprocess.run(["scontrol", "update", "partitionname=main", "maxtime=INFINITE"], check=True, timeout=30)
+    assert refused.returncode == 2 and "the default partition allows 0:15:00; take more ranks" in refused.stderr
+    shorten(folder)
+    job, _ = submit(folder, "small.yaml", *options)
+    completed(job, folder / f"run.{job}.log")
+    assert quick_run.digest(folder / "run") == plain(folder)
+
+
+@pytest.mark.parametrize("way", ["run", "array"])
+def test_ranks_run_in_the_container_of_a_profile_with_its_options_of_srun(way, folder, monkeypatch):
+    """A program stands in for apptainer; the interpreter of the job itself is another one."""
+    inside = f'echo "apptainer $2 $3 on $SLURMD_NODENAME" >> {folder}/started; shift 4; exec {processes.BIN}/"$@"'
+    fake_slurm.program("apptainer", inside, folder / "bin")
+    profile = {
+        "partition": "high",
+        "setup": "modules.sh",
+        "srun": "--distribution=cyclic --label",
+        "gres": "gpu",
+        "container": {"apptainer": "pflmpi.sif", "options": "--nv --no-home"},
+    }
+    (folder / "site.yaml").write_text(yaml.safe_dump({"here": profile}))
+    (folder / "modules.sh").write_text(f"export PATH={folder}/bin:$PATH")
+    monkeypatch.setitem(ENVIRONMENT, "PFLMPI_SITE", str(folder / "site.yaml"))
+    options = ["--site=here", "--nodes=2", "--ntasks=2", "--gpus-per-node=1"]
+    if way == "run":
+        job, _ = submit(folder, write(folder), "--out=run", *options)
+        completed(job, folder / f"run.{job}.log")
+        assert testbed.fields(job)["Partition"] == "high" and "gpu:1" in testbed.fields(job)["TresPerNode"]
+        assert re.search(r"^[01]: ", (folder / f"run.{job}.log").read_text(), re.MULTILINE), "--label"
+        assert quick_run.digest(folder / "run") == plain(folder)
+    else:
+        table = table_file.write(folder, seeds=[0], columns={"few": {}}, rows={"a": {"algorithm": {"name": "fedavg"}}})
+        job, _ = submit(folder, "--array", table.name, "--out=cells", *options)
+        completed(f"{job}_0", folder / f"cells.{job}_0.log")
+        assert run_folder.rounds(folder / "cells/a/few/seed0") == [0, 1, 2]
+    started = (folder / "started").read_text().splitlines()
+    assert len(started) == 2 and all(line.startswith("apptainer --nv --no-home on node") for line in started)
 
 
 def requeue(job: str) -> None:

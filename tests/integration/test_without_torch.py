@@ -1,4 +1,4 @@
-"""Reading runs in an environment without torch, torchvision and MPI: what docs/reading-runs.md names for it is enough.
+"""Reading runs in an environment without torch, torchvision and MPI: what docs/analysis.md names for it is enough.
 
 The environment is a real one, and has links to the distributions that are installed here; nothing is fetched.
 """
@@ -32,7 +32,7 @@ print(type(run.metrics).__name__, len(run.metrics), np.asarray(weights).shape, r
 
 def named():
     """What the documentation tells to install for reading alone."""
-    section = (ROOT / "docs" / "reading-runs.md").read_text()
+    section = (ROOT / "docs" / "analysis.md").read_text()
     assert "`pip install --no-deps -e .`" in section
     (names,) = re.findall(r"`pip install ([a-z][^`]*)`", section)
     return names.split()

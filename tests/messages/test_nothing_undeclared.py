@@ -197,7 +197,8 @@ def test_the_control_channel_carries_scores_and_times_alone(name, recorded):
     k = run.experiment.federation.dataset.num_classes
     for rank, lists in expected.items():
         mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
-        (length, hashes), scores = mine[:2], mine[2:]
+        (length, hashes), scores, end = mine[:2], mine[2:-1], mine[-1]
+        assert len(end) == 8 and 0 < float(np.frombuffer(end)[0]) < 1e6  # seconds of processor time
         agreed = [len(one.content) for one in run.sent if one.sender == rank and one.channel == "agreement"]
         assert agreed == [AGREE] * 8
         assert int.from_bytes(length, "little") == len(hashes)

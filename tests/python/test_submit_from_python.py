@@ -52,10 +52,14 @@ def test_local_jobs_of_a_table_run_one_after_another_and_can_be_cancelled(folder
         first.result()
 
 
-def test_a_job_of_slurm_is_asked_for_and_cancelled(folder):
-    job = pflmpi.submit(CONFIG, out="runs/a", nodes=2, ntasks=8, time="30", requeue=True, sbatch=["--exclusive"])
+def test_a_job_of_slurm_is_asked_for_and_cancelled(folder, monkeypatch):
+    (folder / "site.yaml").write_text("gpu: {partition: gpu, srun: --cpu-bind=cores}")
+    monkeypatch.setenv("PFLMPI_SITE", str(folder / "site.yaml"))
+    options = {"nodes": 2, "ntasks": 8, "time": "30", "site": "gpu", "requeue": True, "sbatch": ["--exclusive"]}
+    job = pflmpi.submit(CONFIG, out="runs/a", **options)
     words = (folder / "words").read_text().split()
-    assert {"--nodes=2", "--ntasks=8", "--time=30", "--requeue", "--exclusive"} <= set(words)
+    assert {"--nodes=2", "--ntasks=8", "--time=30", "--partition=gpu", "--requeue", "--exclusive"} <= set(words)
+    assert " --cpu-bind=cores " in (folder / "script").read_text()
     assert " run runs/a.yaml --out runs/a --continue" in (folder / "script").read_text()
     assert (job.id, job.folder, job.log) == ("42", Path("runs/a"), Path("runs/a.42.log"))
     fake_slurm.queue(folder / "bin", fake_slurm.line("42", State="PENDING"))
@@ -89,10 +93,13 @@ def test_the_cells_of_a_table_are_a_list_of_jobs(folder):
         ({"mpi": "openmpi"}, "argument --mpi: invalid choice: 'openmpi'"),
         ({"restarts": "often"}, "argument --restarts: invalid int value: 'often'"),
         ({"cluster": "pbs"}, "cluster = 'pbs': must be 'slurm' or 'local'"),
+        ({"site": "gpu"}, "unknown site 'gpu'; did you mean 'gpus'"),
         ({"seeds": 2}, "--seeds is for --array TABLE"),
     ],
 )
-def test_wrong_options_are_refused_by_name(options, message, folder):
+def test_wrong_options_are_refused_by_name(options, message, folder, monkeypatch):
+    (folder / "site.yaml").write_text("gpus: {partition: gpu}")
+    monkeypatch.setenv("PFLMPI_SITE", str(folder / "site.yaml"))
     with pytest.raises(ConfigError, match=message):
         pflmpi.submit("small.yaml", **options)
     assert not (folder / "script").exists()

@@ -68,6 +68,7 @@ def test_a_dry_run_changes_nothing(folder, capfd):
     ("words", "said"),
     [
         (["--ntasks=4"], "--ntasks=4 with --submit: each point is a job with as many tasks as ranks; leave it out"),
+        (["--time=auto"], "--time=auto is for `pflmpi submit`; give what each point needs"),
         (["--exclusive"], "sbatch's own go after --, as they are: pflmpi scale ... -- --exclusive"),
         (["--setup", "no.sh"], "--setup no.sh: there is no such file"),
         (["-s", "runtime.transport=mpi"], "with --mpi none every rank would be alone"),

@@ -348,7 +348,7 @@ def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(tmp_path, 
         ({}, ["--cell", "0", "--jobs", "2"], "--jobs 2 with --cell, which is one run at a time; leave --jobs out"),
         ({}, ["--launcher", "sh -c", "--ranks", "2"], "give their number to the launcher, and leave --ranks out"),
         ({}, ["--launcher", "no-such-program -n 2"], "there is no program 'no-such-program' here"),
-        ({}, ["--launcher", "sh 'a"], "cannot be read as a command: No closing quotation; close the quotes"),
+        ({}, ["--launcher", "sh 'a"], "cannot be read as words: No closing quotation; close the quotes"),
     ],
 )
 def test_what_is_wrong_is_found_before_anything_starts(changes, words, expected, tmp_path, capfd):

@@ -100,6 +100,14 @@ def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(tmp_path, 
     assert verify.newest_good(Path(folder)) == (2, [])
 
 
+def test_the_runs_of_a_launcher_may_have_another_interpreter_as_in_a_container(tmp_path):
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
+    inside = f'shift 2; echo "$@" > words; shift; exec {sys.executable} "$@" --ranks 1'
+    words = ["--launcher", launcher(tmp_path, inside), "--python", "python", "--cell", "0"]
+    assert main(["sweep", str(path), *words]) == 0
+    assert Path("words").read_text().startswith("python -P -m pflmpi run sweeps/small/FedAvg/few/seed0.yaml ")
+
+
 @pytest.mark.parametrize(
     "ends, expected, told", [([75], 75, "0 failed, 1 stopped"), ([3], 1, "1 failed"), ([75, 3], 1, "1 failed, 1 stop")]
 )

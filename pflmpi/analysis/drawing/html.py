@@ -77,7 +77,7 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
     for section in sections:
         parts += _section(section, anchors[id(section)], numbers)
     beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as a file. "
-    beside += "How each is measured: docs/reading-runs.md."
+    beside += "How each is measured: docs/analysis.md."
     parts.append(f"<footer><p>{beside}</p></footer>")
     if figures:
         charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)

@@ -96,19 +96,26 @@ def _sentences(*texts: str) -> str:
 # --- one number per client
 
 
+def numbers_of_clients(checkpoint: Checkpoint, name: str, diagnostic: PerClient | Category) -> np.ndarray:
+    """The number [N] of each client, NaN where it has none."""
+    values = np.full(checkpoint.num_clients, np.nan)
+    if (of_round := _values(checkpoint, name, diagnostic)) is None:
+        return values
+    clients, numbers = of_round
+    values[clients] = numbers[:, 0]
+    if isinstance(diagnostic, PerClient) and diagnostic.known:
+        flags = _kept_rows(checkpoint, diagnostic.known)
+        values[slice(None) if flags is None else flags[0][~flags[1][:, 0]]] = np.nan
+    if isinstance(diagnostic, Category):
+        values[values < 0] = np.nan
+    return values
+
+
 def _over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerClient | Category) -> Matrices | Missing:
     """A number of each client (rows) in each checkpoint (columns)."""
     values = np.full((checkpoints[-1].num_clients, len(checkpoints)), np.nan)
     for column, checkpoint in enumerate(checkpoints):
-        if (of_round := _values(checkpoint, name, diagnostic)) is None:
-            continue
-        clients, numbers = of_round
-        values[clients, column] = numbers[:, 0]
-        if isinstance(diagnostic, PerClient) and diagnostic.known:
-            flags = _kept_rows(checkpoint, diagnostic.known)
-            values[np.arange(len(values)) if flags is None else flags[0][~flags[1][:, 0]], column] = np.nan
-    if isinstance(diagnostic, Category):
-        values[values < 0] = np.nan
+        values[:, column] = numbers_of_clients(checkpoint, name, diagnostic)
     if np.isnan(values).all():
         return Missing(diagnostic.title, "no checkpoint has a value of it yet")
     rounds = [checkpoint.number for checkpoint in checkpoints]

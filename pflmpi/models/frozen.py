@@ -1,0 +1,116 @@
+"""Parameters of a model that are not trained, and parts of a model that a configuration names by pattern."""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import torch
+
+from pflmpi import tree
+from pflmpi.errors import ConfigError
+from pflmpi.models.base import Architecture, Model
+from pflmpi.module_names import module_names
+from pflmpi.text import some
+from pflmpi.tree import Tree
+from pflmpi.vmap_lanes import outside_vmap
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The parameters of a model that are not trained: one copy on each device, for all clients and in all lanes.
+
+    Attributes:
+        digest: SHA-256 (hex) of their paths and values; "" if there are none.
+        paths: in a whole model.
+    """
+
+    digest: str = ""
+    paths: tuple[str, ...] = ()
+    _values: dict[torch.device, Tree] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, model: Tree, paths: Sequence[str]) -> "Frozen":
+        """The leaves of a whole model, on the host, at some paths."""
+        values = {path: tree.at(model, path).detach().contiguous() for path in sorted(paths)}
+        sha = hashlib.sha256()
+        for path, value in values.items():
+            sha.update(f"{path} {value.dtype} {list(value.shape)}\n".encode())
+            sha.update(value.numpy().data)
+        return cls(sha.hexdigest(), tuple(values), {torch.device("cpu"): tree.unflatten(values)})
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on each device."""
+        return tree.num_bytes(self.on(torch.device("cpu")))
+
+    def on(self, device: torch.device) -> Tree:
+        """Their values on a device, which has them from the first call on."""
+        if not self.paths:
+            return {}
+        if device not in self._values:
+            with outside_vmap():
+                self._values[device] = tree.map(lambda leaf: leaf.to(device), self._values[torch.device("cpu")])
+        return self._values[device]
+
+
+def without(model: Tree, paths: Collection[str]) -> Tree:
+    """A whole model but for the leaves at some paths; it has a body and a head also where these are empty."""
+    if not paths:
+        return model
+    return {
+        "body": {},
+        "head": {},
+        **tree.unflatten({path: leaf for path, leaf in tree.leaves(model) if path not in paths}),
+    }
+
+
+def parameter_names(template: Tree, head: str | None) -> dict[str, str]:
+    """The name in a torch module of each parameter of a whole model, by path; see `module_names`."""
+    return module_names([path for path, _ in tree.leaves(template) if not path.startswith("stats/")], head)
+
+
+def frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Paths of what is not trained: all but `model.trainable`, or what the module says itself.
+
+    Args:
+        names: from `parameter_names`.
+
+    Raises:
+        ConfigError: a pattern matches nothing, nothing is left to train, or a part of the head.
+    """
+    frozen = architecture.frozen
+    if model.trainable is not None:
+        trained = matching("model.trainable", model.trainable, names, architecture.name)
+        frozen = tuple(path for path in names if path not in trained)
+    head = [path for path in names if path.startswith("head/")]
+    if len(frozen) == len(names):
+        raise ConfigError(
+            f"no parameter of model {architecture.name} is trained; name some as model.trainable, such as "
+            f"[{names[head[0]]!r}], or set requires_grad = True in the module"
+        )
+    if 0 < len(left := [path for path in head if path not in frozen]) < len(head):
+        raise ConfigError(
+            f"of the head of model {architecture.name} only {some([names[path] for path in left])} is trained; a head "
+            "is trained as a whole or not at all"
+        )
+    return frozen
+
+
+def matching(key: str, patterns: Sequence[str], names: Mapping[str, str], model: str) -> tuple[str, ...]:
+    """Paths of the parameters whose names match a pattern, such as "*.lora_*".
+
+    Args:
+        key: of the configuration, for errors.
+        names: of the parameters by path.
+
+    Raises:
+        ConfigError: a pattern matches none of them.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names.values()):
+            what = "trained parameter" if key == "model.personal" else "parameter"
+            raise ConfigError(
+                f"{key}: {pattern!r} matches no {what} of model {model}; known: {some([*names.values()])}"
+            )
+    return tuple(path for path, name in names.items() if any(fnmatchcase(name, pattern) for pattern in patterns))

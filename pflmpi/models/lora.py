@@ -1,0 +1,100 @@
+"""Low-rank adapters for the layers of any torch module: Hu et al., LoRA, ICLR 2022."""
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pflmpi.errors import ConfigError
+from pflmpi.text import some
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class LoRALinear(nn.Linear):
+    """x W^T + b + scale (x A^T) B^T, with `lora_a` [r, inputs] and `lora_b` [outputs, r]."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    scale: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., outputs] for x: [..., inputs]."""
+        return super().forward(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+
+
+class _LoRAConv:
+    """W * x + b + scale B * (A * x), with `lora_a` [r, inputs, kernel] and `lora_b` [outputs, r, 1, ...]."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        """[B, outputs, ...] for x: [B, inputs, ...]."""
+        low = self._conv_forward(x, self.lora_a, None)
+        pointwise = getattr(F, f"conv{self.weight.ndim - 2}d")(low, self.lora_b)
+        return self._conv_forward(x, self.weight, self.bias) + self.scale * pointwise  # type: ignore[no-any-return]
+
+
+class LoRAConv1d(_LoRAConv, nn.Conv1d):
+    """A convolution with an adapter."""
+
+
+class LoRAConv2d(_LoRAConv, nn.Conv2d):
+    """A convolution with an adapter."""
+
+
+class LoRAConv3d(_LoRAConv, nn.Conv3d):
+    """A convolution with an adapter."""
+
+
+_ADAPTED: dict[type, type] = {
+    nn.Linear: LoRALinear,
+    nn.Conv1d: LoRAConv1d,
+    nn.Conv2d: LoRAConv2d,
+    nn.Conv3d: LoRAConv3d,
+}
+
+
+def lora(module: M, layers: Sequence[str], rank: int, alpha: float | None = None) -> M:
+    """Give linear and convolutional layers an adapter of low rank, and freeze all else of the module; it is returned.
+
+    A state dict has NAME.lora_a and NAME.lora_b besides the names that it had, so that `model.weights` may be that of
+    the module without adapters. A begins as PyTorch's layers do, B at zero: the module computes what it did.
+
+    Args:
+        layers: patterns of their names, such as "layer4.*"; other layers that they match are left as they are.
+        rank: r, of the change of a weight.
+        alpha: the adapter's output counts alpha / r times; None: r.
+
+    Raises:
+        ConfigError: a pattern matches no such layer, a convolution has groups, or the rank is not positive.
+
+    >>> layer = lora(nn.Sequential(nn.Linear(4, 3)), ["0"], rank=2)[0]
+    >>> [(name, [*value.shape]) for name, value in layer.named_parameters() if value.requires_grad]
+    [('lora_a', [2, 4]), ('lora_b', [3, 2])]
+    """
+    if rank < 1:
+        raise ConfigError(f"lora: rank = {rank}; must be at least 1")
+    candidates = {name: layer for name, layer in module.named_modules() if type(layer) in _ADAPTED}
+    for pattern in layers:
+        if not any(fnmatchcase(name, pattern) for name in candidates):
+            known = some([*candidates]) or "none"
+            raise ConfigError(f"lora: {pattern!r} matches no nn.Linear or convolution of the module; known: {known}")
+    module.requires_grad_(False)
+    for name, layer in candidates.items():
+        if any(fnmatchcase(name, pattern) for pattern in layers):
+            if (groups := getattr(layer, "groups", 1)) != 1:
+                raise ConfigError(f"lora: {name} has groups = {groups}, for which there is no adapter; leave it out")
+            _adapt(layer, rank, rank if alpha is None else alpha)
+    return module
+
+
+def _adapt(layer: Any, rank: int, alpha: float) -> None:
+    """Turn a layer into one with an adapter that changes nothing yet, wherever in its module the layer is."""
+    outputs, inputs, *kernel = layer.weight.shape
+    layer.__class__ = _ADAPTED[type(layer)]
+    layer.lora_a = nn.Parameter(layer.weight.new_empty(rank, inputs, *kernel))
+    layer.lora_b = nn.Parameter(layer.weight.new_zeros(outputs, rank, *[1] * len(kernel)))
+    layer.scale = alpha / rank
+    nn.init.kaiming_uniform_(layer.lora_a, a=math.sqrt(5))
