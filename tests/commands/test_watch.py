@@ -45,20 +45,21 @@ def test_each_round_is_a_line_until_the_run_ends(tmp_path, capsys):
     run.mkdir()
 
     def live():
+        shown[0].wait(120)
         lock = take(run, {}, take_over=False)
         begin(run, 9)
         for number in (1, 2):
             add(run, number)
-            shown[number].wait(20)
+            shown[number].wait(120)
         lock.release()
 
-    shown = {1: threading.Event(), 2: threading.Event()}
-    thread = threading.Timer(0.3, live)
+    shown = {number: threading.Event() for number in (0, 1, 2)}
+    thread = threading.Thread(target=live)
     summary = status.progress_summary
 
     def told(state, job):
-        if state is not None and state.title.startswith("fedavg") and state.round in shown:
-            shown[state.round].set()
+        if state is None or state.title.startswith("fedavg"):
+            shown[0 if state is None else state.round].set()
         return summary(state, job)
 
     with pytest.MonkeyPatch.context() as patch:
