@@ -126,7 +126,7 @@ def test_a_report_is_written_again_after_each_checkpoint_until_the_run_ends(tmp_
         sleep(0.1)
 
     monkeypatch.setattr(report, "time", SimpleNamespace(sleep=look))
-    written, write = [], analysis_report.write_report
+    written, write = [], analysis_report.write_report  # whose sixth argument is the seconds until a reload
     monkeypatch.setattr(analysis_report, "write_report", lambda *words: (written.append(words[5]), write(*words))[1])
     assert main(["report", str(run), "--watch", "--out", str(page.parent)]) == 0
     assert written == [10, 10, 0]
