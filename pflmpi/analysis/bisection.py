@@ -12,7 +12,6 @@ from pflmpi.analysis.run import Run
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import run_folder
-from pflmpi.store.digest import CLIENTS_AT_ONCE
 
 _NOT_FIGURES = ("seconds", "memory", "wire")  # parts of the names of columns that the machine decides
 _OF_A_RUN = {"recorded.run", "recorded.fork"}  # which no two runs share
@@ -81,17 +80,18 @@ def differing_arrays(first: Checkpoint, second: Checkpoint) -> tuple[list[str], 
     """
     most = max(first.num_clients, second.num_clients)
     clients: dict[int, list[str]] = {}
-    for start in range(0, most, CLIENTS_AT_ONCE):
-        states = [_states(checkpoint, start) for checkpoint in (first, second)]
+    length = min(run_folder.block_length(checkpoint.run, checkpoint.number) for checkpoint in (first, second))
+    for start in range(0, most, length):
+        states = [_states(checkpoint, start, length) for checkpoint in (first, second)]
         for client in sorted(states[0].keys() | states[1].keys()):
             if paths := _differing(*(state.get(client, {}) for state in states)):
                 clients[client] = paths
     return _differing(dict(first.server), dict(second.server)), clients
 
 
-def _states(checkpoint: Checkpoint, start: int) -> dict[int, dict[str, np.ndarray]]:
+def _states(checkpoint: Checkpoint, start: int, length: int) -> dict[int, dict[str, np.ndarray]]:
     """What some clients keep, by id and path."""
-    ids = np.arange(start, min(start + CLIENTS_AT_ONCE, checkpoint.num_clients))
+    ids = np.arange(start, min(start + length, checkpoint.num_clients))
     rows = run_folder.read_clients(checkpoint.run, checkpoint.number, ids)
     return {
         client: {path: array[row] for path, array in leaves.items()}

@@ -37,6 +37,7 @@ from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
 from pflmpi.models.base import Model
 from pflmpi.models.frozen import Frozen, frozen_paths, matching, parameter_names
+from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.rng import stream
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.config import RuntimeConfig
@@ -126,6 +127,12 @@ class Experiment:
         return SampleCounts(self.federation.class_counts, self.federation.test_class_counts)
 
     @property
+    def weights(self) -> list[str]:
+        """Files that the models start from."""
+        recipes = [task.architecture.recipe for task in self.tasks if isinstance(task.architecture, ModuleArchitecture)]
+        return [recipe.weights for recipe in recipes if recipe.weights is not None]
+
+    @property
     def frozen_digest(self) -> str:
         """SHA-256 (hex) of all frozen weights; "" if there are none."""
         digests = [task.frozen.digest for task in self.tasks if task.frozen.digest]
@@ -166,7 +173,7 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
     division = divide(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
     dataset = trained_on(division) if config.data.normalize == "standard" else federation.dataset
     n = division.trained.num_clients
-    bound = [_task(model, config, dataset, n, device) for model in config.models[:n]]
+    bound = [_task(model, config, dataset, n, device) for model in config.models][:n]
     tasks = tuple(dict.fromkeys(bound))
     cohort = np.resize([tasks.index(task) for task in bound], n)
     transform = transform_of(config.data.transform, torch.tensor(dataset.images[:2]))
@@ -181,7 +188,8 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
     task = Task(architecture, config.training, num_clients, config.seed, dataset.mean, dataset.std, device)
     if not (architecture.frozen or model.trainable is not None or model.personal is not None):
         return task
-    names = parameter_names(task.like(), getattr(model, "head", None))
+    head = architecture.recipe.head if isinstance(architecture, ModuleArchitecture) else None
+    names = parameter_names(task.like(), head)
     if paths := frozen_paths(model, architecture, names):
         frozen = Frozen.of(architecture.init(stream(config.seed, 0, SERVER, "init")), paths)
         frozen.on(device)

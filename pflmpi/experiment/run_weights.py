@@ -18,7 +18,6 @@ from pflmpi.models.base import run_reference
 from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.store import run_folder, verify
-from pflmpi.store.digest import CLIENTS_AT_ONCE
 from pflmpi.store.layout import Layout
 from pflmpi.text import some
 from pflmpi.tree import Tree
@@ -92,15 +91,19 @@ class RunWeights:
         return [path for path, _ in tree.leaves(like) if path not in paths]
 
     def _own(self, client: int) -> Tree:
-        block = _read_block(self, client // CLIENTS_AT_ONCE)
+        block = _read_block(self, client // _block_length(self.run, self.round))
         kept, received = block[client]
         return personal.assemble(self.personal, kept, received)
+
+
+_block_length = lru_cache(maxsize=1)(run_folder.block_length)
 
 
 @lru_cache(maxsize=1)  # clients begin one after the other
 def _read_block(weights: RunWeights, number: int) -> dict[int, tuple[Tree, Tree]]:
     """What some clients keep, and what they are tested with, by id."""
-    ids = np.arange(len(weights.layout.file))[number * CLIENTS_AT_ONCE : (number + 1) * CLIENTS_AT_ONCE]
+    length = _block_length(weights.run, weights.round)
+    ids = np.arange(len(weights.layout.file))[number * length : (number + 1) * length]
     newest = run_folder.read_received(weights.run, weights.round, ids)
     block: dict[int, tuple[Tree, Tree]] = {}
     for clients, leaves in run_folder.rows_of(weights.run, weights.layout, ids).values():

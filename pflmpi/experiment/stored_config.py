@@ -99,10 +99,11 @@ def _modules(experiment: Experiment) -> list[int]:
 
 def _entries(experiment: Experiment, number: int) -> Entries:
     """What the state dict of a model consists of."""
-    task, file = experiment.tasks[experiment.cohort[number]], getattr(experiment.config.models[number], "weights", None)
-    frozen = dict(tree.leaves(task.frozen.on(HOST)))
+    task = experiment.tasks[experiment.cohort[number]]
+    frozen, file = dict(tree.leaves(task.frozen.on(HOST))), None
     if isinstance(task.architecture, ModuleArchitecture):
         paths, constants = task.architecture.state_dict_entries
+        file = task.architecture.recipe.weights
     else:
         whole = [path for path, _ in tree.leaves(task.whole(task.like()))]
         paths, constants = {name: path for path, name in module_names(whole).items()}, {}
