@@ -1,11 +1,13 @@
 """Comparing runs: which can be compared, and in which options they differ."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.selection import spread_over
+from pflmpi.analysis.selection import NamedRun, SeedGroup, labelled, spread_over
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store.checked_hdf5 import truncated_problem
@@ -99,7 +101,7 @@ def differing_options(runs: Sequence[Run]) -> TextsByName:
     options = [decisive_options(run) for run in runs]
     keys = dict.fromkeys(key for of_run in options for key in of_run)
     return {
-        key: [_text(of_run[key]) if key in of_run else _UNKNOWN for of_run in options]
+        key: [yaml_text(of_run[key]) if key in of_run else _UNKNOWN for of_run in options]
         for key in keys
         if any(key not in of_run or of_run[key] != options[0].get(key) for of_run in options)
     }
@@ -114,12 +116,25 @@ def compared_options(runs: Sequence[Run]) -> TextsByName:
     }
 
 
+def seed_groups(runs: Sequence[NamedRun]) -> list[SeedGroup]:
+    """The runs in groups whose settings differ in the seed alone; of runs with one seed each is in another group."""
+    groups: dict[tuple[str, int], list[NamedRun]] = {}
+    same = Counter[tuple[str, str]]()
+    for named_run in runs:
+        options = decisive_options(named_run.run)
+        seed = str(options.pop("seed", None))
+        others = json.dumps(options, sort_keys=True, default=str)
+        groups.setdefault((others, same[others, seed]), []).append(named_run)
+        same[others, seed] += 1
+    return labelled(list(groups.values()))
+
+
 def decisive_options(run: Run) -> dict[str, Any]:
     """The options of a run that results depend on, by `section.key`."""
     options = by_key({key: value for key, value in run.config.items() if key not in _NOT_COMPARED})
     return {key: value for key, value in options.items() if key not in _WHERE_ONLY}
 
 
-def _text(value: object) -> str:
+def yaml_text(value: object) -> str:
     """A value as in YAML."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

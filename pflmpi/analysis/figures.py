@@ -9,7 +9,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.drawing.charts import chart
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack, thinned
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import NamedRun, named, spread_over
+from pflmpi.analysis.selection import NamedRun, SeedGroup, named, spread_over
 from pflmpi.analysis.series import accuracy, clients, cost, diagnostics, partition, similarity
 from pflmpi.errors import CheckpointError
 
@@ -19,31 +19,51 @@ MOST_DETAILED = 8  # runs whose checkpoints are looked into
 _MOST_MODELS = 8  # checkpoints from which the models of all clients are read
 
 
-def compared(runs: Sequence[NamedRun]) -> Plots:
-    """The figures that show all runs."""
-    return [
-        accuracy.merged(accuracy.accuracy_over_rounds(runs), runs),
-        *(accuracy.bands_over_rounds(runs[:MOST_DETAILED]) if len(runs) > 1 else []),
-        *(accuracy.merged(plot, runs) for plot in accuracy.measures_over_rounds(runs)),
-        accuracy.merged(cost.accuracy_against_bytes(runs), runs),
-        accuracy.merged(cost.accuracy_against_seconds(runs), runs),
-        accuracy.merged(clients.distribution(runs), runs),
-        *clients.against_local(runs),
-        *partition.partitions(runs, MOST_DETAILED),
+def compared(runs: Sequence[NamedRun], groups: Sequence[SeedGroup]) -> dict[str, Plots]:
+    """The figures that show all runs, by the title of their section; the first is an overview."""
+    against = clients.against_local(runs)
+    return {
+        "Overview": [
+            accuracy.merged(accuracy.accuracy_over_rounds(runs), runs),
+            accuracy.merged(cost.accuracy_against_bytes(runs), runs),
+            accuracy.merged(cost.accuracy_against_seconds(runs), runs),
+            accuracy.merged(clients.distribution(runs), runs),
+            *(against if len(against) == 1 else []),
+        ],
+        "Against local training": against if len(against) > 1 else [],
+        "Further measures": [
+            *(accuracy.bands_over_rounds(groups, MOST_DETAILED) if len(runs) > 1 else []),
+            *(accuracy.merged(plot, runs) for plot in accuracy.measures_over_rounds(runs)),
+            *(accuracy.merged(plot, runs) for plot in clients.accuracy_by_class(runs)),
+        ],
+        "Bytes and time of rounds": per_round(groups),
+        "Samples of the clients": partition.partitions(runs, MOST_DETAILED),
+    }
+
+
+def per_round(groups: Sequence[SeedGroup]) -> Plots:
+    """Bytes, seconds and balance of ranks in each round, side by side; of several seeds their means."""
+    shown, others = groups[:MOST_DETAILED], groups[MOST_DETAILED:]
+    plots_of = [(group.title, cost.per_round(cost.mean_columns(group), group.title)) for group in shown]
+    if len(groups) == 1:
+        return plots_of[0][1]
+    together, rest = side_by_side(plots_of)
+    shared = [replace(plot, caption=plot.caption + accuracy.not_drawn(others)) for plot in together]
+    own = [
+        replace(plot, title=f"{plot.title}: {group.title}")
+        for group, plots in zip(shown, rest, strict=True)
+        for plot in plots
     ]
+    return [*shared, *own]
 
 
 def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
-    """The figures of one run, and what of it could not be read."""
+    """The figures from the checkpoints of one run, and what of them could not be read."""
     run = named_run.run
-    plots: list[Plot | Missing] = [
-        cost.bytes_per_round(named_run),
-        cost.seconds_per_round(named_run),
-        *cost.imbalance(named_run),
-    ]
     checkpoints = _good(run)
     if not checkpoints:
-        return [*plots, Missing("Checkpoints", f"{run.path} has no good checkpoint")], []
+        return [Missing("Checkpoints", f"{run.path} has no good checkpoint")], []
+    plots: list[Plot | Missing] = []
     problems: list[str] = []
     makers: dict[str, Callable[[], Plots]] = {
         "Diagnostics": lambda: diagnostics.figures(checkpoints),
@@ -156,6 +176,10 @@ class Figures:
         """Accuracy against the seconds of all rounds so far."""
         return _chart(cost.accuracy_against_seconds(self._runs))
 
+    def accuracy_by_class(self) -> dict[str, Any]:
+        """The accuracy of each class at the end, by name; none where no checkpoint has it."""
+        return _charts(clients.accuracy_by_class(self._runs))
+
     def clients(self) -> Any:
         """The accuracies of the clients at the end, in ascending order."""
         return _chart(clients.distribution(self._runs))
@@ -170,7 +194,8 @@ class Figures:
 
     def details(self) -> dict[str, Any]:
         """What a report shows of the first run alone, by name: bytes, time, diagnostics, similarity of layers."""
-        return _charts(detailed(self._runs[0])[0])
+        first = self._runs[0]
+        return _charts([*cost.per_round(first.run.columns, first.label), *detailed(first)[0]])
 
 
 def _chart(plot: Plot | Missing) -> Any:

@@ -155,10 +155,11 @@ class Panel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Matrices(Plot):
-    """Heat maps on one colour scale.
+    """Heat maps on one colour scale, or on one each.
 
     Attributes:
         limits: values of the first and last colour; None for the smallest and largest.
+        own_scales: whether each panel has a scale of its own.
         categories: what the values 0, 1, ... are called, where they are no quantities.
         hide_diagonal: whether the diagonal is left out of the drawing and of its scale, because it outshines the rest.
         choices: whether it shows how far the choices of every two clients overlap.
@@ -169,6 +170,7 @@ class Matrices(Plot):
     value_label: str
     panels: tuple[Panel, ...]
     limits: tuple[float, float] | None = None
+    own_scales: bool = False
     categories: tuple[str, ...] = ()
     hide_diagonal: bool = False
     choices: bool = False

@@ -8,17 +8,18 @@ from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.analysis import figures
-from pflmpi.analysis.comparable import readable
+from pflmpi.analysis.comparable import readable, seed_groups, yaml_text
 from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_figures
 from pflmpi.analysis.figures import Plots
 from pflmpi.analysis.plots import Missing
-from pflmpi.analysis.selection import NamedRun, named
-from pflmpi.analysis.series.clients import single_clients
-from pflmpi.analysis.summary import EXPLAINED, Line, for_readers, summaries, targets_of, texts
+from pflmpi.analysis.selection import NamedRun, SeedGroup, named
+from pflmpi.analysis.series.clients import gain_explained, single_clients
+from pflmpi.analysis.summary import EXPLAINED, Line, Value, for_readers, over_seeds, summaries, targets_of, texts
+from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import job_file
-from pflmpi.text import comma_separated
+from pflmpi.text import comma_separated, some
 
 PAGE, _FIGURES = "report.html", "figures"
 _LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
@@ -31,6 +32,7 @@ def write_report(
     targets: Sequence[float] = (),
     pictures: Sequence[str] = (),
     reload: int = 0,
+    made: str = "",
 ) -> list[str]:
     """Write the report to a folder; return what could not be read or compared, and was left out.
 
@@ -39,6 +41,7 @@ def write_report(
         targets: accuracies, as shares, until which the cost is shown; by default those of `targets_of`.
         pictures: "png", "pdf" or both, as which every figure is written too.
         reload: seconds after which a browser loads the page again; 0 for never.
+        made: by which version, when, where and with which command, for the foot of the page.
 
     Raises:
         CheckpointError: none of the runs can be read.
@@ -56,7 +59,8 @@ def write_report(
     if not readable_runs:
         raise CheckpointError("; ".join(problems))
     runs = named(readable_runs)
-    total += len(runs[: figures.MOST_DETAILED])
+    groups = seed_groups(runs)
+    total += len(groups[: figures.MOST_DETAILED])
     try:
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
@@ -64,14 +68,14 @@ def write_report(
         table = [list(lines[0]), *(list(texts(line).values()) for line in lines)]
         (out / "runs.csv").write_text(comma_separated(table), encoding="utf-8")
         details = []
-        for named_run in runs[: figures.MOST_DETAILED]:
-            plots, unread = figures.detailed(named_run)
+        for group in groups[: figures.MOST_DETAILED]:
+            plots, unread = figures.detailed(group.runs[0])
             details.append(plots)
             problems += unread
             step()
-        sections = _sections(runs, lines, details, partial(draw_figures, out, pictures))
+        sections = _sections(runs, groups, lines, details, partial(draw_figures, out, pictures))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
-        text = html.page(title, _about(runs), problems, sections)
+        text = html.page(title, _about(runs), problems, sections, made)
         if reload:
             text = text.replace("<title>", f'<meta http-equiv="refresh" content="{reload}">\n<title>', 1)
         atomic.write(out / PAGE, text.encode())  # a browser that reloads sees a whole page
@@ -83,39 +87,43 @@ def write_report(
 
 def _sections(
     runs: Sequence[NamedRun],
+    groups: Sequence[SeedGroup],
     lines: Sequence[Line],
     details: Sequence[Plots],
     draw: Callable[[Plots, str], list[PageFigure | Missing]],
 ) -> list[Section]:
-    """The sections of the page.
+    """The sections of the page: the runs and an overview, then one to open for each question and each run.
 
     Args:
         lines: of the table of runs.
-        details: the figures of the first runs.
+        details: the figures of the first run of each of the first groups.
         draw: draws figures into a folder.
     """
-    several = len(runs) > 1
     notes = [f"{named_run.label}: {note}." for named_run in runs for note in named_run.run.notes]
-    first = Section(
-        "Runs", " ".join([*_stopped(runs), *_used(runs), *_forked(runs), *notes]), EXPLAINED, runs_table(lines)
-    )
-    multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(runs, details, strict=False)])
-    together = draw([*figures.compared(runs), *multiples], _FIGURES)
-    sections = [first, Section("All runs" if several else "The run", figures=together)]
-    if of_clients := draw(single_clients(runs, details), _FIGURES):
-        sections.append(Section("Single clients", figures=of_clients, kind="client"))
+    text = " ".join([*_stopped(runs), *_used(runs), *_forked(runs), *notes, gain_explained(runs)])
+    sections = [Section("Runs", text, runs_table(over_seeds(runs, lines)), [("What the columns are", EXPLAINED)])]
+    firsts = [group.runs[0] for group in groups[: len(details)]]
+    multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
+    questions = {**figures.compared(runs, groups), "Clients and layers over rounds": multiples}
+    for place, (title, plots) in enumerate(questions.items()):
+        if plots:
+            sections.append(Section(title, figures=draw(plots, _FIGURES), closed=place > 0))
+    if of_clients := draw(single_clients(firsts, details), _FIGURES):
+        sections.append(Section("Single clients", figures=of_clients, kind="client", closed=True))
     singles = []
-    for number, (named_run, plots) in enumerate(zip(runs, rest, strict=False), 1):
-        name = re.sub(r"[^A-Za-z0-9]+", "-", named_run.label).strip("-") or "run"
+    for number, (group, plots) in enumerate(zip(groups, rest, strict=False), 1):
+        run, seeds = group.runs[0], len(group.runs)
+        name = re.sub(r"[^A-Za-z0-9]+", "-", run.label).strip("-") or "run"
         drawn = draw(plots, f"{_FIGURES}/{number:02d}-{name}")
-        singles.append(Section(named_run.label, str(named_run.run.path), figures=drawn))
-    if several and (missing := _missing(singles)):
+        text = str(run.run.path) + (f", the first of {seeds} that differ in the seed alone" if seeds > 1 else "")
+        singles.append(Section(run.label, text, figures=drawn, closed=True))
+    if len(runs) > 1 and (missing := _missing(singles)):
         singles = [section for section in singles if section.figures]
         singles.append(Section("Not shown of single runs", missing))
-    if others := ", ".join(named_run.label for named_run in runs[figures.MOST_DETAILED :]):
+    if others := ", ".join(group.title for group in groups[figures.MOST_DETAILED :]):
         text = f"Only the first {figures.MOST_DETAILED} runs are shown one by one; report the others by themselves"
         singles.append(Section("Other runs", f"{text}: {others}."))
-    return [*sections, *singles]
+    return [*sections, *singles, Section("Settings of the runs", table=settings_table(runs), closed=True)]
 
 
 def _missing(sections: Sequence[Section]) -> str:
@@ -177,18 +185,63 @@ def _about(runs: Sequence[NamedRun]) -> str:
 # --- the table of runs
 
 
+_MOST_OWNERS = 8  # labels beside a value of a setting
 _NOT_ON_PAGE = (  # but in runs.csv
     *("std over clients (%)", "training loss", "test loss", "time per round (s)"),
     *("up, wire (bytes)", "down, wire (bytes)"),
 )
 
 
+_FIRST = ("run", "seeds")  # columns that are shown before options, and after two of these
+_NEXT = ("last (%)", "best (%)", "worst client (%)", "gain over local", "rounds to", "sent to", "time (s)", "lowest")
+_MOST_COLUMNS, _MOST_OPTIONS = 8, 2
+_HIGHER_IS_BETTER = ("best (%)", "last (%)", "worst", "lowest", "macro", "unseen", "after training", "gain")
+_LOWER_IS_BETTER = ("test loss", "clients below", "rounds to", "time to", "bytes to")
+
+
 def runs_table(lines: Sequence[Line]) -> PageTable:
-    """The lines of runs for readers; `runs.csv` has more, in plain bytes, and the whole paths of the folders."""
-    rows = for_readers([{name: line[name] for name in line if name not in _NOT_ON_PAGE} for line in lines])
+    """The lines of runs for readers, with the best values marked, and columns beyond eight by choice.
+
+    `runs.csv` has more, in plain bytes, and the whole paths of the folders.
+    """
+    lines = [{name: line[name] for name in line if name.removesuffix(" ±") not in _NOT_ON_PAGE} for line in lines]
+    rows = for_readers(lines)
     folders = _below_common_folder([row.pop("folder") for row in rows])
+    columns = [*rows[0], "folder"]
+    options = [name for name in columns[: columns.index("rounds")] if name not in ("run", "seeds", "seed")]
+    first = [*_FIRST, *options[:_MOST_OPTIONS]]
+    first += [next((name for name in columns if name.startswith(start)), "") for start in _NEXT]
+    shown = [name for name in first if name in columns][:_MOST_COLUMNS]
+    values = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in the order of the columns
+    marked = [
+        (row, column) for column, name in enumerate(values) for row in _best(name, [line[name] for line in lines])
+    ]
     cells = [[*row.values(), folder] for row, folder in zip(rows, folders, strict=True)]
-    return PageTable([*rows[0], "folder"], cells, long=1)
+    optional = [place for place, name in enumerate(columns) if name not in shown]
+    return PageTable(columns, cells, long=1, marked=marked, optional=optional)
+
+
+def _best(name: str, values: Sequence[Value]) -> list[int]:
+    """The places of the best values of a column; none where there is nothing to compare, or neither end is better."""
+    known = {place: value for place, value in enumerate(values) if not isinstance(value, str) and value == value}
+    if len(known) < 2 or not name.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER)):
+        return []
+    best = (max if name.startswith(_HIGHER_IS_BETTER) else min)(known.values())
+    return [place for place, value in known.items() if value == best]
+
+
+def settings_table(runs: Sequence[NamedRun]) -> PageTable:
+    """The whole configurations, with what the runs have recorded: a line for each value of a setting, and its runs."""
+    owners: dict[str, dict[str, list[str]]] = {}  # key -> value -> labels
+    for named_run in runs:
+        for key, value in by_key(named_run.run.config).items():
+            owners.setdefault(key, {}).setdefault(yaml_text(value), []).append(named_run.label)
+    rows = [
+        (key, value, "all" if len(labels) == len(runs) else some(labels, _MOST_OWNERS))
+        for key, values in owners.items()
+        for value, labels in values.items()
+    ]
+    return PageTable(["setting", "value", "runs"], rows, names=3)
 
 
 def _below_common_folder(folders: Sequence[str]) -> Sequence[str]:

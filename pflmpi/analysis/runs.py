@@ -74,7 +74,10 @@ class Runs(Sequence[Run]):
         return pandas.DataFrame(columns)
 
     def summary(self, *targets: float) -> Any:
-        """One pandas.DataFrame with a line for each run: what a report says of it.
+        """One pandas.DataFrame with what a report says of the runs: a line for each, or for those of several seeds.
+
+        Runs that differ in the seed alone are one line: their number is `seeds`, the values are means, and their
+        standard deviations over the seeds are in columns whose names end with " ±".
 
         Args:
             targets: accuracies, as shares, until which rounds, seconds and bytes are counted.
@@ -83,9 +86,11 @@ class Runs(Sequence[Run]):
             UserError: pandas is not installed.
         """
         from pflmpi.analysis.selection import named
-        from pflmpi.analysis.summary import summaries
+        from pflmpi.analysis.summary import over_seeds, summaries
 
-        return needed("pandas", "summary()", "pandas").DataFrame(summaries(named(self), targets)).replace("", None)
+        runs = named(self)
+        lines = over_seeds(runs, summaries(runs, targets))
+        return needed("pandas", "summary()", "pandas").DataFrame(lines).replace("", None)
 
     @property
     def figures(self) -> "Figures":

@@ -1,8 +1,10 @@
 """Which runs and rounds a figure shows, and how runs are named in it."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -40,7 +42,7 @@ def named(runs: Sequence[Run]) -> list[NamedRun]:
 
     Up to twelve have a legend entry each; more share that of their algorithm.
     """
-    labels = _labels(runs)
+    labels = _labels([run.name for run in runs], [run.path for run in runs])
     groups = list(dict.fromkeys(run.name for run in runs))
     named_runs = []
     for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
@@ -67,13 +69,47 @@ def first_middle_last(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     return spread_over([checkpoint for checkpoint in checkpoints if checkpoint.number > 0] or checkpoints, 3)
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
-    counts = Counter(run.name for run in runs)
-    paths = [run.path.absolute().parts for run in runs]
+@dataclass(frozen=True, eq=False)
+class SeedGroup:
+    """Runs that differ in the seed alone, one or more, in their order.
+
+    Attributes:
+        label: its name, unlike that of any other group; without the number of its runs.
+    """
+
+    runs: tuple[NamedRun, ...]
+    label: str
+
+    @property
+    def title(self) -> str:
+        """The label, with the number of seeds where there are several."""
+        return f"{self.label}, {len(self.runs)} seeds" if len(self.runs) > 1 else self.label
+
+    @property
+    def folder(self) -> Path:
+        """The deepest folder that contains the runs."""
+        return Path(os.path.commonpath([named_run.run.path.absolute() for named_run in self.runs]))
+
+
+def labelled(groups: Sequence[Sequence[NamedRun]]) -> list[SeedGroup]:
+    """The groups with labels: those of the folders that contain their runs and no others, else of their first runs."""
+    unnamed = [SeedGroup(tuple(group), "") for group in groups]
+    paths = []
+    for group in unnamed:
+        others = (named_run.run.path for other in unnamed if other is not group for named_run in other.runs)
+        shared = any(path.absolute().is_relative_to(group.folder) for path in others)
+        paths.append(group.runs[0].run.path if shared or len(group.runs) == 1 else group.folder)
+    labels = _labels([group.runs[0].run.name for group in unnamed], paths)
+    return [replace(group, label=label) for group, label in zip(unnamed, labels, strict=True)]
+
+
+def _labels(algorithms: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    counts = Counter(algorithms)
+    paths = [folder.absolute().parts for folder in folders]
     head = next((i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), 0)
     names = [
-        run.name if counts[run.name] == 1 else f"{run.name} {'/'.join(parts[head:]) or parts[-1]}"
-        for run, parts in zip(runs, paths, strict=True)
+        name if counts[name] == 1 else f"{name} {'/'.join(parts[head:]) or parts[-1]}"
+        for name, parts in zip(algorithms, paths, strict=True)
     ]
     again = Counter(names)  # the same folder twice, or one inside the other
     return [name if again[name] == 1 else f"{name} ({i})" for i, name in enumerate(names, 1)]

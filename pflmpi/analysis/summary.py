@@ -1,11 +1,12 @@
 """The summary table of runs: accuracy, losses, cost, cost to a target, gain over local training."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pflmpi.analysis.comparable import compared_options
+from pflmpi.analysis.comparable import compared_options, seed_groups
 from pflmpi.analysis.metrics import best, cost_to, last
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
@@ -30,6 +31,7 @@ _OPTIONAL = (  # left out where empty
     "gain over local",
     "clients below local",
 )
+_STD = "±"  # after the name of a column: its standard deviation over seeds
 _FOUR_DIGITS = ("training loss", "test loss", "time per round (s)")
 
 
@@ -54,6 +56,40 @@ def summaries(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[L
         lines.append(line)
     empty = [name for name in lines[0] if name in _OPTIONAL and all(str(line[name]) in ("", "nan") for line in lines)]
     return [{name: value for name, value in line.items() if name not in empty} for line in lines]
+
+
+def over_seeds(runs: Sequence[NamedRun], lines: Sequence[Line]) -> list[Line]:
+    """A line for each group of runs that differ in the seed alone, with means, and standard deviations as `NAME ±`.
+
+    Args:
+        lines: of the runs, by `summaries`; where no two differ in the seed alone, they are returned as they are.
+    """
+    groups, of_run = seed_groups(runs), dict(zip(runs, lines, strict=True))
+    if len(groups) == len(runs):
+        return list(lines)
+    merged: list[Line] = []
+    for group in groups:
+        line: Line = {"run": group.label, "seeds": len(group.runs)}
+        for name in lines[0]:
+            values = [of_run[named_run][name] for named_run in group.runs]
+            if name == "folder":
+                line[name] = str(group.folder) if len(values) > 1 else values[0]
+            elif name != "run":
+                line |= _mean(name, values)
+        merged.append(line)
+    return merged
+
+
+def _mean(name: str, values: Sequence[Value]) -> Line:
+    """The mean of a column over seeds, unknown where one is; of floats the standard deviation too."""
+    numbers = [value for value in values if not isinstance(value, str)]
+    if len(numbers) < len(values):
+        return {name: "" if numbers else ", ".join(dict.fromkeys(map(str, values)))}
+    mean: Line = {name: values[0] if len({*numbers}) == 1 else statistics.fmean(numbers)}
+    if isinstance(values[0], float):
+        several = len(numbers) > 1 and np.isfinite(numbers).all()
+        mean[f"{name} {_STD}"] = statistics.stdev(numbers) if several else math.nan
+    return mean
 
 
 def results(run: Run) -> Line:
@@ -95,7 +131,7 @@ def results(run: Run) -> Line:
 
 def texts(line: Mapping[str, Value]) -> dict[str, str]:
     """The values of a line as texts; unknown ones are empty."""
-    digits = {name: 4 if name in _FOUR_DIGITS else 2 for name in line}
+    digits = {name: 4 if name.removesuffix(f" {_STD}") in _FOUR_DIGITS else 2 for name in line}
     return {
         name: "" if value != value else f"{value:.{digits[name]}f}" if isinstance(value, float) else str(value)
         for name, value in line.items()
@@ -103,7 +139,7 @@ def texts(line: Mapping[str, Value]) -> dict[str, str]:
 
 
 def for_readers(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """`texts` of lines with bytes in one unit for all runs, which the names of these columns say."""
+    """`texts` of lines with bytes in one unit, which the names of these columns say, and mean ± deviation in one."""
     scaled: list[Line] = [{} for _ in lines]
     for name in lines[0]:
         values = [line[name] for line in lines]
@@ -111,7 +147,16 @@ def for_readers(lines: Sequence[Line]) -> list[dict[str, str]]:
             name, values = _in_one_unit(name, values)
         for line, value in zip(scaled, values, strict=True):
             line[name] = value
-    return [texts(line) for line in scaled]
+    return [_with_deviations(texts(line)) for line in scaled]
+
+
+def _with_deviations(texts: dict[str, str]) -> dict[str, str]:
+    """Texts of means with their deviations behind them."""
+    deviations = {name: texts.pop(name) for name in list(texts) if name.endswith(f" {_STD}")}
+    return {
+        name: f"{text} {_STD} {deviation}" if (deviation := deviations.get(f"{name} {_STD}")) else text
+        for name, text in texts.items()
+    }
 
 
 def _in_one_unit(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:

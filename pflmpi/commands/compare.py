@@ -1,7 +1,6 @@
 """Show runs side by side: options that differ, accuracy, losses, seconds and bytes."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments
@@ -10,7 +9,7 @@ from pflmpi.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pflmpi.analysis.run import Run
+    from pflmpi.analysis.selection import NamedRun
     from pflmpi.analysis.summary import Line
 
 _LEAST = 14  # columns of the terminal for a run
@@ -39,48 +38,68 @@ _KEYS = {  # in JSON, of a column; shares of 1 where the column has percents
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the command-line arguments."""
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, two or more")
+    parser.add_argument(
+        "runs",
+        type=arguments.folder,
+        nargs="+",
+        metavar="RUN",
+        help="folders of runs, or of many runs such as sweeps/NAME; runs that differ in the seed alone are one column",
+    )
     arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table with a column for each run; return the exit code."""
-    from pflmpi.analysis.comparable import differing_options, why_incomparable
+    """Print a table with a column for each run, or for those of several seeds; return the exit code."""
+    from pflmpi.analysis.comparable import differing_options, seed_groups, why_incomparable
     from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.runs import runs_in
     from pflmpi.analysis.selection import named
-    from pflmpi.analysis.summary import for_readers, results
+    from pflmpi.analysis.summary import for_readers, over_seeds, results
     from pflmpi.terminal import console, print_json
 
-    folders = list({path.resolve(): path for path in options.runs}.values())
+    paths = [run for path in options.runs for run in runs_in(path) or [path]]  # what is no run is refused below
+    folders = list({path.resolve(): path for path in paths}.values())
     if len(folders) < 2:
         raise ConfigError(f"there is only one run, {folders[0]}; name two or more")
-    runs = [open_run(path) for path in folders]
-    names, settings = [named_run.label for named_run in named(runs)], differing_options(runs)
-    lines, problems = [results(run) for run in runs], [why_incomparable(runs[0], other) for other in runs]
+    runs = named([open_run(path) for path in folders])
+    of_runs, lines = differing_options([named_run.run for named_run in runs]), [results(one.run) for one in runs]
+    problems = [why_incomparable(runs[0].run, other.run) for other in runs]
     if options.json:
-        of_runs = map(_of_run, runs, names, lines, problems, [list(settings)] * len(runs))
-        print_json({"differing_options": list(settings), "runs": list(of_runs)})
+        print_json(
+            {
+                "differing_options": list(of_runs),
+                "runs": list(map(_of_run, runs, lines, problems, [list(of_runs)] * len(runs))),
+            }
+        )
         return 0
-    columns = for_readers(lines)
-    figures = {name: [column[name] or "-" for column in columns] for name in columns[0]}
+    groups = seed_groups(runs)
+    names = [group.title for group in groups]
+    settings = {
+        key: [", ".join(dict.fromkeys(texts[runs.index(named_run)] for named_run in group.runs)) for group in groups]
+        for key, texts in of_runs.items()
+    }
+    labelled = [{"run": named_run.label, **line} for named_run, line in zip(runs, lines, strict=True)]
+    columns = for_readers(over_seeds(runs, labelled))
+    figures = {name: [column[name] or "-" for column in columns] for name in columns[0] if name not in ("run", "seeds")}
     figures = {name: row for name, row in figures.items() if any(text != "-" for text in row)}
     terminal = console(highlight=False)
     first = max(map(len, (*settings, *figures)))
-    at_once = max(1, (terminal.width - first) // (_LEAST + 2))
-    for begin in range(0, len(runs), at_once):
+    widest = max(_LEAST, *(len(text) for row in figures.values() for text in row))
+    at_once = max(1, (terminal.width - first - 2) // (widest + 3))
+    for begin in range(0, len(groups), at_once):
         part = slice(begin, begin + at_once)
         sections = [{name: row[part] for name, row in rows.items()} for rows in (settings, figures)]
         terminal.print(_table(names[part], sections))
-    for run, name in zip(runs, names, strict=True):
-        for note in run.notes:
-            terminal.print(f"{name}: {note}")
-    for reason, name in zip(problems, names, strict=True):
+    for named_run in runs:
+        for note in named_run.run.notes:
+            terminal.print(f"{named_run.label}: {note}")
+    for other, reason in zip(runs, problems, strict=True):
         if reason:
-            terminal.print(f"{name} has other samples or clients than {names[0]}: {reason}")
+            terminal.print(f"{other.label} has other samples or clients than {runs[0].label}: {reason}")
     return 0
 
 
-def _of_run(run: "Run", name: str, line: "Line", problem: str | None, keys: list[str]) -> dict[str, Any]:
+def _of_run(named_run: "NamedRun", line: "Line", problem: str | None, keys: list[str]) -> dict[str, Any]:
     """A run in JSON.
 
     Args:
@@ -89,12 +108,12 @@ def _of_run(run: "Run", name: str, line: "Line", problem: str | None, keys: list
     """
     from pflmpi.analysis.comparable import decisive_options
 
-    options, values = decisive_options(run), dict[str, Any]()
+    options, values = decisive_options(named_run.run), dict[str, Any]()
     for column, key in _KEYS.items():
         value = None if line[column] == "" else line[column]
         values[key] = round(value / 100, 9) if "%)" in column and isinstance(value, float) else value
-    ours = {"run": run.path, "name": name, "options": {key: options.get(key) for key in keys}}
-    return {**ours, **values, "notes": run.notes, "incomparable": problem}
+    ours = {"run": named_run.run.path, "name": named_run.label, "options": {key: options.get(key) for key in keys}}
+    return {**ours, **values, "notes": named_run.run.notes, "incomparable": problem}
 
 
 def _table(names: list[str], sections: list[dict[str, list[str]]]) -> "Table":

@@ -69,6 +69,7 @@ def _folder(text: str) -> Path:
 def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
     from pflmpi.commands.progress import bar
     from pflmpi.scaling.page import PAGE, write_page
+    from pflmpi.scaling.records import made_by
     from pflmpi.scaling.results import results, write_table
 
     if others := [path for path in options.paths if path not in scaled]:
@@ -80,7 +81,7 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
     experiments = [results(path) for path in scaled]
     out = options.out or (scaled[0] if len(scaled) == 1 else Path("report"))
     with bar("report") as update:
-        problems = write_page(experiments, out, options.to, update)
+        problems = write_page(experiments, out, options.to, update, made_by(options.words))
     for experiment in experiments:
         write_table(experiment)
     return _finish(out / PAGE, [PflmpiError(problem) for problem in problems])
@@ -91,6 +92,7 @@ def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.report import PAGE, write_report
     from pflmpi.analysis.runs import runs_in
     from pflmpi.commands.progress import bar
+    from pflmpi.scaling.records import made_by
 
     for target in options.target:
         check_target("--target", target)
@@ -101,7 +103,7 @@ def _report_runs(options: argparse.Namespace) -> int:
     while True:
         before, reload = _newest(runs), _RELOAD if options.watch and goes_on() else 0
         with bar("report") as update:
-            problems = write_report(runs, out, update, options.target, pictures, reload)
+            problems = write_report(runs, out, update, options.target, pictures, reload, made_by(options.words))
         if not reload:
             break
         if not told:

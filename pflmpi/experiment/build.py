@@ -22,6 +22,7 @@ from pflmpi.data.unseen import Division, divide, trained_on
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
+from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.training_checks import (
     OneStep,
     check_left_out,
@@ -107,6 +108,15 @@ class Experiment:
         runtime = choose_executor(runtime, self.tasks, clients, participants, self.on_gpu)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, runtime=runtime))
 
+    def with_run_weights(self) -> "Experiment":
+        """The experiment whose models begin as `model.weights` says; what cannot be so is refused."""
+        first = run_weights(self.config, self.federation.num_clients)
+        if first is None:
+            return self
+        for cohort, task in enumerate(self.tasks):
+            first.check(task, int(np.flatnonzero(self.cohort == cohort)[0]))
+        return dataclasses.replace(self, tasks=tuple(task.replace(first=first) for task in self.tasks))
+
     def check_left_out(self, done: int) -> None:
         """Raise `ConfigError` where a round after `done` cannot be without the clients that are left out."""
         check_left_out(self.config, self.tasks[0], self.federation.num_clients, done)
@@ -152,7 +162,7 @@ def prepare(
         experiment = draft(config, federation or load_federation(config), device, gpu_models)
         experiment = complete(experiment, config.runtime, check_executor(experiment, config.runtime.executor))
         experiment.check_left_out(0)
-        return experiment
+        return experiment.with_run_weights()
 
 
 def draft(config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()) -> Experiment:

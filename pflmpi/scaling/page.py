@@ -132,13 +132,18 @@ PAGE, _TABLE, _FIGURES = "scale.html", "scale.tex", "figures"
 
 
 def write_page(
-    experiments: Sequence[Results], out: Path, to: int | None, update: Callable[[int, int], None] = lambda *_: None
+    experiments: Sequence[Results],
+    out: Path,
+    to: int | None,
+    update: Callable[[int, int], None] = lambda *_: None,
+    made: str = "",
 ) -> list[str]:
     """Write the page with its figures and its LaTeX table into a folder; what is wrong with the experiments.
 
     Args:
         to: ranks up to which the fitted serial fraction is drawn; None for none.
         update: called with how many figures are drawn, of how many.
+        made: by which version, when, where and with which command, for the foot of the page.
 
     Raises:
         CheckpointError: nothing was measured in one of them.
@@ -164,7 +169,7 @@ def write_page(
             Section("All figures", figures=drawn),
             Section("Where it was measured", table=_places(named)),
         ]
-        (out / PAGE).write_text(html.page(title, about, problems, sections), encoding="utf-8")
+        (out / PAGE).write_text(html.page(title, about, problems, sections, made), encoding="utf-8")
         latex = [line for name, results in named.items() for line in (f"% {name}", *tabular(*readable(results)), "")]
         (out / _TABLE).write_text("\n".join(latex), encoding="utf-8")
     except OSError as error:

@@ -3,8 +3,10 @@
 import json
 import platform
 import re
+import shlex
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from pflmpi.errors import ConfigError, UserError
 from pflmpi.scaling.experiment import ScaleRun
 from pflmpi.store import verify
 from pflmpi.store.run_folder import digest
-from pflmpi.text import counted
+from pflmpi.text import counted, printable
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _PACKAGES = ("torch", "numpy", "mpi4py", "h5py")
@@ -51,6 +53,15 @@ def commit(package: Path) -> str:
         return ""
     changed = _git(package, "status", "--porcelain", "--untracked-files=no", ".")
     return f"{_git(package, 'rev-parse', '--short=12', 'HEAD')}{'+' if changed else ''}"
+
+
+def made_by(words: Sequence[str]) -> str:
+    """With which version and command, when and where a page is made, in one line."""
+    here = environment({}, on_gpu=False)
+    version = f"{here['pflmpi']} (commit {here['commit']})" if here["commit"] else here["pflmpi"]
+    place = f"{here['host']}, {hardware(here)}, Python {here['python']}"
+    command = printable(shlex.join(["pflmpi", *words]))
+    return f"Made by pflmpi {version} at {time.strftime('%Y-%m-%d %H:%M %Z')} on {place}, by {command}."
 
 
 def hardware(record: Mapping[str, str]) -> str:

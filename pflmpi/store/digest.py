@@ -17,7 +17,14 @@ import numpy as np
 
 from pflmpi.store.shard import Arrays, ClientRows
 
-CLIENTS_AT_ONCE = 64
+_AT_ONCE = 1 << 24  # bytes of clients' rows in memory
+_MOST_AT_ONCE = 1 << 15  # clients
+_FEWEST_AT_ONCE = 64
+
+
+def clients_at_once(row_bytes: int) -> int:
+    """How many clients of so many bytes make a block of `digest_of_blocks`: finding the rows of one costs time."""
+    return min(max(_AT_ONCE // max(row_bytes, 1), _FEWEST_AT_ONCE), _MOST_AT_ONCE)
 
 
 def digest_of_blocks(server: Arrays, blocks: Iterable[ClientRows]) -> str:
@@ -33,19 +40,30 @@ def digest_of_blocks(server: Arrays, blocks: Iterable[ClientRows]) -> str:
     """
     content = hashlib.sha256()
     for path in sorted(server):
-        _update(content, f"server {path}", server[path])
+        array = np.asarray(server[path])
+        content.update(b"server " + _described(path, array.dtype, array.shape) + _bytes(array))
     for block in blocks:
-        rows = [
-            (int(client), cohort, row) for cohort, (ids, _) in block.items() for row, client in enumerate(ids.tolist())
-        ]
+        of_cohorts = {
+            cohort: [_leaf(path, leaves[path]) for path in sorted(leaves)] for cohort, (_, leaves) in block.items()
+        }
+        rows = [(client, cohort, row) for cohort, (ids, _) in block.items() for row, client in enumerate(ids.tolist())]
+        parts: list[bytes] = []
         for client, cohort, row in sorted(rows):
-            leaves = block[cohort][1]
-            for path in sorted(leaves):
-                _update(content, f"client {client} {path}", np.asarray(leaves[path][row]))
+            for name, values, size in of_cohorts[cohort]:
+                parts += (b"client %d " % client, name, values[row * size : (row + 1) * size])
+        content.update(b"".join(parts))
     return content.hexdigest()
 
 
-def _update(content: "hashlib._Hash", name: str, array: np.ndarray) -> None:
-    shape = "x".join(map(str, array.shape)) or "scalar"
-    content.update(f"{name} {array.dtype.name} {shape}\n".encode())
-    content.update(np.asarray(array, array.dtype.newbyteorder("<"), order="C").tobytes())
+def _leaf(path: str, array: np.ndarray) -> tuple[bytes, bytes, int]:
+    """The line of an array [m, ...] of clients after the id, the bytes of all rows, and the number of those of one."""
+    values = _bytes(array)
+    return _described(path, array.dtype, array.shape[1:]), values, len(values) // max(len(array), 1)
+
+
+def _described(path: str, dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    return f"{path} {dtype.name} {'x'.join(map(str, shape)) or 'scalar'}\n".encode()
+
+
+def _bytes(array: np.ndarray) -> bytes:
+    return np.asarray(array, array.dtype.newbyteorder("<"), order="C").tobytes()

@@ -71,7 +71,11 @@ class Layout:
             clients: limits the ids to these.
         """
         members = self.cohorts[cohort]
-        members = members if clients is None else np.intersect1d(members, clients)
+        if clients is not None:
+            places = np.searchsorted(
+                members, clients := np.unique(clients)
+            )  # not `intersect1d`, which sorts all members
+            members = clients[np.append(members, NOWHERE)[places] == clients]
         order = members[np.argsort(self.file[members], kind="stable")]
         order = order[self.file[order] != NOWHERE]
         indices, starts = np.unique(self.file[order], return_index=True)

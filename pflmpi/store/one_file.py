@@ -16,7 +16,7 @@ from pflmpi.store import checked_hdf5, metrics_file, run_folder, verify
 from pflmpi.store.checked_hdf5 import Writing
 from pflmpi.store.checksums import crc32
 from pflmpi.store.descriptions import PARTITION
-from pflmpi.store.digest import CLIENTS_AT_ONCE, digest_of_blocks
+from pflmpi.store.digest import clients_at_once, digest_of_blocks
 from pflmpi.store.hdf5 import Dataset, Group, name_axes
 from pflmpi.store.layout import NOWHERE, Layout
 from pflmpi.store.names import round_path
@@ -93,11 +93,13 @@ def _state_blocks(clients: Group) -> Iterator[ClientRows]:
         name: [leaf for leaf in checked_hdf5.names(group) if not cohorts or leaf != "client"]
         for name, group in groups.items()
     }
-    everyone = np.unique(np.concatenate([np.empty(0, np.int64), *ids.values()]))
-    for start in np.unique(everyone // CLIENTS_AT_ONCE * CLIENTS_AT_ONCE).tolist():
+    everyone = np.concatenate([np.empty(0, np.int64), *ids.values()])
+    sizes = [sum(group[leaf].nbytes for leaf in leaves[name]) // len(ids[name]) for name, group in groups.items()]
+    at_once = clients_at_once(max(sizes, default=0))
+    for start in np.unique(everyone // at_once * at_once).tolist():
         block: ClientRows = {}
         for name, group in groups.items():
-            first, last = np.searchsorted(ids[name], [start, start + CLIENTS_AT_ONCE])
+            first, last = np.searchsorted(ids[name], [start, start + at_once])
             if last > first:
                 block[name] = (
                     ids[name][first:last],

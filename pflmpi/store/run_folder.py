@@ -11,7 +11,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, shard, virtual_rows
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
-from pflmpi.store.digest import CLIENTS_AT_ONCE, digest_of_blocks
+from pflmpi.store.digest import clients_at_once, digest_of_blocks
 from pflmpi.store.hdf5 import Group
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
@@ -19,6 +19,7 @@ from pflmpi.store.names import rounds as rounds
 from pflmpi.store.shard import Arrays, ClientRows, read_rows
 from pflmpi.text import shown
 
+Kinds = dict[str, tuple[tuple[int, ...], np.dtype]]  # of a client's arrays, by path
 _AT_ONCE = 1 << 28  # bytes of clients' rows in memory
 
 
@@ -117,7 +118,7 @@ def read_checksums(run: Path, round: int) -> dict[str, Checksum]:
         return {name: Checksum(*shards[name]) for name in layouts.names_of_shards(shards)}
 
 
-def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
+def read_kinds(run: Path, round: int) -> dict[str, Kinds]:
     """For each cohort that keeps anything, path -> (shape, dtype) of one client's state."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         clients: Group = file["clients"]
@@ -199,8 +200,7 @@ def read_pieces(run: Path, round: int, clients: np.ndarray) -> Iterator[tuple[np
     """
     layout, kinds = read_layout(run, round), read_kinds(run, round)
     for cohort, leaves in kinds.items():
-        row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values())
-        at_once = max(1, _AT_ONCE // max(row_bytes, 1))
+        at_once = max(1, _AT_ONCE // max(_row_bytes(leaves), 1))
         for name, part in layout.shards(cohort, clients):
             for start in range(0, len(part), at_once):
                 piece = part[start : start + at_once]
@@ -235,10 +235,19 @@ def digest(run: Path, round: int) -> str:
     Raises:
         CheckpointError: something is missing or damaged.
     """
-    layout = read_layout(run, round)
+    layout, at_once = read_layout(run, round), block_length(run, round)
     clients = np.flatnonzero(layout.file != layouts.NOWHERE)
-    blocks = (clients[i : i + CLIENTS_AT_ONCE] for i in range(0, len(clients), CLIENTS_AT_ONCE))
+    blocks = (clients[start : start + at_once] for start in range(0, len(clients), at_once))
     return digest_of_blocks(read_server(run, round), (rows_of(run, layout, block) for block in blocks))
+
+
+def block_length(run: Path, round: int) -> int:
+    """How many clients to read at once, of a round whose every client is read."""
+    return clients_at_once(max(map(_row_bytes, read_kinds(run, round).values()), default=0))
+
+
+def _row_bytes(leaves: Kinds) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values())
 
 
 def _section(run: Path, round: int, section: str) -> Arrays:

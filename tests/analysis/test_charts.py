@@ -2,6 +2,7 @@
 
 import re
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 
 import altair
@@ -10,7 +11,7 @@ import pytest
 import vl_convert
 
 from pflmpi.analysis.drawing.charts import COLOURS, HEIGHT, INK, NARROW, WIDTH, chart
-from pflmpi.analysis.drawing.rendering import PICTURES, draw, svg
+from pflmpi.analysis.drawing.rendering import PICTURES, config, draw, svg
 from pflmpi.analysis.plots import (
     Bars,
     Cloud,
@@ -124,6 +125,34 @@ def test_the_band_is_between_its_sides_and_two_known_rounds_have_bars():
     assert [bar["x"] for bar in bars] == [WIDTH / 2, WIDTH]
 
 
+def test_a_pointer_over_a_round_is_told_all_curves_also_of_names_with_dots():
+    x = np.array([1, 2])
+    plot = curves(*(Curve(name, x, x + 0.5, style=i) for i, name in enumerate(("a.b[0]", "c"))))
+    (rules,) = marks(plot, "rule")
+    assert [rule["x"] for rule in rules] == [0, WIDTH], "one for each round"
+    (hover,) = [layer for layer in chart(plot)["layer"] if layer.get("name") == "hover"]
+    tips = [(tip["field"], tip["title"]) for tip in hover["encoding"]["tooltip"]]
+    assert tips == [("x", "round"), ("0", "a.b[0]"), ("1", "c")]
+
+
+def test_lines_that_are_not_picked_in_the_legend_are_hidden():
+    x = np.array([1, 2])
+    plot = curves(*(Curve(name, x, x, style=i) for i, name in enumerate("ab")))
+    lines = marks(plot, "line", picked=[{"series": "b"}])
+    assert [items[0].get("opacity", 1) for items in lines] == [0, 1]
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 7])
+def test_rounds_are_whole_numbers_on_every_axis(rounds):
+    x = np.arange(1, rounds + 1)
+    stack = Stack(**ABOUT, x_label="round", y_label="s", x=x, parts={"a": np.zeros(rounds)})
+    parts = (("p", curves(Curve("a", x, np.zeros(rounds)))), ("q", curves(Curve("a", x, np.zeros(rounds)))))
+    for plot in (curves(Curve("a", x, np.zeros(rounds))), stack, Multiples(**ABOUT, parts=parts)):
+        drawing = re.sub(r'<g[^>]*transform="translate\(-[^<]*<text[^>]*>[^<]*</text>', "", svg(chart(plot)))
+        labels = [text for text in texts(drawing) if re.fullmatch(r"[\d.]+", text)]
+        assert not [text for text in labels if "." in text and float(text) > 1], labels
+
+
 def test_the_best_point_has_a_ring():
     plot = curves(Curve("a", np.arange(41), np.arange(41.0), mark=30))
     rings = [items for items in marks(plot, "symbol") if items[0]["size"] == 90]
@@ -141,6 +170,12 @@ def test_layers_are_in_their_order_below_the_axis():
     assert names == ["fc", "body", "head"]
     (line,) = marks(plot, "line")
     assert [item["x"] for item in line] == sorted(item["x"] for item in line)
+
+
+def test_of_many_names_on_an_axis_some_are_written():
+    names = tuple(f"class {i}" for i in range(100))
+    drawing = svg(chart(curves(Curve("a", np.arange(1, 101), np.zeros(100)), x_names=names)))
+    assert 10 <= len({*texts(drawing)} & {*names}) <= 25 and "class 0" in texts(drawing)
 
 
 def test_small_drawings_of_several_runs_have_common_axes():
@@ -207,6 +242,20 @@ def test_matrices_of_several_runs_have_one_scale_of_colours():
     first, second = marks(plot, "rect")
     assert first[0]["fill"] == "rgb(59, 73, 108)" and second[0]["fill"] == "rgb(254, 232, 56)"
     assert {"a", "b"} <= {*texts(drawing)} and texts(drawing).count("beta") == 1
+
+
+def test_matrices_with_scales_of_their_own_use_all_colours_each():
+    panels = tuple(Panel(name, np.array(v), [0], [1, 2]) for name, v in (("a", [[0.98, 0.99]]), ("b", [[0.1, 0.9]])))
+    words = {"row_label": "client", "column_label": "client", "value_label": "cosine"}
+    first, second = marks(Matrices(**ABOUT, **words, panels=panels, own_scales=True), "rect")
+    ends = ["rgb(59, 73, 108)", "rgb(254, 232, 56)"]
+    assert [cell["fill"] for cell in first] == [cell["fill"] for cell in second] == ends
+
+
+def test_a_client_that_is_chosen_is_framed_as_a_column_too():
+    plot = replace(matrix([[0, 1], [1, 0]]), column_label="client")
+    framed = [items[0] for items in marks(plot, "rect", client=11) if items[0].get("stroke") == COLOURS[1]]
+    assert [(frame["x"], frame["width"], frame["height"] > 100) for frame in framed] == [(WIDTH / 2, WIDTH / 2, True)]
 
 
 def test_a_client_that_is_chosen_is_framed_in_each_matrix():
@@ -315,6 +364,7 @@ def test_a_figure_is_written_in_all_forms_and_twice_alike(tmp_path):
 
 def test_a_drawing_on_a_page_has_the_colours_of_the_page(tmp_path):
     drawn = draw(curves(Curve("a", np.arange(3), np.arange(3.0), style=1)), tmp_path)
-    for text in (drawn.inline, drawn.spec):
-        assert "currentColor" in text and "var(--c1)" in text and INK not in text and COLOURS[1] not in text
+    assert "currentColor" in drawn.inline and "currentColor" in config()
+    for text in (drawn.inline, drawn.spec + config()):
+        assert "var(--c1)" in text and INK not in text and COLOURS[1] not in text
     assert COLOURS[1] in drawn.svg.read_text() and "var(" not in drawn.svg.read_text()

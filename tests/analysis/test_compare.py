@@ -49,6 +49,19 @@ def test_options_that_differ_and_figures_are_shown(runs, capfd):
     assert "unseen (%)" not in shown
 
 
+def test_a_folder_is_compared_as_its_runs_and_seeds_are_one_column(runs, tmp_path, capfd, monkeypatch):
+    for seed in (3, 4):
+        quick_run.run(quick_run.settings(seed=seed, training={"rounds": 1}), tmp_path / "sweep" / f"seed{seed}")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["compare", str(tmp_path / "sweep"), str(runs[1])]) == 0
+    lines = [re.split(r"\s{2,}", line.strip()) for line in capfd.readouterr().out.splitlines() if line.strip()]
+    assert lines[0][0].endswith("2 seeds") and len(lines[0]) == 2
+    shown = {name: row for name, *row in lines}
+    last = [100 * open_run(tmp_path / "sweep" / f"seed{seed}").columns["accuracy_mean"][-1] for seed in (3, 4)]
+    assert shown["last (%)"][0] == f"{np.mean(last):.2f} ± {np.std(last, ddof=1):.2f}"
+    assert shown["seed"] == ["3, 4", "3"]
+
+
 def test_more_runs_than_fit_are_in_several_tables(runs, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     assert main(["compare", *map(str, runs)]) == 0

@@ -35,11 +35,31 @@ const asked = async () => {
   addEventListener("error", ({message}) => result.errors.push(message));
   addEventListener("securitypolicyviolation", ({violatedDirective}) => result.errors.push(violatedDirective));
   const drawn = (drawing) => Boolean(drawing.querySelector(".marks"));
-  const all = [...document.querySelectorAll("[data-chart]")];
+  const all = [...document.querySelectorAll("[data-chart]")], overview = document.querySelectorAll("#s2 [data-chart]");
+  for (let turn = 0; turn < 600 && ![...overview].every(drawn); turn += 1) await wait(50);
+  result.before = all.filter(drawn).length - overview.length;
+  for (const part of document.querySelectorAll("details")) part.open = true;
   for (let turn = 0; turn < 600 && !all.every(drawn); turn += 1) await wait(50);
   result.drawn = all.map(drawn);
   result.wide = document.documentElement.scrollWidth;
   result.line = told(items("Accuracy over rounds", "hover_marks")[0]);
+  const figure = box("Accuracy over rounds"), inside = (kind) => [...figure.querySelectorAll(kind)];
+  const legend = figure.querySelector(".role-legend-symbol path");
+  for (const kind of ["pointerdown", "pointerup", "click"])
+    legend.dispatchEvent(new MouseEvent(kind, {bubbles: true, view: window}));
+  await wait(200);
+  result.picked = inside(".picking_marks path").map((item) => Number(item.getAttribute("opacity") ?? 1));
+  const axis = () => inside(".role-axis-label text").map((text) => text.textContent).join();
+  const before = axis(), ground = figure.querySelector(".background"), place = ground.getBoundingClientRect();
+  const [clientX, clientY] = [place.left + place.width / 2, place.top + place.height / 2];
+  const wheel = (ctrlKey) => ground.dispatchEvent(
+    new WheelEvent("wheel", {bubbles: true, cancelable: true, view: window, deltaY: -500, ctrlKey, clientX, clientY}));
+  result.scrolls = wheel(false); // and is not taken from the page
+  await wait(200);
+  result.same = before === axis();
+  wheel(true);
+  await wait(200);
+  result.zoomed = before !== axis();
   result.cell = told(items("The partition", "concat_0_layer_0_marks")[0]);
   const point = items("Distribution over clients at the end", "hover_marks")[6];
   const client = point.__data__.datum.client;
@@ -48,7 +68,7 @@ const asked = async () => {
     point.dispatchEvent(new MouseEvent(kind, {bubbles: true, view: window}));
   await wait(400);
   result.chosen = Number(document.getElementById("client").value);
-  const shown = items("Accuracy of a client", "hover_marks").map((item) => item.__data__.datum);
+  const shown = items("Accuracy of a client", "layer_1_marks").map((item) => item.__data__.datum);
   result.shown = shown.map(({series, client, x, y}) => [series, client, x, y]);
   const best = [...document.querySelectorAll("thead th")].find((head) => head.textContent === "best (%)");
   const column = [...best.parentElement.cells].indexOf(best), rows = best.closest("table").tBodies[0].rows;
@@ -61,9 +81,13 @@ addEventListener("load", () => asked().catch((error) => ({errors: [error.stack]}
 </script></body>"""
 WIDE = """<script>
 const wide = [...document.querySelectorAll(".wide")];
+const columns = () => [...document.querySelectorAll("#s1 thead th")].filter((one) => one.offsetWidth).length;
+const shown = [columns()];
+document.getElementById("columns").click();
+shown.push(columns());
 const hidden = wide.map((one) => one.scrollWidth - one.clientWidth);
-const lines = Math.max(...[...document.querySelectorAll("td")].map((one) => one.offsetHeight));
-parent.postMessage(JSON.stringify({hidden, lines}), "*");
+const lines = Math.max(...[...document.querySelectorAll("#s1 td")].map((one) => one.offsetHeight));
+parent.postMessage(JSON.stringify({hidden, lines, shown}), "*");
 </script></body>"""
 AROUND = """<!DOCTYPE html><pre id="result"></pre><iframe src="page.html" width="400" height="900"></iframe>
 <script>onmessage = ({data}) => { document.getElementById("result").textContent = data; };</script>"""
@@ -105,9 +129,13 @@ def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs, tmp_pat
     found = opened(tmp_path / "around.html", tmp_path)
     first = open_run(runs[0])
     assert found["errors"] == [] and len(found["drawn"]) >= 10 and all(found["drawn"]), "Vega has drawn each figure"
-    assert found["line"][0] == "offedgmh" and "round1" in found["line"]
-    accuracy = float(found["line"][-1].removeprefix("accuracy, mean over clients (%)"))
-    assert accuracy == pytest.approx(100 * first.columns["accuracy_mean"][0], abs=0.05)
+    assert found["before"] == 0, "what is folded is drawn when it is opened"
+    assert found["line"][0] == "round1" and len(found["line"]) == 3, "all runs of the round"
+    for text, run in zip(found["line"][1:], (first, open_run(runs[1])), strict=True):
+        accuracy = float(text.removeprefix(run.name))
+        assert accuracy == pytest.approx(100 * run.columns["accuracy_mean"][0], abs=0.05)
+    assert sorted(found["picked"]) == [0, 1], "a click in the legend hides the others"
+    assert found["scrolls"] and found["same"] and found["zoomed"], "the wheel zooms with Ctrl alone"
     counts = partition_file.read(first.path)
     label = int(np.flatnonzero(counts.train[0])[0])
     assert found["cell"] == ["client0", f"class {label}", f"samples{counts.train[0, label]}"]
@@ -136,12 +164,13 @@ def test_a_client_that_one_of_the_runs_does_not_have_is_shown_of_the_others(runs
     addEventListener("load", async () => {
       const choice = document.getElementById("client"), wait = (time) => new Promise((done) => setTimeout(done, time));
       const all = [...document.querySelectorAll("[data-chart]")];
+      for (const part of document.querySelectorAll("details")) part.open = true;
       for (let turn = 0; turn < 600 && !all.every((one) => one.querySelector(".marks")); turn += 1) await wait(50);
       choice.value = "6";
       choice.dispatchEvent(new Event("change"));
       await wait(400);
       const figure = all.find((one) => one.closest("figure").textContent.includes("Accuracy of a client"));
-      const points = [...figure.querySelectorAll(".hover_marks > *")].map((item) => item.__data__.datum);
+      const points = [...figure.querySelectorAll(".layer_1_marks > *")].map((item) => item.__data__.datum);
       parent.postMessage(JSON.stringify({errors, clients: points.map(({client}) => client)}), "*");
     });
     </script></body>"""
@@ -158,7 +187,8 @@ def test_no_table_is_cut_off_at_1400_pixels(runs, tmp_path):
     (tmp_path / "page.html").write_text(with_script(text, WIDE))
     (tmp_path / "around.html").write_text(AROUND.replace('width="400"', 'width="1400"'))
     found = opened(tmp_path / "around.html", tmp_path)
-    assert len(found["hidden"]) == 1 and max(found["hidden"]) == 0 and found["lines"] < 40, "no row has two lines"
+    assert len(found["hidden"]) == 2 and max(found["hidden"]) == 0 and found["lines"] < 40, "no row has two lines"
+    assert found["shown"][0] == 8 < found["shown"][1], "further columns are shown to a reader who asks, without script"
 
 
 def with_script(text, script):

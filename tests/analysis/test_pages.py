@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pflmpi.analysis import figures
+from pflmpi.analysis.comparable import seed_groups
 from pflmpi.analysis.drawing.html import Section
 from pflmpi.analysis.figures import side_by_side
-from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Panel
+from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Multiples, Panel
 from pflmpi.analysis.report import _missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import named
@@ -43,6 +45,30 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
     assert one.low is not None and one.low == pytest.approx([41 - half[0], 93 - half[1]], abs=1e-3)
     assert one.high is not None and one.high == pytest.approx([41 + half[0], 100], abs=1e-3), "not above 100 %"
     assert "their mean, with its 95 % confidence interval" in found.caption
+
+
+def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_many(tmp_path):
+    runs = [run(tmp_path / "x" / "0", 0), run(tmp_path / "x" / "1", 1), run(tmp_path / "y", 0, "local")]
+    for place, one in enumerate(runs):
+        columns = {"round": np.array([1, 2]), "accuracy_mean": np.array([0.1, 0.2 * (place + 1)])}
+        columns |= {"up_bytes": np.array([1024, 2048 * place]), "down_bytes": np.zeros(2, int)}
+        columns |= {"wire_up_bytes": np.zeros(2, int), "wire_down_bytes": np.zeros(2, int)}
+        columns |= {"seconds": np.ones(2), "exchange_seconds": np.zeros(2)}
+        clients = {1: np.array([0.1, 0.1]), 2: np.array([0.2, 0.2]) * (place + 1)}
+        vars(one).update(columns=columns, _accuracies=clients)
+    groups = seed_groups(named(runs))
+    assert [group.title for group in groups] == ["fedavg, 2 seeds", "local"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accuracy, "accuracy_by_round", lambda one: vars(one)["_accuracies"])
+        (plot,) = accuracy.bands_over_rounds(groups, 1)
+    ((label, part),) = plot.parts
+    assert (
+        isinstance(part, Curves) and label == "fedavg, 2 seeds" and part.curves[0].y.tolist() == [10, pytest.approx(30)]
+    )
+    assert part.curves[0].low == pytest.approx([10, 30]) and plot.caption.endswith("Not drawn: local.")
+    sent, *_ = figures.per_round(groups)
+    assert isinstance(sent, Multiples) and [label for label, _ in sent.parts] == ["fedavg, 2 seeds", "local"]
+    assert [part.curves[0].y.tolist() for _, part in sent.parts if isinstance(part, Curves)] == [[1, 1], [1, 4]]
 
 
 def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path):
@@ -176,4 +202,8 @@ def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path):
     assert isinstance(other, Matrices) and (other.name, other.title) == ("partition_2", f"The partition of {c}")
     assert other.panels[0].values[0, 0] == 4
     assert isinstance(none, Missing) and none.title == f"The partition of {d}"
-    assert [one.title for one in partitions(runs, 1)] == [shown.title], "others differ that are not shown"
+    first, *others = partitions(runs, 1)
+    assert first.title == shown.title, "others differ that are not shown"
+    assert [(type(one), one.title) for one in others] == [
+        (Missing, f"The partition of {one.label}") for one in runs[2:]
+    ], "and are named"

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import h5py
 import pytest
 
+import pflmpi
 import quick_run
 from pflmpi.analysis.comparable import damaged
 from pflmpi.analysis.drawing.charts import COLOURS, INK
@@ -159,6 +162,25 @@ def test_names_from_outside_are_escaped(runs, tmp_path):
     page_text = (tmp_path / "out" / "report.html").read_text()
     assert "a<b>" not in page_text and "a&lt;b&gt;&amp;x" in page_text
     assert "fedgmh a<b>&x" in Elements(page_text).texts
+
+
+def test_a_page_has_the_settings_of_its_runs_and_says_how_it_was_made(runs, reported):
+    text = (reported / "report.html").read_text()
+    (table,) = re.findall(r"<summary><h2>Settings of the runs</h2></summary>(.*?)</details>", text, re.DOTALL)
+    lines = [tuple(re.findall(r"<td[^>]*>(.*?)</td>", line)) for line in table.split("<tr>")]
+    assert {("algorithm.name", "fedgmh", "fedgmh"), ("algorithm.name", "local", "local")} <= {*lines}
+    assert {("training.lr", "0.1", "all"), ("recorded.ranks", "1", "all")} <= {*lines}
+    (foot,) = re.findall(r"<footer>(.*?)</footer>", text)
+    words = ["pflmpi", "report", str(runs / "gmh"), str(runs / "local"), "--out", str(reported)]
+    assert re.search(rf"pflmpi {re.escape(pflmpi.__version__)} .*at \d{{4}}-\d\d-\d\d \d\d:\d\d", foot), foot
+    assert shlex.join(words) in foot and platform.node() in foot
+
+
+def test_a_page_is_printed_in_colour_with_all_that_is_folded_and_no_figure_cut_in_two(reported):
+    (rules,) = re.findall(r"@media print \{(.*?\}) \}", (reported / "report.html").read_text(), re.DOTALL)
+    for rule in ("print-color-adjust: exact", "break-inside: avoid", "break-after: avoid", "overflow: visible"):
+        assert rule in rules
+    assert "details::details-content { content-visibility: visible" in rules
 
 
 def test_a_run_says_its_jobs_hosts_and_hours(runs, tmp_path):

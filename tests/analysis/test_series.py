@@ -133,7 +133,7 @@ def test_rounds_are_spread_evenly_with_both_ends():
 
 def test_bytes_per_round_are_those_of_the_metrics(tmp_path):
     line = {"up_bytes": 2048, "down_bytes": 1024, "wire_up_bytes": 3072, "wire_down_bytes": 512}
-    plot = curves(cost.bytes_per_round(named([written(tmp_path / "run", [line])])[0]))
+    plot = curves(cost.bytes_per_round(written(tmp_path / "run", [line]).columns, "a"))
     assert {curve.label: curve.y.tolist() for curve in plot.curves} == {
         "up": [2.0],
         "down": [1.0],
@@ -146,7 +146,7 @@ def test_the_parts_of_a_round_add_up_to_it_and_a_long_first_round_is_cut_off(tmp
     parts = {"exchange_seconds": 0.25, "evaluation_seconds": 0.25, "checkpoint_seconds": 0.125}
     usual = parts | {"seconds": 1}
     run = written(tmp_path / "run", [usual | {"seconds": 20}, *[usual] * 19])
-    plot = cost.seconds_per_round(named([run])[0])
+    plot = cost.seconds_per_round(run.columns)
     assert isinstance(plot, Stack)
     assert np.sum(list(plot.parts.values()), axis=0).tolist() == [20.0] + [1.0] * 19
     assert plot.parts["communication"].tolist() == plot.parts["evaluation"].tolist() == [0.25] * 20
@@ -156,10 +156,10 @@ def test_the_parts_of_a_round_add_up_to_it_and_a_long_first_round_is_cut_off(tmp
 
 def test_the_balance_of_ranks_is_shown_where_there_are_several(tmp_path):
     alone = written(tmp_path / "alone", [{"seconds": 1, "compute_seconds": 0.5, "waiting_seconds": 0}] * 2)
-    assert cost.imbalance(named([alone])[0]) == []
+    assert cost.imbalance(alone.columns) == []
     times = [(0.5, 0.25), (1.0, 0.5)]
     lines = [{"compute_seconds": slow, "waiting_seconds": wait} for slow, wait in times]
-    (plot,) = cost.imbalance(named([written(tmp_path / "several", lines)])[0])
+    (plot,) = cost.imbalance(written(tmp_path / "several", lines).columns)
     assert [curve.y.tolist() for curve in plot.curves] == [[0.5, 1.0], [0.25, 0.5]]
     assert "2.00 times the mean" in plot.caption
 
@@ -167,7 +167,7 @@ def test_the_balance_of_ranks_is_shown_where_there_are_several(tmp_path):
 def test_rounds_without_the_time_of_checkpoints_are_drawn_without_it(tmp_path):
     line = {"seconds": 1, "exchange_seconds": 0.25, "evaluation_seconds": 0.25}
     run = written(tmp_path / "run", [line | {"checkpoint_seconds": ""}, line | {"checkpoint_seconds": 0.5}])
-    plot = cost.seconds_per_round(named([run])[0])
+    plot = cost.seconds_per_round(run.columns)
     assert isinstance(plot, Stack) and "before the time of checkpoints" in plot.caption
     assert plot.parts["computation, and the rest of the round"].tolist() == [0.5, 0.0]
 
@@ -187,6 +187,15 @@ def test_the_distribution_has_every_client_in_ascending_order(trained):
     accuracy = 100 * run.round(3).metrics["accuracy"]
     assert curve.points is not None and sorted(curve.points.tolist()) == list(range(7))
     assert curve.y.tolist() == sorted(accuracy.tolist()) == accuracy[curve.points].tolist()
+
+
+def test_the_accuracy_by_class_is_that_of_the_test_samples_of_all_clients(trained):
+    run = trained["fedavg"]
+    (plot,) = clients.accuracy_by_class(named([run]))
+    tested, hits = run.counts.test.sum(0), run.round(3).metrics["hits"].sum(0)
+    expected = 100 * hits / np.where(tested > 0, tested, np.nan)
+    assert plot.curves[0].y.tolist() == pytest.approx(expected.tolist(), nan_ok=True)
+    assert plot.x_names == tuple(map(str, range(10))) and plot.table().splitlines()[1].startswith("fedavg,,1,")
 
 
 def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained):

@@ -1,5 +1,7 @@
 """Cosines between the layers of the clients' personal models: against the models themselves."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,9 @@ import newcomer
 import quick_run
 from pflmpi.analysis.model import client_state
 from pflmpi.analysis.plots import Curves, Matrices, Missing
-from pflmpi.analysis.run import open_run
+from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.series import similarity
+from pflmpi.store import probe_file
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,23 @@ def test_the_mean_cosine_is_over_pairs_of_layers_that_differ(folder):
 def test_clients_with_one_model_have_no_similarity(folder):
     (plot,) = similarity.cosine_figures(made(folder, "fedavg"))
     assert isinstance(plot, Missing) and "all clients predict with the same model" in plot.why
+
+
+def test_cka_of_equal_models_is_not_drawn_and_of_a_layer_that_all_share_neither(monkeypatch):
+    equal, unlike = np.ones((3, 3)) - 1e-9 * np.arange(9).reshape(3, 3), np.eye(3) + 0.4
+    clients = np.arange(3)
+
+    def figures(**layers):
+        by_name = {name: probe_file.LayerSimilarity(clients, cka) for name, cka in layers.items()}
+        monkeypatch.setattr(probe_file, "rounds", lambda _: [1])
+        monkeypatch.setattr(probe_file, "read", lambda *_: probe_file.Probe(1, 9, by_name))
+        return similarity.cka_figures(Run(Path("x"), {}, "a"))
+
+    (none,) = figures(body=equal, head=equal)
+    assert isinstance(none, Missing) and "same model" in none.why
+    shown, _ = figures(body=equal, head=unlike)
+    assert isinstance(shown, Matrices) and [panel.title for panel in shown.panels] == ["head"]
+    assert shown.own_scales and "not drawn: body." in shown.caption
 
 
 def test_clients_that_are_tested_with_what_they_last_received_differ(folder):

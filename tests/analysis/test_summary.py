@@ -5,13 +5,15 @@ import pytest
 import yaml
 
 import quick_run
+from pflmpi.analysis.comparable import seed_groups
 from pflmpi.analysis.metrics import CostTo
 from pflmpi.analysis.report import runs_table
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series import accuracy
-from pflmpi.analysis.summary import common_target, summaries, targets_of, texts
+from pflmpi.analysis.series.clients import gain_explained
+from pflmpi.analysis.summary import common_target, over_seeds, summaries, targets_of, texts
 from pflmpi.analysis.table import comma_separated, entries, markdown
 from pflmpi.errors import ConfigError
 from pflmpi.store import config_file, metrics_file
@@ -103,6 +105,55 @@ def test_the_gain_is_over_the_same_clients_of_a_run_of_local_training(tmp_path):
     assert "gain over local" not in alone and "unseen (%)" not in alone
 
 
+def seeded(tmp_path, lasts, **algorithm):
+    """Runs of seeds 0, 1, ... whose last accuracy is known."""
+    runs = []
+    for seed, value in enumerate(lasts):
+        run = written(tmp_path / str(seed), ("0.1", str(value)))
+        run.config.update(seed=seed, algorithm={"name": "fedavg", **algorithm})
+        runs.append(run)
+    return runs
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_line_with_mean_deviation_and_number(tmp_path):
+    runs = named([*seeded(tmp_path / "a", (0.5, 0.7)), *seeded(tmp_path / "b", (0.9,), mu=1)])
+    several, alone = over_seeds(runs, summaries(runs, [0.6]))
+    assert (several["seeds"], several["last (%)"], several["rounds"]) == (2, pytest.approx(60), 2)
+    assert several["last (%) ±"] == pytest.approx(200**0.5), "the standard deviation of two"
+    assert several["rounds to 60 %"] == "", "which one of them has not reached"
+    assert several["seed"] == "0, 1" and several["folder"] == str(tmp_path / "a")
+    assert (alone["seeds"], alone["last (%)"]) == (1, 90) and np.isnan(float(alone["last (%) ±"]))
+    shown = runs_table([several, alone])
+    rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
+    assert [row["last (%)"] for row in rows] == ["60.00 ± 14.14", "90.00"]
+    assert [row["run"] for row in rows] == ["fedavg a", "fedavg b/0"]
+
+
+def test_the_same_seed_twice_is_no_second_seed(tmp_path):
+    runs = named([written(tmp_path / name, ACCURACY) for name in "ab"])
+    assert [len(group.runs) for group in seed_groups(runs)] == [1, 1]
+    lines = summaries(runs)
+    assert over_seeds(runs, lines) == lines
+
+
+def test_eight_columns_are_shown_and_the_best_values_marked(tmp_path):
+    runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))])
+    shown = runs_table(summaries(runs, [0.75, 0.8]))
+    default = [name for place, name in enumerate(shown.columns) if place not in shown.optional]
+    assert len(default) <= 8 < len(shown.columns) and default[0] == "run" and "last (%)" in default
+    marked = {(row, shown.columns[column]) for row, column in shown.marked}
+    assert {(0, "best (%)"), (0, "last (%)"), (1, "rounds to 75 %")} <= marked
+    assert not {name for _, name in marked} & {"rounds", "up (B)", "time (s)"}, "where neither is better"
+
+
+def test_the_gain_is_explained_by_the_runs_it_is_over(tmp_path):
+    runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
+    assert gain_explained(runs) == "", "no accuracies of clients"
+    for named_run in runs:
+        vars(named_run.run)["final_accuracy"] = np.array([0.5])
+    assert gain_explained(runs).endswith("minus that of the same client in local (1 round) for fedavg.")
+
+
 def test_further_measures_are_drawn_where_they_are(tmp_path):
     quick_run.run(quick_run.settings(evaluation={"when": "both"}), tmp_path / "run")
     run = open_run(tmp_path / "run")
@@ -121,6 +172,15 @@ def test_a_frame_has_a_line_for_each_run(tmp_path):
     frame = open_runs(f"{tmp_path}/*").summary(0.8, 0.9)
     assert frame["rounds to 80 %"].tolist()[0] == 3 and frame["rounds to 80 %"].isna().tolist() == [False, True]
     assert frame["bytes to 90 %"].tolist()[0] == 200
+
+
+def test_a_frame_has_one_line_for_runs_that_differ_in_the_seed_alone(tmp_path):
+    for seed, last in enumerate(("0.5", "0.7")):
+        run = written(tmp_path / str(seed), (last,))
+        config_file.write(run.path, yaml.safe_dump({**run.config, "seed": seed}))
+    frame = open_runs(f"{tmp_path}/*").summary()
+    assert (frame["seeds"].tolist(), frame["last (%)"].tolist()) == ([2], [pytest.approx(60)])
+    assert frame["last (%) ±"].tolist() == [pytest.approx(200**0.5)]
 
 
 def test_a_table_with_a_target_says_what_it_took(tmp_path):

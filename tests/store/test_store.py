@@ -14,11 +14,11 @@ import pytest
 
 from described import about, has_values
 from pflmpi.errors import CheckpointError
-from pflmpi.store import run_folder, verify
+from pflmpi.store import digest, run_folder, verify
 from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout
-from pflmpi.store.shard import read_rows, write_shard
+from pflmpi.store.shard import ClientRows, read_rows, write_shard
 from store_world import World, alike
 
 ONE = [0] * 12
@@ -234,7 +234,8 @@ def test_digest_is_the_sha256_of_its_definition():
     assert digest_of_blocks(big_endian, [clients]) == content.hexdigest()
 
 
-def test_digest_does_not_depend_on_ranks_rounds_or_the_number_of_clients_at_once(tmp_path):
+def test_digest_does_not_depend_on_ranks_rounds_or_the_number_of_clients_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(digest, "_AT_ONCE", 0)
     digests = set()
     for ranks, parts in ((1, 1), (5, 1), (3, 4)):
         world = World(tmp_path / f"{ranks}_{parts}", [0, 1] * 75, 3)  # more than are read at once
@@ -286,3 +287,19 @@ def test_reading_needs_no_write_permission_and_no_lock(run):
     assert run_folder.digest(run, 0) == world.digest()
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def test_the_rows_of_many_small_clients_are_found_at_once_for_the_digest(run, monkeypatch):
+    """Finding the rows of a block takes time by the number of all clients."""
+    world = World(run, [0] * 500 + [1] * 500, 0)
+    world.save(0, ranks=2)
+    blocks, rows_of = [], run_folder.rows_of
+
+    def counting(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:
+        blocks.append(len(clients))
+        return rows_of(run, layout, clients)
+
+    monkeypatch.setattr(run_folder, "rows_of", counting)
+    assert run_folder.digest(run, 0) == world.digest() and blocks == [1000]
+    monkeypatch.setattr(digest, "_AT_ONCE", 0)
+    assert run_folder.digest(run, 0) == world.digest() and max(blocks[1:]) == 64

@@ -1,5 +1,6 @@
 """Figures as Vega-Lite charts: one description for the page, for notebooks and for SVG, PNG and PDF."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ _STAR = "M0,-1L0.23,-0.31L0.95,-0.31L0.36,0.12L0.59,0.81L0,0.38L-0.59,0.81L-0.36
 _CIVIDIS = ["#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"]
 
 _LONGEST = 250  # pixels of a label in a legend
+_MOST_NAMES = 25  # labelled on an axis
+_MOST_TIPS = 16  # curves in a tooltip
 _MANY = 12  # curves; more are drawn thin
 _DOTTED = 24  # points of a curve, up to which each has a dot
 _COLUMNS = 3  # panels side by side
@@ -79,6 +82,12 @@ def chart(plot: Plot) -> Spec:
 # --- what charts have in common
 
 _CLIENT = {"name": "client", "value": None}
+_ZOOM: Spec = {  # a wheel that alone scrolls the page, and a pinch, zoom; a drag moves
+    "name": f"{HOVER}_zoom",
+    "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"},
+    "bind": "scales",
+    "views": ["picking"],
+}
 _ROUND_AXIS: Spec = {"axis": {"tickMinStep": 1, "format": "d", "grid": False}, "scale": {"nice": False, "zero": False}}
 _IS_CLIENT = "client !== null && datum.client === client"
 
@@ -114,12 +123,12 @@ def _colour(labels: Sequence[str], styles: Sequence[int], field: str = "series",
 
 def _picking(field: str) -> Spec:
     """The parameter of the legend selection, bound to the layer named "picking"."""
-    select = {"type": "point", "fields": [field]}
+    select = {"type": "point", "fields": [field], "toggle": "true"}
     return {"name": "picked", "select": select, "bind": "legend", "views": ["picking"]}
 
 
 def _faded(opacity: float = 1.0) -> Spec:
-    return {"condition": {"param": "picked", "value": opacity}, "value": 0.1 * opacity}
+    return {"condition": {"param": "picked", "value": opacity}, "value": 0}
 
 
 def _quantity(field: str, label: str, **more: Any) -> Spec:
@@ -127,8 +136,9 @@ def _quantity(field: str, label: str, **more: Any) -> Spec:
 
 
 def _angle(names: Sequence[str]) -> Spec:
-    """Label angle of an axis: inclined where names would overlap."""
-    return {"labelAngle": -40 if sum(map(len, names)) * 7 > WIDTH else 0}
+    """Labels of an axis: inclined where names would overlap, and some of many."""
+    some = {"values": list(names[:: -(-len(names) // _MOST_NAMES)])} if len(names) > _MOST_NAMES else {}
+    return {"labelAngle": -40 if sum(map(len, names)) * 7 > WIDTH else 0, **some}
 
 
 def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
@@ -156,7 +166,7 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
     rows = [row for number, (title, curve) in enumerate(curves) for row in _points(plot, number, title, curve)]
     many = len(curves) > _MANY and not plot.single_client
     marks, dash = _curve_encoding(plot, [curve for _, curve in curves], rows)
-    if own_panels := all(title == curve.label for title, curve in curves):  # whose titles are the legend
+    if all(title == curve.label for title, curve in curves):  # whose titles are the legend
         marks["color"]["legend"] = dash["legend"] = None
     fading = {**marks, "opacity": _faded()}
     layers = _band([curve for _, curve in curves], marks, plot.y_label)
@@ -167,8 +177,9 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
     if any(curve.mark is not None for _, curve in curves):
         ring = {"type": "point", "size": 20 if many else 90, "strokeWidth": 1.5}
         layers.append({"transform": [{"filter": "datum.best"}], "mark": ring, "encoding": fading})
-    layers.append(_hover(plot, rows, marks, own_panels))
-    spec: Spec = {"data": {"values": rows}, "layer": layers, "params": [_picking("series")]}
+    layers.append(_hover(plot, curves, rows, marks))
+    zoom = [] if plot.x_names else [_ZOOM]
+    spec: Spec = {"data": {"values": rows}, "layer": layers, "params": [_picking("series"), *zoom]}
     if plot.single_client:
         spec |= {"params": [*spec["params"], _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
     elif rows and "client" in rows[0]:
@@ -178,15 +189,35 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
     return _in_panels(spec, [title for title, _ in panels])
 
 
-def _hover(plot: Curves, rows: Sequence[Spec], marks: Spec, own_panels: bool) -> Spec:
-    """An invisible layer of points with tooltips."""
-    numbers = ["y", *([] if plot.x_names else ["x"])]
-    words = {"series": "" if own_panels else "of", "panel": "of" if own_panels else "in", "client": "client"}
-    tips = _tips(numbers, **words, x=plot.x_label, y=plot.y_label)
+def _hover(plot: Curves, curves: Sequence[tuple[str, Curve]], rows: Sequence[Spec], marks: Spec) -> Spec:
+    """An invisible layer with tooltips: all curves of a round, or, where these are too many, a point of one."""
+    own_panels = all(title == curve.label for title, curve in curves)
+    labels = list(dict.fromkeys(curve.label for _, curve in curves))
     present = {name for name, value in rows[0].items() if value != ""} if rows else set()
-    encoding = {name: marks[name] for name in ("x", "y", "detail")}
-    encoding["tooltip"] = [tip for tip in tips if tip["field"] in present]
-    return {"name": HOVER, "mark": {"type": "point", "filled": True, "size": 110, "opacity": 0}, "encoding": encoding}
+    words = {"series": "" if own_panels else "of", "panel": "of" if own_panels else "in", "client": "client"}
+    alone = len({(title, curve.label, curve.client) for title, curve in curves}) == len(curves)
+    if not plot.by_round or not alone or len(labels) > _MOST_TIPS:
+        tips = _tips(["y", *([] if plot.x_names else ["x"])], **words, x=plot.x_label, y=plot.y_label)
+        encoding = {name: marks[name] for name in ("x", "y", "detail")}
+        encoding["tooltip"] = [tip for tip in tips if tip["field"] in present]
+        return {
+            "name": HOVER,
+            "mark": {"type": "point", "filled": True, "size": 110, "opacity": 0},
+            "encoding": encoding,
+        }
+    of_round = [name for name in ("panel", "client") if name in present]
+    place = {"calculate": f"indexof({json.dumps(labels)}, datum.series)", "as": "place"}
+    values = {"pivot": "place", "value": "y", "groupby": ["x", *of_round]}  # fields "0", "1", ...: any label is allowed
+    tips = _tips([], **{name: words[name] for name in of_round}, x=plot.x_label)
+    fields = {str(number): label or plot.y_label for number, label in enumerate(labels)}
+    tips += _tips(list(fields), **fields)
+    width = max(2, WIDTH // max(1, len({row["x"] for row in rows})))
+    return {
+        "name": HOVER,
+        "transform": [{"filter": {"param": "picked"}}, place, values],
+        "mark": {"type": "rule", "strokeWidth": width, "opacity": 0},
+        "encoding": {"x": marks["x"], "tooltip": tips},
+    }
 
 
 def _curve_encoding(plot: Curves, curves: Sequence[Curve], rows: Sequence[Spec]) -> tuple[Spec, Spec]:
@@ -313,22 +344,23 @@ def _bars(plot: Bars) -> Spec:
 
 
 def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Spec:
-    """Heat maps on one colour scale."""
+    """Heat maps on one colour scale, or on one each."""
     panels = [
         (" ".join(filter(None, (title, panel.title))), plot, panel, panel.drawn_values(plot.hide_diagonal))
         for title, plot in parts
         for panel in plot.panels
     ]
     width = WIDTH if len(panels) == 1 else NARROW
-    colour = _cell_colour(parts[0][1], [values for _, _, _, values in panels])
-    charts = [_matrix(*panel, colour, width) for panel in panels]
+    first, drawn = parts[0][1], [values for _, _, _, values in panels]
+    colours = [_cell_colour(first, [values] if first.own_scales else drawn) for values in drawn]
+    charts = [_matrix(*panel, colour, width) for panel, colour in zip(panels, colours, strict=True)]
     for number, spec in enumerate(charts):
         for layer in spec["layer"][1:]:
             layer["name"] += str(number)  # Vega-Lite names the data of a layer after it
     of_clients = {"params": [_CLIENT]} if any(plot.row_label == "client" for _, plot in parts) else {}
     if len(charts) == 1:
         return {**of_clients, **charts[0]}
-    resolve = {"scale": {"color": "shared"}}
+    resolve = {"scale": {"color": "independent" if first.own_scales else "shared"}}
     return {**of_clients, "concat": charts, "columns": min(_COLUMNS, len(charts)), "resolve": resolve, "spacing": 18}
 
 
@@ -340,7 +372,9 @@ def _cell_colour(plot: Matrices, drawn: Sequence[np.ndarray]) -> Spec:
         return _colour(labels, present, "value", symbolType="square")
     low, high = plot.limits or ((float(values.min()), float(values.max())) if len(values) else (0.0, 1.0))
     scale = {"domain": [low, high if high > low else low + 1], "range": _CIVIDIS, "clamp": True}
-    legend = {"direction": "horizontal", "gradientLength": 150, "gradientThickness": 9, "titleOrient": "left"}
+    legend: Spec = {"direction": "horizontal", "gradientLength": 150, "gradientThickness": 9, "titleOrient": "left"}
+    if plot.own_scales:  # which may be narrow: 0.9995 is not 1
+        legend |= {"values": scale["domain"], "format": ".4~g"}
     return _quantity("value", plot.value_label, scale=scale, legend=legend)
 
 
@@ -367,6 +401,13 @@ def _matrix(title: str, plot: Matrices, panel: Panel, values: np.ndarray, colour
         frame = {"type": "rect", "filled": False, "stroke": COLOURS[1], "strokeWidth": 2}
         encoding = {"y": y, "x": {"value": 0}, "x2": {"value": width}}
         layers.append({"name": HOVER, "transform": [{"filter": _IS_CLIENT}, once], "mark": frame, "encoding": encoding})
+        if "client" in plot.column_label:
+            is_column = {"filter": _IS_CLIENT.replace("datum.client", "datum.column")}
+            once = {**once, "groupby": ["column"]}
+            encoding = {"x": x, "y": {"value": 0}, "y2": {"value": height}}
+            layers.append(
+                {"name": f"{HOVER}_column", "transform": [is_column, once], "mark": frame, "encoding": encoding}
+            )
     spec: Spec = {"data": {"values": rows}, "width": width, "height": height, "layer": layers}
     return {**spec, "title": title} if title else spec
 
@@ -412,7 +453,7 @@ def _dots(plot: Dots) -> Spec:
 
 def _clouds(plot: Clouds) -> Spec:
     rows = [row for cloud in plot.clouds for row in _cloud_points(cloud)]
-    axes: Spec = {"axis": {"grid": False}, "scale": {"zero": False}}
+    axes: Spec = {"axis": {"grid": False}, "scale": {"zero": False, "padding": 12}}
     place = {"x": _quantity("x", plot.x_label, **axes), "y": _quantity("y", plot.y_label, **axes)}
     classes = sorted({int(label) for cloud in plot.clouds for label in cloud.classes})
     colour = _colour([str(label) for label in classes], classes, "label")
@@ -429,7 +470,7 @@ def _clouds(plot: Clouds) -> Spec:
     ring = {"type": "point", "size": 90, "color": INK}
     spec: Spec = {
         "data": {"values": rows},
-        "params": [_picking("label"), _CLIENT],
+        "params": [_picking("label"), _ZOOM, _CLIENT],
         "layer": [
             {**points, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},
             {"transform": [{"filter": "datum.named"}], **names},

@@ -1,16 +1,22 @@
 """A self-contained HTML page: figures, style and script are inlined, nothing is fetched."""
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
 from pflmpi.analysis.drawing.charts import COLOURS
-from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, draw, script
+from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, config, draw, script
 from pflmpi.analysis.plots import Missing, Plot
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+_BESIDE = (
+    "Beside each figure: its numbers as CSV, and itself as a file. In a figure, a click in the legend shows that entry "
+    "alone, and further ones add others; Ctrl and the wheel zoom, a drag moves, a double click resets. How each is "
+    "measured: docs/analysis.md."
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class PageTable:
         names: number of first columns that hold names, aligned to the left; the others hold numbers.
         long: number of last columns with long texts, whose ends are shown.
         wrong: indices of rows that are highlighted as wrong.
+        marked: rows and columns of cells that stand out.
+        optional: indices of columns that a reader chooses to see.
     """
 
     columns: Sequence[str]
@@ -36,21 +44,30 @@ class PageTable:
     names: int = 1
     long: int = 0
     wrong: Sequence[int] = ()
+    marked: Collection[tuple[int, int]] = ()
+    optional: Collection[int] = ()
 
 
 @dataclass
 class Section:
-    """A section of the page; `explained` is collapsed at first, `kind` is a CSS class."""
+    """A section of the page.
+
+    Attributes:
+        folded: titles, with what a reader opens below them.
+        kind: a CSS class.
+        closed: whether a reader opens the section.
+    """
 
     title: str
     text: str = ""
-    explained: str = ""
     table: PageTable | None = None
+    folded: Sequence[tuple[str, str | PageTable]] = ()
     figures: list[PageFigure | Missing] = field(default_factory=list)
     kind: str = ""
+    closed: bool = False
 
 
-def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section]) -> str:
+def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section], made: str = "") -> str:
     """HTML of the page.
 
     Args:
@@ -58,6 +75,7 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
         about: a line below it.
         problems: what was left out, and why.
         sections: in their order.
+        made: by which version, when, where and with which command.
     """
     anchors = {id(section): f"s{number}" for number, section in enumerate(sections, 1)}
     figures = [figure for section in sections for figure in section.figures if isinstance(figure, PageFigure)]
@@ -76,11 +94,10 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
     ]
     for section in sections:
         parts += _section(section, anchors[id(section)], numbers)
-    beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as a file. "
-    beside += "How each is measured: docs/analysis.md."
-    parts.append(f"<footer><p>{beside}</p></footer>")
+    parts.append(f"<footer><p>{_text(made or 'Made by pflmpi.')} {_BESIDE}</p></footer>")
     if figures:
         charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
+        parts.append(f'<script type="application/json" id="config">{config()}</script>')
         parts.append(f'<script type="application/json" id="charts">[{charts}]</script>\n<script>{script()}</script>')
     return "\n".join([*parts, f"<script>{_part('page.js')}</script>", "</body></html>\n"])
 
@@ -99,20 +116,25 @@ def _contents(sections: Sequence[Section], anchors: Mapping[int, str]) -> str:
 
 def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[str]:
     kind = f' class="{section.kind}"' if section.kind else ""
-    parts = [f'<section id="{anchor}"{kind}><h2>{_text(section.title)}</h2>']
+    heading = f"<h2>{_text(section.title)}</h2>"
+    if section.closed:  # a link to what is inside opens it
+        parts = [f'<section{kind}><details><summary>{heading}</summary><div id="{anchor}">']
+    else:
+        parts = [f'<section{kind} id="{anchor}">{heading}']
     if section.text:
         parts.append(f"<p>{_text(section.text)}</p>")
     if section.table:
         parts.append(_table(section.table))
-    if section.explained:
-        parts.append(f"<details><summary>What the columns are</summary><p>{_text(section.explained)}</p></details>")
+    for title, content in section.folded:
+        inside = f"<p>{_text(content)}</p>" if isinstance(content, str) else _table(content)
+        parts.append(f"<details><summary>{_text(title)}</summary>{inside}</details>")
     figures = [_figure(figure, numbers[id(figure)]) for figure in section.figures if isinstance(figure, PageFigure)]
     if figures:
         parts += ['<div class="figures">', *figures, "</div>"]
     missing = [f"{plot.title} ({plot.why})" for plot in section.figures if isinstance(plot, Missing)]
     if missing:
         parts.append(f'<p class="missing">Not shown: {_text("; ".join(missing))}.</p>')
-    return [*parts, "</section>"]
+    return [*parts, "</div></details></section>" if section.closed else "</section>"]
 
 
 def _figure(shown: PageFigure, number: int) -> str:
@@ -126,22 +148,29 @@ def _figure(shown: PageFigure, number: int) -> str:
 
 
 def _table(table: PageTable) -> str:
-    kinds = [" class=text"] * table.names + [""] * (len(table.columns) - table.names - table.long)
-    kinds += [" class=long"] * table.long
+    kinds = ["text"] * table.names + [""] * (len(table.columns) - table.names - table.long) + ["long"] * table.long
 
-    def row(cells: Sequence[str], tag: str, wrong: bool = False) -> str:
-        texts = (f"<{tag}{kind}>{_cell(kind, cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
-        return f"<tr{' class=wrong' * wrong}>{''.join(texts)}</tr>"
+    def cell(row: int, column: int, text: str) -> str:
+        tag, kind = "th" if row < 0 else "td", kinds[column]
+        flags = {"more": column in table.optional, "best": (row, column) in table.marked}
+        names = " ".join(filter(None, [kind, *(name for name, holds in flags.items() if holds)]))
+        return f'<{tag} class="{names}">{_cell(kind, text)}</{tag}>' if names else f"<{tag}>{_cell(kind, text)}</{tag}>"
 
-    body = "".join(row(cells, "td", number in table.wrong) for number, cells in enumerate(table.rows))
-    return f'<div class="wide"><table><thead>{row(table.columns, "th")}</thead><tbody>{body}</tbody></table></div>'
+    def row(number: int, texts: Sequence[str]) -> str:
+        cells = "".join(cell(number, column, text) for column, text in enumerate(texts))
+        return f"<tr{' class=wrong' if number in table.wrong else ''}>{cells}</tr>"
+
+    body = "".join(row(number, texts) for number, texts in enumerate(table.rows))
+    choice = f'<input type="checkbox" id="columns"> <label for="columns">all {len(kinds)} columns</label>'
+    drawn = f'<div class="wide"><table><thead>{row(-1, table.columns)}</thead><tbody>{body}</tbody></table></div>'
+    return choice + drawn if table.optional else drawn
 
 
 def _style() -> str:
     light, dark = (
         " ".join(f"--c{number}: {colour};" for number, colour in enumerate(colours)) for colours in (COLOURS, ON_DARK)
     )
-    colours = f":root {{ {light} }} @media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    colours = f":root {{ {light} }} @media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
     return f"{colours}\n{_part('page.css')}"
 
 

@@ -5,7 +5,7 @@
 
   const sorted = (head, column) => {
     const body = head.closest("table").tBodies[0];
-    const cells = [...body.rows].map((row) => [row.cells[column].textContent.trim(), row]);
+    const cells = [...body.rows].map((row) => [row.cells[column].textContent.replace(/ ±.*/, "").trim(), row]);
     const numeric = cells.every(([text]) => text === "" || !Number.isNaN(Number(text)));
     const before = head.getAttribute("aria-sort");
     const falling = before === "none" ? numeric : before === "ascending";
@@ -29,6 +29,7 @@
   const source = document.getElementById("charts");
   if (!source) return;
   const charts = JSON.parse(source.textContent);
+  const config = JSON.parse(document.getElementById("config").textContent);
   const PANEL = 290; // pixels of one of several panels
   const rows = (columns) => {
     const read = Object.entries(columns).map(([name, cells]) => [
@@ -47,7 +48,7 @@
   let client = null;
 
   const draw = async (box) => {
-    const chart = unpacked(charts[box.dataset.chart]);
+    const chart = { ...unpacked(charts[box.dataset.chart]), config };
     if (chart.columns) chart.columns = Math.max(1, Math.min(chart.columns, Math.floor(box.clientWidth / PANEL)));
     const choice = parameter(chart);
     delete choice?.bind; // one list for all
@@ -64,6 +65,7 @@
   };
   const show = (chosen) => {
     client = Number(chosen);
+    document.querySelector("section.client details").open = true;
     if (choices.includes(client)) list.value = client;
     for (const view of views) view.signal("client", client).runAsync();
   };
@@ -73,12 +75,19 @@
   list.addEventListener("change", () => show(list.value));
   const label = document.createElement("label");
   label.append("Client ", list, " in all figures; a click on a client in a figure chooses it, too.");
-  document.querySelector("section.client > h2")?.after(label);
+  document.querySelector("section.client summary + div")?.prepend(label);
 
-  (async () => {
-    for (const box of document.querySelectorAll("[data-chart]")) {
+  const drawn = new Set();
+  const drawAll = async (boxes) => {
+    for (const box of boxes) {
+      if (drawn.has(box) || box.closest("details:not([open])")) continue; // which has no width yet
+      drawn.add(box);
       await draw(box).catch((error) => console.error(error));
       await new Promise((done) => setTimeout(done)); // a reader who scrolls comes first
     }
-  })();
+  };
+  for (const part of document.querySelectorAll("details")) {
+    part.addEventListener("toggle", () => drawAll(part.querySelectorAll("[data-chart]")));
+  }
+  drawAll(document.querySelectorAll("[data-chart]"));
 })();

@@ -25,7 +25,8 @@ ON_DARK = (
 _SCALE = 2  # pixels of a PNG for one of a page
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
 _RGB = re.compile(r"rgb\((\d+), (\d+), (\d+)\)")
-_UNUSED = re.compile(r' (?:class|role|aria-[a-z]+|pointer-events)="[^"]*"')  # the page describes the whole
+# The page describes the whole; defaults of SVG.
+_UNUSED = re.compile(r' (?:(?:class|role|aria-[a-z]+|pointer-events)="[^"]*"|opacity="1"|[xy]2="0")')
 _FONT = f' font-family="{CONFIG["font"]}"'
 _REFERENCE = re.compile(r"\b(clip|gradient_)(?=\d)")
 _PAGE_COLOURS = {INK: "currentColor", **{colour: f"var(--c{place})" for place, colour in enumerate(COLOURS)}}
@@ -67,7 +68,8 @@ def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
     for other in others:
         other.write_bytes(picture(text, other.suffix))
     inline = _in_page(_REFERENCE.sub(lambda match: f"{plot.name}_{match[0]}", text))
-    packed = _in_page(json.dumps(_by_column(spec), separators=(",", ":")))
+    of_chart = {key: part for key, part in spec.items() if key != "config"}  # which the page has once
+    packed = _in_page(json.dumps(_by_column(of_chart), separators=(",", ":")))
     return Drawn(shown, path, others, inline, packed, int(spec.get("columns", 1)))
 
 
@@ -86,6 +88,11 @@ def picture(svg: str, kind: str) -> bytes:
     white = re.sub(r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="white"/>', svg, count=1)
     made: bytes = vl_convert.svg_to_png(white, scale=_SCALE) if kind == ".png" else vl_convert.svg_to_pdf(white)
     return made
+
+
+def config() -> str:
+    """The Vega-Lite configuration of all charts of a page, as JSON."""
+    return _in_page(json.dumps(CONFIG, separators=(",", ":")))
 
 
 @cache
@@ -108,9 +115,10 @@ def _bundle() -> str:
 
 
 def _without_hover(spec: Any) -> Any:
-    """A chart without its hover layers and the parameters that they use."""
+    """A chart without its hover layers and parameters."""
     if isinstance(spec, dict):
-        return {key: _without_hover(part) if key in ("layer", "concat", "spec") else part for key, part in spec.items()}
+        parts = ("layer", "concat", "spec", "params")
+        return {key: _without_hover(part) if key in parts else part for key, part in spec.items()}
     if isinstance(spec, list):
         return [_without_hover(part) for part in spec if not part.get("name", "").startswith(HOVER)]
     return spec
@@ -129,7 +137,7 @@ def _by_column(spec: Any) -> Any:
             names = dict.fromkeys(name for row in rows for name in row)
             packed[key] = {name: _column([row.get(name) for row in rows]) for name in names}
         else:
-            packed[key] = part if key == "config" else _by_column(part)
+            packed[key] = _by_column(part)
     return packed
 
 

@@ -1,7 +1,5 @@
 """Accuracy, losses and other measures over rounds; runs of several seeds as one curve."""
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -9,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.comparable import decisive_options
+from pflmpi.analysis.comparable import seed_groups
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, spread_over
+from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, spread_over
+from pflmpi.text import some
 
 _QUANTILES = (0.1, 0.9)
 _TITLE = "Accuracy over rounds"
 _BAND = f"The band has the middle 80 % of the clients, in at most {MOST_ROUNDS} rounds that have a checkpoint."
 _CONFIDENCE = 0.95
+_MOST_NAMED = 8  # groups in a caption
 _LOSS = "loss, mean over clients"
 _MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, factor
     "accuracy_bottom": (
@@ -80,20 +80,38 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
     )
 
 
-def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Multiples]:
-    """The bands over clients of several runs, side by side; no figure without any."""
-    tested = [named_run for named_run in runs if evaluated(named_run).any()]
-    curves = [replace(_mean_accuracy(named_run, True), label=named_run.label) for named_run in tested]
+def bands_over_rounds(groups: Sequence[SeedGroup], most: int) -> list[Multiples]:
+    """The bands over clients, a panel for each of the first `most` groups; no figure without any."""
+    curves = [curve for group in groups[:most] if (curve := _mean_of_seeds(group)) is not None]
     if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
         return []
     title, y_label = "Accuracy of the clients over rounds", "accuracy (%)"
-    name, caption = "accuracy_of_clients", f"Mean over clients of each run. {_BAND}"
+    name, caption = "accuracy_of_clients", f"Mean over clients. {_BAND}"
+    if any(len(group.runs) > 1 for group in groups[:most]):
+        caption += " Of several seeds, mean and band are the means of theirs."
 
     def panel(curve: Curve) -> Curves:
         return Curves(name=name, title=title, caption="", y_label=y_label, curves=(curve,), percent=True)
 
-    parts = tuple((named_run.label, panel(curve)) for named_run, curve in zip(tested, curves, strict=True))
-    return [Multiples(name=name, title=title, caption=caption, parts=parts)]
+    parts = tuple((curve.label, panel(curve)) for curve in curves)
+    return [Multiples(name=name, title=title, caption=caption + not_drawn(groups[most:]), parts=parts)]
+
+
+def not_drawn(groups: Sequence[SeedGroup]) -> str:
+    """A sentence that names the groups for which a figure has no room; "" without any."""
+    return f" Not drawn: {some([group.title for group in groups], _MOST_NAMED)}." if groups else ""
+
+
+def _mean_of_seeds(group: SeedGroup) -> Curve | None:
+    """Mean accuracy and band of a group over rounds; of runs that were evaluated in other rounds the first."""
+    curves = [_mean_accuracy(run, True) for run in group.runs if evaluated(run).any()]
+    if not curves:
+        return None
+    if len(curves) < 2 or (count := _common_points(curves, over_rounds=True)) is None:
+        return replace(curves[0], label=group.runs[0].label if len(group.runs) > 1 else group.label)
+    y, low, high = (np.mean([getattr(curve, side)[:count] for curve in curves], 0) for side in ("y", "low", "high"))
+    best = int(y.argmax())
+    return replace(curves[0], label=group.title, x=curves[0].x[:count], y=y, low=low, high=high, mark=best)
 
 
 def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
@@ -153,25 +171,21 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
     """The figure with runs that differ only in the seed merged into one curve."""
     if isinstance(plot, Missing):
         return plot
-    groups: dict[str, list[NamedRun]] = {}
-    for named_run in runs:
-        but_seed = json.dumps(decisive_options(named_run.run) | {"seed": None}, sort_keys=True, default=str)
-        groups.setdefault(but_seed, []).append(named_run)
-    several = [group for group in groups.values() if len(group) > 1]
-    names = Counter(group[0].run.name for group in several)
+    groups = seed_groups(runs)
+    style_of = {named_run.label: style for style, group in enumerate(groups) for named_run in group.runs}
     curves = list(plot.curves)
-    for group in several:
-        labels = {named_run.label for named_run in group}
+    for group in groups:
+        labels = {named_run.label for named_run in group.runs}
         of_group = [curve for curve in curves if curve.source in labels]
         if len(of_group) < 2 or (count := _common_points(of_group, plot.by_round)) is None:
             continue
-        name = group[0].run.name if names[group[0].run.name] == 1 else group[0].label
-        mean = _mean_curve(f"{name}, {len(of_group)} seeds", of_group, count, plot.percent)
+        mean = _mean_curve(f"{group.label}, {len(of_group)} seeds", of_group, count, plot.percent)
         curves = [mean if curve is of_group[0] else curve for curve in curves if curve not in of_group[1:]]
     if len(curves) == len(plot.curves):
         return plot
     band = f"with its {100 * _CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
     caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}."
+    curves = [replace(curve, style=style_of[curve.source]) for curve in curves]
     return replace(plot, curves=tuple(curves), caption=caption)
 
 

@@ -1,6 +1,7 @@
 """The final accuracies of clients, gains over local training, and single clients over rounds."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,8 @@ from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, spread_over
 from pflmpi.analysis.series.accuracy import accuracy_by_round
 from pflmpi.analysis.series.partition import class_names, counts_of, same_partition
-from pflmpi.text import some
+from pflmpi.errors import CheckpointError
+from pflmpi.text import counted, some
 
 _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
@@ -46,6 +48,40 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
         curves=tuple(curves),
         percent=True,
     )
+
+
+def accuracy_by_class(runs: Sequence[NamedRun]) -> list[Curves]:
+    """The accuracy of each class at the end, for each run; no figure where no checkpoint has it."""
+    values = [(named_run, by_class) for named_run in runs if (by_class := _class_accuracy(named_run.run)) is not None]
+    if not values:
+        return []
+    names = class_names(values[0][0].run, len(values[0][1]))
+    curves = (
+        Curve(run.legend, np.arange(1, len(names) + 1), 100 * by_class, style=run.style, source=run.label)
+        for run, by_class in values
+        if len(by_class) == len(names)
+    )
+    return [
+        Curves(
+            name="accuracy_by_class",
+            title="Accuracy by class",
+            caption="Test samples of all clients together, in the newest checkpoint.",
+            x_label="class",
+            y_label="accuracy (%)",
+            curves=tuple(curves),
+            x_names=tuple(names),
+            percent=True,
+        )
+    ]
+
+
+def _class_accuracy(run: Run) -> np.ndarray | None:
+    """Accuracy [K] of each class in the newest intact checkpoint that has it."""
+    for number in reversed(run.rounds):
+        with suppress(CheckpointError):  # which `comparable.damaged` has reported
+            if (by_class := run.round(number).metric("class_accuracy")) is not None:
+                return by_class
+    return None
 
 
 def _ascending(values: np.ndarray) -> np.ndarray:
@@ -124,6 +160,19 @@ def gains_over_local(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tup
             local, base = next(of_seed, same[0])
             gains.append((named_run, local, accuracy - base))
     return [local for local, _ in local_runs], gains
+
+
+def gain_explained(runs: Sequence[NamedRun]) -> str:
+    """How the gain over local is computed, and over which run of which; "" where there is none."""
+    compared: dict[NamedRun, list[str]] = {}
+    for named_run, local, _ in gains_over_local(runs)[1]:
+        compared.setdefault(local, []).append(named_run.label)
+    bases = [
+        f"{local.label} ({counted(len(local.run.columns['round']), 'round')}) for {some(labels, _MOST_NAMED)}"
+        for local, labels in compared.items()
+    ]
+    how = "Gain over local, in percentage points: the mean over clients of the accuracy in a run's newest checkpoint "
+    return f"{how}minus that of the same client in {'; in '.join(bases)}." if bases else ""
 
 
 def _division(run: Run) -> tuple[str, str]:

@@ -1,11 +1,11 @@
 """What runs cost: bytes and seconds of rounds, and accuracy against them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
-from pflmpi.analysis.selection import NamedRun
+from pflmpi.analysis.selection import NamedRun, SeedGroup
 from pflmpi.analysis.series.accuracy import evaluated
 from pflmpi.text import scaled_bytes, some
 
@@ -74,13 +74,30 @@ def _against(
     )
 
 
-def bytes_per_round(named_run: NamedRun) -> Curves | Missing:
+Columns = Mapping[str, np.ndarray]  # of metrics.csv, each [rounds]
+
+
+def mean_columns(group: SeedGroup) -> Columns:
+    """The columns of metrics.csv, of several seeds their means over the rounds that all have."""
+    if len(group.runs) == 1:
+        return group.runs[0].run.columns
+    columns = [named_run.run.columns for named_run in group.runs]
+    count = min(len(of_run["round"]) for of_run in columns)
+    names = [name for name in columns[0] if all(name in of_run for of_run in columns)]
+    return {name: np.mean([of_run[name][:count] for of_run in columns], axis=0) for name in names}
+
+
+def per_round(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
+    """Bytes, seconds and balance of ranks in each round."""
+    return [bytes_per_round(columns, label), seconds_per_round(columns), *imbalance(columns)]
+
+
+def bytes_per_round(columns: Columns, label: str) -> Curves | Missing:
     """Bytes up and down in each round, logical and wire."""
     title = "Bytes per round"
-    columns = named_run.run.columns
     sent = {label: columns[name] for label, name in _BYTES.items() if columns[name].any()}
     if not sent:
-        return Missing(title, f"{named_run.label} sends nothing")
+        return Missing(title, f"{label} sends nothing")
     divisor, unit = scaled_bytes(max(float(values.max()) for values in sent.values()))
     return Curves(
         name="bytes_per_round",
@@ -95,10 +112,9 @@ def bytes_per_round(named_run: NamedRun) -> Curves | Missing:
     )
 
 
-def seconds_per_round(named_run: NamedRun) -> Stack | Missing:
+def seconds_per_round(columns: Columns) -> Stack | Missing:
     """Seconds of each round on rank 0, in parts that add up to the round."""
     title = "Time per round"
-    columns = named_run.run.columns
     if not len(columns["round"]):
         return Missing(title, "no round is complete yet")
     parts = {label: np.nan_to_num(columns[name]) for label, name in _PARTS.items() if name in columns}
@@ -108,7 +124,7 @@ def seconds_per_round(named_run: NamedRun) -> Stack | Missing:
     whole = np.sum(list(parts.values()), axis=0)
     usual = float(np.quantile(whole, 0.9))
     high = whole > _HIGH * usual
-    cut = [f"{number} ({seconds:.1f} s)" for number, seconds in zip(columns["round"][high], whole[high], strict=True)]
+    cut = [f"{number:g} ({seconds:.1f} s)" for number, seconds in zip(columns["round"][high], whole[high], strict=True)]
     return Stack(
         name="seconds_per_round",
         title=title,
@@ -123,9 +139,8 @@ def seconds_per_round(named_run: NamedRun) -> Stack | Missing:
     )
 
 
-def imbalance(named_run: NamedRun) -> list[Curves]:
+def imbalance(columns: Columns) -> list[Curves]:
     """Seconds that the slowest rank computes in each round, and the mean of the ranks; none where there is one rank."""
-    columns = named_run.run.columns
     waiting = np.nan_to_num(columns.get("waiting_seconds", np.zeros(0)))
     if not waiting.any():
         return []

@@ -53,6 +53,10 @@ def partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
     plots = [partition(owners[0].run) for _, owners in groups[:most]]
     if len(groups) == 1:
         return plots
+    others = [
+        Missing(f"{_TITLE} of {some([run.label for run in owners])}", f"{most} partitions are shown")
+        for _, owners in groups[most:]
+    ]
     named: list[Matrices | Missing] = []
     for number, (plot, (_, owners)) in enumerate(zip(plots, groups, strict=False), 1):
         title = f"{_TITLE} of {some([named_run.label for named_run in owners])}"
@@ -60,7 +64,7 @@ def partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
             named.append(replace(plot, title=title))
         else:
             named.append(replace(plot, title=title, name=plot.name + (f"_{number}" if number > 1 else "")))
-    return named
+    return [*named, *others]
 
 
 def partition(run: Run) -> Matrices | Missing:

@@ -14,6 +14,8 @@ from pflmpi.store import probe_file
 
 _COSINE_TITLE = "Similarity of the clients' layers"
 _CKA_TITLE = "CKA of the clients' layers"
+_SAME = "all clients predict with the same model, or there is one client alone"
+_ROUNDING = 1e-6  # of a similarity of 1, in float32
 _MOST_LAYERS = 6  # matrices in a figure
 _MOST_PROBES = 6  # curves
 _MOST_CLIENTS = 100
@@ -45,11 +47,11 @@ def cosine_figures(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves 
         if len(layer.clients) > 1 and (layer.weights != layer.weights[0]).any()
     }
     if not unlike:
-        return [Missing(_COSINE_TITLE, "all clients predict with the same model, or there is one client alone")]
+        return [Missing(_COSINE_TITLE, _SAME)]
     matrices = _layer_matrices(
         "layer_cosines",
         f"{_COSINE_TITLE}, round {last.number}",
-        "Cosine between the weights of a layer in two clients' models; layers that are the same in all are left out.",
+        "Cosine between the weights of a layer in two clients' models.",
         "cosine",
         {name: (layer.clients, _cosines(layer.weights)) for name, layer in unlike.items()},
     )
@@ -78,6 +80,12 @@ def pairs(matrix: np.ndarray) -> np.ndarray:
     """The known values [n] of a symmetric matrix above its diagonal."""
     above = matrix[np.triu_indices(len(matrix), 1)]
     return np.asarray(above[~np.isnan(above)])
+
+
+def _alike(matrix: np.ndarray) -> bool:
+    """Whether all pairs of clients have a similarity of 1 up to rounding, or none is known: no structure to draw."""
+    values = pairs(matrix)
+    return not len(values) or bool(np.abs(values - 1).max() <= _ROUNDING)
 
 
 def _cosines(weights: np.ndarray) -> np.ndarray:
@@ -136,6 +144,8 @@ def cka_figures(run: Run) -> list[Matrices | Curves | Missing]:
         return [Missing(_CKA_TITLE, f"`pflmpi probe {run.path}`, where torch and the data are, has not been run")]
     probes = [probe_file.read(run.path, number) for number in spread_over(rounds, _MOST_PROBES)]
     last = probes[-1]
+    if all(_alike(layer.cka) for probe in probes for layer in probe.layers.values()):
+        return [Missing(_CKA_TITLE, _SAME)]
     matrices = _layer_matrices(
         "layer_cka",
         f"{_CKA_TITLE}, round {last.round}",
@@ -177,13 +187,17 @@ def _middle_and_mean(values: np.ndarray) -> tuple[float, float, float]:
 
 def _layer_matrices(
     name: str, title: str, caption: str, value_label: str, by_layer: Mapping[str, tuple[np.ndarray, np.ndarray]]
-) -> Matrices:
-    """Matrices of some layers, from the first to the last, without their diagonals of 1.
+) -> Matrices | Missing:
+    """Matrices of some layers that are not alike in all clients, each on a scale of its own, without the diagonal of 1.
 
     Args:
         by_layer: the ids [m] of clients and the matrix [m, m].
     """
-    names = list(by_layer)
+    names = [layer for layer, (_, values) in by_layer.items() if not _alike(values)]
+    if not names:
+        return Missing(title, _SAME)
+    if alike := [layer for layer in by_layer if layer not in names]:
+        caption += f" The same in all clients, and not drawn: {', '.join(alike)}."
     chosen = spread_over(names, _MOST_LAYERS)
     some = f" {len(chosen)} of {len(names)} layers." if len(chosen) < len(names) else ""
     panels = []
@@ -193,11 +207,11 @@ def _layer_matrices(
     return Matrices(
         name=name,
         title=title,
-        caption=f"{caption}{some} The diagonal is 1 and not drawn.",
+        caption=f"{caption}{some} The diagonal is 1 and not drawn. Each layer has its own scale.",
         row_label="client",
         column_label="client",
         value_label=value_label,
         panels=tuple(panels),
-        limits=(0.0, 1.0),
+        own_scales=True,
         hide_diagonal=True,
     )
