@@ -1,15 +1,16 @@
 """What a GPU shows: the promises, and seconds per round of published workloads against a bare loop.
 
-    launch/gpu-check                    the tests that need a GPU, and then this: about ten minutes
     python benchmarks/gpu.py [--only NAME ...] [--rounds N] [--device cuda]       NAME: promises, or a workload
+    launch/gpu-check                    these and more in minutes, each with a time limit; see benchmarks/gpu_check.py
 
 Promises: FedGMH on digits, with one digest for 1, 2 and 4 ranks that share the GPU, client by client and in lanes, and
 for a run that was stopped and continued; and scores close to the CPU's.
 
-Workloads: sizes and models as their sources say, on random images (seconds do not depend on them), one rank. Floor: the
-same SGD steps and test forwards in a loop of torch.autograd.grad over the same network, with the samples on the device
-and nothing else. Ratio = product / floor, of the medians of interleaved repetitions. Busy: the share of time with a
-kernel on the GPU while the product runs, its start included, as nvidia-smi samples it.
+Workloads: clients, samples, epochs and models as their sources say, on random images (seconds do not depend on them),
+one rank; all samples of a client train, and a test set of its own is tested. Floors: the same SGD steps in a loop over
+one network, with the samples on the device and nothing else, by torch.autograd.grad, eager and with the step in a CUDA
+graph. Ratio = product / graphed floor, of the medians of interleaved repetitions. Busy: the share of time with a kernel
+on the GPU while the product runs, its start included, as nvidia-smi samples it.
 
 On a machine without a GPU, `--device cpu --tiny` shows that all of this runs.
 """
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +51,7 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Workload:
-    """A published workload: clients, samples of each, participants of a round, batch size."""
+    """A published workload: clients, training samples of each, participants of a round, batch size, epochs."""
 
     source: str
     shape: tuple[int, int, int]
@@ -60,6 +61,7 @@ class Workload:
     samples: int
     participants: int
     batch: int
+    epochs: int = 1
     rounds: int = 20
 
 
@@ -80,7 +82,7 @@ WORKLOADS = {
         62,
         {"name": "dropout_cnn"},
         clients=3400,
-        samples=200,
+        samples=197,
         participants=10,
         batch=20,
     ),
@@ -93,18 +95,20 @@ WORKLOADS = {
         samples=500,
         participants=100,
         batch=50,
-        rounds=5,
+        epochs=5,
+        rounds=3,
     ),
     "cifar10-100-resnet18": Workload(
-        "BlazeFL's CIFAR-10 benchmark",
+        "BlazeFL's CIFAR-10 benchmark, torchvision's network with its 7x7 stem; 10 of its 100 a round",
         CIFAR,
         10,
-        {"name": "resnet18"},
+        {"name": "resnet18", "stem": "imagenet"},
         clients=100,
         samples=500,
-        participants=100,
+        participants=10,
         batch=50,
-        rounds=3,
+        epochs=5,
+        rounds=2,
     ),
 }
 
@@ -180,10 +184,22 @@ def call(command: list[str]) -> str:
 
 
 def measure(name: str, workload: Workload, device: torch.device) -> None:
-    """Print seconds per round of the product and of the floor."""
+    """Print seconds per round of the product and of the floors."""
+    product, eager, graphed, busy_share, experiment = timed(workload, device)
+    print(
+        f"{name}: {product:.3f} s a round, floor {eager:.3f} s, graphed {graphed:.3f} s, "
+        f"ratio {product / graphed:.2f}, busy {busy_share}; "
+        f"{experiment.config.runtime.executor}, {experiment.config.runtime.lanes} lanes; after {workload.source}",
+        flush=True,
+    )
+
+
+def timed(workload: Workload, device: torch.device) -> tuple[float, float, float, str, Experiment]:
+    """Median seconds per round of the product, of the eager and of the graphed floor, and the GPU's busy share."""
     experiment = prepared(workload, device)
     context = RankContext(InProcessTransport(), device, 1, ("GPU",) if device.type == "cuda" else ())
-    floors, rounds, shares = [bare(experiment, workload)], [], list[float]()  # the first of each warms up
+    rounds, shares = list[float](), list[float]()
+    floors: dict[bool, list[float]] = {graphed: [bare(experiment, workload, graphed)] for graphed in (False, True)}
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(REPEATS):
             seen: list[Progress] = []
@@ -191,67 +207,93 @@ def measure(name: str, workload: Workload, device: torch.device) -> None:
                 where, federation = Path(folder) / str(repeat), experiment.division.everyone
                 experiment_run.run(experiment.config, where, context, seen.append, federation=federation)
             shares += sampled
-            rounds += [one.seconds["round"] for one in seen[1:] or seen]
-            floors.append(bare(experiment, workload))
-    product, floor = statistics.median(rounds), statistics.median(floors[1:])
+            rounds += [one.seconds["round"] for one in seen[1:-1] or seen[1:] or seen]  # the last one tests
+            for graphed, found in floors.items():
+                found.append(bare(experiment, workload, graphed))
+    eager, graphed_floor = (statistics.median(found[1:]) for found in floors.values())  # the first warms up
     busy_share = f"{statistics.mean(shares):.0f} %" if shares else "unknown"
-    print(
-        f"{name}: {product:.3f} s a round, floor {floor:.3f} s, ratio {product / floor:.2f}, busy {busy_share}; "
-        f"{experiment.config.runtime.executor}, {experiment.config.runtime.lanes} lanes; after {workload.source}",
-        flush=True,
-    )
+    return statistics.median(rounds), eager, graphed_floor, busy_share, experiment
 
 
-def prepared(workload: Workload, device: torch.device) -> Experiment:
-    """The experiment of a workload, on random images."""
+def prepared(workload: Workload, device: torch.device, algorithm: str = "fedavg", **training: object) -> Experiment:
+    """The experiment of a workload, on random images, of which one in ten is for tests."""
     config = configuration.parse(
         {
-            "data": {"name": "cifar10"},
+            "data": {"name": "cifar10", "split": "official"},
             "partition": {"name": "iid", "clients": workload.clients},
             "model": workload.model,
-            "algorithm": {"name": "fedavg"},
+            "algorithm": {"name": algorithm},
             "training": {
                 "rounds": workload.rounds,
                 "participation": workload.participants / workload.clients,
                 "batch_size": workload.batch,
+                "epochs": workload.epochs,
                 "lr": 0.01,
+                **training,
             },
             "evaluation": {"every": 10**6},
             "checkpoint": {"every": 10**6},
             "runtime": {"device": device.type},
         }
     )
-    rng, n = np.random.default_rng(0), workload.clients * workload.samples
-    images = rng.integers(0, 256, (n, *workload.shape), np.uint8)
-    data = dataset.assemble(
-        "random", images, np.arange(n) % workload.classes, np.zeros(n, bool), workload.classes, digest="0"
-    )
+    n = workload.clients * workload.samples
+    total = n + max(n // 10, workload.clients)
+    images = np.random.default_rng(0).integers(0, 256, (total, *workload.shape), np.uint8)
+    labels, is_test = np.arange(total) % workload.classes, np.arange(total) >= n
+    data = dataset.assemble("random", images, labels, is_test, workload.classes, digest="0")
     fix_kernels(device, config.runtime, config.training)
     models = ("GPU",) if device.type == "cuda" else ()
     return prepare(config, device, models, build(data, config.partition, config.data, 0))
 
 
-def bare(experiment: Experiment, workload: Workload) -> float:
-    """Seconds of a round's steps and nothing else: client after client, one network, the samples on the device."""
+def bare(experiment: Experiment, workload: Workload, graphed: bool) -> float:
+    """Seconds of a round's steps and nothing else: client after client, one network, the samples on the device.
+
+    Args:
+        graphed: launch the step as a CUDA graph, on one network and one batch, as a user would; on a CPU it is eager.
+    """
     task, training = experiment.tasks[0], experiment.config.training
-    images = torch.from_numpy(experiment.federation.dataset.images[: 10 * workload.batch]).to(task.device)
-    labels = torch.from_numpy(experiment.federation.dataset.labels[: 10 * workload.batch]).to(task.device)
+    data, batch = experiment.federation.dataset, workload.batch
+    places = np.arange(10 * batch) % len(data.labels)
+    images, labels = (torch.from_numpy(values[places]).to(task.device) for values in (data.images, data.labels))
     chosen = training.participants(0, 1, workload.clients)
     steps = sum(training.num_steps(int(experiment.federation.num_train[client])) for client in chosen)
     model = tree.to(task.init(), task.device)
     key = torch.zeros((), dtype=torch.int64, device=task.device)  # of dropout, where the network has any
     leaves = [leaf.requires_grad_() for path, leaf in tree.leaves(model) if not path.startswith("stats")]
     noisy = {**model, "noise": {"key": key}} if task.architecture.draws_noise else model
-    synchronise(task)
-    began = time.perf_counter()
-    for step in range(steps):
-        first = step % 10 * workload.batch
-        x, y = task.prepare(images[first : first + workload.batch]), labels[first : first + workload.batch]
-        gradients = torch.autograd.grad(F.cross_entropy(task.predict(noisy, x, training=True), y), leaves)
+    own_images, own_labels = images[:batch].clone(), labels[:batch].clone()
+
+    def step() -> None:
+        x = task.prepare(own_images)
+        gradients = torch.autograd.grad(F.cross_entropy(task.predict(noisy, x, training=True), own_labels), leaves)
         with torch.no_grad():
             torch._foreach_add_(leaves, gradients, alpha=-training.lr)
+
+    launch = captured(step) if graphed and task.device.type == "cuda" else step
+    synchronise(task)
+    began = time.perf_counter()
+    for number in range(steps):
+        first = number % 10 * batch
+        own_images.copy_(images[first : first + batch])
+        own_labels.copy_(labels[first : first + batch])
+        launch()
     synchronise(task)
     return time.perf_counter() - began
+
+
+def captured(work: Callable[[], object]) -> Callable[[], object]:
+    """The work as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):  # libraries allocate their workspaces
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
 
 
 def synchronise(task: Task) -> None:

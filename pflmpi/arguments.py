@@ -21,6 +21,13 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def clients(text: str) -> list[int]:
+    """The ids of clients in a list such as 7,9."""
+    if not all(word.isdecimal() for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"ids of clients such as 7,9 are expected, and {text!r} found")
+    return [int(word) for word in text.split(",")]
+
+
 def shell_words(option: str, text: str) -> list[str]:
     """The words of an option's value, as a shell reads them."""
     try:

@@ -20,8 +20,8 @@ from pflmpi.text import first_line, printable
 # Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
 # does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
 _GROUPS = {
-    "run": ("examples", "list", "data", "run", "resume", "fork", "sweep"),
-    "look": ("inspect", "watch", "compare", "report", "table", "export", "evaluate", "probe"),
+    "run": ("examples", "list", "data", "run", "resume", "fork", "contribution", "prune", "sweep"),
+    "look": ("inspect", "watch", "compare", "bisect", "report", "table", "export", "evaluate", "probe"),
     "cluster": ("plan", "doctor", "submit", "status", "cancel", "scale"),
 }
 _RENAMED = {
@@ -30,8 +30,9 @@ _RENAMED = {
 }
 _EXIT_CODES = (
     "exit codes: 0 done; 1 a run of a sweep or of a scaling experiment failed, or ended with other bits, the doctor "
-    "found a problem, a plan does not fit, or a report left a run out; 2 wrong input, nothing was started; 3 a fault "
-    "during the run, resume it; 75 stopped after a complete round, on a signal or before a time limit, resume it"
+    "found a problem, a plan does not fit, two runs differ, or a report left a run out; 2 wrong input, nothing was "
+    "started; 3 a fault during the run, resume it; 75 stopped after a complete round, on a signal or before a time "
+    "limit, resume it"
 )
 _MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
 
@@ -80,7 +81,7 @@ def _epilog(summaries: Mapping[str, str]) -> str:
     for group, names in _GROUPS.items():
         lines.append(f"{group}:")
         for name in filter(summaries.__contains__, names):
-            lines += textwrap.wrap(summaries[name], width, initial_indent=f"  {name:<10}", subsequent_indent=12 * " ")
+            lines += textwrap.wrap(summaries[name], width, initial_indent=f"  {name:<13}", subsequent_indent=15 * " ")
     return "\n".join([*lines, "", *textwrap.wrap(_EXIT_CODES, width)])
 
 

@@ -7,6 +7,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -191,6 +192,7 @@ def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, 
         return 1 << 63, 0
 
 
+@cache  # `plan` has a peer for each of thousands of ranks
 def system() -> str:
     """Boot and process namespace of this process, within which numbers of processes mean something; "" if unknown.
 

@@ -231,7 +231,7 @@ def only(model: Tree, names: tuple[str, ...]) -> Tree:
 def depends_on_client(algorithm: Algorithm, task: Task) -> bool:
     """Whether clients begin with states or kept messages of their own, as models and signatures say."""
     methods = (algorithm.init_client, algorithm.init_received)
-    return task.training.init == "per_client" or any(_takes_client(method) for method in methods)
+    return task.init_per_client or any(_takes_client(method) for method in methods)
 
 
 def initial_client(algorithm: Algorithm, task: Task, client: int) -> Tree:

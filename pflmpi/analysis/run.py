@@ -194,8 +194,7 @@ class Run:
         Raises:
             UserError: pandas is not installed; there is no such round; a file is damaged.
         """
-        from pflmpi.analysis import clients_table
-
+        clients_table = import_module("pflmpi.analysis.clients_table")  # whose imports import this file
         pd = needed("pandas", "clients_table()", "pandas")
         numbers = self._checkpoint_rounds(rounds)
         frames = [pd.DataFrame(clients_table.of_round(self.round(number))) for number in numbers]

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--without-client",
-        type=_clients,
+        type=arguments.clients,
         action="extend",
         default=[],
         metavar="ID,...",
@@ -41,10 +41,3 @@ def run(options: argparse.Namespace) -> int:
     print(printable(f"{options.out}: {options.run} after round {round}, {changes or 'nothing is changed'}"))
     print(printable(f"continue it with `pflmpi resume {for_shell(options.out)}`"))
     return 0
-
-
-def _clients(text: str) -> list[int]:
-    """The ids in a list such as 7,9."""
-    if not all(word.isdecimal() for word in text.split(",")):
-        raise argparse.ArgumentTypeError(f"ids of clients such as 7,9 are expected, and {text!r} found")
-    return [int(word) for word in text.split(",")]

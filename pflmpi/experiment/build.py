@@ -22,6 +22,7 @@ from pflmpi.data.unseen import Division, divide, trained_on
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
+from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.training_checks import (
     OneStep,
     check_left_out,
@@ -36,6 +37,7 @@ from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
 from pflmpi.models.base import Model
 from pflmpi.models.frozen import Frozen, frozen_paths, matching, parameter_names
+from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.rng import stream
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.config import RuntimeConfig
@@ -106,6 +108,15 @@ class Experiment:
         runtime = choose_executor(runtime, self.tasks, clients, participants, self.on_gpu)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, runtime=runtime))
 
+    def with_run_weights(self) -> "Experiment":
+        """The experiment whose models begin as `model.weights` says; what cannot be so is refused."""
+        first = run_weights(self.config, self.federation.num_clients)
+        if first is None:
+            return self
+        for cohort, task in enumerate(self.tasks):
+            first.check(task, int(np.flatnonzero(self.cohort == cohort)[0]))
+        return dataclasses.replace(self, tasks=tuple(task.replace(first=first) for task in self.tasks))
+
     def check_left_out(self, done: int) -> None:
         """Raise `ConfigError` where a round after `done` cannot be without the clients that are left out."""
         check_left_out(self.config, self.tasks[0], self.federation.num_clients, done)
@@ -114,6 +125,12 @@ class Experiment:
     def counts(self) -> SampleCounts:
         """Samples of each client and class."""
         return SampleCounts(self.federation.class_counts, self.federation.test_class_counts)
+
+    @property
+    def weights(self) -> list[str]:
+        """Files that the models start from."""
+        recipes = [task.architecture.recipe for task in self.tasks if isinstance(task.architecture, ModuleArchitecture)]
+        return [recipe.weights for recipe in recipes if recipe.weights is not None]
 
     @property
     def frozen_digest(self) -> str:
@@ -145,7 +162,7 @@ def prepare(
         experiment = draft(config, federation or load_federation(config), device, gpu_models)
         experiment = complete(experiment, config.runtime, check_executor(experiment, config.runtime.executor))
         experiment.check_left_out(0)
-        return experiment
+        return experiment.with_run_weights()
 
 
 def draft(config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()) -> Experiment:
@@ -156,7 +173,7 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
     division = divide(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
     dataset = trained_on(division) if config.data.normalize == "standard" else federation.dataset
     n = division.trained.num_clients
-    bound = [_task(model, config, dataset, n, device) for model in config.models[:n]]
+    bound = [_task(model, config, dataset, n, device) for model in config.models][:n]
     tasks = tuple(dict.fromkeys(bound))
     cohort = np.resize([tasks.index(task) for task in bound], n)
     transform = transform_of(config.data.transform, torch.tensor(dataset.images[:2]))
@@ -171,7 +188,8 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
     task = Task(architecture, config.training, num_clients, config.seed, dataset.mean, dataset.std, device)
     if not (architecture.frozen or model.trainable is not None or model.personal is not None):
         return task
-    names = parameter_names(task.like(), getattr(model, "head", None))
+    head = architecture.recipe.head if isinstance(architecture, ModuleArchitecture) else None
+    names = parameter_names(task.like(), head)
     if paths := frozen_paths(model, architecture, names):
         frozen = Frozen.of(architecture.init(stream(config.seed, 0, SERVER, "init")), paths)
         frozen.on(device)

@@ -70,7 +70,7 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
     Raises:
         ConfigError: there are none, or the algorithm has no rule for them.
     """
-    ready = setup(experiment, 1, 1)
+    ready = setup(experiment.with_run_weights(), 1, 1)  # with which newcomers begin
     if ready.unseen is None:
         why = getattr(experiment.newcomer, "why", f"{run} has kept none out of training; give new ones with --data")
         raise ConfigError(f"there are no unseen clients to test: {why}")

@@ -163,11 +163,10 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
         CheckpointError: data, partition or frozen weights are not those that the run was made with.
     """
     recorded = stored.read(run)["recorded"]
-    files = [file for model in experiment.config.models if (file := getattr(model, "weights", None))]
     for key, what, value in (
         ("data", "data has", experiment.federation.dataset.digest),
         ("partition", "partition has", experiment.division.digest),
-        ("frozen", " ".join(["frozen part of the model", *files, "has"]), experiment.frozen_digest),
+        ("frozen", " ".join(["frozen part of the model", *experiment.weights, "has"]), experiment.frozen_digest),
     ):
         if recorded.get(key, value) != value:
             raise CheckpointError(

@@ -28,6 +28,7 @@ from pflmpi.errors import ConfigError, RunError, Stopped
 from pflmpi.experiment import build, stored_config
 from pflmpi.experiment.build import Experiment, check_executor, complete, draft, load_federation
 from pflmpi.experiment.restore import continue_after, on_recorded_data, restore
+from pflmpi.experiment.run_weights import RunWeights
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.machine import memory
 from pflmpi.models import MODELS
@@ -50,7 +51,7 @@ from pflmpi.store.job_file import End, Start
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
-from pflmpi.text import for_shell
+from pflmpi.text import for_shell, some
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
 from pflmpi.transports.text import gather_texts
@@ -170,7 +171,10 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if resumed is not None:
             experiment = on_recorded_data(resumed, experiment)
+            if experiment.division.unseen_numbers:
+                experiment = experiment.with_run_weights()  # with which newcomers begin
             return replace(experiment, computed_on=stored_config.devices_so_far(resumed, experiment))
+        experiment = experiment.with_run_weights()
         if is_root:
             _log_assumptions(experiment)
         return experiment
@@ -185,6 +189,9 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
 def _log_assumptions(experiment: Experiment) -> None:
     """Log what is not in the configuration of data of one's own, and what it may lack."""
     config, dataset = experiment.config, experiment.federation.dataset
+    first, like = experiment.tasks[0].first, experiment.tasks[0].like()
+    if isinstance(first, RunWeights) and (drawn := first.drawn(like)):
+        _log.warning("%s: its server keeps no %s; the server's is drawn", first.name, some(drawn))
     chosen = config.data.split == "auto" and config.partition.path is None
     if chosen and resolved_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())

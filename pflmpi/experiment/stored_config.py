@@ -99,20 +99,21 @@ def _modules(experiment: Experiment) -> list[int]:
 
 def _entries(experiment: Experiment, number: int) -> Entries:
     """What the state dict of a model consists of."""
-    task, file = experiment.tasks[experiment.cohort[number]], getattr(experiment.config.models[number], "weights", None)
-    frozen = dict(tree.leaves(task.frozen.on(HOST)))
+    task = experiment.tasks[experiment.cohort[number]]
+    frozen, file = dict(tree.leaves(task.frozen.on(HOST))), None
     if isinstance(task.architecture, ModuleArchitecture):
         paths, constants = task.architecture.state_dict_entries
+        file = task.architecture.recipe.weights
     else:
         whole = [path for path, _ in tree.leaves(task.whole(task.like()))]
         paths, constants = {name: path for path, name in module_names(whole).items()}, {}
     in_file = read_state_dict(Path(file)) if file is not None and frozen else {}
-    weights = WeightsFile(file, module_file.sha256(file)) if file is not None and in_file else None
     for name, path in list(paths.items()):
         if path in frozen and name in in_file and equal(in_file[name], frozen[path]):
             paths[name] = FROM_FILE
         elif path in frozen:
             paths[name], constants[name] = CONSTANT, frozen[path]
+    weights = WeightsFile(file, module_file.sha256(file)) if file and FROM_FILE in paths.values() else None
     return Entries(paths, {name: _array(value) for name, value in constants.items()}, weights)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,17 @@ from pflmpi.tree import Tree
 
 HOST = torch.device("cpu")
 SERVER = -1  # in the place of a client's number
+
+
+class FirstModels(Protocol):
+    """Models that a run begins with in place of drawn ones."""
+
+    @property
+    def own(self) -> bool:
+        """Whether each client has one of its own."""
+
+    def model(self, client: int, like: Tree) -> Tree:
+        """The arrays that the model of a client, or `SERVER`, begins with; the others are drawn."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,8 @@ class Task:
     personal: tuple[str, ...] = ()
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
     local: LocalTraining | None = field(default=None, compare=False)  # while a client trains
-    client: int = SERVER  # whose model `init` draws; see `of_client`
+    client: int = SERVER  # whose model `init` gives; see `of_client`
+    first: FirstModels | None = field(default=None, compare=False)
 
     @property
     def num_classes(self) -> int:
@@ -60,12 +73,19 @@ class Task:
     def init(self) -> Tree:
         """The initial model, on the host: the server's, or that of the client whose task this is."""
         if self.training.init == "per_client":
-            return without(self.architecture.init(stream(self.seed, 0, self.client, "init")), self.frozen.paths)
-        return tree.clone(_shared(self.architecture, self.frozen.paths, self.seed))
+            drawn = without(self.architecture.init(stream(self.seed, 0, self.client, "init")), self.frozen.paths)
+        else:
+            drawn = tree.clone(_shared(self.architecture, self.frozen.paths, self.seed))
+        return drawn if self.first is None else overlay(drawn, self.first.model(self.client, drawn))
+
+    @property
+    def init_per_client(self) -> bool:
+        """Whether clients begin with models of their own: `training.init: per_client`, or those of another run."""
+        return self.training.init == "per_client" or (self.first is not None and self.first.own)
 
     def of_client(self, client: int) -> "Task":
-        """The task whose `init` is a client's: its own with `training.init: per_client`, else the server's."""
-        return self.replace(client=client) if self.training.init == "per_client" else self
+        """The task whose `init` is a client's: its own with `init_per_client`, else the server's."""
+        return self.replace(client=client) if self.init_per_client else self
 
     def like(self, *parts: str) -> Tree:
         """The template of a model, or of some of its parts; parts that it does not have are left out."""

@@ -1,5 +1,6 @@
 """The contract of a model: configuration fields, bound to images and classes, give a body and a head on trees."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,6 +103,21 @@ class Architecture(ABC):
         return affine(head, z)
 
 
+_REFERENCE = r"^.+@[0-9]+$"
+
+
+def run_reference(weights: object) -> tuple[str, int] | None:
+    """The run and the round that `model.weights` names; None where it names none.
+
+    >>> run_reference("runs/alone@40"), run_reference("net.pt")
+    (('runs/alone', 40), None)
+    """
+    if not isinstance(weights, str) or not re.fullmatch(_REFERENCE, weights):
+        return None
+    run, _, round = weights.rpartition("@")
+    return run, int(round)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model(ABC):
     """The `model` section of a configuration: the fields of a subclass are its keys besides `name`.
@@ -109,7 +125,8 @@ class Model(ABC):
     Attributes:
         name: in the configuration.
         summary: one line for `pflmpi list`.
-        trainable, personal: keys of every model.
+        weights: run and round whose models the clients begin with; None for those that are drawn.
+        trainable, personal: which parameters are trained, and which stay with a client.
     """
 
     __pydantic_config__: ClassVar[Any] = ConfigDict(extra="forbid")
@@ -117,6 +134,9 @@ class Model(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
 
+    weights: Annotated[
+        str | None, Field(pattern=_REFERENCE, description="RUN@ROUND: begin with the models of a run after that round")
+    ] = None
     trainable: Annotated[
         list[str] | None,
         Field(description="patterns of the parameters that are trained, such as head.*; null: as the module says"),

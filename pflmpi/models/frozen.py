@@ -105,8 +105,10 @@ def matching(key: str, patterns: Sequence[str], names: Mapping[str, str], model:
         names: of the parameters by path.
 
     Raises:
-        ConfigError: a pattern matches none of them.
+        ConfigError: a pattern matches none of them, or there is no pattern.
     """
+    if not patterns:
+        raise ConfigError(f"{key} = []: name at least one pattern, such as ['head.*'], or leave the key out")
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names.values()):
             what = "trained parameter" if key == "model.personal" else "parameter"

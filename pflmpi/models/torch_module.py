@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pflmpi.errors import ConfigError
-from pflmpi.models.base import Architecture, Model, Shape
+from pflmpi.models.base import Architecture, Model, Shape, run_reference
 from pflmpi.models.built_module import Recipe
 from pflmpi.models.installed_module import InstalledModule
 from pflmpi.models.layers import linear
@@ -165,7 +165,8 @@ class ModuleModel(Model):
         Literal["as_written", "group"], Field(description="group: group norm in place of every batch norm")
     ] = "as_written"
     weights: Annotated[
-        str | None, Field(description="file of a state dict to start from: .pt (tensors only) or .safetensors")
+        str | None,
+        Field(description="file of a state dict to start from, .pt (tensors only) or .safetensors; or RUN@ROUND"),
     ] = None
     check: Annotated[
         bool, Field(description="compare some steps with plain PyTorch before the first round, and refuse what differs")
@@ -206,7 +207,8 @@ class ModuleModel(Model):
         own = {**{name: value for name, value in vars(self).items() if name not in keys}, **self.arguments}
         from_data = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
         options = tuple({**own, **{name: from_data[name] for name in self.given}}.items())
-        recipe = Recipe(type(self).kind, options, self.head, self.norm, self.weights, num_classes)
+        file = None if run_reference(self.weights) else self.weights
+        recipe = Recipe(type(self).kind, options, self.head, self.norm, file, num_classes)
         findings, body = examine(self.name, recipe, shape)
         layers = list(body.module.modules())
         architecture = ModuleArchitecture(

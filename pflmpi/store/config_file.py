@@ -16,22 +16,9 @@ from pflmpi.store.names import rounds
 from pflmpi.store.run_folder import read_attributes
 from pflmpi.text import for_shell
 
+_JSON = ("versions", "code", "unseen", "fork")  # as texts in round files
 # The keys of "recorded", which round files have as attributes too.
-_RECORDED = (
-    "run",
-    "data",
-    "partition",
-    "partition_csv",
-    "device",
-    "ranks",
-    "transport",
-    "versions",
-    "code",
-    "unseen",
-    "fork",
-)
-
-_JSON = ("versions", "code", "unseen", "fork")  # of these, texts in round files
+_RECORDED = ("run", "data", "partition", "partition_csv", "device", "ranks", "transport", "frozen", *_JSON)
 
 _CHECKSUM = b"# CRC-32 of the lines above: "
 _ID = re.compile(r"^  run: '?(\w+)'?$", re.MULTILINE)

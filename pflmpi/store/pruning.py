@@ -5,11 +5,12 @@ deleted: whenever the process is killed, every remaining round file finds its sh
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError
+from pflmpi.store import verify
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.run_folder import read_layout
 
@@ -51,6 +52,36 @@ def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = N
         for name, round in shards.items():
             if name not in needed and round <= max(present, default=-1):
                 (run / name).unlink(missing_ok=True)
+
+
+def to_thin(run: Path, every: int | None, keep: int) -> tuple[list[int], list[Path]]:
+    """The rounds that stay when a run is thinned, ascending, and the files that none of them needs, round files first.
+
+    No process may be writing to the run.
+
+    Args:
+        every: rounds that are a multiple of it stay; None for no such round.
+        keep: so many of the newest rounds stay too.
+
+    Raises:
+        CheckpointError: a round that would stay is damaged; of the newest every byte is read.
+    """
+    present = rounds(run)
+    kept = [round for round in present if (every and round % every == 0) or round in present[-keep:]]
+    needed: set[str] = set()
+    for round in kept:
+        if problems := verify.checkpoint(run, round, whole=round == present[-1]):
+            what = f"round {round}, which would stay, is damaged: {'; '.join(problems.values())}"
+            raise CheckpointError(f"{what}; nothing was deleted; restore its files from a copy")
+        needed.update(read_layout(run, round).files)
+    shards = (name for name, round in _shards(run).items() if name not in needed and round <= present[-1])
+    return kept, [*(round_path(run, round) for round in present if round not in kept), *(run / name for name in shards)]
+
+
+def delete(run: Path, files: Sequence[Path]) -> None:
+    """Delete files of a run, round files before the shards that they need; raises `OSError`."""
+    _delete([file for file in files if file.parent == run], run)
+    _delete([file for file in files if file.parent != run], run / SHARDS)
 
 
 def discard_after(run: Path, round: int | None) -> None:

@@ -235,11 +235,15 @@ def digest(run: Path, round: int) -> str:
     Raises:
         CheckpointError: something is missing or damaged.
     """
-    layout, kinds = read_layout(run, round), read_kinds(run, round)
+    layout, at_once = read_layout(run, round), block_length(run, round)
     clients = np.flatnonzero(layout.file != layouts.NOWHERE)
-    at_once = clients_at_once(max(map(_row_bytes, kinds.values()), default=0))
     blocks = (clients[start : start + at_once] for start in range(0, len(clients), at_once))
     return digest_of_blocks(read_server(run, round), (rows_of(run, layout, block) for block in blocks))
+
+
+def block_length(run: Path, round: int) -> int:
+    """How many clients to read at once, of a round whose every client is read."""
+    return clients_at_once(max(map(_row_bytes, read_kinds(run, round).values()), default=0))
 
 
 def _row_bytes(leaves: Kinds) -> int:

@@ -31,7 +31,7 @@ def completed(line, folder, *python):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("pflmpi co", {"compare"}),
+        ("pflmpi com", {"compare"}),
         ("pflmpi run --co", {"--continue"}),
         ("pflmpi list fedg", {"fedgh", "fedgmh"}),
         ("pflmpi list patho", {"pathological"}),

@@ -107,7 +107,7 @@ def test_status(runs, tmp_path, monkeypatch, capfd):
     job_file.append(Path(shutil.copytree(runs / "a", tmp_path / "mine")), "12")
     fake_slurm.queue(tmp_path / "bin", fake_slurm.line("12", State="FAILED", exit_code=256, WorkDir=tmp_path))
     of_job, mine = printed(["status", "12"], capfd), printed(["status"], capfd)
-    assert of_job == mine and mine["jobs"][0]["exit_code"] == 1 and not mine["runs"][0]["running"]
+    assert of_job["jobs"] == mine["jobs"] and mine["jobs"][0]["exit_code"] == 1 and not mine["runs"][0]["running"]
     check("status", alone, of_job)
     fake_slurm.queue(tmp_path / "bin")
     monkeypatch.chdir(tmp_path)

@@ -57,6 +57,8 @@ SLOW = {
     "status": ["status", "RUN"],
     "plan": ["plan", "RUN/config.yaml"],
     "evaluate": ["evaluate", "RUN"],
+    "bisect": ["bisect", "RUN", "GOOD"],
+    "prune": ["prune", "RUN", "--every", "2", "--dry-run"],
     "fork": ["fork", "RUN", "--out", "OUT/fork"],
 }
 WATCHED = Path(__file__).parents[1] / "helpers" / "watched.py"
@@ -127,7 +129,7 @@ def _names_for(command):
 
     A CONFIG that a user types may be a pipe, which `plan` waits for as any program does.
     """
-    names = list(HOSTILE)[:: 3 if command in ("report", "plan", "evaluate", "fork") else 1]
+    names = list(HOSTILE)[:: 3 if command in ("report", "plan", "evaluate", "fork", "prune", "bisect") else 1]
     return [name for name in names if command != "plan" or not re.fullmatch("(fifo|link_to_fifo) config.yaml", name)]
 
 

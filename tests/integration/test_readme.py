@@ -49,10 +49,8 @@ LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|table) configs/papers/", line)]
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b(?!.*--(test-only|failed))", line)]
 CANCELLED = [line for line in COMMANDS if re.match(r"pflmpi cancel\b", line)]  # in test_slurm_jobs.py
-READ = (
-    r"(pflmpi (inspect|export|probe|evaluate|compare|watch|(report|status) runs/|fork|resume)"
-    r"|(launch/mpirun -n \d )?python examples/)"
-)
+READERS = "inspect|export|probe|evaluate|compare|watch|(report|status) runs/|fork|resume|prune|bisect|contribution"
+READ = rf"(pflmpi ({READERS})|(launch/mpirun -n \d )?python examples/)"
 READING = [line for line in COMMANDS if re.match(READ, line)]
 SCALED = [line for line in COMMANDS if re.match(r"pflmpi (scale|report scaling/)", line)]  # jobs: test_slurm_jobs.py
 ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b(?! runs/)|--test-only|--failed", line)]

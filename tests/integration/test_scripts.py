@@ -1,13 +1,19 @@
 """Scripts of launch/ and benchmarks/ work, and a run imports no more than it needs."""
 
+import argparse
+import importlib
+import json
 import os
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 import processes
+import table_file
 from project import ROOT
 
 SRUN = 'while [ "$1" != sh ]; do shift; done; "$@"'  # one node
@@ -65,7 +71,29 @@ def test_the_benchmark_runs_and_its_promises_hold():
     done = processes.call([sys.executable, "benchmarks/gpu.py", *tiny], timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "same bits on 1, 2 ranks: yes" in done.stdout and "same bits after a continuation: yes" in done.stdout
-    assert "s a round, floor" in done.stdout and "after pfl-research" in done.stdout
+    assert re.search(r"s a round, floor \S+ s, graphed \S+ s, ratio .* after pfl-research", done.stdout)
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_runs_and_writes_each_figure_as_it_goes(tmp_path):
+    steps = ["failed_capture", "captures", "workloads", "papers", "messages"]  # the promises have a test above
+    words = ["launch/gpu-check", "--device", "cpu", "--tiny", "--out", str(tmp_path), "--only", *steps]
+    done = processes.call(words, timeout=600, cwd=ROOT)
+    lines = [json.loads(line) for line in (tmp_path / "gpu_check.jsonl").read_text().splitlines()]
+    assert done.returncode == 0, (lines, (tmp_path / "gpu_check.log").read_text()[-3000:])
+    assert [line["step"] for line in lines if "ended" in line] == steps
+    assert all(line.get("holds", True) for line in lines) and any("ratio" in line for line in lines)
+
+
+def test_a_step_of_the_check_that_takes_too_long_is_killed_and_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gpu_check = importlib.import_module("gpu_check")
+    monkeypatch.setitem(gpu_check.STEPS, "promises", (1.0, gpu_check.promises))
+    options = argparse.Namespace(out=tmp_path, device="cpu", tiny=True)
+    assert gpu_check.run_step("promises", time.monotonic() + 60, options) == 1
+    assert gpu_check.run_step("promises", time.monotonic() + 0.1, options) == 0
+    killed, left_out = map(json.loads, (tmp_path / "gpu_check.jsonl").read_text().splitlines())
+    assert killed["ended"] == "killed after 1 s" and left_out == {"step": "promises", "left_out": "0 s are left"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
@@ -90,3 +118,19 @@ print(*sorted(heavy & set(sys.modules)))
 def test_a_run_in_lanes_imports_neither_scikit_learn_nor_the_compiler_of_pytorch(tmp_path):
     done = subprocess.run([sys.executable, "-c", RUN, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+@pytest.mark.slow
+def test_cells_of_several_tables_are_run_together_the_cheapest_first(tmp_path):
+    for name, hidden in (("a", 400), ("b", 4)):
+        (tmp_path / name).mkdir()
+        base = {**table_file.TABLE["base"], "model": {"name": "mlp", "hidden": hidden}}
+        table_file.write(tmp_path / name, seeds=[0], base=base).rename(tmp_path / f"{name}.yaml")
+    words = ["benchmarks/gpu_tables.py", *(str(tmp_path / f"{name}.yaml") for name in "ab"), "--out", tmp_path / "out"]
+    command = [sys.executable, *map(str, words), "--device", "cpu", "--jobs", "1", "--seconds", "400"]
+    done = processes.call(command, timeout=400, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.endswith("8 cells: 8 done, 0 left, 0 failed\n"), done
+    ended = sorted((tmp_path / "out").rglob("metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
+    assert [path.relative_to(tmp_path / "out").parts[0] for path in ended] == ["b"] * 4 + ["a"] * 4
+    again = processes.call(command, timeout=400, cwd=ROOT)
+    assert again.returncode == 0 and again.stdout.endswith("8 cells: 8 done, 0 left, 0 failed\n"), again

@@ -40,6 +40,12 @@ class Fixed(Net):
         self.first.requires_grad_(False)
 
 
+class AllFixed(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.requires_grad_(False)
+
+
 class FixedHead(Net):
     def __init__(self, num_classes):
         super().__init__(num_classes)
@@ -124,6 +130,8 @@ def test_models_that_train_other_parts_are_other_cohorts(tmp_path):
     raw = settings(models, "fedproto")
     assert len(experiment(models, "fedproto").tasks) == 2
     assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "3", 3)
+    with pytest.raises(ConfigError, match=r"cnn \(frozen = \['body/conv2/bias.*\), cnn \(frozen = \['body/conv1"):
+        experiment(models)
 
 
 def test_lanes_have_one_copy_of_what_is_frozen(net, tmp_path):
@@ -146,7 +154,8 @@ def test_lanes_have_one_copy_of_what_is_frozen(net, tmp_path):
             "fedavg",
             r"model.trainable: 'conv9.\*' matches no parameter of model cnn; known: ",
         ),
-        ({"trainable": []}, "fedavg", r"no parameter of model cnn is trained; name some as model.trainable"),
+        ({"trainable": []}, "fedavg", r"model.trainable = \[\]: name at least one pattern"),
+        ({"personal": []}, "fedper", r"model.personal = \[\]: name at least one pattern"),
         ({"trainable": ["fc1.*", "head.bias"]}, "fedavg", "only head.bias is trained; a head is trained as a whole or"),
         (
             {"trainable": ["head.*"], "personal": ["fc1.*"]},
@@ -160,6 +169,14 @@ def test_lanes_have_one_copy_of_what_is_frozen(net, tmp_path):
 def test_patterns_without_a_meaning_are_refused(model, algorithm, said, tmp_path):
     with pytest.raises(ConfigError, match=said):
         quick_run.run(settings({**CNN, **model}, algorithm), tmp_path / "run")
+
+
+def test_a_module_of_which_nothing_is_trained_is_refused_unless_a_pattern_names_something(net, tmp_path):
+    model = {**net, "name": net["name"].replace("Fixed", "AllFixed")}
+    with pytest.raises(ConfigError, match=r"no parameter of model AllFixed is trained; name some as model.trainable, "):
+        quick_run.run(settings(model), tmp_path / "run")
+    quick_run.run(settings({**model, "trainable": ["second.*"]}), tmp_path / "run")
+    assert {path.rpartition("/")[0] for path in state_of(tmp_path / "run")} == {"server/model/body/second"}
 
 
 @pytest.mark.parametrize("algorithm", ["fedper", "fedrep"])

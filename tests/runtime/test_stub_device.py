@@ -61,15 +61,18 @@ def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case, mod
 
 
 @pytest.mark.parametrize(
-    ("case", "model", "executor"),
+    ("case", "model", "executor", "trainable"),
     [
-        ("fedgmh-full", "mlp", "lanes"),
-        ("fedcp", "mlp", "loop"),
-        pytest.param("fedavg", "resnet18", "loop", marks=pytest.mark.slow),
+        ("fedgmh-full", "mlp", "lanes", None),
+        ("fedgmh-full", "mlp", "lanes", ["head.*"]),
+        ("fedavg", "cnn", "loop", ["fc1.*", "head.*"]),
+        ("fedcp", "mlp", "loop", None),
+        pytest.param("fedavg", "resnet18", "loop", None, marks=pytest.mark.slow),
     ],
 )
-def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case, model, executor):
+def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case, model, executor, trainable):
     raw = stub_run.settings(every_algorithm()[case], model, executor, steps=12)
+    raw["model"] = {**raw["model"], "trainable": trainable}
     replay._traced.cache_clear()
     with mock.patch.object(replay.Steps, "_run", autospec=True, side_effect=replay.Steps._run) as runs:
         found = stub_run.run(raw, True)

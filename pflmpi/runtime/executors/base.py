@@ -297,7 +297,7 @@ class Loop(Executor):
                 state = self._adapted(task, int(client), state, received, data)
             sizes = list(map(len, tests[str(client)]))
             batches = ClientBatches(task, self.pool, tree.leaf(tree.part(uploaded, "tests"), str(client)), sizes)
-            reads: Tree = {"client": state, "down": {**received}}
+            reads: dict[str, Tensor | Tree] = {"client": state, "down": {**received}}
             with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch):
                 scores += predictions(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)

@@ -1,0 +1,100 @@
+"""Measure what clients contribute: run again without each of them, and compare the accuracy of the others."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pflmpi import arguments, atomic
+from pflmpi.errors import ConfigError
+from pflmpi.text import comma_separated
+
+if TYPE_CHECKING:
+    from pflmpi.analysis.run import Run
+
+_COLUMNS = ("client", "others with it (%)", "others without it (%)", "contribution (points)")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Registers the command-line arguments."""
+    arguments.add_run(parser)
+    parser.add_argument(
+        "--clients",
+        type=arguments.clients,
+        required=True,
+        metavar="ID,...",
+        help="leave out each of these clients",
+    )
+    parser.add_argument(
+        "--from",
+        type=int,
+        default=0,
+        metavar="ROUND",
+        dest="round",
+        help="the checkpoint after which a client is left out (default: 0, it never trains)",
+    )
+    parser.add_argument(
+        "--out",
+        type=arguments.folder,
+        required=True,
+        metavar="DIR",
+        help="folder of the runs, without-ID, and of contribution.csv; started again, it goes on there",
+    )
+    parser.add_argument("--ranks", type=int, metavar="N", help="processes of each run (default: one per GPU, or core)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make or finish a run without each client; print and write what the others lose; return the exit code.
+
+    Raises:
+        ConfigError: the run is not finished, the folder holds other runs, or a launcher has started this.
+    """
+    from rich.table import Table
+
+    from pflmpi.analysis.run import open_run
+    from pflmpi.terminal import console
+    from pflmpi.transports.detect import detect
+
+    if detect(os.environ).kind != "alone":
+        raise ConfigError("contribution starts the ranks of its runs itself, one run after the other: start it alone")
+    whole = open_run(options.run)
+    if whole.newest()[0].number != whole.config["training"]["rounds"]:
+        raise ConfigError(f"{options.run} has not reached its last round; resume it first")
+    lines = []
+    for client in dict.fromkeys(options.clients):
+        others = _others(whole, _left_out(whole, client, options), client)
+        lines.append([str(client), *(f"{100 * value:.2f}" for value in (*others, others[0] - others[1]))])
+    table = Table(*_COLUMNS)
+    for line in lines:
+        table.add_row(*line)
+    console().print(table)
+    with atomic.refusing(options.out, "choose another --out"):
+        atomic.write(options.out / "contribution.csv", comma_separated([list(_COLUMNS), *lines]).encode())
+    return 0
+
+
+def _left_out(whole: "Run", client: int, options: argparse.Namespace) -> "Run":
+    """The run without a client, started or resumed to its last round."""
+    from pflmpi.analysis.run import Fork, open_run
+    from pflmpi.python.run import run as start
+    from pflmpi.store import config_file
+
+    folder: Path = options.out / f"without-{client}"
+    if not config_file.path(folder).exists():
+        options.out.mkdir(parents=True, exist_ok=True)
+        whole.fork(folder, round=options.round, without_clients=[client])
+    made, before = open_run(folder), whole.config["training"].get("without_clients") or []
+    expected = Fork(str(whole.recorded["run"]), options.round, ("training.without_clients",))
+    if made.forked_from != expected or made.config["training"]["without_clients"] != sorted({*before, client}):
+        what = f"{folder} is no fork of {whole.path} after round {options.round} that leaves out client {client}"
+        raise ConfigError(f"{what}; choose another --out")
+    return start(folder / "config.yaml", out=folder, resume=True, quiet=True, ranks=options.ranks)
+
+
+def _others(whole: "Run", without: "Run", client: int) -> Sequence[float]:
+    """Mean accuracy of all clients but one at the end of both runs, as shares."""
+    import numpy as np
+
+    rows = [run.round(whole.config["training"]["rounds"]).metrics["accuracy"] for run in (whole, without)]
+    return [float(np.nanmean(np.delete(accuracy, client))) for accuracy in rows]

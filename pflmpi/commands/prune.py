@@ -1,0 +1,47 @@
+"""Delete checkpoints of a run that is not running, and say how much that frees."""
+
+import argparse
+
+from pflmpi import arguments, atomic
+from pflmpi.errors import ConfigError
+from pflmpi.text import counted, printable, size, spans
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Registers the command-line arguments."""
+    arguments.add_run(parser)
+    parser.add_argument("--every", type=int, metavar="N", help="keep the checkpoints of the rounds 0, N, 2N, ...")
+    parser.add_argument(
+        "--keep", type=int, default=1, metavar="M", help="keep the newest M checkpoints, at least 1 (default: 1)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="delete nothing, only say what would be freed")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Delete what no kept checkpoint needs, unless it is a dry run; print how much that is; return the exit code.
+
+    Raises:
+        CheckpointError: it is no run, it is being written, or a checkpoint that is to be kept is damaged.
+        ConfigError: a number is wrong, or a file cannot be deleted.
+    """
+    from pflmpi.analysis.run import open_run
+    from pflmpi.store import pruning, run_lock
+
+    for option, number in (("--every", options.every), ("--keep", options.keep)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{option} {number}: must be at least 1")
+    opened = open_run(options.run)
+    lock = None if options.dry_run else run_lock.take(opened.path, {}, False)
+    try:
+        kept, files = pruning.to_thin(opened.path, options.every, options.keep)
+        freed = sum(file.lstat().st_size for file in files)
+        if lock is not None:
+            with atomic.refusing(f"the run folder {opened.path}", "leave the run as it is"):
+                pruning.delete(opened.path, files)
+    finally:
+        if lock is not None:
+            lock.release()
+    verb = "would be freed" if options.dry_run else "freed"
+    freed_text = f"{counted(len(files), 'file')}, {size(freed)} {verb}"
+    print(printable(f"{options.run}: {freed_text}; checkpoints {spans(kept)} stay"))
+    return 0

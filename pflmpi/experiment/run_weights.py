@@ -1,0 +1,162 @@
+"""`model.weights: RUN@ROUND`: a run whose first models are those that another had after a round."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflmpi import tree
+from pflmpi.config.load import Config
+from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.learning import personal
+from pflmpi.learning.personal import MODEL_PARTS, ModelExpression, NotAModel
+from pflmpi.learning.task import SERVER, Task
+from pflmpi.models.base import run_reference
+from pflmpi.runtime.client_state import from_flat
+from pflmpi.runtime.contract import RECEIVED
+from pflmpi.store import run_folder, verify
+from pflmpi.store.layout import Layout
+from pflmpi.text import some
+from pflmpi.tree import Tree
+
+_OF_SERVER = ("model", "shared")  # where algorithms keep a model; others keep its parts as they are
+
+
+@dataclass(frozen=True, eq=False)
+class RunWeights:
+    """The models of a run after a round: the server's, and the clients' own where they keep any.
+
+    Attributes:
+        run: its folder.
+        round: of a checkpoint.
+        own: whether clients begin with models of their own.
+        personal: how these are put together.
+        layout: where the clients' rows are.
+    """
+
+    run: Path
+    round: int
+    own: bool
+    personal: ModelExpression
+    layout: Layout
+
+    @property
+    def name(self) -> str:
+        return f"model.weights = {str(self.run)!r}@{self.round}"
+
+    @cached_property
+    def server(self) -> Tree:
+        """The parts of a model that the server keeps."""
+        state = from_flat(run_folder.read_server(self.run, self.round))
+        places = [state[name] for name in _OF_SERVER if isinstance(state.get(name), dict)]
+        for place in (*places, state):
+            assert isinstance(place, dict)
+            if parts := {part: place[part] for part in MODEL_PARTS if part in place}:
+                return parts
+        return {}
+
+    def model(self, client: int, like: Tree) -> Tree:
+        """The arrays that the model of a client, or `SERVER`, begins with; `like` has those of a whole model.
+
+        Raises:
+            ConfigError: it is none of that model.
+            CheckpointError: the run is missing or damaged.
+        """
+        own = self.own and 0 <= client < len(self.layout.file)  # unseen clients join as those of the run did
+        model = self._own(client) if own else self.server
+        expected = {path: tuple(leaf.shape) for path, leaf in tree.leaves(like)}
+        for path, leaf in tree.leaves(model):
+            if expected.get(path) != tuple(leaf.shape):
+                here = f"here {list(expected[path])}" if path in expected else "here there is none"
+                raise ConfigError(f"{self.name} is not of this model: {path} is {list(leaf.shape)}, {here}")
+        return tree.clone(model)
+
+    def check(self, task: Task, client: int) -> None:
+        """Raise `ConfigError` unless the models of the server and of a client suit a task; see `model`."""
+        if task.frozen.paths:
+            raise ConfigError(
+                f"{self.name} cannot go with parameters that are not trained, such as {task.frozen.paths[0]}; leave "
+                "model.trainable out, or give model.weights a file"
+            )
+        self.model(SERVER, task.like())
+        if missing := self.drawn(task.like(), client) if self.own else []:
+            raise ConfigError(f"{self.name}: its clients keep no {some(missing)}; give a run of the whole model")
+
+    def drawn(self, like: Tree, client: int = SERVER) -> list[str]:
+        """Paths of the arrays that the model of a client, or the server's, lacks."""
+        paths = dict(tree.leaves(self.model(client, like)))
+        return [path for path, _ in tree.leaves(like) if path not in paths]
+
+    def _own(self, client: int) -> Tree:
+        block = _read_block(self, client // _block_length(self.run, self.round))
+        kept, received = block[client]
+        return personal.assemble(self.personal, kept, received)
+
+
+_block_length = lru_cache(maxsize=1)(run_folder.block_length)
+
+
+@lru_cache(maxsize=1)  # clients begin one after the other
+def _read_block(weights: RunWeights, number: int) -> dict[int, tuple[Tree, Tree]]:
+    """What some clients keep, and what they are tested with, by id."""
+    length = _block_length(weights.run, weights.round)
+    ids = np.arange(len(weights.layout.file))[number * length : (number + 1) * length]
+    newest = run_folder.read_received(weights.run, weights.round, ids)
+    block: dict[int, tuple[Tree, Tree]] = {}
+    for clients, leaves in run_folder.rows_of(weights.run, weights.layout, ids).values():
+        for row, client in enumerate(clients.tolist()):
+            kept = from_flat({path: _number(np.array(rows[row])) for path, rows in leaves.items()})
+            received = from_flat({path: np.array(rows[client - ids[0]]) for path, rows in newest.items()})
+            block[client] = kept, {**received, **_tree(kept.get(RECEIVED))}
+    return block
+
+
+def _number(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype == bool else array  # a share may be a boolean
+
+
+def _tree(value: Any) -> Tree:
+    return value if isinstance(value, dict) else {}
+
+
+def run_weights(config: Config, num_clients: int) -> RunWeights | None:
+    """The models that the clients of a configuration begin with; None where they are drawn.
+
+    Raises:
+        ConfigError: there are none of that run and round, or not for these clients.
+        CheckpointError: a file of it is damaged.
+    """
+    references = {run_reference(getattr(model, "weights", None)) for model in config.models}
+    if references == {None}:
+        return None
+    if len(references) > 1 or (reference := references.pop()) is None:
+        raise ConfigError("model.weights names a run for some models of the list, or several; give all the same one")
+    run, round = Path(reference[0]), reference[1]
+    if round not in (rounds := run_folder.rounds(run)):
+        has = f"it has {', '.join(map(str, rounds))}" if rounds else "it is no run"
+        raise ConfigError(f"model.weights = {str(run)!r}@{round}: there is no such checkpoint; {has}")
+    if problems := verify.checkpoint(run, round, whole=False):
+        raise CheckpointError("; ".join(problems.values()))
+    weights = _opened(run, round)
+    if weights.own and len(weights.layout.file) != num_clients:
+        raise ConfigError(
+            f"{weights.name}: its {len(weights.layout.file)} clients keep models of their own, and here are "
+            f"{num_clients} clients; give a run of as many"
+        )
+    if not weights.own and not weights.server:
+        raise ConfigError(f"{weights.name}: neither its server nor its clients keep a model; give another run")
+    return weights
+
+
+def _opened(run: Path, round: int) -> RunWeights:
+    attributes, layout = run_folder.read_attributes(run, round), run_folder.read_layout(run, round)
+    try:
+        described = personal.from_json(json.loads(str(attributes["personal"])))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"round {round} of {run} does not say how its models are put together") from error
+    expression = described.nearest if isinstance(described, NotAModel) else described
+    keeps = any(paths for paths in run_folder.read_kinds(run, round).values())
+    return RunWeights(run, round, keeps and bool(personal.kept(expression)), expression, layout)

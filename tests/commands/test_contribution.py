@@ -1,0 +1,64 @@
+"""`pflmpi contribution`: leave-one-out accuracy by forks."""
+
+import csv
+
+import numpy as np
+import pytest
+
+import quick_run
+from pflmpi.analysis.run import open_run
+from pflmpi.cli import main
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    quick_run.run(quick_run.settings(training={"rounds": ROUNDS}, checkpoint={"keep": 0}), folder)
+    return folder
+
+
+def contribution(run, out, *words):
+    return main(["contribution", str(run), "--out", str(out), "--ranks", "1", *words])
+
+
+def others(run, client):
+    return 100 * np.nanmean(np.delete(open_run(run).round(ROUNDS).metrics["accuracy"], client))
+
+
+def test_from_round_0_it_is_true_retraining_and_what_is_done_is_not_done_again(whole, tmp_path):
+    assert contribution(whole, tmp_path / "out", "--clients", "2,5,2") == 0
+    for client in (2, 5):
+        raw = quick_run.settings(training={"rounds": ROUNDS, "without_clients": [client]})
+        digest = quick_run.run(raw, tmp_path / f"retrained-{client}")
+        assert quick_run.digest(tmp_path / f"out/without-{client}") == digest
+    with (tmp_path / "out/contribution.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["client"] for line in lines] == ["2", "5"]
+    for line in lines:
+        values = [float(line[f"others {word} it (%)"]) for word in ("with", "without")]
+        runs = (whole, tmp_path / f"retrained-{line['client']}")
+        assert values == [round(others(run, int(line["client"])), 2) for run in runs]
+        assert float(line["contribution (points)"]) == pytest.approx(
+            values[0] - values[1], abs=0.011
+        )  # of the roundings
+    rounds = sorted((tmp_path / "out").rglob("round_*"))
+    times = [path.stat().st_mtime_ns for path in rounds]
+    assert contribution(whole, tmp_path / "out", "--clients", "5") == 0
+    assert [path.stat().st_mtime_ns for path in rounds] == times
+
+
+def test_what_cannot_be_compared_is_refused(whole, tmp_path, capfd, monkeypatch):
+    def refused(run, *words):
+        assert contribution(run, tmp_path / "out", "--clients", "2", *words) == 2
+        return capfd.readouterr().err
+
+    open_run(whole).fork(tmp_path / "out/without-2", round=1, without_clients=[3])
+    open_run(whole).fork(tmp_path / "longer", training={"rounds": 9})
+    assert "longer has not reached its last round" in refused(tmp_path / "longer")
+    assert "without-2 is no fork of" in refused(whole)
+    assert "has no checkpoint of round 7" in refused(whole, "--from", "7", "--clients", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert "start it alone" in refused(whole)

@@ -1,0 +1,140 @@
+"""`model.weights: RUN@ROUND`: a run begins with the models that another had after a round."""
+
+import logging
+import shutil
+from functools import cache
+
+import numpy as np
+import pytest
+
+import quick_run
+from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError
+from pflmpi.store import run_folder
+
+MODEL = quick_run.QUICK["model"]
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.flat, self.fc1, self.fc = nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 10)
+
+    def forward(self, x):
+        return self.fc(self.fc1(self.flat(x)).relu())
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sources")
+
+    @cache
+    def made(algorithm):
+        raw = quick_run.settings(algorithm={"name": algorithm}, training={"rounds": 2}, checkpoint={"keep": 0})
+        quick_run.run(raw, folder / algorithm)
+        return folder / algorithm
+
+    return made
+
+
+def begun(algorithm, weights, **sections):
+    raw = quick_run.settings(algorithm={"name": algorithm}, training={"rounds": 2}, checkpoint={"keep": 0})
+    return quick_run.settings(raw, model={**MODEL, "weights": str(weights)}, **sections)
+
+
+def clients(run, round):
+    ((_, leaves),) = run_folder.read_clients(run, round, np.arange(7)).values()
+    return leaves
+
+
+def test_another_algorithm_begins_with_the_model_of_the_server(source, tmp_path):
+    run = source("fedavg")
+    digests = {quick_run.run(begun("fedrep", f"{run}@1"), tmp_path / str(ranks), ranks) for ranks in (1, 3)}
+    assert len(digests) == 1
+    model, server = run_folder.read_server(run, 1), run_folder.read_server(tmp_path / "1", 0)
+    assert server.keys() == {path.replace("model/", "shared/") for path in model if "/body/" in path}
+    for path, array in server.items():
+        assert np.array_equal(array, model[path.replace("shared/", "model/")])
+    for path, rows in clients(tmp_path / "1", 0).items():
+        assert (rows == model[f"model/{path}"]).all()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept", "begins"), [("ditto", "local", "personal", "model"), ("fedper", "fedrep", "", "")]
+)
+def test_each_client_begins_with_its_own_model_where_the_run_has_one(before, after, kept, begins, source, tmp_path):
+    run = source(before)
+    digests = {quick_run.run(begun(after, f"{run}@2"), tmp_path / str(ranks), ranks) for ranks in (1, 3)}
+    assert len(digests) == 1
+    own, first = clients(run, 2), clients(tmp_path / "3", 0)
+    for path, rows in first.items():
+        whole = own["/".join(filter(None, (kept, path.removeprefix(f"{begins}/"))))]
+        assert np.array_equal(rows, whole) and (rows != rows[0]).any()
+
+
+def test_what_the_server_does_not_keep_is_drawn_and_said(source, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        quick_run.run(begun("fedavg", f"{source('fedper')}@2"), tmp_path / "run")
+    assert "its server keeps no head/bias, head/weight; the server's is drawn" in caplog.text
+    quick_run.run(begun("fedavg", f"{source('fedavg')}@0"), tmp_path / "drawn")
+    heads = [run_folder.read_server(tmp_path / name, 0)["model/head/weight"] for name in ("run", "drawn")]
+    assert np.array_equal(*heads)
+
+
+def test_a_module_of_ones_own_begins_so_too(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(NET)
+    model = {"name": f"{tmp_path}/net.py:Net", "head": "fc", "check": False}
+    raw = quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}, model=model)
+    quick_run.run(raw, tmp_path / "run")
+    quick_run.run({**raw, "model": {**model, "weights": f"{tmp_path}/run@1"}}, tmp_path / "next")
+    before, after = run_folder.read_server(tmp_path / "run", 1), run_folder.read_server(tmp_path / "next", 0)
+    assert all(np.array_equal(before[path], after[path]) for path in before)
+
+
+def test_a_resumed_run_does_without_it_unless_new_clients_join(source, tmp_path):
+    run = shutil.copytree(source("fedavg"), tmp_path / "source")
+    whole = quick_run.run(begun("fedrep", f"{run}@2", training={"rounds": 3}), tmp_path / "whole")
+    quick_run.run(begun("fedrep", f"{run}@2"), tmp_path / "run")
+    unseen = begun("fedrep", f"{run}@2", evaluation={"unseen": 0.3})
+    quick_run.run(unseen, tmp_path / "unseen")
+    shutil.rmtree(run)
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
+    with pytest.raises(ConfigError, match="source'@2: there is no such checkpoint; it is no run"):
+        quick_run.resume(tmp_path / "unseen", ("training.rounds=3",))
+
+
+@pytest.mark.parametrize(
+    ("before", "sections", "round", "message"),
+    [
+        ("fedavg", {}, 7, "there is no such checkpoint; it has 0, 1, 2"),
+        ("fedavg", {"hidden": 9}, 2, r"is not of this model: body/fc1/\w+ is \[12.*, here \[9"),
+        ("ditto", {"clients": 5}, 2, "its 7 clients keep models of their own, and here are 5 clients"),
+    ],
+)
+def test_what_cannot_be_is_refused(before, sections, round, message, source, tmp_path):
+    raw = begun("fedavg", f"{source(before)}@{round}")
+    for section, key in (("model", "hidden"), ("partition", "clients")):
+        raw[section] = {**raw[section], **{name: value for name, value in sections.items() if name == key}}
+    with pytest.raises(ConfigError, match=message):
+        quick_run.run(raw, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_frozen_parameters_are_refused(source, tmp_path):
+    raw = begun("fedavg", f"{source('fedavg')}@2")
+    with pytest.raises(ConfigError, match="cannot go with parameters that are not trained, such as body/fc1"):
+        quick_run.run({**raw, "model": {**raw["model"], "trainable": ["head.*"]}}, tmp_path / "run")
+    frozen = quick_run.settings(training={"rounds": 1}, model={**MODEL, "trainable": ["head.*"]})
+    quick_run.run({**frozen, "algorithm": {"name": "local"}}, tmp_path / "frozen")
+    with pytest.raises(ConfigError, match="its clients keep no body/fc1/bias, body/fc1/weight; give"):
+        quick_run.run(begun("fedavg", f"{tmp_path}/frozen@1"), tmp_path / "run")
+
+
+def test_files_are_for_modules_and_models_of_a_list_have_one_run(source, tmp_path):
+    with pytest.raises(ConfigError, match=r"model.weights = .*net.pt"):
+        configuration.parse(begun("fedavg", "net.pt"))
+    models = [{**MODEL, "weights": f"{source('local')}@{round}"} for round in (1, 2)]
+    with pytest.raises(ConfigError, match="several; give all the same one"):
+        quick_run.run({**begun("local", "x@1"), "model": models}, tmp_path / "run")
