@@ -46,7 +46,8 @@ class FedPAC(Algorithm):
     the accuracy of that model and the one after local training; here it is the former, as with FedPer and FedRep.
     `combine_heads: false` is the ablation of their code (`agg_g`).
 
-    Newcomers: the shared body under the mean of all heads; ours, the paper has no clients that join later.
+    Newcomers: cannot join, since a head is combined for those who take part, from what they measure; under the mean of
+    all heads they predict no better than at random.
     """
 
     summary: ClassVar[str] = "features near global class means, heads combined for each"
@@ -94,11 +95,6 @@ class FedPAC(Algorithm):
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         rows = torch.from_numpy(receivers)
         heads = tree.map(lambda heads: heads[rows], part(server, "heads"))
-        return {"body": part(server, "body"), "head": heads, "means": part(server, "means")}
-
-    def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
-        mean = tree.map(lambda heads: heads.double().mean(0).float(), part(server, "heads"))
-        heads = tree.map(lambda head: head.expand(len(newcomers), *head.shape), mean)
         return {"body": part(server, "body"), "head": heads, "means": part(server, "means")}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.series.diagnostics import numbers_of_clients
-from pflmpi.learning.diagnostics import Category, PerClient
+from pflmpi.learning.diagnostics import Category, Diagnostic, PerClient
 from pflmpi.store.descriptions import Descriptions
 
 Columns = dict[str, np.ndarray]
+ClientValues = tuple[np.ndarray, np.ndarray]  # the ascending ids [m] of clients, and the values of each, [m, ...]
 
 _BYTES = {"up": "up_bytes", "down": "down_bytes"}
 _OF_CLIENTS = (("client",), ("participant",))  # axes of figures that have a number for each
@@ -54,3 +54,58 @@ def _metrics(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
             of_all = np.full(checkpoint.num_clients, np.nan)
             of_all[checkpoint.metrics["participants"]] = values
             yield column, of_all
+
+
+# --- values of a diagnostic: what clients keep, what the server keeps, or what was measured
+
+
+def diagnostic_values(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> ClientValues | None:
+    """A diagnostic's values by client, flattened to [m, n]; None where the checkpoint has none."""
+    if diagnostic.kept:
+        return kept_rows(checkpoint, diagnostic.kept)
+    if diagnostic.server:
+        rows = checkpoint.server_leaf(diagnostic.server)
+        return None if rows is None else (np.arange(len(rows)), rows.reshape(len(rows), -1))
+    clients, values = checkpoint.participants, checkpoint.measured.get(name)
+    return None if clients is None or values is None else (clients, values.reshape(len(clients), -1))
+
+
+def kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
+    """What clients keep at or below a path, flattened to [m, n]; None where no client does."""
+    alike = len(checkpoint.cohorts) == 1
+    leaves = dict.fromkeys(leaf if alike else leaf.partition("/")[2] for leaf in checkpoint.clients)
+    arrays = [kept_array(checkpoint, leaf) for leaf in leaves if leaf == path or leaf.startswith(f"{path}/")]
+    kept = [array for array in arrays if array is not None]
+    if not kept:
+        return None
+    return kept[0][0], np.concatenate([values.reshape(len(clients), -1) for clients, values in kept], axis=1)
+
+
+def kept_array(checkpoint: Checkpoint, path: str) -> ClientValues | None:
+    """One array of the clients of all cohorts, [m, ...]; None where no client keeps it."""
+    alike = len(checkpoint.cohorts) == 1
+    of_cohorts = [
+        (clients, np.asarray(checkpoint.clients[leaf]))
+        for cohort, clients in checkpoint.cohorts.items()
+        if (leaf := path if alike else f"{cohort}/{path}") in checkpoint.clients
+    ]
+    if not of_cohorts:
+        return None
+    clients, values = (np.concatenate(parts) for parts in zip(*of_cohorts, strict=True))
+    order = np.argsort(clients, kind="stable")
+    return clients[order], values[order]
+
+
+def numbers_of_clients(checkpoint: Checkpoint, name: str, diagnostic: PerClient | Category) -> np.ndarray:
+    """The number [N] of each client, NaN where it has none."""
+    values = np.full(checkpoint.num_clients, np.nan)
+    if (of_round := diagnostic_values(checkpoint, name, diagnostic)) is None:
+        return values
+    clients, numbers = of_round
+    values[clients] = numbers[:, 0]
+    if isinstance(diagnostic, PerClient) and diagnostic.known:
+        flags = kept_rows(checkpoint, diagnostic.known)
+        values[slice(None) if flags is None else flags[0][~flags[1][:, 0]]] = np.nan
+    if isinstance(diagnostic, Category):
+        values[values < 0] = np.nan
+    return values

@@ -45,7 +45,7 @@ def per_round(groups: Sequence[SeedGroup]) -> Plots:
     """Bytes, seconds and balance of ranks in each round, side by side; of several seeds their means."""
     shown, others = groups[:MOST_DETAILED], groups[MOST_DETAILED:]
     plots_of = [(group.title, cost.per_round(cost.mean_columns(group), group.title)) for group in shown]
-    if len(groups) == 1:
+    if sum(len(group.runs) for group in groups) == 1:
         return plots_of[0][1]
     together, rest = side_by_side(plots_of)
     shared = [replace(plot, caption=plot.caption + accuracy.not_drawn(others)) for plot in together]

@@ -192,7 +192,7 @@ _NOT_ON_PAGE = (  # but in runs.csv
 )
 
 
-_FIRST = ("run", "seeds")  # columns that are shown before options, and after two of these
+_FIRST = ("run", "seeds")  # columns that are shown before options that all runs have, and after two of these
 _NEXT = ("last (%)", "best (%)", "worst client (%)", "gain over local", "rounds to", "sent to", "time (s)", "lowest")
 _MOST_COLUMNS, _MOST_OPTIONS = 8, 2
 _HIGHER_IS_BETTER = ("best (%)", "last (%)", "worst", "lowest", "macro", "unseen", "after training", "gain")
@@ -208,8 +208,9 @@ def runs_table(lines: Sequence[Line]) -> PageTable:
     rows = for_readers(lines)
     folders = _below_common_folder([row.pop("folder") for row in rows])
     columns = [*rows[0], "folder"]
-    options = [name for name in columns[: columns.index("rounds")] if name not in ("run", "seeds", "seed")]
-    first = [*_FIRST, *options[:_MOST_OPTIONS]]
+    options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
+    of_all = [name for name in options if all(row[name] for row in rows)]
+    first = [*_FIRST, *of_all[:_MOST_OPTIONS]]
     first += [next((name for name in columns if name.startswith(start)), "") for start in _NEXT]
     shown = [name for name in first if name in columns][:_MOST_COLUMNS]
     values = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in the order of the columns

@@ -108,12 +108,12 @@ def _entries(experiment: Experiment, number: int) -> Entries:
         whole = [path for path, _ in tree.leaves(task.whole(task.like()))]
         paths, constants = {name: path for path, name in module_names(whole).items()}, {}
     in_file = read_state_dict(Path(file)) if file is not None and frozen else {}
-    weights = WeightsFile(file, module_file.sha256(file)) if file is not None and in_file else None
     for name, path in list(paths.items()):
         if path in frozen and name in in_file and equal(in_file[name], frozen[path]):
             paths[name] = FROM_FILE
         elif path in frozen:
             paths[name], constants[name] = CONSTANT, frozen[path]
+    weights = WeightsFile(file, module_file.sha256(file)) if file and FROM_FILE in paths.values() else None
     return Entries(paths, {name: _array(value) for name, value in constants.items()}, weights)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
 
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.rng import stream
@@ -52,6 +52,7 @@ class TrainingConfig(BaseModel):
     participation: Annotated[float, Field(gt=0, le=1, description="share of the clients that train in a round")] = 1.0
     without_clients: Annotated[
         tuple[int, ...],
+        PlainSerializer(list),  # as in YAML
         Field(description="ids of clients that never train: a round that draws one goes on without it"),
     ] = ()
     epochs: Annotated[int, Field(ge=0, le=1_000_000, description="local epochs per round")] = 1

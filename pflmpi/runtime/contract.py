@@ -20,7 +20,6 @@ from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
-from pflmpi.models.base import Architecture
 from pflmpi.text import counted, shown, some, spans
 from pflmpi.tree import Tree
 
@@ -183,7 +182,7 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
     if len(tasks) > 1 and not algorithm.unlike_models:
         raise ConfigError(
             f"{type(algorithm).__name__} sends whole models or bodies and needs one architecture; "
-            f"the configuration has {len(tasks)}: {some(_distinct_names([task.architecture for task in tasks]))}"
+            f"the configuration has {len(tasks)}: {some(_distinct_names(tasks))}"
         )
     first = tasks[0]
     for task in tasks[1:]:
@@ -192,7 +191,7 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
             for name, message in getattr(algorithm, way)(first).items():
                 shape, other_shape = _shape(message), _shape(others[name])
                 if shape != other_shape:
-                    model, other_model = _distinct_names([first.architecture, task.architecture])
+                    model, other_model = _distinct_names([first, task])
                     raise ConfigError(
                         f"the {way} message {name!r} has shape {shape} with {model} and {other_shape} with "
                         f"{other_model}; choose models with the same number of features"
@@ -347,9 +346,12 @@ def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, num_classes
         )
 
 
-def _distinct_names(architectures: Sequence[Architecture]) -> list[str]:
-    """The name of each, with the values that are not the same in all."""
-    values = [dataclasses.asdict(architecture) for architecture in architectures]
+def _distinct_names(tasks: Sequence[Task]) -> list[str]:
+    """The name of each model, with the values that are not the same in all."""
+    values = [
+        {**dataclasses.asdict(task.architecture), "frozen": [*task.frozen.paths], "personal": [*task.personal]}
+        for task in tasks
+    ]
     keys = [key for key in values[0] if key != "name" and any(other.get(key) != values[0][key] for other in values)]
     return [f"{own['name']} ({', '.join(f'{key} = {shown(own.get(key))}' for key in keys)})" for own in values]
 

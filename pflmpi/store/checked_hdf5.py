@@ -151,11 +151,8 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, 
         CheckpointError: the file to copy is missing or damaged.
     """
     if size is not None and size <= _SMALL:
-        memory = {
-            "driver": "core",
-            "backing_store": False,
-            "meta_block_size": 1024,
-        }
+        # HDF5 leaves half a block of metadata empty at the end.
+        memory = {"driver": "core", "backing_store": False, "meta_block_size": 1024}
         with h5py.File(path, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY, **memory) as file:
             _fill(Writing(file, in_memory=True), fill)
             file.flush()

@@ -19,12 +19,15 @@ from pflmpi.store.shard import Arrays, ClientRows
 
 _AT_ONCE = 1 << 24  # bytes of clients' rows in memory
 _MOST_AT_ONCE = 1 << 15  # clients
-_FEWEST_AT_ONCE = 64
 
 
 def clients_at_once(row_bytes: int) -> int:
-    """How many clients of so many bytes make a block of `digest_of_blocks`: finding the rows of one costs time."""
-    return min(max(_AT_ONCE // max(row_bytes, 1), _FEWEST_AT_ONCE), _MOST_AT_ONCE)
+    """How many clients of so many bytes make a block of `digest_of_blocks`: large blocks take memory, small ones time.
+
+    >>> clients_at_once(360), clients_at_once(1 << 20), clients_at_once(1 << 30)
+    (32768, 16, 1)
+    """
+    return min(max(_AT_ONCE // max(row_bytes, 1), 1), _MOST_AT_ONCE)
 
 
 def digest_of_blocks(server: Arrays, blocks: Iterable[ClientRows]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pflmpi.cluster.status import run_status
+from pflmpi.cluster.status import is_done
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
@@ -95,10 +95,7 @@ def unless_written(task: CellTask, out: Path) -> CellTask:
 def has_failed(cell: PlannedRun, out: Path) -> bool:
     """Whether a cell was started, and is neither done, by the configuration of its run, nor running."""
     run = cell.run(out)
-    if run_lock.owner(run) or not (run.exists() or cell.log(out).exists()):
-        return False
-    status = run_status(run)
-    return status is None or not status.done
+    return (run.exists() or cell.log(out).exists()) and not run_lock.owner(run) and not is_done(run)
 
 
 def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:

@@ -66,6 +66,8 @@ def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_ma
         isinstance(part, Curves) and label == "fedavg, 2 seeds" and part.curves[0].y.tolist() == [10, pytest.approx(30)]
     )
     assert part.curves[0].low == pytest.approx([10, 30]) and plot.caption.endswith("Not drawn: local.")
+    alone, *_ = figures.per_round(groups[:1])
+    assert alone.title == "Bytes per round: fedavg, 2 seeds", "not those of one seed"
     sent, *_ = figures.per_round(groups)
     assert isinstance(sent, Multiples) and [label for label, _ in sent.parts] == ["fedavg, 2 seeds", "local"]
     assert [part.curves[0].y.tolist() for _, part in sent.parts if isinstance(part, Curves)] == [[1, 1], [1, 4]]

@@ -138,9 +138,11 @@ def test_the_same_seed_twice_is_no_second_seed(tmp_path):
 
 def test_eight_columns_are_shown_and_the_best_values_marked(tmp_path):
     runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))])
+    for place, (named_run, values) in enumerate(zip(runs, ({"mu": 1, "k": 1}, {"mu": 2}), strict=True)):
+        named_run.run.config.update(algorithm={"name": "x", **values}, training={"rounds": 5, "lr": place})
     shown = runs_table(summaries(runs, [0.75, 0.8]))
     default = [name for place, name in enumerate(shown.columns) if place not in shown.optional]
-    assert len(default) <= 8 < len(shown.columns) and default[0] == "run" and "last (%)" in default
+    assert len(default) <= 8 < len(shown.columns) and default[0] == "run" and {"mu", "last (%)"} <= {*default}
     marked = {(row, shown.columns[column]) for row, column in shown.marked}
     assert {(0, "best (%)"), (0, "last (%)"), (1, "rounds to 75 %")} <= marked
     assert not {name for _, name in marked} & {"rounds", "up (B)", "time (s)"}, "where neither is better"

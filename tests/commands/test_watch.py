@@ -45,20 +45,21 @@ def test_each_round_is_a_line_until_the_run_ends(tmp_path, capsys):
     run.mkdir()
 
     def live():
+        shown[0].wait(120)
         lock = take(run, {}, take_over=False)
         begin(run, 9)
         for number in (1, 2):
             add(run, number)
-            shown[number].wait(20)
+            shown[number].wait(120)
         lock.release()
 
-    shown = {1: threading.Event(), 2: threading.Event()}
-    thread = threading.Timer(0.3, live)
+    shown = {number: threading.Event() for number in (0, 1, 2)}
+    thread = threading.Thread(target=live)
     summary = status.progress_summary
 
     def told(state, job):
-        if state is not None and state.title.startswith("fedavg") and state.round in shown:
-            shown[state.round].set()
+        if state is None or state.title.startswith("fedavg"):
+            shown[0 if state is None else state.round].set()
         return summary(state, job)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -125,8 +126,8 @@ def test_a_report_is_written_again_after_each_checkpoint_until_the_run_ends(tmp_
         sleep(0.1)
 
     monkeypatch.setattr(report, "time", SimpleNamespace(sleep=look))
-    written, write = [], analysis_report.write_report
-    monkeypatch.setattr(analysis_report, "write_report", lambda *words: (written.append(words[-1]), write(*words))[1])
+    written, write = [], analysis_report.write_report  # whose sixth argument is the seconds until a reload
+    monkeypatch.setattr(analysis_report, "write_report", lambda *words: (written.append(words[5]), write(*words))[1])
     assert main(["report", str(run), "--watch", "--out", str(page.parent)]) == 0
     assert written == [10, 10, 0]
     assert all('<meta http-equiv="refresh" content="10">' in text for text in pages[:2])

@@ -130,6 +130,8 @@ def test_models_that_train_other_parts_are_other_cohorts(tmp_path):
     raw = settings(models, "fedproto")
     assert len(experiment(models, "fedproto").tasks) == 2
     assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "3", 3)
+    with pytest.raises(ConfigError, match=r"cnn \(frozen = \['body/conv2/bias.*\), cnn \(frozen = \['body/conv1"):
+        experiment(models)
 
 
 def test_lanes_have_one_copy_of_what_is_frozen(net, tmp_path):

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.clients_table import ClientValues, diagnostic_values, kept_array, kept_rows, numbers_of_clients
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.selection import first_middle_last
 from pflmpi.analysis.series.similarity import pairs
 from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, Diagnostic, EntryShare, PerClient
-
-ClientValues = tuple[np.ndarray, np.ndarray]  # the ascending ids [m] of clients, and the values of each, [m, ...]
 
 
 def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
@@ -39,46 +38,6 @@ def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
     return plots
 
 
-# --- values of a diagnostic: what clients keep, what the server keeps, or what was measured
-
-
-def _values(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> ClientValues | None:
-    """A diagnostic's values by client, flattened to [m, n]; None where the checkpoint has none."""
-    if diagnostic.kept:
-        return _kept_rows(checkpoint, diagnostic.kept)
-    if diagnostic.server:
-        rows = checkpoint.server_leaf(diagnostic.server)
-        return None if rows is None else (np.arange(len(rows)), rows.reshape(len(rows), -1))
-    clients, values = checkpoint.participants, checkpoint.measured.get(name)
-    return None if clients is None or values is None else (clients, values.reshape(len(clients), -1))
-
-
-def _kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
-    """What clients keep at or below a path, flattened to [m, n]; None where no client does."""
-    alike = len(checkpoint.cohorts) == 1
-    leaves = dict.fromkeys(leaf if alike else leaf.partition("/")[2] for leaf in checkpoint.clients)
-    arrays = [_kept_array(checkpoint, leaf) for leaf in leaves if leaf == path or leaf.startswith(f"{path}/")]
-    kept = [array for array in arrays if array is not None]
-    if not kept:
-        return None
-    return kept[0][0], np.concatenate([values.reshape(len(clients), -1) for clients, values in kept], axis=1)
-
-
-def _kept_array(checkpoint: Checkpoint, path: str) -> ClientValues | None:
-    """One array of the clients of all cohorts, [m, ...]; None where no client keeps it."""
-    alike = len(checkpoint.cohorts) == 1
-    of_cohorts = [
-        (clients, np.asarray(checkpoint.clients[leaf]))
-        for cohort, clients in checkpoint.cohorts.items()
-        if (leaf := path if alike else f"{cohort}/{path}") in checkpoint.clients
-    ]
-    if not of_cohorts:
-        return None
-    clients, values = (np.concatenate(parts) for parts in zip(*of_cohorts, strict=True))
-    order = np.argsort(clients, kind="stable")
-    return clients[order], values[order]
-
-
 def _axis_label(name: str, diagnostic: Diagnostic) -> str:
     words = name.replace("_", " ")
     return f"{words} ({diagnostic.unit})" if diagnostic.unit else words
@@ -94,21 +53,6 @@ def _sentences(*texts: str) -> str:
 
 
 # --- one number per client
-
-
-def numbers_of_clients(checkpoint: Checkpoint, name: str, diagnostic: PerClient | Category) -> np.ndarray:
-    """The number [N] of each client, NaN where it has none."""
-    values = np.full(checkpoint.num_clients, np.nan)
-    if (of_round := _values(checkpoint, name, diagnostic)) is None:
-        return values
-    clients, numbers = of_round
-    values[clients] = numbers[:, 0]
-    if isinstance(diagnostic, PerClient) and diagnostic.known:
-        flags = _kept_rows(checkpoint, diagnostic.known)
-        values[slice(None) if flags is None else flags[0][~flags[1][:, 0]]] = np.nan
-    if isinstance(diagnostic, Category):
-        values[values < 0] = np.nan
-    return values
 
 
 def _over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerClient | Category) -> Matrices | Missing:
@@ -140,7 +84,7 @@ def _share_figures(
 ) -> list[Curves | Matrices | Missing]:
     """Share and overlaps over rounds, and the overlap of every two clients in the last checkpoint."""
     last, title = checkpoints[-1], diagnostic.title
-    of_last = _values(last, name, diagnostic)
+    of_last = diagnostic_values(last, name, diagnostic)
     if of_last is None:
         return [Missing(title, f"the checkpoint of round {last.number} has no values of it")]
     ids = of_last[0].tolist()
@@ -172,7 +116,7 @@ def _shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic
     }
     before: ClientValues | None = None  # one at a time in memory
     for checkpoint in checkpoints:
-        now = _values(checkpoint, name, diagnostic)
+        now = diagnostic_values(checkpoint, name, diagnostic)
         chosen = np.zeros((0, 1), bool) if now is None else now[1]
         again = np.empty(0) if before is None or now is None else _overlaps_of_changed(before, now)
         across = pairs(overlaps(chosen))
@@ -264,7 +208,7 @@ def _weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) 
 
     What a client keeps is from the last round in which it took part, and so is of this one for its participants alone.
     """
-    of_round = _values(checkpoint, name, diagnostic)
+    of_round = diagnostic_values(checkpoint, name, diagnostic)
     if of_round is None:
         return None
     clients, weights = of_round
@@ -274,7 +218,7 @@ def _weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) 
             return None
         taking_part = np.searchsorted(clients, checkpoint.participants)
         clients, weights = checkpoint.participants, weights[taking_part]
-        others = _kept_rows(checkpoint, diagnostic.clients) if diagnostic.clients else None
+        others = kept_rows(checkpoint, diagnostic.clients) if diagnostic.clients else None
         if others is None:
             columns = np.concatenate([clients, np.setdiff1d(np.arange(weights.shape[1]), clients)])
             weights = weights[:, columns]
@@ -349,8 +293,8 @@ def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Cloud:
     if diagnostic.server and (shared := checkpoint.server_leaf(diagnostic.server)) is not None:
         flag = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
         parts.append((np.array([_SERVER]), shared[np.newaxis], None if flag is None else flag[np.newaxis]))
-    if diagnostic.kept and (kept := _kept_array(checkpoint, diagnostic.kept)) is not None:
-        flags = _kept_array(checkpoint, diagnostic.kept_known) if diagnostic.kept_known else None
+    if diagnostic.kept and (kept := kept_array(checkpoint, diagnostic.kept)) is not None:
+        flags = kept_array(checkpoint, diagnostic.kept_known) if diagnostic.kept_known else None
         parts.append((*kept, None if flags is None else flags[1]))
     columns = []
     for clients, values, flag in parts:
