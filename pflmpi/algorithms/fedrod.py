@@ -44,6 +44,7 @@ class FedRoD(FedAvg):
 
     summary: ClassVar[str] = "a balanced generic model and a personal head beside its own"
     paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
+    frozen_head: ClassVar[bool] = False
 
     predict_with: Annotated[
         Literal["personal", "generic"], Field(description="both heads added (personal), or the generic head alone")

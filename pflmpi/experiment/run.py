@@ -382,7 +382,7 @@ def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
         "the version": f"{pflmpi.__version__} {torch.__version__}",
         "the configuration": _hash(yaml_file.dump(config.resolved()).encode()),
         "the code from outside the package": _hash(repr(dict(experiment.code)).encode()),
-        "the frozen weights": experiment.frozen_digest,
+        "the frozen weights": experiment.frozen_digest or "none",
         "the data": experiment.division.everyone.dataset.digest,
         "the partition": experiment.division.digest,
         "the placement of clients": _hash(repr(placement.computing_ranks).encode() + homes + groups),
