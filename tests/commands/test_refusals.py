@@ -17,7 +17,7 @@ REFUSED = [
     (["run", "a", "--out", ""], "usage: pflmpi"),
     (["schema", "x.yaml"], "there is no command 'schema' any more: `pflmpi list NAME`"),
     (["partition", "x.yaml"], "there is no command 'partition' any more: `pflmpi data CONFIG`"),
-    (["list", "fedgm"], "unknown name 'fedgm'; did you mean 'fedgmh', 'fedgh'"),
+    (["list", "fedgm"], "unknown name 'fedgm'; did you mean 'fedgmh', 'fedavgm', 'fedgh'"),
     (["run", "c.yaml", "--ranks", "0"], "--ranks 0: must be at least 1"),
     (["run", "c.yaml", "--ranks", "-1"], "--ranks -1: must be at least 1"),
     (["data", "c.yaml", "--label", "y"], "--label is for data, and c.yaml is a configuration"),

@@ -188,7 +188,7 @@ def test_a_run_whose_files_are_all_foreign_is_refused(runs, tmp_path):
 def test_a_changed_value_in_the_configuration_is_refused_by_name(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     config = run / "config.yaml"
-    config.write_text(config.read_text().replace(" lr: 0.1,", " lr: 0.3,"))
+    config.write_text(config.read_text().replace("\n  lr: 0.1\n", "\n  lr: 0.3\n"))
     before = config.read_bytes()
     with pytest.raises(UserError, match=r"training.lr = 0.1 in the run, 0.3 now; put it back"):
         quick_run.resume(run, ("training.rounds=4",))
