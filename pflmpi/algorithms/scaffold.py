@@ -1,6 +1,6 @@
 """SCAFFOLD: FedAvg whose local steps are corrected by what clients would do together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -16,6 +16,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, Loss, model_loss, num_steps
 from pflmpi.learning.sgd import gradient, train
 from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Downlink, Messages, Shared, Sum, Uplink
 from pflmpi.tree import Tree, part
 
@@ -67,6 +68,9 @@ class Scaffold(FedAvg):
                     f"which holds for plain SGD alone; set it to {plain}, or choose another algorithm"
                 )
 
+    def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
+        return {"train": Pass()} | ({"gradient": Pass(epochs=1)} if self.control == "gradient" else {})
+
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {**super().uplink(task), "change": Sum(task.like(*_TRAINED))}
 
@@ -92,7 +96,7 @@ class Scaffold(FedAvg):
         batches, lr = data.passes["train"], data.learning_rate
         model = train(task, start, batches, _corrected(task), lr, fixed=correction)
         if self.control == "gradient":
-            new = self._gradient(task, start, data)
+            new = self._gradient(task, start, data.passes["gradient"])
         else:
             length = num_steps(data, "train") * lr
             slope = tree.map(lambda x, y: (x - y) / length, only(start, _TRAINED), only(model, _TRAINED))
@@ -114,15 +118,17 @@ class Scaffold(FedAvg):
     def _zeros(self, task: Task) -> Tree:
         return tree.map(torch.zeros_like, only(task.init(), _TRAINED))
 
-    def _gradient(self, task: Task, model: Tree, data: ClientData) -> Tree:
-        """Gradient of the mean loss over all training samples; batch-norm statistics stay as they are."""
+    def _gradient(self, task: Task, model: Tree, batches: Iterable[Batch]) -> Tree:
+        """Gradient of the mean loss over the samples of a pass; batch-norm statistics stay as they are."""
         total = tree.map(torch.zeros_like, only(model, _TRAINED))
-        for batch in data.train:
+        count: Tensor | float = 0.0
+        for batch in batches:
             apart = {**model, **tree.clone(only(model, ("stats",)))}
             slope = gradient(task, apart, model_loss(task), batch, _TRAINED)
             samples = len(batch.y) if batch.padding is None else batch.padding.weight.sum()
+            count = count + samples
             total = tree.map(lambda sum, new, samples=samples: sum + samples * new, total, slope)
-        return tree.map(lambda sum: sum / data.num_samples.clamp(min=1), total)
+        return tree.map(lambda sum: sum / torch.as_tensor(count).clamp(min=1), total)
 
 
 def _corrected(task: Task) -> Loss:

@@ -25,7 +25,7 @@ def names(controls):
 def test_steps_and_control_variates_are_those_of_algorithm_1(control):
     task, batches = small_task.task(), [small_task.batch(seed) for seed in (0, 1, 2)]
     received, own, shared = (comparisons.model(seed) for seed in (1, 2, 3))
-    data = small_task.data(batches, LR)
+    data = comparisons.data_of({"train": batches, "gradient": batches}, LR)
     down = {"model": received, "control": shared}
     state, up = Scaffold(control=control).client_update(task, {"control": own}, down, data)
 
@@ -112,18 +112,18 @@ def test_the_training_loss_is_the_plain_one(tmp_path):
 @pytest.mark.parametrize("control", ["steps", "gradient"])
 def test_a_client_without_steps_changes_nothing_of_its_own(control):
     task, own = small_task.task(), comparisons.model(2)
-    data = small_task.data([small_task.batch(0)], LR)
-    data = comparisons.data_of({"train": []}, LR) if control == "steps" else data
+    data = comparisons.data_of({"train": [], "gradient": []}, LR)
     down = {"model": comparisons.model(1), "control": comparisons.model(3)}
     state, up = Scaffold(control=control).client_update(task, {"control": own}, down, data)
-    assert comparisons.same(state["control"], own) == (control == "steps")
-    assert comparisons.same(up["model"], down["model"]) == (control == "steps")
+    assert comparisons.same(up["model"], down["model"])
+    assert comparisons.same(state["control"], own) if control == "steps" else not state["control"]["head"]["bias"].any()
 
 
-def test_lanes_have_the_steps_of_the_loop():
+@pytest.mark.parametrize("control", ["steps", "gradient"])
+def test_lanes_have_the_steps_of_the_loop(control):
     zeros = tree.map(torch.zeros_like, comparisons.model(1))
     down, client = {"model": comparisons.model(1), "control": zeros}, {"control": comparisons.model(2)}
-    comparisons.check_lanes(small_task.task(), Scaffold(), client, down, ("train",))
+    comparisons.check_lanes(small_task.task(), Scaffold(control=control), client, down, ("train", "gradient"))
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
@@ -131,7 +131,9 @@ def test_batch_norm_statistics_have_no_control_variate(bn):
     task, algorithm = comparisons.with_batch_norm(bn=bn), Scaffold(control="gradient")
     client = algorithm.init_client(task)
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
-    state, up = algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
+    state, up = algorithm.client_update(
+        task, client, down, comparisons.data_of({name: [small_task.batch(0)] for name in ("train", "gradient")})
+    )
     assert set(state["control"]) == {"body", "head"} and ("stats" in state) == (bn == "local")
     _, sent = FedAvg().client_update(
         task, FedAvg().init_client(task), {"model": down["model"]}, small_task.data([small_task.batch(0)])

@@ -80,7 +80,7 @@ def test_class_names_are_in_the_checkpoint_and_on_the_page(tmp_path):
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report")]) == 0
     page = (tmp_path / "report" / "report.html").read_text()
     # Both panels of the partition, and the samples of one client.
-    assert page.count("&lt;owl&gt;</text>") == 3 and "\\u003cowl>" in page and "<owl>" not in page
+    assert page.count("&lt;owl&gt;</text>") == 4 and "\\u003cowl>" in page and "<owl>" not in page
     assert ",dog," in (tmp_path / "report" / "figures" / "partition.csv").read_text()
 
 
