@@ -1,7 +1,7 @@
 """FedNova: FedAvg that takes the mean of steps, not of models, so that clients with more steps do not count more."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Round, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.errors import ConfigError
-from pflmpi.learning.client import ClientData, num_steps
+from pflmpi.learning.client import ClientData, Counted
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Mean, Messages, Uplink, tensor
 from pflmpi.tree import Tree, leaf, part
@@ -56,8 +56,9 @@ class FedNova(FedAvg):
         return {"steps": Mean(sent if task.shared_stats else only(sent, ("direction", "gradients")), by=self.weighting)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        state, up = super().client_update(task, client, down, data)
-        gradients = self._gradients(task, num_steps(data, "train"))
+        batches = Counted(data, "train")
+        state, up = super().client_update(task, client, down, replace(data, passes={"train": batches}))
+        gradients = self._gradients(task, batches.steps)
         start, end = only(down["model"], _TRAINED), up["model"]
         direction = tree.map(lambda x, y: (x - y) / gradients.clamp(min=1), start, only(end, _TRAINED))
         return state, {"steps": {"direction": direction, "gradients": gradients, **only(end, task.shared_stats)}}

@@ -13,7 +13,7 @@ from pflmpi.algorithms.base import CannotJoin, Newcomer, Round, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.errors import ConfigError
-from pflmpi.learning.client import Batch, ClientData, Loss, model_loss, num_steps
+from pflmpi.learning.client import Batch, ClientData, Counted, Loss, model_loss
 from pflmpi.learning.sgd import gradient, train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
@@ -93,12 +93,12 @@ class Scaffold(FedAvg):
         own, shared, received = part(client, "control"), down["control"], down["model"]
         start = {**received, **only(client, task.local_stats)}
         correction: Tree = {"correction": tree.map(torch.sub, shared, own)}
-        batches, lr = data.passes["train"], data.learning_rate
+        batches, lr = Counted(data, "train"), data.learning_rate
         model = train(task, start, batches, _corrected(task), lr, fixed=correction)
         if self.control == "gradient":
             new = self._gradient(task, start, data.passes["gradient"])
         else:
-            length = num_steps(data, "train") * lr
+            length = batches.steps * lr
             slope = tree.map(lambda x, y: (x - y) / length, only(start, _TRAINED), only(model, _TRAINED))
             new = tree.map(lambda c, all, mean: torch.where(length > 0, c - all + mean, c), own, shared, slope)
         change = tree.map(torch.sub, new, own)

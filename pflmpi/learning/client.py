@@ -4,7 +4,7 @@ Everything here runs for one client. Inside a vmapped call (`task.batched`) the 
 batches are then padded, and `Padding` marks real samples.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,12 +108,20 @@ class ClientData:
 Loss = Callable[[Tree, Batch], Tensor]
 
 
-def num_steps(data: ClientData, name: str) -> Tensor:
-    """[] float32, the minibatches of a pass that have a real sample: so many steps does training over it take."""
-    steps = torch.zeros_like(data.class_counts[0])
-    for batch in data.passes[name]:
-        steps = steps + batch.active
-    return steps
+class Counted:
+    """A pass that counts the steps of the training that takes its minibatches.
+
+    Attributes:
+        steps: [] float32, the minibatches so far that had a real sample.
+    """
+
+    def __init__(self, data: ClientData, name: str) -> None:
+        self._batches, self.steps = data.passes[name], torch.zeros_like(data.class_counts[0])
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            self.steps = self.steps + batch.active
+            yield batch
 
 
 def average(values: Tensor, batch: Batch) -> Tensor:
