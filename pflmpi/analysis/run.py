@@ -13,6 +13,7 @@ import numpy as np
 
 from pflmpi import regular_file
 from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.clients_table import of_round as clients_of_round
 from pflmpi.analysis.metrics import CostTo, columns, cost_to
 from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
@@ -194,10 +195,9 @@ class Run:
         Raises:
             UserError: pandas is not installed; there is no such round; a file is damaged.
         """
-        clients_table = import_module("pflmpi.analysis.clients_table")  # whose imports import this file
         pd = needed("pandas", "clients_table()", "pandas")
         numbers = self._checkpoint_rounds(rounds)
-        frames = [pd.DataFrame(clients_table.of_round(self.round(number))) for number in numbers]
+        frames = [pd.DataFrame(clients_of_round(self.round(number))) for number in numbers]
         table: pandas.DataFrame = pd.concat(frames, ignore_index=True)
         return table
 
