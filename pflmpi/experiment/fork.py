@@ -60,9 +60,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
         "run": config_file.run_id(run),
         "round": round,
         "digest": run_folder.digest(run, round),
-        "changes": {
-            key: [[*side] if isinstance(side, tuple) else side for side in change] for key, change in changes.items()
-        },
+        "changes": {key: [*change] for key, change in changes.items()},
     }
     lock = take(out, {}, False)
     try:

@@ -114,8 +114,7 @@ def _differences(before: Scaling, now: Scaling) -> Sequence[str]:
 
     def values(scaling: Scaling) -> Mapping[str, Any]:
         own = {name: getattr(scaling, name) for name in ("mode", "rounds", "cores")}
-        of_config = by_key(scaling.config)  # a tuple is a list once it has been written
-        return own | {key: list(value) if isinstance(value, tuple) else value for key, value in of_config.items()}
+        return {**own, **by_key(scaling.config)}
 
     old, new = values(before), values(now)
     keys = sorted(old.keys() | new.keys())
