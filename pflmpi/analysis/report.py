@@ -75,9 +75,7 @@ def write_report(
             step()
         sections = _sections(runs, groups, lines, details, partial(draw_figures, out, pictures))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
-        text = html.page(title, _about(runs), problems, sections, made)
-        if reload:
-            text = text.replace("<title>", f'<meta http-equiv="refresh" content="{reload}">\n<title>', 1)
+        text = html.page(title, _about(runs), problems, sections, made, reload)
         atomic.write(out / PAGE, text.encode())  # a browser that reloads sees a whole page
         _remove(out, _linked_files(former) - _linked_files(text))
     except OSError as error:

@@ -67,7 +67,9 @@ class Section:
     closed: bool = False
 
 
-def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section], made: str = "") -> str:
+def page(
+    title: str, about: str, problems: Sequence[str], sections: Sequence[Section], made: str = "", reload: int = 0
+) -> str:
     """HTML of the page.
 
     Args:
@@ -76,6 +78,7 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
         problems: what was left out, and why.
         sections: in their order.
         made: by which version, when, where and with which command.
+        reload: seconds after which a browser loads it again; 0 for never.
     """
     anchors = {id(section): f"s{number}" for number, section in enumerate(sections, 1)}
     figures = [figure for section in sections for figure in section.figures if isinstance(figure, PageFigure)]
@@ -85,6 +88,7 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">',
+        *([f'<meta http-equiv="refresh" content="{reload}">'] if reload else []),
         f"<title>{_text(title)}</title>",
         f"<style>{_style()}</style></head><body>",
         f"<h1>{_text(title)}</h1>",
