@@ -143,9 +143,8 @@ def ranks(options: Options, threads: int) -> tuple[int | None, str]:
         return int(tasks) if tasks.isdecimal() else None, ""
     if gpus := options.get("gpus-per-node"):
         count = gpus.rpartition(":")[2]  # of a model of GPU
-        return int(
-            count
-        ) if count.isdecimal() else None, f"a rank for each of {gpus} GPUs (on CPU: for each core), which 1 task starts"
+        number = int(count) if count.isdecimal() else None
+        return number, f"a rank for each of {gpus} GPUs (on CPU: for each core), which 1 task starts"
     cores = options.get("cpus-per-task") or ""
     if cores.isdecimal():  # also where the job gets whole nodes
         number = max(int(cores) // threads, 1)

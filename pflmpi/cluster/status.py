@@ -572,8 +572,7 @@ def _job_object(job: Job) -> dict[str, Any]:
 def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
     state, writer = run_status(run) or RunStatus("", 0, 0, None, None, None, None, None), run_lock.owner(run)
     running = writer is not None or any(job.active and job.folder == run.resolve() for job in jobs)
-    ended = state.done or running
-    error, log = ("", None) if ended else next(iter(_errors_of(run)), ("", None))
+    error, log = ("", None) if state.done or running else next(_errors_of(run), ("", None))
     return {
         "run": run,
         "title": state.title or None,

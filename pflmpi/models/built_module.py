@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from pflmpi import global_generators
 from pflmpi.errors import ConfigError
+from pflmpi.models.lora import ADAPTERS
 from pflmpi.models.module_parts import prepare, replace_batch_norm
 from pflmpi.text import first_line
 
@@ -145,7 +146,7 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
     own = {name: value for name, value in module.state_dict().items() if name.rpartition(".")[0] != head}
     unread = {name for name in state if name.endswith("num_batches_tracked") and name not in own}
     state = {name: value for name, value in state.items() if name not in unread}
-    adapters = {name for name in own if name.rpartition(".")[2] in ("lora_a", "lora_b")}
+    adapters = {name for name in own if name.rpartition(".")[2] in ADAPTERS}
     if not adapters & state.keys():  # of the module without them
         own = {name: value for name, value in own.items() if name not in adapters}
     for name in sorted(own.keys() | state.keys()):

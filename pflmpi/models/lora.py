@@ -13,6 +13,8 @@ from pflmpi.text import some
 
 M = TypeVar("M", bound=nn.Module)
 
+ADAPTERS = ("lora_a", "lora_b")  # names of the parameters that a layer has besides its own
+
 
 class LoRALinear(nn.Linear):
     """x W^T + b + scale (x A^T) B^T, with `lora_a` [r, inputs] and `lora_b` [outputs, r]."""
