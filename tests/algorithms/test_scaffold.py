@@ -11,8 +11,9 @@ import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
-from pflmpi.algorithms.scaffold import Scaffold
+from pflmpi.algorithms.scaffold import Scaffold, _corrected
 from pflmpi.errors import ConfigError
+from pflmpi.learning.client import model_loss
 
 LR = 0.1
 
@@ -107,6 +108,20 @@ def test_the_training_loss_is_the_plain_one(tmp_path):
     head = first["fedavg"][0].split(",")
     place = head.index("train_loss")
     assert len({lines[1].split(",")[place] for lines in first.values()}) == 1
+
+
+def test_a_correction_changes_the_gradient_of_the_loss_and_not_its_value():
+    task, batch = small_task.task(), small_task.batch(0)
+    model, correction = comparisons.model(1), comparisons.model(2)
+    params = {**tree.map(lambda leaf: leaf.clone().requires_grad_(True), model), "correction": correction}
+    corrected, plain = _corrected(task)(params, batch), model_loss(task)(model, batch)
+    assert torch.equal(corrected, plain)
+    corrected.backward()
+    w = small_task.to_numpy(model)
+    slopes, added = numpy_network.gradients(w, *small_task.flat(batch)), small_task.to_numpy(correction)
+    found = small_task.to_numpy(tree.map(lambda leaf: leaf.grad, {name: params[name] for name in ("body", "head")}))
+    for name, slope in slopes.items():
+        np.testing.assert_allclose(found[name], slope + added[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("control", ["steps", "gradient"])

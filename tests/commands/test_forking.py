@@ -20,8 +20,8 @@ from pflmpi.config import stored
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import fork as forking
 from pflmpi.experiment import stored_config
-from pflmpi.store import config_file, run_folder, verify
-from pflmpi.store.names import round_path
+from pflmpi.store import checked_hdf5, config_file, metrics_file, run_folder, verify
+from pflmpi.store.names import SHARDS, round_path
 
 ROUNDS = 5
 
@@ -151,6 +151,23 @@ def test_a_run_of_another_history_is_not_its_parent(parent, tmp_path):
 
 class Killed(BaseException):
     pass
+
+
+def test_it_has_the_lines_of_its_rounds_alone_and_nothing_of_a_fork_that_was_killed(parent, tmp_path, monkeypatch):
+    def killed(source, path):
+        copy(source, path)
+        if "00003" in path.name:
+            raise Killed
+
+    values, out, copy = stored_config.values(parent), tmp_path / "fork", checked_hdf5.copy_file
+    monkeypatch.setattr(checked_hdf5, "copy_file", killed)
+    with pytest.raises(Killed):
+        forking.fork(parent, out, 3, values)
+    monkeypatch.undo()
+    assert any("00003" in path.name for path in (out / SHARDS).iterdir())
+    forking.fork(parent, out, 1, values)
+    assert {str(path.relative_to(out)) for path in (out / SHARDS).iterdir()} == {*run_folder.read_layout(out, 1).files}
+    assert [line["round"] for line in metrics_file.read(out)] == ["1"]
 
 
 def test_killed_at_any_file_it_is_no_run_or_a_whole_one(parent, tmp_path, monkeypatch):
