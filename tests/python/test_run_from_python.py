@@ -156,9 +156,7 @@ def test_a_configuration_is_saved_whole_and_loaded_again(tmp_path):
     assert Config.load(tmp_path / "saved.yaml").resolved() == CONFIG.resolved()
     CONFIG.replace(seed=9).save(tmp_path / "saved.yaml")
     assert Config.load(tmp_path / "saved.yaml").seed == 9
-    with pytest.raises(
-        ConfigError, match=r"cannot write .*/x.yaml: No such file or directory; .*another path"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot write .*/x.yaml: No such file or directory; .*another path"):
         CONFIG.save(tmp_path / "none" / "deep" / "x.yaml")
 
 
