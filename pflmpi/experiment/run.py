@@ -75,6 +75,7 @@ class RankContext:
         jobs: what starts the run again, with how often it has; see `store.run_lock`.
         take_over: take the run from a process that still writes it.
         start: what has started it, for its jobs.txt.
+        announce: called on rank 0 once nothing can refuse the run any more.
     """
 
     transport: Transport
@@ -85,6 +86,7 @@ class RankContext:
     jobs: Mapping[str, int] = field(default_factory=dict)
     take_over: bool = False
     start: Start | None = None
+    announce: Callable[[], None] = lambda: None
 
 
 def run(
@@ -284,6 +286,8 @@ def _run_rounds(
     else:
         server, layout = restore(run, setup, population, transport, done)
     attributes = stored_config.attributes(experiment, recorded)
+    if transport.rank == 0:
+        context.announce()
     checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock, config.checkpoint.keep)
     output = config.output if transport.rank == 0 else OutputConfig()
     try:
