@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 
 _NAMES = {
     "algorithm": """
-        apfl ditto fedadagrad fedadam fedala fedamp fedavg fedavg_ft fedavgm fedbabu fedcp fedfcd fedfomo fedgh
+        apfl ditto fedadagrad fedadam fedala fedamp fedavg fedavg_ft fedavgm fedbabu fedbn fedcp fedfcd fedfomo fedgh
         fedgmh fednova fedpac fedper fedproto fedprox fedrep fedrod fedyogi fesem gpfl l2gd lgfedavg local moon
         perfedavg pfedafe pfedcfr pfedme pfedpm scaffold
     """.split(),
