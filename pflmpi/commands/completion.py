@@ -29,7 +29,7 @@ _KEYS = {
         decay_floor decay_by warmup optimizer momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm
         label_smoothing precision init bn
     """.split(),
-    "evaluation": "every absent when batch_size unseen unseen_updates".split(),
+    "evaluation": "every absent when batch_size unseen unseen_updates measures".split(),
     "checkpoint": "every keep".split(),
     "output": ["trackers", "events"],
     "runtime": """
