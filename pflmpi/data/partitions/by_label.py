@@ -28,6 +28,15 @@ def class_sizes(labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarra
     return classes, sizes.astype(np.int64)
 
 
+def too_few_holders(clients: int, classes_per_client: int, num_classes: int, needed: int, max_tries: int) -> DataError:
+    """The error where no draw of labels gives each of them enough holders."""
+    return DataError(
+        f"{max_tries} draws of {classes_per_client} labels for each of {clients} clients gave no set in which each of "
+        f"{num_classes} labels has {needed} holders; raise partition.classes_per_client, partition.clients or "
+        f"partition.max_tries, or use the partition 'pathological', which deals the labels"
+    )
+
+
 def require_samples(samples: int, clients: int, each: int = 1) -> None:
     """Raise `DataError` unless every client can have `each` samples."""
     if clients < 1:

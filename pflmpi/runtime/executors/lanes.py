@@ -70,11 +70,14 @@ class Lanes(Executor):
                 lanes: Tree = {"state": state, "down": {**received}, "images": tests[:, step]}
                 scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
         if not scores:
-            return lambda: Counts.none(self.federation.test_class_counts[clients])
+            return lambda: self.untested(clients)
         done = download_all(scores, self.device)
         real = tree.leaf(whole.places, "weight").flatten(1) > 0
 
-        return lambda: counts(self.federation, clients, torch.stack(done(), 1).flatten(1, 2)[real])  # of [m, S B, K]
+        def finish() -> Counts:
+            return counts(self.federation, clients, torch.stack(done(), 1).flatten(1, 2)[real], self.measures)
+
+        return finish
 
     def _with_data(
         self,
