@@ -56,7 +56,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration whose files (a name, weights, path, transform or tracker) are made absolute.
+    """Raw configuration whose files (a name, weights, path, transform, measure or tracker) are made absolute.
 
     Args:
         folder: relative files are taken as below it.
@@ -79,7 +79,7 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
             sections[name] = {**part, "path": os.path.abspath(expanded(part["path"], folder))}
-    for name, key in (("data", "transform"), ("output", "trackers")):
+    for name, key in (("data", "transform"), ("evaluation", "measures"), ("output", "trackers")):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get(key), list):
             items = [outside.located(item, folder) if isinstance(item, str) else of(item) for item in part[key]]
@@ -183,7 +183,7 @@ def explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
             other = unknown(f"key in {'.'.join([name, *before])}:", key, list(within.model_fields))
             lines.append(f"{where} is not permitted: {other}")
         else:
-            allowed = problem["msg"].replace("Input should be", "must be")
+            allowed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
             lines.append(f"{where} = {shown(problem['input'])}: {allowed[0].lower()}{allowed[1:]}")
     return some(lines, separator="; ")
 

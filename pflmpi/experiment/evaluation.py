@@ -62,7 +62,7 @@ def count_trained(
         else:
             counts.append(evaluate(ready.executor, population, reply, [group], round))
         update(done, len(groups))
-    return in_client_order(groups, counts, ready.task.num_classes)
+    return in_client_order(groups, counts, ready.executor.untested([]))
 
 
 def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
