@@ -11,6 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pflmpi.transports import gpu_group
 from pflmpi.transports.gpu_group import GpuGroup
+from stub_device import DEVICE, stub_device
 
 SMALL = 1 << 16
 HOST = torch.device("cpu")
@@ -36,7 +37,7 @@ class Calls:
         return call
 
 
-def of_rank(rank, size, ranks, work):
+def of_rank(rank, size, ranks, work, device=HOST):
     """What a rank of so many calls, of which some have a GPU, while it does some work with its group."""
     calls = Calls()
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
@@ -46,7 +47,7 @@ def of_rank(rank, size, ranks, work):
             mock.patch.object(dist, "all_reduce", calls.collective("all_reduce")),
             mock.patch.object(dist, "broadcast", calls.collective("broadcast")),
         ):
-            work(GpuGroup(rank, ranks, HOST, lambda work: None, lambda work: None, "gloo"))
+            work(GpuGroup(rank, ranks, device, lambda work: None, lambda work: None, "gloo"))
     finally:
         dist.destroy_process_group()
     return calls.made
@@ -74,3 +75,17 @@ def test_what_is_staged_on_a_gpu_is_bounded_for_each_peer(monkeypatch):
             {2: 3 * SMALL},
             {2: SMALL + 5},
         ]
+
+
+def test_parts_that_are_on_a_gpu_do_not_pass_through_the_host():
+    with stub_device() as stub:
+        there, other = torch.empty(2 * SMALL, dtype=torch.uint8, device=DEVICE), np.zeros(2 * SMALL, np.uint8)
+
+        def work(group):
+            stub.bytes_moved = 0
+            group.exchange({1: there}, {1: torch.empty_like(there)})
+            assert stub.bytes_moved == 0
+            group.exchange({1: other}, {1: other})
+            assert stub.bytes_moved == 2 * other.nbytes
+
+        of_rank(0, 2, [0, 1], work, DEVICE)
