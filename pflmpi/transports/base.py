@@ -25,10 +25,6 @@ STAGED = 1 << 28  # bytes to or from each peer that pass through a GPU at a time
 _EMPTY = np.empty(0, np.uint8)
 
 
-def _on_host(size: int) -> np.ndarray:
-    return np.empty(size, np.uint8)
-
-
 class Counter:
     """Payload bytes per channel: `down` moved between ranks on the way to clients, `up` on the way from them.
 
@@ -118,7 +114,7 @@ class Transport(ABC):
         sizes: dict[int, int],
         moved: int,
         down: bool = False,
-        empty: Callable[[int], B] = _on_host,
+        empty: Callable[[int], B] | None = None,
     ) -> dict[int, B]:
         """Sends parts to ranks, and returns the parts received, by sender; its own part is given back, not a copy.
 
@@ -127,8 +123,8 @@ class Transport(ABC):
             sizes: how many bytes will be received, by sender; likewise.
             moved: bytes that all ranks send to others.
             down: count it as on the way to clients, not from them.
-            empty: makes the memory for a part of so many bytes, on the host or, as those to send, on a GPU of this
-                rank, whatever the others do.
+            empty: makes the memory for a part of so many bytes, which may be on a GPU of this rank, as may those to
+                send, whatever the others do; by default `host_buffer`.
         """
         for part in parts.values():
             check_bytes(part)
@@ -137,7 +133,10 @@ class Transport(ABC):
         own = len(parts.get(self.rank, ()))
         assert own == sizes.get(self.rank, 0), f"own part of {own} bytes, declared {sizes.get(self.rank, 0)}"
         assert all(map(len, parts.values())) and all(sizes.values()), "an empty part"
-        received = {rank: parts[rank] if rank == self.rank else empty(size) for rank, size in sizes.items()}
+        make: Any = empty or self.host_buffer
+        received: dict[int, B] = {
+            rank: parts[rank] if rank == self.rank else make(size) for rank, size in sizes.items()
+        }
         if self.size > 1:
             self._exchange_from_where_they_are(
                 {rank: part for rank, part in parts.items() if rank != self.rank},
@@ -153,7 +152,7 @@ class Transport(ABC):
             return not isinstance(part, np.ndarray) and not part.is_cpu and not self.takes_gpu_memory(len(part), rank)
 
         outgoing = {rank: part.cpu().numpy() if by_host(part, rank) else part for rank, part in sent.items()}
-        landing = {rank: _on_host(len(part)) for rank, part in received.items() if by_host(part, rank)}
+        landing = {rank: self.host_buffer(len(part)) for rank, part in received.items() if by_host(part, rank)}
         self._exchange(outgoing, {**received, **landing})
         for rank, part in received.items():
             if by_host(part, rank):
@@ -182,6 +181,10 @@ class Transport(ABC):
         """Wait until every rank has called this."""
         if self.size > 1:
             self._barrier()
+
+    def host_buffer(self, size: int) -> np.ndarray:
+        """Memory of the host for so many bytes that are to be sent or received: pinned where a GPU will copy them."""
+        return np.empty(size, np.uint8)
 
     def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
         """Whether a broadcast of so many bytes, or a part for or from a peer, may begin and end in memory of GPUs.

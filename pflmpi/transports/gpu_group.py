@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -55,6 +56,12 @@ class GpuGroup:
     def carries(self, size: int) -> bool:
         """Whether a message of so many bytes takes this way; the same on every rank."""
         return size >= SMALLEST_GPU_MESSAGE
+
+    def host_buffer(self, size: int) -> np.ndarray:
+        """Memory of the host; pinned for what the GPU will copy: pageable memory takes three times as long."""
+        return torch.empty(
+            size, dtype=torch.uint8, pin_memory=self._device.type == "cuda" and self.carries(size)
+        ).numpy()
 
     def broadcast(self, buffer: Tensor) -> None:
         """Copy rank 0's buffer into every rank's; each is on the host or on the GPU of its rank."""

@@ -69,6 +69,10 @@ class TorchTransport(Transport):
                     f"{library} does not start ({reason(error)}); NCCL_DEBUG=INFO says more, and {_WITHOUT}"
                 ) from error
 
+    def host_buffer(self, size: int) -> np.ndarray:
+        """See the base class."""
+        return super().host_buffer(size) if self._gpus is None else self._gpus.host_buffer(size)
+
     def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
         """Whether NCCL moves as many bytes; see the base class."""
         return self._gpus is not None and self._gpus.carries(size) and (peer is None or peer in self._gpus.members)
