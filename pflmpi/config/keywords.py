@@ -7,11 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from pflmpi import atomic
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.config import load
+from pflmpi.config import load, yaml_file
 from pflmpi.config.argument_checks import as_path
-from pflmpi.config.sections import merge
+from pflmpi.config.sections import NAMED, merge
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
@@ -68,6 +69,11 @@ class Config(load.Config):
         config._take(load.load(as_path("path", path)))
         return config
 
+    def save(self, path: "str | PathLike[str]") -> None:
+        """Write the whole configuration into a YAML file, for `load`, `pflmpi run` and others; replaces the file."""
+        with atomic.refusing(path, "choose another path"):
+            atomic.write(as_path("path", path), yaml_file.dump(self.resolved()).encode())
+
     def replace(self, **sections: Any) -> "Config":
         """The same configuration with other sections: with a name, a new one; without, keys of the one there."""
         return Config(**merged(self.resolved(), sections))
@@ -80,8 +86,8 @@ def merged(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any
 
 def _plain(section: str, value: Any) -> Any:
     """What YAML would hold in place of a value."""
-    if isinstance(value, str) and section in ("data", "partition", "model", "algorithm"):
-        return {"name": value}
+    if isinstance(value, str) and section in NAMED:
+        return value
     if isinstance(value, Algorithm):
         return {"name": _name(section, ALGORITHMS, value), **dataclasses.asdict(value)}
     if isinstance(value, Model):

@@ -26,12 +26,14 @@ from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.training_checks import (
     OneStep,
     check_left_out,
+    check_measures,
     check_options,
     check_padding,
     check_passes,
     check_stop,
     only_first_client,
 )
+from pflmpi.learning.scoring import Measure, measures_of
 from pflmpi.learning.task import HOST, SERVER, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
@@ -91,6 +93,12 @@ class Experiment:
         if not self.division.unseen_numbers:
             return None
         return self.config.algorithm.newcomer(self.tasks[0].replace(device=HOST))
+
+    @cached_property
+    def measures(self) -> dict[str, Measure]:
+        """What is measured besides what a task of classes always has."""
+        measures = measures_of(self.config.evaluation.measures)
+        return {name: measure for name, measure in measures.items() if name != "accuracy"}
 
     @cached_property
     def pool(self) -> Pool:
@@ -235,6 +243,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
     check_options(algorithm, tasks[0])
+    check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
     check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
     if config.runtime.executor == "lanes":
@@ -292,4 +301,13 @@ def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | Non
     """Executor of an experiment, with all samples on its device unless a pool is given."""
     config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform
-    return kind(config.algorithm, experiment.tasks, experiment.cohort, federation, pool, batch, transform)
+    return kind(
+        config.algorithm,
+        experiment.tasks,
+        experiment.cohort,
+        federation,
+        pool,
+        batch,
+        transform,
+        experiment.measures,
+    )

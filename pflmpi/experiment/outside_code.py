@@ -16,6 +16,7 @@ from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import OwnSource
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.learning.scoring import MEASURES
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS, Model
 from pflmpi.registry import Registry, unknown
@@ -26,7 +27,9 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "model": MODELS,
     "partition": PARTITIONS,
     "transform": TRANSFORMS,
+    "measure": MEASURES,
 }
+_LISTS = (("transform", "data", "transform"), ("measure", "evaluation", "measures"))  # place, section, key
 
 
 def code_hashes(config: Config) -> dict[str, str]:
@@ -68,12 +71,13 @@ def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
             return [of(f"{place}/{number}" if number else place, item) for number, item in enumerate(section)]
         if isinstance(section, Mapping) and place in now and _same_object(str(section.get("name")), now[place]):
             section = {**section, "name": now[place]}
-        if place == "data" and "transform" in section:
-            section = {**section, "transform": [moved(*entry) for entry in enumerate(section["transform"])]}
+        for kind, of_section, key in _LISTS:
+            if place == of_section and key in section:
+                section = {**section, key: [moved(f"{kind}/{n}", name) for n, name in enumerate(section[key])]}
         return section
 
-    def moved(number: int, name: str) -> str:
-        other = now.get(f"transform/{number}", name)
+    def moved(place: str, name: str) -> str:
+        other = now.get(place, name)
         return other if _same_object(name, other) else name
 
     return {key: of(key, value) for key, value in values.items()}
@@ -100,7 +104,8 @@ def _section(name: str, kind: object) -> str:
     """The section that names such a class or function."""
     if not isinstance(kind, type):
         names = [*inspect.signature(kind).parameters] if inspect.isfunction(kind) else []
-        return "partition" if {"clients", "rng"} <= {*names} else "transform" if names == ["x", "key"] else "model"
+        known = {"x key": "transform", "scores labels": "measure"}
+        return "partition" if {"clients", "rng"} <= {*names} else known.get(" ".join(names), "model")
     bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module))
     for section, base in bases:
         if issubclass(kind, base):
@@ -110,8 +115,9 @@ def _section(name: str, kind: object) -> str:
 
 def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Section and name of each object that a configuration names."""
-    for number, name in enumerate(raw["data"].get("transform", ())):
-        yield f"transform/{number}", name
+    for kind, section, key in _LISTS:
+        for number, name in enumerate(raw.get(section, {}).get(key, ())):
+            yield f"{kind}/{number}", name
     for key in ("algorithm", "data", "model", "partition"):
         sections = raw[key] if isinstance(raw[key], list) else [raw[key]]
         for number, section in enumerate(sections):

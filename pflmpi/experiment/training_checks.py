@@ -12,19 +12,22 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client
 from pflmpi.config.load import Config
 from pflmpi.data.unseen import Division
-from pflmpi.errors import ConfigError
+from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
+from pflmpi.learning.scoring import Measure, values_of
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
 from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, as_messages, with_rows
 from pflmpi.models.built_module import equal
+from pflmpi.registry import unknown
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
 from pflmpi.runtime.contract import calling, check_returned, state_and_messages
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.executors.batches import LaneBatches
+from pflmpi.runtime.progress import metric_columns
 from pflmpi.text import shown
 from pflmpi.tree import Tree
 
@@ -82,6 +85,8 @@ def check_left_out(config: Config, task: Task, num_clients: int, done: int) -> N
 def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneStep") -> None:
     """Raise `ConfigError` for an early stop by a metric that is never measured."""
     algorithm, task, why = trial.algorithm, trial.tasks[0], ""
+    if stop.metric not in (columns := metric_columns([*trial.measures])):
+        raise ConfigError(f"training.stop.metric: {unknown('column', stop.metric, columns)}; see evaluation.measures")
     if stop.metric.startswith("unseen"):
         rule = algorithm.newcomer(task.replace(device=HOST)) if evaluation.unseen else None
         why = "" if evaluation.unseen else "there are no unseen clients (evaluation.unseen = 0)"
@@ -92,6 +97,15 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
             why = f"the local training of {type(algorithm).__name__} measures no loss"
     if why:
         raise ConfigError(f"training.stop.metric = {shown(stop.metric)}, but {why}; choose another metric")
+
+
+def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
+    """Raise `ConfigError` for a measure that has no value for made-up scores of each class."""
+    k = task.num_classes
+    try:
+        values_of(measures, np.random.default_rng(0).normal(size=(2 * k + 1, k)), np.arange(2 * k + 1) % k)
+    except RunError as error:
+        raise ConfigError(f"evaluation.measures: {error}") from error
 
 
 def _check_schedule(training: TrainingConfig) -> None:

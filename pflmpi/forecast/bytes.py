@@ -198,7 +198,7 @@ def _rows(save: RoundSchedule, sizes: StateSizes) -> int:
 def _round(save: RoundSchedule, sizes: StateSizes) -> int:
     """Bytes of a round file: the server, messages that models are made of, and numbers of clients and classes."""
     n, classes = save.setup.task.num_clients, save.setup.task.num_classes
-    measured = 8 * n * (4 + (2 * classes + 2) * save.evaluates)
+    measured = 8 * n * (4 + (2 * classes + 2 + len(save.setup.executor.measures)) * save.evaluates)
     return sizes.server_bytes + leaf_bytes(sizes.received) + measured + _ROUND_FILE
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from os import PathLike
 from pathlib import Path
@@ -20,7 +21,7 @@ from pflmpi import early_signals, outside
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.commands.launch import num_ranks
 from pflmpi.commands.progress import RunProgress
-from pflmpi.commands.rank import connect, context_of, end_of_jobs, show_start, start_line
+from pflmpi.commands.rank import connect, context_of, end_of_jobs, show_start
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path, wrong_type
 from pflmpi.config.keywords import Config
@@ -274,9 +275,7 @@ def _run_on_this_rank(
     An error that all ranks know of is raised on all. One of this rank alone ends all ranks: they would wait for it.
     """
     launch = replace(detect(os.environ), runs=next(_runs))
-    size = num_ranks(ranks, config, launch)
-    if launch.rank == 0 and not quiet:
-        print(start_line(config, folder, size), file=sys.stderr, flush=True)
+    num_ranks(ranks, config, launch)
     config = parse(config.resolved())
     transport = connect(config, launch)
     if launch.rank == 0:
@@ -292,8 +291,7 @@ def _run_on_this_rank(
         ):
             early_signals.begun()
             placed, context = context_of(config, transport, launch, stop)
-            if launch.rank == 0 and not quiet:
-                show_start(context.start, launch)
+            context = replace(context, announce=partial(show_start, config, folder, context, launch, quiet))
             observe = _telling(progress, on_round, stop, raised)
             run = experiment.run(placed, folder, context, observe, resume="if_there" if resumes else "never")
         transport.close(goes_on=True)

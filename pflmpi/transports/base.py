@@ -21,6 +21,7 @@ Channel = Literal["data", "control", "checkpoint"]
 B = TypeVar("B", np.ndarray, Buffer)
 
 SMALLEST_GPU_MESSAGE = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
+STAGED = 1 << 28  # bytes to or from each peer that pass through a GPU at a time
 _EMPTY = np.empty(0, np.uint8)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer
+from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, STAGED, Buffer
 
 Backend = Literal["nccl", "gloo"]
 Parts = dict[int, np.ndarray]  # bytes on the host, by the rank at the other end
@@ -74,14 +74,19 @@ class GpuGroup:
         """Move the large parts between members, by the rank at the other end; gives the others of both."""
         outgoing, sent = self._split(sent)
         incoming, received = self._split(received)
+        most = max(map(len, [*outgoing.values(), *incoming.values()]), default=0)
+        for start in range(0, most, STAGED):  # both ends of a message cut it alike
+            self._exchange_staged(_cut(outgoing, start), _cut(incoming, start))
+        return sent, received
+
+    def _exchange_staged(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> None:
         staged = {rank: torch.empty_like(part, device=self._device) for rank, part in incoming.items()}
         moves = [dist.P2POp(dist.isend, part.to(self._device), rank, self._group) for rank, part in outgoing.items()]
         moves += [dist.P2POp(dist.irecv, part, rank, self._group) for rank, part in staged.items()]
-        for work in dist.batch_isend_irecv(moves) if moves else ():
+        for work in dist.batch_isend_irecv(moves):
             self._wait_for_message(work)
         for rank, part in incoming.items():
             part.copy_(staged[rank])
-        return sent, received
 
     def _split(self, parts: Parts) -> tuple[dict[int, Tensor], Parts]:
         """The parts that take this way, and the others."""
@@ -103,6 +108,11 @@ class GpuGroup:
             self._wait_for_gpu(start(staged))
             if changed and staged is not buffer:
                 buffer.copy_(staged)
+
+
+def _cut(parts: dict[int, Tensor], start: int) -> dict[int, Tensor]:
+    """At most `STAGED` bytes of each part, of those that are so long."""
+    return {rank: part[start : start + STAGED] for rank, part in parts.items() if start < len(part)}
 
 
 def as_tensor(chunk: Buffer) -> Tensor:

@@ -1,5 +1,6 @@
 """What `plan` counts for a GPU besides the group that it computes."""
 
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -13,7 +14,11 @@ from pflmpi.forecast.measuring import ProcessMemory
 from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
+from pflmpi.machine import Gpu
+from pflmpi.runtime.config import RuntimeConfig
+from pflmpi.runtime.devices import CONTEXT, gpu_messages, place_ranks
 from pflmpi.runtime.executors.batches import Pool
+from pflmpi.transports.peers import Peer
 from planned_run import planned
 
 
@@ -30,14 +35,14 @@ def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm,
     world = planned(raw, 1)
     on_gpu, on_cpu, model = of_one_rank(world, 1), of_one_rank(world, 0), tree.num_bytes(world.setup.task.like())
     summed = 3 * model + 8 * model // 4  # of three participants, and the sum in int64
-    beside = on_gpu.device - memory._CONTEXT - pool_bytes(world.setup, 0)
+    beside = on_gpu.device - CONTEXT - pool_bytes(world.setup, 0)
     assert (beside, on_cpu.device) == (2 * (1 + kept) * model + summed, 0)
     with mock.patch.object(memory, "MOST_MESSAGE_BYTES", 2 * model):
         assert of_one_rank(world, 1).device == on_gpu.device - model
     assert on_gpu.work - on_cpu.work == 2 * (1 + kept) * model, "in pinned memory of the host"
     frozen = planned({**raw, "model": {**raw["model"], "trainable": ["head.*"]}}, 1)
     head = tree.num_bytes(frozen.setup.task.like())
-    assert of_one_rank(frozen, 1).device - memory._CONTEXT - pool_bytes(world.setup, 0) == (
+    assert of_one_rank(frozen, 1).device - CONTEXT - pool_bytes(world.setup, 0) == (
         (2 * (1 + kept) + 3 + 8 // 4) * head + model - head
     ), "what is frozen once, and only what is trained in messages"
 
@@ -57,3 +62,25 @@ def test_the_samples_of_its_clients_are_on_the_gpu_of_a_rank(algorithm):
         pool = Pool.of(dataset, HOST) if mine is None else Pool.of_some(dataset, HOST, mine)
         assert more == pool.images.nbytes + pool.labels.nbytes
         assert (mine is None) == (algorithm == "fedavg")
+
+
+def test_what_passes_through_a_gpu_on_its_way_counts_and_is_bounded():
+    """Ditto's clients live on two ranks with a GPU each; the models of both go to rank 0, and the mean to both."""
+    raw = quick_run.settings(algorithm={"name": "ditto"}, runtime={"device": "auto"})
+    world = planned(raw, 2)
+    laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), world.schedule()
+
+    def device(staged, between_gpus="auto"):
+        messages = gpu_messages(placed, "torch", between_gpus)
+        ranks = replace(laid_out, messages=replace(messages, nccl=bool(messages.ranks)))
+        args = world.setup, ranks, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
+        with mock.patch.object(memory, "STAGED", staged):
+            return rank_memory(*args)[1]
+
+    gpus = tuple(Gpu(f"GPU-{i}", "A100", 0) for i in range(2))
+    placed = place_ranks([Peer("a", rank, (0,), gpus) for rank in range(2)], RuntimeConfig())
+    through_host, all_at_once, few = device(2**28, "host"), device(2**28), device(100)
+    most = max(call.sent[1] + call.received[1] for plan in rounds for call in plan.calls)
+    assert most > 200
+    assert all_at_once.device - all_at_once.nccl - through_host.device == most
+    assert few.device - few.nccl - through_host.device <= 200

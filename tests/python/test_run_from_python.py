@@ -133,6 +133,33 @@ def test_keywords_give_what_yaml_gives():
     assert Config(seed=3, **{**QUICK, "algorithm": "fedgmh"}).resolved() == expected
 
 
+def test_yaml_and_options_take_a_name_in_place_of_a_section_too(tmp_path):
+    file = tmp_path / "short.yaml"
+    file.write_text("data: digits\npartition: {name: iid, clients: 4}\nmodel: [mlp, {name: mlp}]\nalgorithm: fedavg\n")
+    expected = Config(
+        data="digits", partition={"name": "iid", "clients": 4}, model=["mlp", {"name": "mlp"}], algorithm="fedavg"
+    )
+    assert configuration.load(file).resolved() == expected.resolved()
+    changed = configuration.load(file, ["algorithm=ditto", "algorithm.prox_weight=0.5", "model=mlp", "model.hidden=5"])
+    both = expected.replace(algorithm={"name": "ditto", "prox_weight": 0.5}, model={"name": "mlp", "hidden": 5})
+    assert changed.resolved() == both.resolved()
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom pflmpi.algorithms.fedavg import FedAvg\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n    pass\n"
+    )
+    file.write_text("data: digits\npartition: {name: iid, clients: 4}\nalgorithm: ./mine.py:Mine\n")
+    assert configuration.load(file).resolved()["algorithm"]["name"] == f"{tmp_path}/mine.py:Mine"
+
+
+def test_a_configuration_is_saved_whole_and_loaded_again(tmp_path):
+    CONFIG.save(tmp_path / "saved.yaml")
+    assert Config.load(tmp_path / "saved.yaml").resolved() == CONFIG.resolved()
+    CONFIG.replace(seed=9).save(tmp_path / "saved.yaml")
+    assert Config.load(tmp_path / "saved.yaml").seed == 9
+    with pytest.raises(ConfigError, match=r"cannot write .*/x.yaml: No such file or directory; .*another path"):
+        CONFIG.save(tmp_path / "none" / "deep" / "x.yaml")
+
+
 def test_it_goes_through_yaml_unchanged_also_with_numbers_of_numpy():
     config = Config(**{**QUICK, "seed": np.int64(3), "training": {"rounds": np.int32(2), "lr": np.float32(0.5)}})
     assert configuration.parse(yaml_file.parse(yaml_file.dump(config.resolved()), "")).resolved() == config.resolved()

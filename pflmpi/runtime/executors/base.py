@@ -3,7 +3,7 @@
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
+from pflmpi.learning.scoring import Measure
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass, batch_order, samples_of, share_of
 from pflmpi.learning.transforms import Transform
@@ -43,6 +44,7 @@ class Executor(ABC):
         pool: the samples of the clients that this rank computes, at least.
         eval_batch: samples per forward pass outside training.
         transform: what training samples go through; None: nothing.
+        measures: what is measured besides accuracy, F1 and loss, by name.
     """
 
     algorithm: Algorithm
@@ -52,6 +54,7 @@ class Executor(ABC):
     pool: Pool
     eval_batch: int
     transform: Transform | None = None
+    measures: Mapping[str, Measure] = field(default_factory=dict)
 
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Update]:
         """Begin the local update of the participants in one group; see `local_update`."""
@@ -89,6 +92,10 @@ class Executor(ABC):
     @abstractmethod
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         """Begin to test the personal models of the clients of one group on their test samples, [m, ...]."""
+
+    def untested(self, clients: Sequence[int] | np.ndarray) -> Counts:
+        """Counts of some clients before any test."""
+        return Counts.none(self.federation.test_class_counts[np.asarray(clients, np.int64)], self.measures)
 
     def task(self, clients: np.ndarray) -> Task:
         return self.tasks[int(self.cohort[clients[0]])]
@@ -301,7 +308,8 @@ class Loop(Executor):
             with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch):
                 scores += predictions(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)
-        return lambda: counts(self.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()]))
+        none = torch.empty(0, task.num_classes)
+        return lambda: counts(self.federation, clients, torch.cat([none, *done()]), self.measures)
 
 
 def _joined(batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
