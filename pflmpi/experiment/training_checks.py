@@ -16,7 +16,7 @@ from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
-from pflmpi.learning.participation import Participation, is_trace
+from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
 from pflmpi.learning.scoring import Measure, values_of
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
@@ -72,7 +72,15 @@ def check_participation(config: Config, task: Task, participation: Participation
     if all(getattr(training, key) == getattr(_DEFAULT, key) for key in _LEAVE_OUT):
         return
     rounds = range(done + 1, training.rounds + 1)
-    left = {round: len(participation.participants(round)) for round in rounds}
+    clients = {round: participation.participants(round) for round in rounds}
+    if SELECTIONS.reference(training.selection) and any(
+        not np.array_equal(participation.participants(round), clients[round]) for round in rounds
+    ):
+        raise ConfigError(
+            f"training.selection = {shown(training.selection)} returns other clients at a second call; it must follow "
+            "from its arguments alone, and draw from `rng`"
+        )
+    left = {round: len(ids) for round, ids in clients.items()}
     fewest = min(rounds, key=left.__getitem__, default=None)
     if fewest is None:
         return
