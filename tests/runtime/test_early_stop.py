@@ -134,7 +134,10 @@ def test_a_launcher_ends_with_zero_and_the_same_bits(tmp_path):
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        ({"stop": {"metric": "accuracy", "patience": 3}}, "training.stop.metric = 'accuracy': must be 'accuracy_mean'"),
+        (
+            {"stop": {"metric": "accuracy", "patience": 3}},
+            "training.stop.metric = 'accuracy': must be one of accuracy_mean",
+        ),
         ({"stop": {"metric": "accuracy_mean"}}, "training.stop.patience is missing: rounds"),
         ({"stop": {"metric": "accuracy_mean", "patience": 0}}, "training.stop.patience = 0: must be greater than"),
         ({"stop": {"metric": "accuracy_mean", "wait": 3}}, "unknown key in training.stop: 'wait'"),
