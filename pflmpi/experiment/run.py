@@ -168,7 +168,7 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
 
     def completed() -> Experiment:
         experiment = complete(first, config.runtime, executor)
-        experiment.check_left_out(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
+        experiment.check_participation(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
         if isinstance(experiment.newcomer, CannotJoin) and is_root:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if resumed is not None:
@@ -257,7 +257,9 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
-        metrics_file.restart(run, 0, metric_columns([*experiment.measures]))
+        metrics_file.restart(
+            run, 0, metric_columns([*experiment.measures], experiment.config.training.step_seconds is not None)
+        )
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
 

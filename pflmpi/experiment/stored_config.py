@@ -232,7 +232,8 @@ def announce(run: Path, names: Sequence[str]) -> None:
 
 
 def _functions(section: Mapping[str, Any]) -> list[Any]:
-    return [name for key in ("transform", "measures") if isinstance(names := section.get(key), list) for name in names]
+    lists = [name for key in ("transform", "measures") if isinstance(names := section.get(key), list) for name in names]
+    return [*lists, section.get("selection")]
 
 
 @cache  # also for the ranks that are forks

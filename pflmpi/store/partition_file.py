@@ -70,11 +70,10 @@ def read(run: Path) -> SampleCounts | None:
     if not os.path.lexists(path(run)):
         return None
     try:
-        text = io.StringIO(regular_file.read(path(run)).decode(), newline="")
-        lines = list(csv.reader(text))
-        if not lines or tuple(lines[0]) != _HEADER:
-            raise ValueError("its first line is not " + ",".join(_HEADER))
-        table = np.array([[int(word) for word in line] for line in lines[1:]], np.int64)
+        header, _, lines = regular_file.read(path(run)).decode().partition("\n")
+        if header != ",".join(_HEADER) or not lines.strip():
+            raise ValueError("it does not begin with " + ",".join(_HEADER) + " and a line of numbers")
+        table = np.loadtxt(io.StringIO(lines), np.int64, comments=None, delimiter=",", ndmin=2)
         shape = tuple(table[-1, :2] + 1)
         train, test = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         train[table[:, 0], table[:, 1]], test[table[:, 0], table[:, 1]] = table[:, 2], table[:, 3]
