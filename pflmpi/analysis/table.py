@@ -62,6 +62,11 @@ METRICS = {
 }
 
 
+def metric_of(name: str) -> Metric:
+    """The metric of a table file, which may be a column of a measure (`evaluation.measures`)."""
+    return METRICS.get(name) or Metric(name, name, "", 1.0)
+
+
 @dataclass(frozen=True)
 class Value:
     """A value and its spread, None where it stands alone; accuracies are in percent."""
@@ -149,7 +154,7 @@ def pick(columns: Mapping[str, np.ndarray], metric: str, figure: str) -> float:
         columns: of its metrics, each [rounds].
         metric, figure: as in the table file.
     """
-    shown = METRICS[metric]
+    shown = metric_of(metric)
     values = shown.scale * columns.get(shown.column, np.empty(0))
     measured = ~np.isnan(values)
     if not measured.any():  # no unseen clients, or none that can join; a run from before losses were recorded
@@ -258,7 +263,7 @@ class PrintedTable:
 
 def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     """The table as the paper prints it, beside the published figures, and the mean of the last ten rounds."""
-    metric = METRICS[table.metric]
+    metric = metric_of(table.metric)
     unit, points = metric.unit and f", {metric.unit}", metric.unit == "percent"
     fit = "; inside the published spread, within a point, or outside" if points else ""
     first = f"{metric.name}, {_FIGURES[table.figure]} (published, difference{fit}){unit}"
@@ -352,7 +357,7 @@ def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
         **pair("ours", "ours_std", entry.ours),
         **pair("published", "published_spread", entry.published),
         "difference": _number(entry.difference),
-        "fit": _fit(entry) if METRICS[table.metric].unit == "percent" else "",
+        "fit": _fit(entry) if metric_of(table.metric).unit == "percent" else "",
         **pair(f"last{LAST}", f"last{LAST}_std", entry.last_ten),
         "std_over_clients": _number(entry.over_clients),
         **({} if table.target is None else {**costs, "seeds_at_target": len(entry.costs)}),

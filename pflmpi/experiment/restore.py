@@ -23,6 +23,7 @@ from pflmpi.messages.downlink import KeptRows
 from pflmpi.runtime.client_state import Population, allocate, from_flat, row_kinds
 from pflmpi.runtime.devices import fix_kernels, own_device
 from pflmpi.runtime.faults import all_or_none
+from pflmpi.runtime.progress import metric_columns
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import config_file, metrics_file, partition_file, pruning, run_folder, verify
 from pflmpi.store.layout import Layout
@@ -116,7 +117,9 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
                         "%s is missing; it begins anew without figures of rounds 1 to %d", metrics_file.path(run), done
                     )
                 pruning.discard_after(run, done)
-                metrics_file.restart(run, done)
+                metrics_file.restart(
+                    run, done, metric_columns([*setup.executor.measures], setup.task.training.step_seconds is not None)
+                )
 
     state = all_or_none(transport, fill)
     all_or_none(transport, tidy)

@@ -1,12 +1,12 @@
 """Progress after a round on rank 0, for the checkpoint, the metrics file and the display."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from pflmpi.runtime.measures import Counts, figures
+from pflmpi.runtime.measures import Counts, columns_of, figures
 from pflmpi.store import metrics_file
 
 _ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")
@@ -25,12 +25,13 @@ class Progress:
             compute, `compute`, for which the slowest trained and tested, `waiting`, for which they waited for it on
             average, and `evaluation`, for which they tested on average; on rank 0 `exchange`, and `checkpoint`, for
             which training waited for the checkpoint before this round. The rest of one is written while training
-            continues.
+            continues. Where they are configured, `simulated`, for which the slowest simulated client trained.
         bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
         memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
         unseen: of the clients that were kept out of training; None if there are none.
         trained: [P] of the participants after local training; None where they are not tested then.
         train_loss: [P] float64, mean over the local steps of each participant; NaN where an algorithm measures none.
+        measures: names of what is measured besides (`evaluation.measures`).
     """
 
     round: int
@@ -43,6 +44,7 @@ class Progress:
     unseen: Counts | None = None
     trained: Counts | None = None
     train_loss: np.ndarray = field(default_factory=lambda: np.empty(0))
+    measures: Sequence[str] = ()
 
     @cached_property
     def columns(self) -> dict[str, str | int]:
@@ -63,7 +65,15 @@ class Progress:
             int(self.memory.max(initial=0)),
             int(self.memory.sum()),
         ]
-        return dict(zip(metrics_file.COLUMNS, line, strict=True))
+        columns = dict(zip(metrics_file.COLUMNS, line, strict=True))
+        if "simulated" in self.seconds:
+            columns["simulated_seconds"] = f"{self.seconds['simulated']:.4f}"
+        for name in self.measures:
+            columns |= zip(columns_of(name), _figures(self.scores, columns_of(name)), strict=True)
+        for prefix, scores in (("unseen_", self.unseen), ("trained_", self.trained)):
+            means = [columns_of(name)[0] for name in self.measures]
+            columns |= zip([prefix + name for name in means], _figures(scores, means), strict=True)
+        return columns
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The metrics of the round as a checkpoint stores them."""
@@ -81,12 +91,23 @@ class Progress:
                     "predicted": scores.predicted.astype(np.int32),
                     "class_accuracy": scores.class_accuracy,
                 }
+                by_client |= {f"client_{name}": values for name, values in scores.values.items()}
                 over_all = {name: np.array(value) for name, value in figures(scores).items()}
                 arrays.update({f"{prefix}{name}": value for name, value in (by_client | over_all).items()})
         return arrays
 
 
-def _figures(scores: Counts | None, names: tuple[str, ...]) -> list[str]:
+def metric_columns(measures: Sequence[str], simulated: bool) -> list[str]:
+    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients."""
+    nothing = np.empty(0, np.int64)
+    empty = dict.fromkeys(
+        ("round", "compute", "exchange", "evaluation", "checkpoint", "waiting", *["simulated"] * simulated), 0.0
+    )
+    sent = dict.fromkeys(("up", "down", "wire_up", "wire_down"), nothing)
+    return [*Progress(0, nothing, nothing, None, empty, sent, measures=measures).columns]
+
+
+def _figures(scores: Counts | None, names: Sequence[str]) -> list[str]:
     if scores is None:
         return [""] * len(names)
     values = figures(scores)

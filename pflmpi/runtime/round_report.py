@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +83,7 @@ def gather(
         totals: [N + U, K] int64, test samples of every client by class.
         num_clients: N; those of higher ids are unseen, and from N + U on client N + U + i is client i after training.
     """
-    lengths = _lengths(testing, training, totals.shape[1])
+    lengths = _lengths(testing, training, 2 * totals.shape[1] + 1 + len(measured.tested.values))
     reports = transport.gather(_packed(measured).view(np.uint8), (8 * lengths.sum(1)).tolist())
     if reports is None:
         return None
@@ -94,7 +94,7 @@ def gather(
     heads = heads.reshape(-1, _HEAD)
     trained_for, tested_for, memory = heads[:, :3].T
     busy, computes = (trained_for + tested_for) / 1e6, lengths[:, 1:].any(1)
-    tested, unseen, trained = _scores(scores, testing, totals, num_clients)
+    tested, unseen, trained = _scores(scores, testing, totals, num_clients, [*measured.tested.values])
     return RoundReport(
         tested=tested,
         unseen=unseen if len(unseen.loss) else None,
@@ -111,26 +111,29 @@ def gather(
 def _packed(measured: Measured) -> np.ndarray:
     """The report of this rank, float64: its head, the scores of its clients, and their losses."""
     head = [int(measured.training * 1e6), int(measured.testing * 1e6), own_memory("VmHWM"), *measured.stop]
-    scores = np.column_stack([measured.tested.hits, measured.tested.predicted, measured.tested.loss])
+    tested = measured.tested
+    scores = np.column_stack([tested.hits, tested.predicted, tested.loss, *tested.values.values()])
     losses = [measured.train_loss[client] for client in sorted(measured.train_loss)]
     return np.concatenate([head, scores.ravel(), losses]).astype(np.float64)
 
 
-def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> np.ndarray:
-    """[R, 3] numbers in the three parts of the report of each rank; see `_packed`."""
+def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], width: int) -> np.ndarray:
+    """[R, 3] numbers in the three parts of the report of each rank, so many for a tested client; see `_packed`."""
     tested, trained = clients_per_rank(testing), clients_per_rank(training)
-    return np.column_stack([np.full_like(tested, _HEAD), (2 * num_classes + 1) * tested, trained])
+    return np.column_stack([np.full_like(tested, _HEAD), width * tested, trained])
 
 
 def _scores(
-    scores: np.ndarray, testing: list[list[ClientGroup]], totals: np.ndarray, num_clients: int
+    scores: np.ndarray, testing: list[list[ClientGroup]], totals: np.ndarray, num_clients: int, measures: Sequence[str]
 ) -> tuple[Counts, Counts, Counts]:
     """The scores of the tested clients, of the unseen ones, and of the participants after training; see `gather`."""
     clients, (everyone, num_classes) = rank_by_rank(testing), totals.shape
     order = np.argsort(clients, kind="stable")
-    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1)[order]
-    hits, predicted, loss = np.split(rows, [num_classes, 2 * num_classes], axis=1)
-    counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss[:, 0])
+    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1 + len(measures))[order]
+    hits, predicted, others = np.split(rows, [num_classes, 2 * num_classes], axis=1)
+    loss, *values = others.T
+    by_measure = dict(zip(measures, values, strict=True))
+    counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss, by_measure)
     first_unseen, first_trained = np.searchsorted(clients, [num_clients, everyone])
     parts = slice(first_unseen), slice(first_unseen, first_trained), slice(first_trained, None)
     tested, unseen, trained = map(counts.rows, parts)
@@ -169,6 +172,7 @@ class RoundHooks:
         checkpoints: get the metrics of each round.
         observe: called on rank 0 after every round.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
+        measures: names of what is measured besides accuracy, F1 and loss.
     """
 
     def __init__(
@@ -179,10 +183,11 @@ class RoundHooks:
         observe: Observer,
         stop: Stop,
         timeout: float | None = None,
+        measures: Sequence[str] = (),
     ) -> None:
         self._transport, self._checkpoints = transport, checkpoints
         self._observe, self.stop, self._timeout = observe, stop, timeout
-        self._scores = Counts.none(test_class_counts)  # the newest of each client
+        self._scores = Counts.none(test_class_counts, measures)  # the newest of each client
         self._last_report = time.perf_counter()
         self._limit_waiting(_FIRST_ROUND)
 
@@ -225,12 +230,14 @@ class RoundHooks:
                 "evaluation": reported.testing,
                 "checkpoint": self._checkpoints.take_seconds(),
                 "round": self._last_report - before,
+                **({} if (simulated := now.simulated_seconds) is None else {"simulated": simulated}),
             },
             bytes={"up": now.up_bytes, "down": now.down_bytes, "wire_up": wire_up, "wire_down": wire_down},
             memory=reported.memory,
             unseen=reported.unseen,
             trained=reported.trained,
             train_loss=reported.train_loss,
+            measures=[*self._scores.values],
         )
         self._checkpoints.record(progress)
         self._observe(progress)

@@ -9,7 +9,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from zlib_ng import zlib_ng as zlib
@@ -22,7 +22,7 @@ from pflmpi.text import for_shell
 EMPTY = Checksum(0, 0)
 logger = logging.getLogger(__name__)
 
-COLUMNS = (
+COLUMNS = (  # of every run; those of its measures follow
     "round",
     "participants",
     "accuracy_mean",
@@ -54,12 +54,18 @@ COLUMNS = (
     "memory_bytes",  # that of all ranks together
 )
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan)", re.ASCII)
+_OF_MEASURE = re.compile("[a-z][a-z0-9_]*_(mean|weighted|bottom)", re.ASCII)
 _COUNTS = ("round", "participants", "skipped")
 
 
 def is_count(name: str) -> bool:
     """Whether the values of a column are whole numbers."""
     return name in _COUNTS or name.endswith("_bytes")
+
+
+def of_measures(names: Iterable[str]) -> list[str]:
+    """The columns that only the measures of a run give it; other names that a file may have are left out."""
+    return [name for name in names if name not in COLUMNS and _OF_MEASURE.fullmatch(name)]
 
 
 def is_number(name: str, text: str) -> bool:
@@ -81,12 +87,12 @@ def read(run: Path) -> list[dict[str, str]]:
     return [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
 
 
-def restart(run: Path, done: int) -> None:
+def restart(run: Path, done: int, columns: Sequence[str] = COLUMNS) -> None:
     """Keep the lines of rounds 1 to `done` and drop the rest; where the file is missing, those have no figures."""
     lines = text(run).splitlines(keepends=True)[: done + 1] if done else []
     if not lines:
-        lost = ["0" if is_count(name) else "" for name in COLUMNS[1:]]
-        rows = [COLUMNS, *((str(round), *lost) for round in range(1, done + 1))]
+        lost = ["0" if is_count(name) else "" for name in columns[1:]]
+        rows = [columns, *((str(round), *lost) for round in range(1, done + 1))]
         lines = [f"{','.join(row)}\n".encode() for row in rows]
     atomic.write(path(run), b"".join(lines))
 
@@ -111,15 +117,15 @@ def text(run: Path) -> bytes:
     return regular_file.read(path(run)) if os.path.lexists(path(run)) else b""
 
 
-def append(run: Path, line: Sequence[str | int]) -> str:
+def append(run: Path, line: Sequence[str | int], columns: Sequence[str] = COLUMNS) -> str:
     """Append the line of a round, one value per column; return it."""
-    assert len(line) == len(COLUMNS)
+    assert len(line) == len(columns)
     csv.writer(written := io.StringIO(), lineterminator="\n").writerow(line)
     try:
         with open(path(run), "a", newline="", opener=_not_through_a_link) as file:
             if not file.tell():
                 logger.warning("%s was deleted meanwhile; the figures of the rounds before are lost", path(run))
-                csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+                csv.writer(file, lineterminator="\n").writerow(columns)
             file.write(written.getvalue())
     except OSError as error:
         raise RunError(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.splits import apportion, cut, merged
+from pflmpi.data.splits import apportion, divided
 from pflmpi.errors import DataError
 
 Pairing = Annotated[
@@ -135,9 +135,5 @@ def hand_out(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -
         labels: int64 [n].
         counts: int64 [N, K] for the K labels that occur, ascending; columns sum to at most the size of the class.
     """
-    pieces: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
-    for column, label in enumerate(np.unique(labels)):
-        samples = rng.permutation(np.flatnonzero(labels == label))
-        for own, piece in zip(pieces, cut(samples, counts[:, column]), strict=True):
-            own.append(piece)
-    return [merged(own) for own in pieces]
+    samples = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    return divided(samples, counts)
