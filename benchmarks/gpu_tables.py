@@ -4,7 +4,8 @@
     python benchmarks/gpu_tables.py --plan ...    # says what each of them takes, in that order, and starts nothing
     python benchmarks/overview.py --add sweeps    # puts those that are finished into results/
 
-Missing: with a published figure, and not in results/*.csv; of a TABLE that is named all cells that are not there.
+Missing: with a published figure, and not in results/*.csv, once where several tables have it; of a TABLE that is named
+all cells that are not there.
 
 As `pflmpi sweep TABLE --budget` does it for one table, in the same folders (OUT/NAME of a table), for all of the papers
 together: what a cell costs is known from its finished rounds, or those of cells like it, else estimated by steps x
@@ -14,6 +15,7 @@ after a round, and goes on with the next call.
 
 import argparse
 import csv
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -108,15 +110,17 @@ def plan(budget: Budget) -> str:
 
 def cells(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) -> list[tuple[CellOfTable, Config]]:
     """The missing cells of some tables, with their configurations; a table with the runs of another one is left out."""
-    found = []
+    found, known = [], set()
     for path in paths or sorted((ROOT / "configs" / "papers").glob("*/*.yaml")):
         table = tables.load(path)
         if not table.runs_of:
             published = {(row, column) for row, columns in table.published.items() for column in columns}
             count, there = min(seeds or len(table.seeds), len(table.seeds)), _seeds_in_results(path.stem)
             for cell, config in tables.selected(path, overrides, count, []):
-                place = cell.row, cell.column
-                if cell.seed not in table.seeds[: there.get(place, 0)] and (paths or place in published):
+                place, settings = (cell.row, cell.column), json.dumps(cell.raw, sort_keys=True)
+                missing = cell.seed not in table.seeds[: there.get(place, 0)] and (paths or place in published)
+                if missing and (paths or settings not in known):
+                    known.add(settings)
                     found.append((CellOfTable(**vars(cell), table=path.stem), config))
     return found
 

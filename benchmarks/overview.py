@@ -6,20 +6,24 @@
 
 Counted from results/*.csv, of the form that `pflmpi table TABLE` writes, and the table files in configs/papers, which
 have one reading of each paper, the one for which there is evidence. Cells with other settings than their file's are
-not added, unless `-s` says these. A FedProx that misses beside a FedAvg that misses is not counted: with a small weight
-the two are one algorithm.
+not added, unless `-s` says these; one that several tables have is taken from the sweep that has run it. A FedProx that
+misses beside a FedAvg that misses is not counted: with a small weight the two are one algorithm.
 """
 
 import argparse
 import csv
+import json
 import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pflmpi.analysis.table import METRICS, closeness, comma_separated, entries
-from pflmpi.sweep.table import cells, folder, load
+from pflmpi.config.sections import by_key
+from pflmpi.runtime.config import FREE_ON_RESUME
+from pflmpi.sweep.table import Cell, cells, folder, load
 
 ROOT = Path(__file__).parent.parent
 RESULTS, CONFIGS = ROOT / "results", ROOT / "configs" / "papers"
@@ -116,13 +120,37 @@ def _markdown(rows: Sequence[Sequence[str | int]]) -> str:
     return "".join(f"| {' | '.join(map(str, row))} |\n" for row in (head, ["---"] * len(head), *body))
 
 
+@dataclass(frozen=True)
+class CellElsewhere(Cell):
+    """A cell whose run is in a folder that may be that of another table."""
+
+    place: Path
+
+    def run(self, out: Path) -> Path:
+        return self.place
+
+
+def settings(cell: Cell) -> str:
+    """What decides the results of a cell, as text."""
+    return json.dumps(
+        {key: value for key, value in by_key(cell.raw).items() if key not in FREE_ON_RESUME}, sort_keys=True
+    )
+
+
 def add(sweeps: Path, overrides: Sequence[str], results: Path = RESULTS, papers: Path = CONFIGS) -> None:
     """Put the finished cells of sweeps into the CSV files; one of more seeds that is there stays."""
-    for path in (path for paper in PAPERS for path in sorted((papers / paper).glob("*.yaml"))):
-        table, runs, file = load(path), sweeps / folder(path, None).name, results / f"{path.stem}.csv"
-        if not table.published or not runs.is_dir():
-            continue
-        filled = [entry for entry in entries(table, cells(table, overrides, None), runs) if entry.finished]
+    paths = [path for paper in PAPERS for path in sorted((papers / paper).glob("*.yaml"))]
+    swept = {path: cells(load(path), overrides, None) for path in paths}
+    places = {path: sweeps / folder(path, None).name for path in paths}
+    runs = {settings(cell): run for path in paths for cell in swept[path] if (run := cell.run(places[path])).exists()}
+    for path in paths:
+        table, file = load(path), results / f"{path.stem}.csv"
+        owned = [(cell, cell.run(places[path])) for cell in swept[path]]
+        found = [
+            CellElsewhere(**vars(cell), place=own if own.exists() else runs.get(settings(cell), own))
+            for cell, own in owned
+        ]
+        filled = [entry for entry in entries(table, found, places[path]) if entry.finished] if table.published else []
         new = [*csv.DictReader(comma_separated(table, filled).splitlines())] if filled else []
         best: dict[tuple[str, str], Line] = {}
         for line in [*_read(file), *new]:
@@ -130,12 +158,12 @@ def add(sweeps: Path, overrides: Sequence[str], results: Path = RESULTS, papers:
             if int(line["seeds_finished"]) >= int(other["seeds_finished"]):
                 best[line["row"], line["column"]] = line
         if new:
-            places = [(row, column) for row in table.rows for column in table.columns]
+            ordered = [(row, column) for row in table.rows for column in table.columns]
             with file.open("w", encoding="utf-8") as out:
                 writer = csv.DictWriter(out, list(new[0]), lineterminator="\n")
                 writer.writeheader()
-                writer.writerows(best[place] for place in places if place in best)
-            print(f"{file.name}: {len(new)} cells are finished in {runs}")
+                writer.writerows(best[place] for place in ordered if place in best)
+            print(f"{file.name}: {len(new)} cells are finished")
 
 
 def pages() -> dict[Path, str]:

@@ -88,7 +88,9 @@ def swept(overview, tmp_path):
         (tmp_path / "papers" / paper).mkdir(parents=True)
     (tmp_path / "results").mkdir()
     path = table_file.write(
-        tmp_path / "papers" / "fedfcd", columns={"few": {}, "many": {}}, published={"FedAvg": {"few": 80.5, "many": 80}}
+        tmp_path / "papers" / "fedfcd",
+        columns={"few": {}, "many": {"model": {"hidden": 5}}},
+        published={"FedAvg": {"few": 80.5, "many": 80}},
     )
     of_table = cells(load(path), [], None)
 
@@ -115,6 +117,7 @@ def test_finished_cells_flow_into_the_files_and_one_of_more_seeds_stays(swept, o
     assert swept.add(overrides=["training.rounds=3"]) == []
     (line,) = swept.add(other)
     assert (line["column"], line["ours"], line["fit"]) == ("many", "80.00", "within a point")
+    assert line["state"] == "1 of 2 seeds"
     assert [line["column"] for line in swept.add(first)] == ["few", "many"], "in the order of the table"
     assert swept.add(second)[0]["seeds_finished"] == "2"
     shutil.rmtree(second.run(swept.folder / "sweeps" / "small"))
@@ -124,6 +127,16 @@ def test_finished_cells_flow_into_the_files_and_one_of_more_seeds_stays(swept, o
     assert "| FedAvg | 80.50±0.71 (80.50) | 80.00 (80.00) |" in text
     assert "Partitions: few 0123456789ab, many 0123456789ab." in text and "none is outside" in text
     assert "pflmpi sweep configs/papers/fedfcd/small.yaml\n" in text
+
+
+def test_a_cell_that_two_tables_have_is_taken_from_the_sweep_that_has_run_it(swept):
+    other = table_file.write(
+        swept.folder, columns={"small": {"checkpoint": {"every": 2}}}, published={"FedAvg": {"small": 80}}
+    )
+    shutil.move(other, swept.folder / "papers" / "fedgmh" / "other.yaml")
+    swept.add(next(cell for cell in swept.cells if cell.row == "FedAvg"))
+    (line,) = csv.DictReader((swept.folder / "results" / "other.csv").read_text().splitlines())
+    assert (line["row"], line["column"], line["ours"], line["seeds_finished"]) == ("FedAvg", "small", "80.00", "1")
 
 
 def test_cells_with_other_settings_than_those_of_the_file_are_not_added_unless_they_are_said(swept, overview):
@@ -140,6 +153,8 @@ def test_what_is_run_next_are_the_published_cells_that_no_file_has_cheapest_firs
     published = {"FedAvg": {"few": 80}, "Local": {"few": 80, "many (M)": 80}}
     table = table_file.write(tmp_path / "configs" / "papers" / "fedfcd", published=published)
     shutil.copy(table, tmp_path / "configs" / "papers" / "digits.yaml")  # of no paper
+    again = table_file.write(tmp_path, published={"Local": {"many (M)": 80}})
+    shutil.move(again, tmp_path / "configs" / "papers" / "fedfcd" / "with_the_same_cell.yaml")
     (tmp_path / "results" / "small.csv").write_text("row,column,seeds_finished\nFedAvg,few,2\nLocal,few,1\n")
     missing = [cell for cell, _ in gpu_tables.cells([], [], None)]
     assert [f"{cell.row}/{cell.column}/{cell.seed}" for cell in missing] == [
