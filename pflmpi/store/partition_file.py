@@ -1,6 +1,5 @@
 """RUN/partition.csv: number of samples of each class on every client, for later analysis."""
 
-import csv
 import io
 import os
 from dataclasses import dataclass
