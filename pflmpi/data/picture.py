@@ -81,12 +81,13 @@ class _Cells:
 
 def _summary(federation: Federation, cells: _Cells) -> list[str]:
     train, classes_held = federation.num_train, (federation.class_counts > 0).sum(axis=1)
-    both = train + federation.num_test
+    held = sum(map(len, federation.validation))
+    samples = [sum(map(len, of_client)) for of_client in federation.samples]
     lines = [
         cells.legend(),
-        f"{federation.num_clients} clients, {train.sum()} training and {federation.num_test.sum()} test samples "
-        f"of {federation.dataset.name}",
-        f"samples per client: {_range(both)}",
+        f"{federation.num_clients} clients, {train.sum()} training{f', {held} validation' if held else ''} and "
+        f"{federation.num_test.sum()} test samples of {federation.dataset.name}",
+        f"samples per client: {_range(np.array(samples))}",
         f"classes per client: {_range(classes_held)} of {federation.dataset.num_classes}",
     ]
     if federation.num_shared:

@@ -1,5 +1,7 @@
 """Training and test samples of each client, and the rounding of fractional shares to whole samples."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pflmpi.errors import DataError
@@ -65,6 +67,40 @@ def split_pooled(
         train.append(pieces[0])
         test.append(pieces[1])
     return merged(train), merged(test)
+
+
+def split_share(
+    train: Sequence[np.ndarray], share: float, rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Training and validation samples of each client: of m samples floor(share m + 0.5), drawn at random, validate.
+
+    Args:
+        train: int64, ascending, the samples of each client; none is empty.
+
+    Raises:
+        DataError: a client would have no sample left to train on.
+    """
+    sizes = np.array([len(samples) for samples in train])
+    taken = np.floor(share * sizes + 0.5).astype(np.int64)
+    whose, starts = np.repeat(np.arange(len(sizes)), sizes), np.cumsum(sizes) - sizes
+    order = np.lexsort((rng.random(len(whose)), whose))  # each client's samples shuffled
+    chosen = np.zeros(len(whose), bool)
+    chosen[order] = np.arange(len(whose)) - starts[whose] < taken[whose]
+    return split_marked(train, np.split(chosen, starts[1:]), f"data.validation = {share}")
+
+
+def split_marked(
+    train: Sequence[np.ndarray], marked: Sequence[np.ndarray], why: str = "the data"
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Samples of each client that are not `marked` (bool, as `train`), and those that are; raises as `split_share`."""
+    for client, marks in enumerate(marked):
+        if marks.all():
+            raise DataError(
+                f"{why} takes all {len(marks)} training samples of client {client} for validation, and none is left to "
+                "train on; take fewer, or give the client more samples"
+            )
+    sides = [(samples[~marks], samples[marks]) for samples, marks in zip(train, marked, strict=True)]
+    return [kept for kept, _ in sides], [validation for _, validation in sides]
 
 
 def official_by_class(

@@ -15,6 +15,7 @@ from pflmpi import outside, tree
 from pflmpi.atomic import remedy
 from pflmpi.config import stored
 from pflmpi.config.load import Config
+from pflmpi.data.federation import Federation
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, complete, draft, load_federation
@@ -116,11 +117,16 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
                         "%s is missing; it begins anew without figures of rounds 1 to %d", metrics_file.path(run), done
                     )
                 pruning.discard_after(run, done)
-                metrics_file.restart(run, done)
+                metrics_file.restart(run, done, metrics_columns(setup.executor.federation))
 
     state = all_or_none(transport, fill)
     all_or_none(transport, tidy)
     return state
+
+
+def metrics_columns(federation: Federation) -> tuple[str, ...]:
+    """The columns of metrics.csv of a run."""
+    return (*metrics_file.COLUMNS, *(metrics_file.VALIDATION_COLUMNS if federation.validation else ()))
 
 
 @contextlib.contextmanager

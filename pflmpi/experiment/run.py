@@ -27,7 +27,7 @@ from pflmpi.data.federation import Federation, resolved_split
 from pflmpi.errors import ConfigError, RunError, Stopped
 from pflmpi.experiment import build, stored_config
 from pflmpi.experiment.build import Experiment, check_executor, complete, draft, load_federation
-from pflmpi.experiment.restore import continue_after, on_recorded_data, restore
+from pflmpi.experiment.restore import continue_after, metrics_columns, on_recorded_data, restore
 from pflmpi.experiment.run_weights import RunWeights
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.machine import memory
@@ -196,6 +196,8 @@ def _log_assumptions(experiment: Experiment) -> None:
     if chosen and resolved_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())
         _log.warning("tests on the %d samples that the data marks as test (data.split: auto)", marked)
+    if dataset.official_validation is not None and experiment.federation.validation:
+        _log.warning("validates on the %d samples that the data marks so", experiment.federation.num_validation.sum())
     tokens = dataset.may_be_tokens and any(MODELS.reference(MODELS.name_of(type(model))) for model in config.models)
     if config.data.normalize == "fixed" and not tokens and (problem := unscaled(dataset)):
         _log.warning("%s", problem)
@@ -255,7 +257,7 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
-        metrics_file.restart(run, 0)
+        metrics_file.restart(run, 0, metrics_columns(experiment.federation))
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
 
@@ -292,7 +294,8 @@ def _run_rounds(
             if not _has_ended(run, config, context):
                 scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
                 totals, timeout = experiment.federation.test_class_counts, config.runtime.timeout
-                hooks = RoundHooks(totals, transport, checkpoints, observer, context.stop, timeout)
+                validation = experiment.counts.validation
+                hooks = RoundHooks(totals, transport, checkpoints, observer, context.stop, timeout, validation)
                 skips = config.runtime.client_errors == "skip"
                 rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)
     except Stopped:

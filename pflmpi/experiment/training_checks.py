@@ -82,7 +82,9 @@ def check_left_out(config: Config, task: Task, num_clients: int, done: int) -> N
 def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneStep") -> None:
     """Raise `ConfigError` for an early stop by a metric that is never measured."""
     algorithm, task, why = trial.algorithm, trial.tasks[0], ""
-    if stop.metric.startswith("unseen"):
+    if stop.metric.startswith("unseen") and trial.federation.validation:
+        why = "rounds are chosen by validation samples, and unseen clients have none"
+    elif stop.metric.startswith("unseen"):
         rule = algorithm.newcomer(task.replace(device=HOST)) if evaluation.unseen else None
         why = "" if evaluation.unseen else "there are no unseen clients (evaluation.unseen = 0)"
         why = f"unseen clients are not tested: {rule.why}" if isinstance(rule, CannotJoin) else why

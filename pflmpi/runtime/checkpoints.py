@@ -85,6 +85,8 @@ class Checkpoints:
         names = stored_messages(setup.algorithm, setup.task, setup.templates)
         self._is_own = {name: isinstance(setup.declared.down[name], Own) for name in names}  # of received messages
         self._partition = {"train_samples": federation.num_train, "test_samples": federation.num_test}
+        if federation.validation:
+            self._partition["validation_samples"] = federation.num_validation
         self._normalisation = setup.task.normalisation
         self._hosts = [peer.host for peer in transport.peers] or [""] * transport.size
         self._writer = Writer(run)
@@ -106,7 +108,7 @@ class Checkpoints:
             self._lock.check()
             self._writer.check()
             assert self._metrics is not None
-            line = metrics_file.append(self._run, list(progress.columns.values()))
+            line = metrics_file.append(self._run, list(progress.columns.values()), list(progress.columns))
             self._metrics = metrics_file.checksum(line.encode(), self._metrics)
 
     def save(

@@ -29,6 +29,7 @@ class Progress:
         bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
         memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
         unseen: of the clients that were kept out of training; None if there are none.
+        validation: as `scores`, of the validation samples; None if there are none.
         trained: [P] of the participants after local training; None where they are not tested then.
         train_loss: [P] float64, mean over the local steps of each participant; NaN where an algorithm measures none.
     """
@@ -41,6 +42,7 @@ class Progress:
     bytes: dict[str, np.ndarray] = field(default_factory=dict)
     memory: np.ndarray = field(default_factory=lambda: np.empty(0))
     unseen: Counts | None = None
+    validation: Counts | None = None
     trained: Counts | None = None
     train_loss: np.ndarray = field(default_factory=lambda: np.empty(0))
 
@@ -63,13 +65,23 @@ class Progress:
             int(self.memory.max(initial=0)),
             int(self.memory.sum()),
         ]
-        return dict(zip(metrics_file.COLUMNS, line, strict=True))
+        columns = dict(zip(metrics_file.COLUMNS, line, strict=True))
+        if self.validation is not None:
+            of_validation = _figures(self.validation if self.scores else None, (*_ACCURACY, *_OTHERS))
+            columns |= dict(zip(metrics_file.VALIDATION_COLUMNS, of_validation, strict=True))
+        return columns
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The metrics of the round as a checkpoint stores them."""
         arrays = {"participants": self.participants, "skipped": self.skipped, "client_train_loss": self.train_loss}
         arrays.update({f"seconds_{name}": np.array(value) for name, value in self.seconds.items()})
-        for prefix, scores in (("", self.scores), ("unseen_", self.unseen), ("trained_", self.trained)):
+        validation = self.validation if self.scores else None
+        for prefix, scores in {
+            "": self.scores,
+            "unseen_": self.unseen,
+            "trained_": self.trained,
+            "validation_": validation,
+        }.items():
             if scores is not None:
                 by_client = {
                     "correct": scores.correct,
@@ -82,8 +94,18 @@ class Progress:
                     "class_accuracy": scores.class_accuracy,
                 }
                 over_all = {name: np.array(value) for name, value in figures(scores).items()}
-                arrays.update({f"{prefix}{name}": value for name, value in (by_client | over_all).items()})
+                for name, value in (by_client | over_all).items():
+                    arrays[f"{prefix}{name}" if prefix != "validation_" else of_validation(name)] = value
         return arrays
+
+
+def of_validation(measure: str) -> str:
+    """What a measure of the test samples is called of the validation samples.
+
+    >>> of_validation("accuracy_mean"), of_validation("test_loss")
+    ('validation_accuracy_mean', 'validation_loss')
+    """
+    return f"validation_{measure.replace('test_', '')}"
 
 
 def _figures(scores: Counts | None, names: tuple[str, ...]) -> list[str]:

@@ -57,6 +57,8 @@ BYTES = {
 PARTITION = {
     "train_samples": ("samples", ("client",), "training samples of each client"),
     "test_samples": ("samples", ("client",), "test samples of each client"),
+    "validation_samples": ("samples", ("client",), "validation samples of each client"),
+    "validation_by_class": ("samples", ("client", "class"), "validation samples of each client and class"),
     "train_by_class": ("samples", ("client", "class"), "training samples of each client and class"),
     "test_by_class": ("samples", ("client", "class"), "test samples of each client and class"),
 }
@@ -97,6 +99,11 @@ class Descriptions:
 
     def figure(self, section: str, name: str) -> Described:
         """Of an array in `metrics`, `bytes`, `partition` or `layout`."""
+        tested = name.removeprefix("validation_")
+        described = METRICS.get(tested) or METRICS.get(tested.replace("loss", "test_loss"))
+        if section == "metrics" and tested != name and described:
+            unit, axes, text = described
+            return unit, axes, f"{text.replace('test sample', 'validation sample')}; on validation samples"
         for prefix, axis in ("unseen_", "unseen"), ("trained_", "participant"):
             base = name.removeprefix(prefix)
             if name not in METRICS and base != name and base in METRICS:

@@ -53,6 +53,14 @@ COLUMNS = (
     "memory_rank_bytes",  # the most that the largest rank ever had; 0: unknown
     "memory_bytes",  # that of all ranks together
 )
+VALIDATION_COLUMNS = (  # after these, of a run with validation samples: the same measures on them
+    "validation_accuracy_mean",
+    "validation_accuracy_weighted",
+    "validation_accuracy_std",
+    "validation_loss",
+    "validation_f1_macro",
+    "validation_accuracy_bottom",
+)
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan)", re.ASCII)
 _COUNTS = ("round", "participants", "skipped")
 
@@ -81,12 +89,12 @@ def read(run: Path) -> list[dict[str, str]]:
     return [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
 
 
-def restart(run: Path, done: int) -> None:
+def restart(run: Path, done: int, columns: Sequence[str] = COLUMNS) -> None:
     """Keep the lines of rounds 1 to `done` and drop the rest; where the file is missing, those have no figures."""
     lines = text(run).splitlines(keepends=True)[: done + 1] if done else []
     if not lines:
-        lost = ["0" if is_count(name) else "" for name in COLUMNS[1:]]
-        rows = [COLUMNS, *((str(round), *lost) for round in range(1, done + 1))]
+        lost = ["0" if is_count(name) else "" for name in columns[1:]]
+        rows = [columns, *((str(round), *lost) for round in range(1, done + 1))]
         lines = [f"{','.join(row)}\n".encode() for row in rows]
     atomic.write(path(run), b"".join(lines))
 
@@ -111,15 +119,15 @@ def text(run: Path) -> bytes:
     return regular_file.read(path(run)) if os.path.lexists(path(run)) else b""
 
 
-def append(run: Path, line: Sequence[str | int]) -> str:
+def append(run: Path, line: Sequence[str | int], columns: Sequence[str] = COLUMNS) -> str:
     """Append the line of a round, one value per column; return it."""
-    assert len(line) == len(COLUMNS)
+    assert len(line) == len(columns)
     csv.writer(written := io.StringIO(), lineterminator="\n").writerow(line)
     try:
         with open(path(run), "a", newline="", opener=_not_through_a_link) as file:
             if not file.tell():
                 logger.warning("%s was deleted meanwhile; the figures of the rounds before are lost", path(run))
-                csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+                csv.writer(file, lineterminator="\n").writerow(columns)
             file.write(written.getvalue())
     except OSError as error:
         raise RunError(

@@ -13,7 +13,7 @@ from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.text import for_shell
 
-_HEADER = ("client", "class", "train", "test")
+_HEADER = ("client", "class", "train", "test", "validation")  # the last where there are such samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +23,18 @@ class SampleCounts:
     Attributes:
         train: [N, K] int64.
         test: [N, K] int64.
+        validation: [N, K] int64; None where there are none at all.
     """
 
     train: np.ndarray
     test: np.ndarray
+    validation: np.ndarray | None = None
+
+    @property
+    def sides(self) -> dict[str, np.ndarray]:
+        """[N, K] by what the samples are for."""
+        sides = {"train": self.train, "test": self.test}
+        return sides if self.validation is None else {**sides, "validation": self.validation}
 
 
 def path(run: Path) -> Path:
@@ -71,15 +79,16 @@ def read(run: Path) -> SampleCounts | None:
     try:
         text = io.StringIO(regular_file.read(path(run)).decode(), newline="")
         lines = list(csv.reader(text))
-        if not lines or tuple(lines[0]) != _HEADER:
-            raise ValueError("its first line is not " + ",".join(_HEADER))
+        if not lines or tuple(lines[0]) not in (_HEADER, _HEADER[:-1]):
+            raise ValueError("its first line is not " + ",".join(_HEADER[:-1]))
         table = np.array([[int(word) for word in line] for line in lines[1:]], np.int64)
         shape = tuple(table[-1, :2] + 1)
-        train, test = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        train[table[:, 0], table[:, 1]], test[table[:, 0], table[:, 1]] = table[:, 2], table[:, 3]
+        sides = {name: np.zeros(shape, np.int64) for name in lines[0][2:]}
+        for name, values in zip(sides, table.T[2:], strict=True):
+            sides[name][table[:, 0], table[:, 1]] = values
     except (OSError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path(run)} is damaged: {error}; copy it again, or delete it") from error
-    return SampleCounts(train, test)
+    return SampleCounts(**sides)
 
 
 def _checksum(content: bytes) -> str:
@@ -87,11 +96,11 @@ def _checksum(content: bytes) -> str:
 
 
 def _content(counts: SampleCounts) -> bytes:
-    present = (counts.train + counts.test) > 0
+    present = np.sum([*counts.sides.values()], axis=0) > 0
     present[-1, -1] = True
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_HEADER)
+    writer.writerow((*_HEADER[:2], *counts.sides))
     for client, label in np.argwhere(present).tolist():
-        writer.writerow((client, label, int(counts.train[client, label]), int(counts.test[client, label])))
+        writer.writerow((client, label, *(int(samples[client, label]) for samples in counts.sides.values())))
     return text.getvalue().encode()

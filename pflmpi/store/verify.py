@@ -280,7 +280,7 @@ def _remedy(run: Path) -> str:
 
 def _problem(metrics: Metrics, last: int | None) -> str:
     """What is not as a run writes it in the header and in the lines that no checkpoint vouches for; "" if all is."""
-    if metrics.vouched == 0 and metrics.names != metrics_file.COLUMNS:
+    if metrics.vouched == 0 and metrics.names[: len(metrics_file.COLUMNS)] != metrics_file.COLUMNS:
         return "its first line does not name the columns of metrics"
     for number, text in enumerate(metrics.texts[metrics.vouched :], metrics.vouched + 1):
         values = text.split(",")
