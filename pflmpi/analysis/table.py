@@ -62,6 +62,11 @@ METRICS = {
 }
 
 
+def metric_of(name: str) -> Metric:
+    """The metric of a table file, which may be a column of a measure (`evaluation.measures`)."""
+    return METRICS.get(name) or Metric(name, name, "", 1.0)
+
+
 @dataclass(frozen=True)
 class Value:
     """A value and its spread, None where it stands alone; accuracies are in percent."""
@@ -83,6 +88,7 @@ class Entry:
         done, rounds: rounds of all seeds together, of how many.
         state: in words, why seeds are missing; "" when none is.
         costs: until the target, of the finished seeds that reach it.
+        partitions: the first twelve digits of the hashes of the finished runs' partitions, each once.
         problems: why runs cannot be shown, a line each.
         notes: what of the runs no checkpoint covers.
         by_validation: whether validation samples choose the best round of a run.
@@ -100,6 +106,7 @@ class Entry:
     rounds: int
     state: str
     costs: Sequence[CostTo] = ()
+    partitions: Sequence[str] = ()
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
     by_validation: bool = False
@@ -149,7 +156,7 @@ def pick(columns: Mapping[str, np.ndarray], metric: str, figure: str) -> float:
         columns: of its metrics, each [rounds].
         metric, figure: as in the table file.
     """
-    shown = METRICS[metric]
+    shown = metric_of(metric)
     values = shown.scale * columns.get(shown.column, np.empty(0))
     measured = ~np.isnan(values)
     if not measured.any():  # no unseen clients, or none that can join; a run from before losses were recorded
@@ -187,6 +194,7 @@ def decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
     finished = [seed.run.columns for seed in runs if seed.run and seed.finished]
+    hashes = [str(seed.run.recorded.get("partition", "")) for seed in runs if seed.run and seed.finished]
     printed = table.published.get(row, {}).get(column)
     return Entry(
         row,
@@ -201,6 +209,7 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
         rounds=sum(seed.rounds for seed in runs),
         state=_state(runs),
         costs=[cost for columns in finished if table.target and (cost := cost_to(columns, table.target))],
+        partitions=[*dict.fromkeys(text[:12] for text in hashes if text)],
         problems=[seed.problem for seed in runs if seed.problem],
         notes=[f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.notes],
         by_validation=any("validation_accuracy_mean" in columns for columns in finished),
@@ -257,7 +266,7 @@ class PrintedTable:
 
 def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     """The table as the paper prints it, beside the published figures, and the mean of the last ten rounds."""
-    metric = METRICS[table.metric]
+    metric = metric_of(table.metric)
     unit, points = metric.unit and f", {metric.unit}", metric.unit == "percent"
     fit = "; inside the published spread, within a point, or outside" if points else ""
     figure = _FIGURES[table.figure]
@@ -285,6 +294,14 @@ def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     ]
 
 
+def partitions(filled: Sequence[Entry]) -> list[str]:
+    """A line for each column with finished runs: the hashes of their partitions."""
+    by_column: dict[str, dict[str, None]] = {}
+    for entry in filled:
+        by_column.setdefault(entry.column, {}).update(dict.fromkeys(entry.partitions))
+    return [f"partition of {column}: {', '.join(hashes)}" for column, hashes in by_column.items() if hashes]
+
+
 def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table with its source, notes and the commands that made it."""
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
@@ -292,8 +309,8 @@ def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]
         rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
         lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
         parts += [f"{matrix.caption}:", "\n".join(lines)]
-    if table.notes:
-        parts.append("\n".join(f"- {note}" for note in table.notes))
+    if lines := [*partitions(filled), *table.notes]:
+        parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 
@@ -346,7 +363,7 @@ def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
         **pair("ours", "ours_std", entry.ours),
         **pair("published", "published_spread", entry.published),
         "difference": _number(entry.difference),
-        "fit": _fit(entry) if METRICS[table.metric].unit == "percent" else "",
+        "fit": _fit(entry) if metric_of(table.metric).unit == "percent" else "",
         **pair(f"last{LAST}", f"last{LAST}_std", entry.last_ten),
         "std_over_clients": _number(entry.over_clients),
         **({} if table.target is None else {**costs, "seeds_at_target": len(entry.costs)}),
@@ -355,6 +372,7 @@ def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
         "rounds_done": entry.done,
         "rounds": entry.rounds,
         "state": entry.state or "done",
+        "partitions": " ".join(entry.partitions),
     }
 
 

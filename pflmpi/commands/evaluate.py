@@ -24,6 +24,7 @@ _WORDS = {
     "f1_macro": "macro F1, mean over clients",
     "test_loss": "loss, mean over clients",
 }
+_SHARES = _WORDS.keys() - {"test_loss"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +126,7 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
     over_all = Table(show_header=False)
     over_all.add_row("clients, samples", f"{len(counts.samples)}, {counts.samples.sum()}")
     for name, value in figures(counts).items():
-        over_all.add_row(_WORDS[name], _number(value) if name == "test_loss" else _percent(value))
+        over_all.add_row(_WORDS.get(name, name), _percent(value) if name in _SHARES else _number(value))
     terminal.print(over_all)
     classes = Table("class", "samples", "accuracy")
     for label, (samples, share) in enumerate(zip(counts.total.sum(0), counts.class_accuracy, strict=True)):
@@ -158,8 +159,10 @@ def _write(path: Path, counts: "Counts") -> None:
 
     by_class = share(counts.hits, counts.total)  # [N, K]
     classes = [f"accuracy_class_{label}" for label in range(by_class.shape[1])]
-    lines: list[list[Any]] = [["client", "samples", "correct", "accuracy", "f1_macro", "loss", *classes]]
-    figures = (counts.samples, counts.correct, counts.accuracy, counts.macro_f1, counts.mean_loss)
+    header = ["client", "samples", "correct", "accuracy", "f1_macro", "loss", *counts.values, *classes]
+    lines: list[list[Any]] = [header]
+    figures = [counts.samples, counts.correct, counts.accuracy, counts.macro_f1, counts.mean_loss]
+    figures += counts.values.values()
     for client, values in enumerate(zip(*figures, strict=True)):
         lines.append([client, *values, *by_class[client]])
     with atomic.refusing(path, "choose another -o"):

@@ -141,7 +141,7 @@ def _has_diverged(cell: "Cell", out: Path) -> bool:
 def _score(table: "SweepTable", out: Path, cell: "Cell") -> float:
     """The figure of the table on validation samples, higher is better, by the rounds that the cell is to have."""
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.table import METRICS, pick
+    from pflmpi.analysis.table import metric_of, pick
     from pflmpi.learning.early_stop import lower_is_better
     from pflmpi.store import run_folder
 
@@ -150,15 +150,15 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> float:
         return _LOST
     run = open_run(cell.run(out))
     measures = {
-        name.removeprefix(prefix).replace("loss", "test_loss"): values[:rounds]
+        "test_loss" if name == "validation_loss" else name.removeprefix(prefix): values[:rounds]
         for name, values in run.columns.items()
         if name.startswith(prefix)
     }
     if not measures:
         raise ConfigError(f"{cell.name} has no validation samples; set data.validation, such as 0.1")
-    metric = table.metric if table.metric != "spread" and METRICS[table.metric].column in measures else "mean"
+    metric = table.metric if table.metric != "spread" and metric_of(table.metric).column in measures else "mean"
     value = pick(measures, metric, table.figure)
-    signed = -value if lower_is_better(METRICS[metric].column) else value
+    signed = -value if lower_is_better(metric_of(metric).column) else value
     return _LOST if math.isnan(signed) else signed
 
 
@@ -195,14 +195,15 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
 def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[dict[str, Any]]:
     """A line for each cell: mean, spread and interval over seeds, and the paired test against the best row."""
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.table import METRICS, pick
+    from pflmpi.analysis.table import metric_of, pick
     from pflmpi.learning.early_stop import lower_is_better
 
     figures: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
         value = pick(open_run(cell.run(out)).columns, table.metric, table.figure)
         figures.setdefault(cell.column, {}).setdefault(cell.row, []).append(value)
-    best_of = min if lower_is_better(METRICS[table.metric].column) or METRICS[table.metric].lowest else max
+    shown = metric_of(table.metric)
+    best_of = min if lower_is_better(shown.column) or shown.lowest else max
     lines = []
     for column, rows in figures.items():
         best = best_of(rows, key=lambda row: statistics.fmean(rows[row]))

@@ -18,6 +18,8 @@ from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
+from pflmpi.learning.participation import SELECTIONS, is_trace
+from pflmpi.learning.scoring import measures_of
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS
@@ -82,6 +84,9 @@ def parse(raw: Mapping[str, Any]) -> Config:
         config = _parse(located(raw, Path()))
         for name in config.data.transform:
             TRANSFORMS[name]
+        if not is_trace(config.training.selection):
+            SELECTIONS[config.training.selection]
+        measures_of(config.evaluation.measures)
         return config
 
 

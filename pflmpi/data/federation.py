@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from pflmpi.data.partitions import PARTITIONS, divides
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_marked, split_pooled, split_share
 from pflmpi.errors import DataError
-from pflmpi.rng import stream
+from pflmpi.rng import stream, streams
 from pflmpi.text import some
 
 logger = logging.getLogger(__name__)
@@ -45,22 +45,22 @@ class Federation:
     @cached_property
     def num_train(self) -> np.ndarray:
         """Training samples of each client, int64 [N]."""
-        return np.array([len(samples) for samples in self.train], dtype=np.int64)
+        return _lengths(self.train)
 
     @cached_property
     def num_test(self) -> np.ndarray:
         """Test samples of each client, int64 [N]."""
-        return np.array([len(samples) for samples in self.test], dtype=np.int64)
+        return _lengths(self.test)
 
     @cached_property
     def num_validation(self) -> np.ndarray:
         """Validation samples of each client, int64 [N]; [0] where there are none at all."""
-        return np.array([len(samples) for samples in self.validation], dtype=np.int64)
+        return _lengths(self.validation)
 
     @cached_property
     def test_class_counts(self) -> np.ndarray:
         """Test samples of each client and class, int64 [N, K]."""
-        return _class_counts(self.dataset, list(self.test))
+        return _class_counts(self.dataset, self.test)
 
     @cached_property
     def for_validation(self) -> "Federation | None":
@@ -103,7 +103,7 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     if marks is None:
         train, validation = split_share(federation.train, data.validation, stream(seed, 0, -1, "validation"))
     else:
-        train, validation = split_marked(federation.train, [marks[samples] for samples in federation.train])
+        train, validation = split_marked(federation.train, marks[np.concatenate(federation.train)])
     return _with_validation(federation, train, validation)
 
 
@@ -135,13 +135,11 @@ def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, see
         shares: Any = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
     if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
         return _split_by_partition(dataset, shares, partition, data)
-    parts = [pool[samples] for samples in _checked(shares, partition, len(pool))]
+    shares = _checked(shares, partition, len(pool))
+    parts = cut(pool[np.concatenate(shares)], _lengths(shares))
     if split == "pooled":
-        splits = [
-            split_pooled(samples, dataset.labels[samples], data.test_share, stream(seed, 0, client, "split"))
-            for client, samples in enumerate(parts)
-        ]
-        return _federation(dataset, [train for train, _ in splits], [test for _, test in splits])
+        drawn_from = partial(streams, seed, 0, purpose="split")
+        return _federation(dataset, *split_pooled(parts, dataset.labels, data.test_share, drawn_from))
     official = np.flatnonzero(dataset.official_test)
     if by_writer:
         tests = official_by_writer(parts, key, official)
@@ -174,7 +172,8 @@ def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool) -> None:
             "train on; mark fewer of them, or set data.split: pooled"
         )
     if by_writer and dataset.writers is not None:
-        lost = np.setdiff1d(np.arange(len(dataset.written_clients)), dataset.writers[pool])
+        named = len(dataset.written_clients)
+        lost = np.flatnonzero(np.bincount(dataset.writers[pool], minlength=named)[:named] == 0)
         if len(lost):
             raise DataError(
                 f"no training samples of client {some([dataset.written_clients[client] for client in lost])}, and "
@@ -201,7 +200,7 @@ def save(federation: Federation, path: Path) -> None:
     sides = {"train": federation.train, "test": federation.test, "validation": federation.validation}
     for name, parts in sides.items() if federation.validation else [*sides.items()][:2]:
         arrays[name] = np.concatenate([np.empty(0, np.int64), *parts])
-        arrays[f"num_{name}"] = np.array([len(part) for part in parts], dtype=np.int64)
+        arrays[f"num_{name}"] = _lengths(parts)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic.replacing(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
@@ -286,6 +285,10 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
         if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind not in "iu":
             kind, shape = getattr(samples, "dtype", type(samples).__name__), getattr(samples, "shape", ())
             raise DataError(f"partition {name!r} returned {kind} {shape} for client {client}; {expected}")
+    everything = np.concatenate(shares)
+    if _lengths(shares).all() and everything.min() >= 0 and everything.max() < count:
+        return shares
+    for client, samples in enumerate(shares):
         if not len(samples) or samples.min() < 0 or samples.max() >= count:
             span = f"indices from {samples.min()} to {samples.max()}" if len(samples) else "no samples"
             raise DataError(f"partition {name!r} returned {span} for client {client}; {expected}")
@@ -334,8 +337,14 @@ def _digest(
     return digest.hexdigest()
 
 
-def _class_counts(dataset: Dataset, parts: list[np.ndarray]) -> np.ndarray:
-    return np.stack([np.bincount(dataset.labels[samples], minlength=dataset.num_classes) for samples in parts])
+def _class_counts(dataset: Dataset, parts: Sequence[np.ndarray]) -> np.ndarray:
+    num_clients, num_classes = len(parts), dataset.num_classes
+    cells = np.repeat(np.arange(num_clients) * num_classes, _lengths(parts)) + dataset.labels[np.concatenate(parts)]
+    return np.bincount(cells, minlength=num_clients * num_classes).reshape(num_clients, num_classes)
+
+
+def _lengths(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.fromiter(map(len, parts), np.int64, len(parts))
 
 
 def _writers(dataset: Dataset, partition: str) -> np.ndarray:

@@ -25,13 +25,16 @@ from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.training_checks import (
     OneStep,
-    check_left_out,
+    check_measures,
     check_options,
     check_padding,
+    check_participation,
     check_passes,
     check_stop,
     only_first_client,
 )
+from pflmpi.learning.participation import Participation
+from pflmpi.learning.scoring import Measure, measures_of
 from pflmpi.learning.task import HOST, SERVER, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
@@ -93,6 +96,12 @@ class Experiment:
         return self.config.algorithm.newcomer(self.tasks[0].replace(device=HOST))
 
     @cached_property
+    def measures(self) -> dict[str, Measure]:
+        """What is measured besides what a task of classes always has."""
+        measures = measures_of(self.config.evaluation.measures)
+        return {name: measure for name, measure in measures.items() if name != "accuracy"}
+
+    @cached_property
     def pool(self) -> Pool:
         """All samples, on the device of this rank: one copy for all that computes with them."""
         return Pool.of(self.federation.dataset, self.tasks[0].device)
@@ -117,9 +126,10 @@ class Experiment:
             first.check(task, int(np.flatnonzero(self.cohort == cohort)[0]))
         return dataclasses.replace(self, tasks=tuple(task.replace(first=first) for task in self.tasks))
 
-    def check_left_out(self, done: int) -> None:
-        """Raise `ConfigError` where a round after `done` cannot be without the clients that are left out."""
-        check_left_out(self.config, self.tasks[0], self.federation.num_clients, done)
+    def check_participation(self, done: int) -> None:
+        """Raise `ConfigError` where a round after `done` cannot be with the clients that take part."""
+        participation = Participation(self.config.training, self.config.seed, self.federation.num_train)
+        check_participation(self.config, self.tasks[0], participation, done)
 
     @property
     def counts(self) -> SampleCounts:
@@ -163,7 +173,7 @@ def prepare(
     with outside.as_config_error():
         experiment = draft(config, federation or load_federation(config), device, gpu_models)
         experiment = complete(experiment, config.runtime, check_executor(experiment, config.runtime.executor))
-        experiment.check_left_out(0)
+        experiment.check_participation(0)
         return experiment.with_run_weights()
 
 
@@ -237,6 +247,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
     check_options(algorithm, tasks[0])
+    check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
     check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
     if config.runtime.executor == "lanes":
@@ -294,4 +305,13 @@ def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | Non
     """Executor of an experiment, with all samples on its device unless a pool is given."""
     config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform
-    return kind(config.algorithm, experiment.tasks, experiment.cohort, federation, pool, batch, transform)
+    return kind(
+        config.algorithm,
+        experiment.tasks,
+        experiment.cohort,
+        federation,
+        pool,
+        batch,
+        transform,
+        experiment.measures,
+    )

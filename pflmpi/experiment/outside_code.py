@@ -16,26 +16,38 @@ from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import OwnSource
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.learning.participation import SELECTIONS, is_trace
+from pflmpi.learning.scoring import MEASURES
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS, Model
 from pflmpi.registry import Registry, unknown
+from pflmpi.store.module_file import sha256
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "algorithm": ALGORITHMS,
     "data": SOURCES,
     "model": MODELS,
     "partition": PARTITIONS,
+    "selection": SELECTIONS,
     "transform": TRANSFORMS,
+    "measure": MEASURES,
 }
+_LISTS = (  # place, section, key
+    ("transform", "data", "transform"),
+    ("measure", "evaluation", "measures"),
+    ("selection", "training", "selection"),  # of one
+)
 
 
 def code_hashes(config: Config) -> dict[str, str]:
-    """SHA-256 (hex) of the code from outside the package, by the section that names it ("model/1": the second)."""
+    """SHA-256 (hex) of the code and the trace from outside, by the section that names it ("model/1": the second)."""
     hashes = {}
     for place, name in _names(config.resolved()):
         reference = REGISTRIES[place.partition("/")[0]].reference(name)
         if reference is not None:
             hashes[place] = outside.code_hash(reference)
+        elif place == "selection/0" and is_trace(name):
+            hashes[place] = sha256(name)
     return hashes
 
 
@@ -68,12 +80,15 @@ def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
             return [of(f"{place}/{number}" if number else place, item) for number, item in enumerate(section)]
         if isinstance(section, Mapping) and place in now and _same_object(str(section.get("name")), now[place]):
             section = {**section, "name": now[place]}
-        if place == "data" and "transform" in section:
-            section = {**section, "transform": [moved(*entry) for entry in enumerate(section["transform"])]}
+        for kind, of_section, key in _LISTS:
+            if place == of_section and key in section:
+                names, one = section[key], isinstance(section[key], str)
+                files = [moved(f"{kind}/{n}", name) for n, name in enumerate([names] if one else names)]
+                section = {**section, key: files[0] if one else files}
         return section
 
-    def moved(number: int, name: str) -> str:
-        other = now.get(f"transform/{number}", name)
+    def moved(place: str, name: str) -> str:
+        other = now.get(place, name)
         return other if _same_object(name, other) else name
 
     return {key: of(key, value) for key, value in values.items()}
@@ -100,7 +115,8 @@ def _section(name: str, kind: object) -> str:
     """The section that names such a class or function."""
     if not isinstance(kind, type):
         names = [*inspect.signature(kind).parameters] if inspect.isfunction(kind) else []
-        return "partition" if {"clients", "rng"} <= {*names} else "transform" if names == ["x", "key"] else "model"
+        known = {"x key": "transform", "scores labels": "measure", "round count num_train rng": "selection"}
+        return "partition" if {"clients", "rng"} <= {*names} else known.get(" ".join(names), "model")
     bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module))
     for section, base in bases:
         if issubclass(kind, base):
@@ -110,8 +126,10 @@ def _section(name: str, kind: object) -> str:
 
 def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Section and name of each object that a configuration names."""
-    for number, name in enumerate(raw["data"].get("transform", ())):
-        yield f"transform/{number}", name
+    for kind, section, key in _LISTS:
+        names = raw.get(section, {}).get(key, ())
+        for number, name in enumerate([names] if isinstance(names, str) else names):
+            yield f"{kind}/{number}", name
     for key in ("algorithm", "data", "model", "partition"):
         sections = raw[key] if isinstance(raw[key], list) else [raw[key]]
         for number, section in enumerate(sections):

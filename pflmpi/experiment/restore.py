@@ -15,7 +15,6 @@ from pflmpi import outside, tree
 from pflmpi.atomic import remedy
 from pflmpi.config import stored
 from pflmpi.config.load import Config
-from pflmpi.data.federation import Federation
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, complete, draft, load_federation
@@ -24,6 +23,7 @@ from pflmpi.messages.downlink import KeptRows
 from pflmpi.runtime.client_state import Population, allocate, from_flat, row_kinds
 from pflmpi.runtime.devices import fix_kernels, own_device
 from pflmpi.runtime.faults import all_or_none
+from pflmpi.runtime.progress import metric_columns
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import config_file, metrics_file, partition_file, pruning, run_folder, verify
 from pflmpi.store.layout import Layout
@@ -117,16 +117,15 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
                         "%s is missing; it begins anew without figures of rounds 1 to %d", metrics_file.path(run), done
                     )
                 pruning.discard_after(run, done)
-                metrics_file.restart(run, done, metrics_columns(setup.executor.federation))
+                training, federation = setup.task.training, setup.executor.federation
+                names = metric_columns(
+                    [*setup.executor.measures], training.step_seconds is not None, bool(federation.validation)
+                )
+                metrics_file.restart(run, done, names)
 
     state = all_or_none(transport, fill)
     all_or_none(transport, tidy)
     return state
-
-
-def metrics_columns(federation: Federation) -> tuple[str, ...]:
-    """The columns of metrics.csv of a run."""
-    return (*metrics_file.COLUMNS, *(metrics_file.VALIDATION_COLUMNS if federation.validation else ()))
 
 
 @contextlib.contextmanager

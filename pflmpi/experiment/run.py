@@ -27,7 +27,7 @@ from pflmpi.data.federation import Federation, resolved_split
 from pflmpi.errors import ConfigError, RunError, Stopped
 from pflmpi.experiment import build, stored_config
 from pflmpi.experiment.build import Experiment, check_executor, complete, draft, load_federation
-from pflmpi.experiment.restore import continue_after, metrics_columns, on_recorded_data, restore
+from pflmpi.experiment.restore import continue_after, on_recorded_data, restore
 from pflmpi.experiment.run_weights import RunWeights
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.machine import memory
@@ -40,7 +40,7 @@ from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.runtime.exchange import check_server_memory
 from pflmpi.runtime.faults import all_or_none, on_root
-from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.progress import Observer, metric_columns
 from pflmpi.runtime.round_report import RoundHooks
 from pflmpi.runtime.round_schedule import RoundSchedule, advise_fewer_ranks, schedule
 from pflmpi.runtime.setup import Setup
@@ -75,6 +75,7 @@ class RankContext:
         jobs: what starts the run again, with how often it has; see `store.run_lock`.
         take_over: take the run from a process that still writes it.
         start: what has started it, for its jobs.txt.
+        announce: called on rank 0 once nothing can refuse the run any more.
     """
 
     transport: Transport
@@ -85,6 +86,7 @@ class RankContext:
     jobs: Mapping[str, int] = field(default_factory=dict)
     take_over: bool = False
     start: Start | None = None
+    announce: Callable[[], None] = lambda: None
 
 
 def run(
@@ -166,7 +168,7 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
 
     def completed() -> Experiment:
         experiment = complete(first, config.runtime, executor)
-        experiment.check_left_out(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
+        experiment.check_participation(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
         if isinstance(experiment.newcomer, CannotJoin) and is_root:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if resumed is not None:
@@ -257,7 +259,9 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
-        metrics_file.restart(run, 0, metrics_columns(experiment.federation))
+        training, validates = experiment.config.training, bool(experiment.federation.validation)
+        names = metric_columns([*experiment.measures], training.step_seconds is not None, validates)
+        metrics_file.restart(run, 0, names)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
 
@@ -286,6 +290,8 @@ def _run_rounds(
     else:
         server, layout = restore(run, setup, population, transport, done)
     attributes = stored_config.attributes(experiment, recorded)
+    if transport.rank == 0:
+        context.announce()
     checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock, config.checkpoint.keep)
     output = config.output if transport.rank == 0 else OutputConfig()
     try:
@@ -294,8 +300,10 @@ def _run_rounds(
             if not _has_ended(run, config, context):
                 scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
                 totals, timeout = experiment.federation.test_class_counts, config.runtime.timeout
-                validation = experiment.counts.validation
-                hooks = RoundHooks(totals, transport, checkpoints, observer, context.stop, timeout, validation)
+                measures, validation = [*setup.executor.measures], experiment.counts.validation
+                hooks = RoundHooks(
+                    totals, transport, checkpoints, observer, context.stop, timeout, measures, validation
+                )
                 skips = config.runtime.client_errors == "skip"
                 rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)
     except Stopped:

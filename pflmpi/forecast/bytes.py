@@ -58,8 +58,7 @@ class StateSizes:
 
     def at_the_end(self, setup: Setup) -> np.ndarray:
         """[R] bytes of the clients that live on each rank after the last round."""
-        training, n = setup.task.training, len(self.client)
-        trained = training.participations(setup.task.seed, training.rounds, n) > 0
+        trained = setup.executor.participation.counts(setup.task.training.rounds) > 0
         return replace(self, client=np.where(trained, self.client, self.first)).hosted(setup.placement)
 
 
@@ -198,7 +197,7 @@ def _rows(save: RoundSchedule, sizes: StateSizes) -> int:
 def _round(save: RoundSchedule, sizes: StateSizes) -> int:
     """Bytes of a round file: the server, messages that models are made of, and numbers of clients and classes."""
     n, classes = save.setup.task.num_clients, save.setup.task.num_classes
-    measured = 8 * n * (4 + (2 * classes + 2) * save.evaluates)
+    measured = 8 * n * (4 + (2 * classes + 2 + len(save.setup.executor.measures)) * save.evaluates)
     return sizes.server_bytes + leaf_bytes(sizes.received) + measured + _ROUND_FILE
 
 

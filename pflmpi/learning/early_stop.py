@@ -1,21 +1,27 @@
 """Early stop: a run ends once a metric has not become better for some rounds. Its metrics alone decide that."""
 
 import math
+import re
 from collections.abc import Container, Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+_WATCHED = (
+    *("accuracy_mean", "accuracy_weighted", "accuracy_bottom", "f1_macro", "test_loss", "train_loss"),
+    *("unseen_accuracy_mean", "unseen_accuracy_weighted"),
+)
 _DECIMALS = 6  # of the metrics
+_LOWER = ("loss", "error", "mae", "rmse", "perplexity")  # ends of the names of measures
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a column of metrics.csv is a loss; of the measures of all others, higher ones are better.
+    """Whether a measure, or its column of metrics.csv, is a loss or an error; of all others, higher ones are better.
 
-    >>> lower_is_better("test_loss"), lower_is_better("accuracy_mean")
-    (True, False)
+    >>> lower_is_better("test_loss"), lower_is_better("rmse_mean"), lower_is_better("accuracy_mean")
+    (True, True, False)
     """
-    return metric.endswith("loss")
+    return re.sub("_(mean|weighted|bottom)$", "", metric).endswith(_LOWER)
 
 
 def judged_by(metric: str, columns: Container[str]) -> str:
@@ -35,25 +41,24 @@ class EarlyStopConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     metric: Annotated[
-        Literal[
-            "accuracy_mean",
-            "accuracy_weighted",
-            "accuracy_bottom",
-            "f1_macro",
-            "test_loss",
-            "train_loss",
-            "unseen_accuracy_mean",
-            "unseen_accuracy_weighted",
-        ],
+        str,
         Field(
-            description="column of metrics.csv that is watched, of validation samples where there are some; lower "
-            "losses are better, higher values of the rest"
+            description="column of metrics.csv that is watched, also of a measure, such as auroc_mean, of validation "
+            "samples where there are some; of losses and errors lower is better, of the rest higher"
         ),
     ]
     patience: Annotated[int, Field(ge=1, description="rounds without improvement after which the run ends")]
     min_delta: Annotated[
         float, Field(ge=0, allow_inf_nan=False, description="only a change by more than this is an improvement")
     ] = 0.0
+
+    @field_validator("metric")
+    @classmethod
+    def _is_watched(cls, metric: str) -> str:
+        """A measure is looked for among those of the run once these are known."""
+        if metric not in _WATCHED and not metric.endswith(("_mean", "_weighted", "_bottom")):
+            raise ValueError(f"must be one of {', '.join(_WATCHED)}, or a measure's, such as auroc_mean")
+        return metric
 
 
 class EarlyStop:

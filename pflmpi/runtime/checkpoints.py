@@ -108,7 +108,7 @@ class Checkpoints:
             self._lock.check()
             self._writer.check()
             assert self._metrics is not None
-            line = metrics_file.append(self._run, list(progress.columns.values()), list(progress.columns))
+            line = metrics_file.append(self._run, [*progress.columns.values()], [*progress.columns])
             self._metrics = metrics_file.checksum(line.encode(), self._metrics)
 
     def save(

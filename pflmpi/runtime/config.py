@@ -26,6 +26,13 @@ class EvaluationConfig(BaseModel):
     unseen_updates: Annotated[
         int, Field(ge=1, le=10_000, description="local updates of an unseen client before it is tested, if it trains")
     ] = 1
+    measures: Annotated[
+        list[str],
+        Field(
+            description="what is measured besides, such as auroc, balanced_accuracy, calibration_error, or "
+            "./my_file.py:function; each has columns NAME_mean, NAME_weighted and NAME_bottom"
+        ),
+    ] = []
 
 
 class CheckpointConfig(BaseModel):

@@ -60,7 +60,7 @@ def evaluate_trained(executor: Executor, population: Population, reply: Reply, u
 def finished(executor: Executor, groups: Sequence[ClientGroup], begun: Iterable[Callable[[], Counts]]) -> Counts:
     """Run the tests of some groups, which begin as the iterator goes on; in ascending order of the ids."""
     counts = list(pipelined(begun, executor.ahead))
-    return in_client_order(groups, counts, executor.federation.dataset.num_classes)
+    return in_client_order(groups, counts, executor.untested([]))
 
 
 _LEAST = 32  # samples of a batch; more where clients have more on average
@@ -102,7 +102,10 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
         scores = predictions(executor.algorithm, task, {}, as_messages(down), batches)
     done = download_all(scores, executor.device)
     return lambda: counts(
-        executor.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()])[: len(samples)]
+        executor.federation,
+        clients,
+        torch.cat([torch.empty(0, task.num_classes), *done()])[: len(samples)],
+        executor.measures,
     )
 
 

@@ -1,7 +1,7 @@
 """Test results of personal models: counts by client and class, and every figure of an evaluation from them."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
 from pflmpi.learning.client import Batch
+from pflmpi.learning.early_stop import lower_is_better
+from pflmpi.learning.scoring import Measure, values_of
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import check_scores
@@ -27,26 +29,33 @@ class Counts:
         predicted: [N, K] int64, samples that are classified as each class.
         total: [N, K] int64, samples of each class.
         loss: [N] float64, sum over the samples of the cross-entropy of the scores, taken as logits.
+        values: by name, [N] float64, the further measures (`evaluation.measures`); NaN where one has no meaning.
     """
 
     hits: np.ndarray
     predicted: np.ndarray
     total: np.ndarray
     loss: np.ndarray
+    values: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def none(cls, total: np.ndarray) -> "Counts":
+    def none(cls, total: np.ndarray, measures: Iterable[str] = ()) -> "Counts":
         """Counts before any test; `total` [N, K]."""
-        return cls(np.zeros_like(total), np.zeros_like(total), total, np.zeros(len(total)))
+        nothing = {name: np.full(len(total), np.nan) for name in measures}
+        return cls(np.zeros_like(total), np.zeros_like(total), total, np.zeros(len(total)), nothing)
 
     def rows(self, places: np.ndarray | slice) -> "Counts":
         """The counts of some clients, chosen by positions, a mask or a slice."""
-        return Counts(self.hits[places], self.predicted[places], self.total[places], self.loss[places])
+        values = {name: values[places] for name, values in self.values.items()}
+        return Counts(self.hits[places], self.predicted[places], self.total[places], self.loss[places], values)
 
     def updated(self, clients: np.ndarray, new: "Counts") -> "Counts":
         """The counts with new ones of some clients, in the same order."""
-        copies = Counts(self.hits.copy(), self.predicted.copy(), self.total, self.loss.copy())
+        values = {name: values.copy() for name, values in self.values.items()}
+        copies = Counts(self.hits.copy(), self.predicted.copy(), self.total, self.loss.copy(), values)
         copies.hits[clients], copies.predicted[clients], copies.loss[clients] = new.hits, new.predicted, new.loss
+        for name, column in values.items():
+            column[clients] = new.values[name]
         return copies
 
     @property
@@ -90,19 +99,21 @@ class Counts:
 def concatenated(parts: Sequence[Counts]) -> Counts:
     """The counts of some clients, then of others."""
     names = ("hits", "predicted", "total", "loss")
-    return Counts(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
+    hits, predicted, total, loss = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+    return Counts(hits, predicted, total, loss, values)
 
 
-def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], num_classes: int) -> Counts:
+def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], none: Counts) -> Counts:
     """The counts of groups of clients, in ascending order of the ids.
 
     Args:
         groups: ids of each.
         counts: counts of each, in the order of its ids.
-        num_classes: K.
+        none: those of no client.
     """
     if not groups:
-        return Counts.none(np.empty((0, num_classes), np.int64))
+        return none
     return concatenated(counts).rows(np.argsort(np.concatenate(groups), kind="stable"))
 
 
@@ -114,7 +125,7 @@ def figures(counts: Counts) -> dict[str, float]:
     nan
     """
     accuracy = counts.accuracy
-    return {
+    figures = {
         "accuracy_mean": counts.mean,
         "accuracy_weighted": float(share(counts.correct.sum(), counts.samples.sum())),
         "accuracy_std": _over_clients(np.std, accuracy),
@@ -122,6 +133,21 @@ def figures(counts: Counts) -> dict[str, float]:
         "f1_macro": _over_clients(np.mean, counts.macro_f1),
         "test_loss": _over_clients(np.mean, counts.mean_loss),
     }
+    for name, values in counts.values.items():
+        figures |= zip(columns_of(name), _summaries(name, values, counts.samples), strict=True)
+    return figures
+
+
+def columns_of(measure: str) -> tuple[str, str, str]:
+    """Columns of a measure: plain mean over clients, mean by their samples, mean of the worst tenth of clients."""
+    return f"{measure}_mean", f"{measure}_weighted", f"{measure}_bottom"
+
+
+def _summaries(measure: str, values: np.ndarray, samples: np.ndarray) -> tuple[float, float, float]:
+    """The values of `columns_of`; clients without a value [N] count in none."""
+    there, sign = ~np.isnan(values), -1 if lower_is_better(measure) else 1
+    weighted = share((values[there] * samples[there]).sum(), samples[there].sum())
+    return _over_clients(np.mean, values), float(weighted), sign * _over_clients(lowest, sign * values)
 
 
 def lowest(values: np.ndarray) -> float:
@@ -155,15 +181,18 @@ def predictions(
     return scores
 
 
-def counts(federation: Federation, clients: np.ndarray, scores: Tensor) -> Counts:
+def counts(
+    federation: Federation, clients: np.ndarray, scores: Tensor, measures: Mapping[str, Measure] | None = None
+) -> Counts:
     """The test results of each client, from the scores of its samples.
 
     Args:
+        measures: what is measured besides.
         clients: [m] ids.
         scores: [n, K] of the test samples of one client after another, in stored order, taken as logits, on the host.
     """
     tests, num_classes = [federation.test[client] for client in clients], federation.dataset.num_classes
-    labels, sizes = federation.dataset.labels[np.concatenate(tests)], list(map(len, tests))
+    labels, sizes = federation.dataset.labels[np.concatenate(tests)], federation.num_test[clients]
     whose = np.repeat(np.arange(len(clients)), sizes)
     chosen = scores.argmax(1).numpy()
     right = chosen == labels
@@ -173,5 +202,21 @@ def counts(federation: Federation, clients: np.ndarray, scores: Tensor) -> Count
         return counts_by_class.reshape(len(clients), num_classes)
 
     likely = scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels]
-    loss = np.array([-part.sum() for part in np.split(likely, np.cumsum(sizes)[:-1])], np.float64)
-    return Counts(by_class(whose[right], labels[right]), by_class(whose, chosen), by_class(whose, labels), loss)
+    loss, starts = np.zeros(len(clients)), np.cumsum(sizes) - sizes
+    for size in np.unique(sizes):  # each client's sum as it is alone
+        those = np.flatnonzero(sizes == size)
+        loss[those] = -likely[starts[those, None] + np.arange(size)].sum(1)
+    values = _values(measures or {}, scores, labels, sizes)
+    return Counts(by_class(whose[right], labels[right]), by_class(whose, chosen), by_class(whose, labels), loss, values)
+
+
+def _values(
+    measures: Mapping[str, Measure], scores: Tensor, labels: np.ndarray, sizes: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """By measure, its value [m] for the samples [n] of each client, of which there are so many."""
+    if not measures:
+        return {}
+    cuts = np.cumsum(sizes)[:-1]
+    pairs = zip(np.split(scores.double().numpy(), cuts), np.split(labels, cuts), strict=True)
+    rows = np.array([values_of(measures, *pair) for pair in pairs]).reshape(-1, len(measures))
+    return dict(zip(measures, rows.T, strict=True))

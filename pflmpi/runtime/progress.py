@@ -1,12 +1,13 @@
 """Progress after a round on rank 0, for the checkpoint, the metrics file and the display."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
-from pflmpi.runtime.measures import Counts, figures
+from pflmpi.runtime.measures import Counts, columns_of, figures
 from pflmpi.store import metrics_file
 
 _ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")
@@ -25,13 +26,14 @@ class Progress:
             compute, `compute`, for which the slowest trained and tested, `waiting`, for which they waited for it on
             average, and `evaluation`, for which they tested on average; on rank 0 `exchange`, and `checkpoint`, for
             which training waited for the checkpoint before this round. The rest of one is written while training
-            continues.
+            continues. Where they are configured, `simulated`, for which the slowest simulated client trained.
         bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
         memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
         unseen: of the clients that were kept out of training; None if there are none.
         validation: as `scores`, of the validation samples; None if there are none.
         trained: [P] of the participants after local training; None where they are not tested then.
         train_loss: [P] float64, mean over the local steps of each participant; NaN where an algorithm measures none.
+        measures: names of what is measured besides (`evaluation.measures`).
     """
 
     round: int
@@ -45,6 +47,7 @@ class Progress:
     validation: Counts | None = None
     trained: Counts | None = None
     train_loss: np.ndarray = field(default_factory=lambda: np.empty(0))
+    measures: Sequence[str] = ()
 
     @cached_property
     def columns(self) -> dict[str, str | int]:
@@ -66,9 +69,17 @@ class Progress:
             int(self.memory.sum()),
         ]
         columns = dict(zip(metrics_file.COLUMNS, line, strict=True))
+        if "simulated" in self.seconds:
+            columns["simulated_seconds"] = f"{self.seconds['simulated']:.4f}"
+        for name in self.measures:
+            columns |= zip(columns_of(name), _figures(self.scores, columns_of(name)), strict=True)
+        for prefix, scores in (("unseen_", self.unseen), ("trained_", self.trained)):
+            means = [columns_of(name)[0] for name in self.measures]
+            columns |= zip([prefix + name for name in means], _figures(scores, means), strict=True)
         if self.validation is not None:
-            of_validation = _figures(self.validation if self.scores else None, (*_ACCURACY, *_OTHERS))
-            columns |= dict(zip(metrics_file.VALIDATION_COLUMNS, of_validation, strict=True))
+            names = [*_ACCURACY, *_OTHERS, *chain.from_iterable(map(columns_of, self.measures))]
+            values = _figures(None if self.scores is None else self.validation, names)
+            columns |= zip(map(of_validation, names), values, strict=True)
         return columns
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -93,6 +104,7 @@ class Progress:
                     "predicted": scores.predicted.astype(np.int32),
                     "class_accuracy": scores.class_accuracy,
                 }
+                by_client |= {f"client_{name}": values for name, values in scores.values.items()}
                 over_all = {name: np.array(value) for name, value in figures(scores).items()}
                 for name, value in (by_client | over_all).items():
                     arrays[f"{prefix}{name}" if prefix != "validation_" else of_validation(name)] = value
@@ -105,10 +117,26 @@ def of_validation(measure: str) -> str:
     >>> of_validation("accuracy_mean"), of_validation("test_loss")
     ('validation_accuracy_mean', 'validation_loss')
     """
-    return f"validation_{measure.replace('test_', '')}"
+    return f"validation_{measure.replace('test_loss', 'loss')}"
 
 
-def _figures(scores: Counts | None, names: tuple[str, ...]) -> list[str]:
+def metric_columns(measures: Sequence[str], simulated: bool, validates: bool = False) -> list[str]:
+    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients.
+
+    Args:
+        validates: whether there are validation samples.
+    """
+    nothing = np.empty(0, np.int64)
+    empty = dict.fromkeys(
+        ("round", "compute", "exchange", "evaluation", "checkpoint", "waiting", *["simulated"] * simulated), 0.0
+    )
+    sent = dict.fromkeys(("up", "down", "wire_up", "wire_down"), nothing)
+    validation = Counts.none(np.empty((0, 1), np.int64)) if validates else None
+    progress = Progress(0, nothing, nothing, None, empty, sent, validation=validation, measures=measures)
+    return [*progress.columns]
+
+
+def _figures(scores: Counts | None, names: Sequence[str]) -> list[str]:
     if scores is None:
         return [""] * len(names)
     values = figures(scores)

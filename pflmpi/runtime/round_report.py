@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -89,7 +89,7 @@ def gather(
             and from 2 (N + U) on client 2 (N + U) + i is client i with its validation samples.
         validation_totals: [N, K] int64, validation samples of the trained clients by class; None if there are none.
     """
-    lengths = _lengths(testing, training, totals.shape[1])
+    lengths = _lengths(testing, training, 2 * totals.shape[1] + 1 + len(measured.tested.values))
     reports = transport.gather(_packed(measured).view(np.uint8), (8 * lengths.sum(1)).tolist())
     if reports is None:
         return None
@@ -100,7 +100,8 @@ def gather(
     heads = heads.reshape(-1, _HEAD)
     trained_for, tested_for, memory = heads[:, :3].T
     busy, computes = (trained_for + tested_for) / 1e6, lengths[:, 1:].any(1)
-    tested, unseen, trained, validated = _scores(scores, testing, totals, num_clients, validation_totals)
+    measures = [*measured.tested.values]
+    tested, unseen, trained, validated = _scores(scores, testing, totals, num_clients, measures, validation_totals)
     return RoundReport(
         tested=tested,
         unseen=unseen if len(unseen.loss) else None,
@@ -118,15 +119,16 @@ def gather(
 def _packed(measured: Measured) -> np.ndarray:
     """The report of this rank, float64: its head, the scores of its clients, and their losses."""
     head = [int(measured.training * 1e6), int(measured.testing * 1e6), own_memory("VmHWM"), *measured.stop]
-    scores = np.column_stack([measured.tested.hits, measured.tested.predicted, measured.tested.loss])
+    tested = measured.tested
+    scores = np.column_stack([tested.hits, tested.predicted, tested.loss, *tested.values.values()])
     losses = [measured.train_loss[client] for client in sorted(measured.train_loss)]
     return np.concatenate([head, scores.ravel(), losses]).astype(np.float64)
 
 
-def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> np.ndarray:
-    """[R, 3] numbers in the three parts of the report of each rank; see `_packed`."""
+def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], width: int) -> np.ndarray:
+    """[R, 3] numbers in the three parts of the report of each rank, so many for a tested client; see `_packed`."""
     tested, trained = clients_per_rank(testing), clients_per_rank(training)
-    return np.column_stack([np.full_like(tested, _HEAD), (2 * num_classes + 1) * tested, trained])
+    return np.column_stack([np.full_like(tested, _HEAD), width * tested, trained])
 
 
 def _scores(
@@ -134,18 +136,21 @@ def _scores(
     testing: list[list[ClientGroup]],
     totals: np.ndarray,
     num_clients: int,
+    measures: Sequence[str],
     validation_totals: np.ndarray | None,
 ) -> tuple[Counts, Counts, Counts, Counts]:
     """The scores of the tested clients, of the unseen ones, of the participants after training, and on validation."""
     clients, (everyone, num_classes) = rank_by_rank(testing), totals.shape
     order = np.argsort(clients, kind="stable")
-    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1)[order]
-    hits, predicted, loss = np.split(rows, [num_classes, 2 * num_classes], axis=1)
+    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1 + len(measures))[order]
+    hits, predicted, others = np.split(rows, [num_classes, 2 * num_classes], axis=1)
+    loss, *values = others.T
     total = totals[clients % everyone]
     starts = np.searchsorted(clients, [num_clients, everyone, 2 * everyone])
     if validation_totals is not None:
         total[starts[2] :] = validation_totals[clients[starts[2] :] - 2 * everyone]
-    counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), total, loss[:, 0])
+    by_measure = dict(zip(measures, values, strict=True))
+    counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), total, loss, by_measure)
     tested, unseen, trained, validated = (counts.rows(slice(*ends)) for ends in pairwise([0, *starts, len(clients)]))
     return tested, unseen, trained, validated
 
@@ -182,6 +187,7 @@ class RoundHooks:
         checkpoints: get the metrics of each round.
         observe: called on rank 0 after every round.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
+        measures: names of what is measured besides accuracy, F1 and loss.
         validation_class_counts: [N, K] int64, validation samples; None if there are none.
     """
 
@@ -193,12 +199,15 @@ class RoundHooks:
         observe: Observer,
         stop: Stop,
         timeout: float | None = None,
+        measures: Sequence[str] = (),
         validation_class_counts: np.ndarray | None = None,
     ) -> None:
         self._transport, self._checkpoints = transport, checkpoints
         self._observe, self.stop, self._timeout = observe, stop, timeout
-        self._scores = Counts.none(test_class_counts)  # the newest of each client
-        self._validation = None if validation_class_counts is None else Counts.none(validation_class_counts)
+        self._scores = Counts.none(test_class_counts, measures)  # the newest of each client
+        self._validation = None
+        if validation_class_counts is not None:
+            self._validation = Counts.none(validation_class_counts, measures)
         self._last_report = time.perf_counter()
         self._limit_waiting(_FIRST_ROUND)
 
@@ -252,6 +261,7 @@ class RoundHooks:
                 "evaluation": reported.testing,
                 "checkpoint": self._checkpoints.take_seconds(),
                 "round": self._last_report - before,
+                **({} if (simulated := now.simulated_seconds) is None else {"simulated": simulated}),
             },
             bytes={"up": now.up_bytes, "down": now.down_bytes, "wire_up": wire_up, "wire_down": wire_down},
             memory=reported.memory,
@@ -259,6 +269,7 @@ class RoundHooks:
             validation=self._validation,
             trained=reported.trained,
             train_loss=reported.train_loss,
+            measures=[*self._scores.values],
         )
         self._checkpoints.record(progress)
         self._observe(progress)

@@ -1,5 +1,6 @@
 """Units, axes and descriptions of the content of a checkpoint, which its file says of it."""
 
+import re
 from collections.abc import Mapping
 
 from pflmpi.store.checked_hdf5 import Described
@@ -46,6 +47,7 @@ METRICS = {
     "seconds_exchange": ("s", (), "messages, including waiting for other ranks, on rank 0"),
     "seconds_waiting": ("s", (), "the ranks that compute waited for the slowest of them, their mean"),
     "seconds_evaluation": ("s", (), "evaluation, the mean of the ranks that compute"),
+    "seconds_simulated": ("s", (), "until the slowest simulated client had taken its steps"),
     "seconds_checkpoint": ("s", (), "training waited for the checkpoint before this round"),
 }
 BYTES = {
@@ -77,6 +79,7 @@ _FIGURES: Mapping[str, Mapping[str, Described]] = {
     "partition": PARTITION,
     "layout": LAYOUT,
 }
+_OF_CLIENT = re.compile("(unseen_|trained_|validation_|)client_(.+)")  # a measure by name
 _PARTS = ("body", "head", "stats")  # of a model
 _PLACES = ("server", "kept")  # where a diagnostic says that its values are
 _CLASS_VECTORS = ("class", "feature")
@@ -110,6 +113,10 @@ class Descriptions:
                 unit, axes, text = METRICS[base]
                 axes = tuple(axis if name == "client" else name for name in axes)
                 return unit, axes, f"{text}; of {prefix[:-1]} ones"
+        if section == "metrics" and name not in METRICS and (measure := _OF_CLIENT.fullmatch(name)):
+            whose = {"unseen_": "unseen", "trained_": "participant"}.get(measure[1], "client")
+            samples = "validation" if measure[1] == "validation_" else "test"
+            return "", (whose,), f"{measure[2]} of the {samples} samples of each client"
         return _FIGURES[section].get(name, ("", (), name))
 
     def diagnostic(self, name: str) -> Described:

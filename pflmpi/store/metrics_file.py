@@ -9,7 +9,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from zlib_ng import zlib_ng as zlib
@@ -22,7 +22,7 @@ from pflmpi.text import for_shell
 EMPTY = Checksum(0, 0)
 logger = logging.getLogger(__name__)
 
-COLUMNS = (
+COLUMNS = (  # of every run; those of its measures, and of its validation samples, follow
     "round",
     "participants",
     "accuracy_mean",
@@ -53,21 +53,19 @@ COLUMNS = (
     "memory_rank_bytes",  # the most that the largest rank ever had; 0: unknown
     "memory_bytes",  # that of all ranks together
 )
-VALIDATION_COLUMNS = (  # after these, of a run with validation samples: the same measures on them
-    "validation_accuracy_mean",
-    "validation_accuracy_weighted",
-    "validation_accuracy_std",
-    "validation_loss",
-    "validation_f1_macro",
-    "validation_accuracy_bottom",
-)
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan)", re.ASCII)
+_OF_MEASURE = re.compile("(?!validation_)[a-z][a-z0-9_]*_(mean|weighted|bottom)", re.ASCII)
 _COUNTS = ("round", "participants", "skipped")
 
 
 def is_count(name: str) -> bool:
     """Whether the values of a column are whole numbers."""
     return name in _COUNTS or name.endswith("_bytes")
+
+
+def of_measures(names: Iterable[str]) -> list[str]:
+    """The columns that only the measures of a run give it; other names that a file may have are left out."""
+    return [name for name in names if name not in COLUMNS and _OF_MEASURE.fullmatch(name)]
 
 
 def is_number(name: str, text: str) -> bool:

@@ -1,6 +1,5 @@
 """RUN/partition.csv: number of samples of each class on every client, for later analysis."""
 
-import csv
 import io
 import os
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.text import for_shell
 
 _HEADER = ("client", "class", "train", "test", "validation")  # the last where there are such samples
+_AT_ONCE = 100_000  # lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,13 +77,13 @@ def read(run: Path) -> SampleCounts | None:
     if not os.path.lexists(path(run)):
         return None
     try:
-        text = io.StringIO(regular_file.read(path(run)).decode(), newline="")
-        lines = list(csv.reader(text))
-        if not lines or tuple(lines[0]) not in (_HEADER, _HEADER[:-1]):
-            raise ValueError("its first line is not " + ",".join(_HEADER[:-1]))
-        table = np.array([[int(word) for word in line] for line in lines[1:]], np.int64)
+        header, _, lines = regular_file.read(path(run)).decode().partition("\n")
+        names = header.split(",")
+        if tuple(names) not in (_HEADER, _HEADER[:-1]) or not lines.strip():
+            raise ValueError("it does not begin with " + ",".join(_HEADER[:-1]) + " and a line of numbers")
+        table = np.loadtxt(io.StringIO(lines), np.int64, comments=None, delimiter=",", ndmin=2)
         shape = tuple(table[-1, :2] + 1)
-        sides = {name: np.zeros(shape, np.int64) for name in lines[0][2:]}
+        sides = {name: np.zeros(shape, np.int64) for name in names[2:]}
         for name, values in zip(sides, table.T[2:], strict=True):
             sides[name][table[:, 0], table[:, 1]] = values
     except (OSError, ValueError, IndexError) as error:
@@ -98,9 +98,18 @@ def _checksum(content: bytes) -> str:
 def _content(counts: SampleCounts) -> bytes:
     present = np.sum([*counts.sides.values()], axis=0) > 0
     present[-1, -1] = True
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((*_HEADER[:2], *counts.sides))
-    for client, label in np.argwhere(present).tolist():
-        writer.writerow((client, label, *(int(samples[client, label]) for samples in counts.sides.values())))
-    return text.getvalue().encode()
+    table = np.column_stack([*np.nonzero(present), *(samples[present] for samples in counts.sides.values())])
+    parts = np.array_split(table, 1 + len(table) // _AT_ONCE)
+    return b"".join([",".join((*_HEADER[:2], *counts.sides)).encode(), b"\n", *map(_lines, parts)])
+
+
+def _lines(table: np.ndarray) -> bytes:
+    """Whole numbers [n, C], n >= 1, as lines: digit by digit of all, as there may be millions."""
+    digits = len(str(table.max()))
+    text, shown = np.full((*table.shape, digits + 1), ord(","), np.uint8), np.ones((*table.shape, digits + 1), bool)
+    text[:, -1, -1] = ord("\n")
+    for place in range(digits):
+        power = 10 ** (digits - 1 - place)
+        text[:, :, place] = table // power % 10 + ord("0")
+        shown[:, :, place] = (table >= power) | (power == 1)
+    return text[shown].tobytes()

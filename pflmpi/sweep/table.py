@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import KEYS, located, merge, override, section
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
+from pflmpi.store import metrics_file
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -43,6 +44,7 @@ Published = Annotated[
 Sections = dict[str, Any]
 
 
+_METRICS = ("mean", "weighted", "spread", "bottom", "f1", "unseen", "train_loss", "test_loss", "parameters")
 _OF_RUNS = ("base", "columns", "rows", "exceptions", "seeds")
 
 
@@ -96,7 +98,8 @@ class SweepTable(BaseModel):
         metric: `mean`, the plain mean of the accuracy over clients; `weighted`, over all samples; `spread`, its
             standard deviation over clients; `bottom`, the mean over the lowest 10 % of clients; `f1`, macro F1;
             `unseen`, the plain mean over unseen clients (`evaluation.unseen`); `train_loss` and `test_loss`, as in
-            metrics.csv; `parameters`, thousands of 4-byte values that all participants together send in a round.
+            metrics.csv; `parameters`, thousands of 4-byte values that all participants together send in a round; or a
+            column of a measure in `evaluation.measures`, such as `auroc_mean`.
         target: an accuracy, as a share; how many rounds and bytes it took to reach its mean is then printed too.
         figure: which value the paper prints: the best round's (for `spread` the round of the best mean, for losses
             the lowest), among the last twenty rounds alone, the last round's, or the mean of the last ten rounds.
@@ -110,9 +113,7 @@ class SweepTable(BaseModel):
 
     title: str
     source: str
-    metric: Literal["mean", "weighted", "spread", "bottom", "f1", "unseen", "train_loss", "test_loss", "parameters"] = (
-        "mean"
-    )
+    metric: str = "mean"
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     figure: Literal["best", "best20", "last", "last10"] = "best"
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -124,6 +125,13 @@ class SweepTable(BaseModel):
     notes: list[str] = []
     search: dict[Name, dict[str, Range | Annotated[list[Any], Field(min_length=1)] | None]] = {}
     runs_of: str = ""
+
+    @field_validator("metric")
+    @classmethod
+    def _is_known(cls, metric: str) -> str:
+        if metric not in _METRICS and not metrics_file.of_measures([metric]):
+            raise ValueError(f"must be one of {', '.join(_METRICS)}, or a measure's column, such as auroc_mean")
+        return metric
 
 
 def load(path: Path) -> SweepTable:

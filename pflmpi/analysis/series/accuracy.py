@@ -12,6 +12,8 @@ from pflmpi.analysis.metrics import best
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, spread_over
+from pflmpi.learning.early_stop import lower_is_better
+from pflmpi.store import metrics_file
 from pflmpi.text import some
 
 _QUANTILES = (0.1, 0.9)
@@ -19,6 +21,7 @@ _TITLE = "Accuracy over rounds"
 _BAND = f"The band has the middle 80 % of the clients, in at most {MOST_ROUNDS} rounds that have a checkpoint."
 _CONFIDENCE = 0.95
 _MOST_NAMED = 8  # groups in a caption
+_BETTER = {True: "lower", False: "higher"}
 _LOSS = "loss, mean over clients"
 _MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, factor
     "accuracy_bottom": (
@@ -124,7 +127,7 @@ def _mean_of_seeds(group: SeedGroup) -> Curve | None:
 def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
     """Further measures, and losses, by round; no figure of one that no run has."""
     figures: list[Curves] = []
-    for column, (title, caption, y_label, factor) in _MEASURES.items():
+    for column, (title, caption, y_label, factor) in {**_MEASURES, **_further(runs)}.items():
         curves = []
         for named_run in runs:
             if (measured := evaluated(named_run, column)).any():
@@ -142,6 +145,22 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
                 )
             )
     return figures
+
+
+def _further(runs: Sequence[NamedRun]) -> dict[str, tuple[str, str, str, int]]:
+    """As `_MEASURES`, the means of the measures that runs have by `evaluation.measures`."""
+    columns = dict.fromkeys(name for named_run in runs for name in metrics_file.of_measures(named_run.run.columns))
+    return {
+        name: (
+            f"{name.removesuffix('_mean')} over rounds",
+            f"Mean over clients of a measure of `evaluation.measures`, of which {_BETTER[lower_is_better(name)]} "
+            "values are better.",
+            name.removesuffix("_mean"),
+            1,
+        )
+        for name in columns
+        if name.endswith("_mean")
+    }
 
 
 def accuracy_by_round(run: Run) -> dict[int, np.ndarray]:

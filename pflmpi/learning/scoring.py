@@ -1,0 +1,162 @@
+"""Measures of scores against labels, by name or a function from outside the package (`evaluation.measures`).
+
+    f(scores [n, K] float64 as the model gives them, labels [n] or [n, K]) -> a number, NaN where it has no meaning
+
+It is called once for each client, with all its test samples; of tokens, n counts the positions that have a label.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pflmpi import outside
+from pflmpi.errors import ConfigError, RunError
+from pflmpi.registry import Registry
+from pflmpi.text import shown
+
+Measure = Callable[[np.ndarray, np.ndarray], float]
+_BINS = 15  # of the confidence
+_TAKEN = ("f1", "test_loss", "train_loss")  # what each client has in checkpoints and tables
+_NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
+
+
+def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Share of the samples, or of all yes and no of several labels, that are right."""
+    return float((_chosen(scores, labels) == labels).mean())
+
+
+def balanced_accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the accuracy in each class that is there."""
+    chosen = _chosen(scores, labels)
+    return float(np.mean([(chosen[labels == label] == label).mean() for label in np.unique(labels)]))
+
+
+def f1_macro(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Plain mean of F1 over the classes that are there or predicted."""
+    truth, chosen = (_one_hot(values, scores.shape[1]) for values in (labels, _chosen(scores, labels)))
+    sizes = truth.sum(0) + chosen.sum(0)
+    return _mean(2 * (truth & chosen).sum(0)[sizes > 0] / sizes[sizes > 0])
+
+
+def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Area under the ROC curve of each class against the rest, mean over those with samples of both kinds."""
+    likely = np.exp(_log_softmax(scores)) if labels.ndim == 1 else scores
+    return _mean([_area(*pair) for pair in zip(likely.T, _one_hot(labels, scores.shape[1]).T, strict=True)])
+
+
+def perplexity(scores: np.ndarray, labels: np.ndarray) -> float:
+    """exp of the mean cross-entropy; lower is better."""
+    return float(np.exp(-_log_softmax(scores)[np.arange(len(labels)), labels].mean()))
+
+
+def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Expected calibration error: |accuracy - confidence| in 15 bins of the confidence; lower is better."""
+    confidence = np.exp(_log_softmax(scores).max(1))
+    gaps = (scores.argmax(1) == labels) - confidence
+    bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    return float(np.abs(np.bincount(bins, gaps, _BINS)).sum() / len(labels))
+
+
+def mae(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Mean absolute error; lower is better."""
+    return float(np.abs(scores - labels).mean())
+
+
+def rmse(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Root of the mean squared error; lower is better."""
+    return float(np.sqrt(np.square(scores - labels).mean()))
+
+
+def r2(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Explained share of the variance, mean over the outputs that vary."""
+    spread = np.square(labels - labels.mean(0)).sum(0)
+    error = np.square(labels - scores).sum(0)
+    return _mean(1 - error[spread > 0] / spread[spread > 0])
+
+
+def _accept(function: object) -> Measure:
+    """A function from outside the package, if it has the arguments of a measure."""
+    if not inspect.isfunction(function) or list(inspect.signature(function).parameters) != ["scores", "labels"]:
+        raise ConfigError("expected a function f(scores, labels) that returns a number")
+    return function
+
+
+MEASURES: Registry[Measure] = Registry(
+    "measure",
+    {
+        measure.__name__: measure
+        for measure in (accuracy, balanced_accuracy, f1_macro, auroc, perplexity, calibration_error, mae, rmse, r2)
+    },
+    accept=_accept,
+)
+
+
+def measures_of(names: Sequence[str]) -> dict[str, Measure]:
+    """The measures by the name of their columns, which for one from outside is that of its function.
+
+    Raises:
+        ConfigError: an unknown name, one that is given twice, or one that cannot be that of a column.
+    """
+    measures: dict[str, Measure] = {}
+    for reference in names:
+        measure, name = MEASURES[reference], reference.rpartition(":")[2]
+        own = MEASURES.reference(reference) is not None
+        if name in measures or (own and name in {*MEASURES, *_TAKEN}) or not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"evaluation.measures: {shown(reference)} would have the columns {name}_mean, ...; give each measure a "
+                "name of its own, of lower-case letters, digits and underscores"
+            )
+        measures[name] = measure
+    return measures
+
+
+def values_of(measures: Mapping[str, Measure], scores: np.ndarray, labels: np.ndarray) -> list[float]:
+    """The value of each measure for the test samples of a client; NaN without any.
+
+    Raises:
+        RunError: one from outside the package raises, or returns no number.
+    """
+    if not len(labels):
+        return [np.nan] * len(measures)
+    values = []
+    for name, measure in measures.items():
+        try:
+            values.append(float(measure(scores.copy(), labels.copy())))
+        except Exception as error:
+            kinds = f"scores {list(scores.shape)} and labels {labels.dtype} {list(labels.shape)}"
+            says = outside.cause(error) or f"{type(error).__name__}: {error}"
+            raise RunError(f"measure {name} has no value for {kinds}: {says}; mend it, or leave it out") from error
+    return values
+
+
+def _chosen(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The class of the highest score [n]; of several labels [n, K] those with a positive one."""
+    return scores.argmax(1) if labels.ndim == 1 else scores > 0
+
+
+def _one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """[n, K] bool."""
+    return labels[:, None] == np.arange(num_classes) if labels.ndim == 1 else labels > 0
+
+
+def _log_softmax(scores: np.ndarray) -> np.ndarray:
+    shifted = scores - scores.max(1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
+
+
+def _area(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Share of the pairs of a positive sample and another that are in order, a tie as half; NaN without pairs."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[place]
+    num = int(positive.sum())
+    pairs = num * (len(scores) - num)
+    return (float(ranks[positive].sum()) - num * (num + 1) / 2) / pairs if pairs else np.nan
+
+
+def _mean(values: ArrayLike) -> float:
+    """The mean of the values that are not NaN; NaN without any."""
+    there = (array := np.asarray(values, np.float64))[~np.isnan(array)]
+    return float(there.mean()) if len(there) else np.nan
