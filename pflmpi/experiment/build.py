@@ -142,7 +142,9 @@ class Experiment:
     @property
     def counts(self) -> SampleCounts:
         """Samples of each client and class."""
-        return SampleCounts(self.federation.class_counts, self.federation.test_class_counts)
+        validation = self.federation.for_validation
+        totals = None if validation is None else validation.test_class_counts
+        return SampleCounts(self.federation.class_counts, self.federation.test_class_counts, totals)
 
     @property
     def weights(self) -> list[str]:

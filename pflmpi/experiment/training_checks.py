@@ -147,7 +147,9 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
     algorithm, task, why = trial.algorithm, trial.tasks[0], ""
     if stop.metric not in (columns := metric_columns([*trial.measures], simulated=False)):
         raise ConfigError(f"training.stop.metric: {unknown('column', stop.metric, columns)}; see evaluation.measures")
-    if stop.metric.startswith("unseen"):
+    if stop.metric.startswith("unseen") and trial.federation.validation:
+        why = "rounds are chosen by validation samples, and unseen clients have none"
+    elif stop.metric.startswith("unseen"):
         rule = algorithm.newcomer(task.replace(device=HOST)) if evaluation.unseen else None
         why = "" if evaluation.unseen else "there are no unseen clients (evaluation.unseen = 0)"
         why = f"unseen clients are not tested: {rule.why}" if isinstance(rule, CannotJoin) else why
