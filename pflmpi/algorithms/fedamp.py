@@ -54,6 +54,7 @@ class FedAMP(Algorithm):
 
     summary: ClassVar[str] = "a cloud model per client, by attentive message passing"
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
+    any_task: ClassVar[bool] = True
     frozen_head: ClassVar[bool] = True
 
     alpha: Annotated[

@@ -35,6 +35,7 @@ class FedPer(WeightedSharedParts):
 
     summary: ClassVar[str] = "shared body, personal head"
     paper: ClassVar[str] = "Arivazhagan et al., 2019"
+    any_task: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("body",)
 
     shared: ClassVar[tuple[str, ...]] = ("body",)

@@ -57,6 +57,7 @@ class L2GD(SharedParts):
 
     summary: ClassVar[str] = "personal models drawn to their mean, when a coin says so"
     paper: ClassVar[str] = "Hanzely and Richtarik, 2020"
+    any_task: ClassVar[bool] = True
     frozen_head: ClassVar[bool] = True
     message: ClassVar[str] = "mean"
     state: ClassVar[str] = "mean"

@@ -41,6 +41,7 @@ class Moon(FedAvg):
 
     summary: ClassVar[str] = "FedAvg with features contrasted against the last model's"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
+    any_task: ClassVar[bool] = False
     frozen_head: ClassVar[bool] = False
 
     contrast_weight: Annotated[

@@ -59,6 +59,7 @@ class PFedCFR(Algorithm):
 
     summary: ClassVar[str] = "feature layers fused by distance, decision layers averaged"
     paper: ClassVar[str] = "Yang et al., 2023"
+    any_task: ClassVar[bool] = True
 
     num_personal_layers: Annotated[int | None, Field(ge=0, description="the fused layers (r); null: the body")] = None
     thresholds: Annotated[

@@ -22,7 +22,7 @@ _NAMES = {
 }
 _KEYS = {
     "data": """
-        name path label client layout normalize transform root download split test_share test_per_class limit
+        name path label task client layout normalize transform root download split test_share test_per_class limit
     """.split(),
     "training": """
         rounds stop participation without_clients epochs steps batch_size drop_last lr schedule lr_decay decay_rounds

@@ -110,6 +110,7 @@ def described(name: str) -> "Iterator[RenderableType]":
     for section, full, registered in named(name):
         rows = keys(section, full, registered)  # first, because it refuses a wrong field
         lists = {"transform": f"data: {{transform: [{full}]}}", "measure": f"evaluation: {{measures: [{full}]}}"}
+        lists["task"] = f"data: {{task: {full}}}"
         yield lists.get(section, f"{section}: {{name: {full}}}")
         yield _summary(registered)
         if isinstance(registered, type) and issubclass(registered, Algorithm):

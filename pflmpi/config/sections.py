@@ -55,7 +55,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration whose files (a name, weights, path, transform, measure or tracker) are made absolute.
+    """Raw configuration whose files (a name, weights, path, transform, task, measure or tracker) are made absolute.
 
     Args:
         folder: relative files are taken as below it.
@@ -76,6 +76,8 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
             sections[name] = {**part, "path": os.path.abspath(folder / part["path"])}
+    if isinstance(data := sections.get("data"), Mapping) and isinstance(data.get("task"), str):
+        sections["data"] = {**data, "task": outside.located(data["task"], folder)}
     for name, key in (("data", "transform"), ("evaluation", "measures"), ("output", "trackers")):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get(key), list):

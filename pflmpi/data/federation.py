@@ -14,7 +14,7 @@ from pflmpi import atomic
 from pflmpi.data.array_files import read_npz
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import Dataset
-from pflmpi.data.partitions import PARTITIONS, divides
+from pflmpi.data.partitions import PARTITIONS, WITHOUT_CLASSES, divides
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_pooled
 from pflmpi.errors import DataError
@@ -76,7 +76,7 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")
     by_writer = divides(partition.name) == "writers"
-    key = _writers(dataset, partition.name) if by_writer else dataset.labels
+    key = _writers(dataset, partition.name) if by_writer else _labels(dataset, partition.name)
     split = resolved_split(data, dataset)
     if data.test_per_class is not None and (split == "pooled" or by_writer):
         raise DataError(
@@ -92,7 +92,7 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     parts = [pool[samples] for samples in _checked(shares, partition, len(pool))]
     if split == "pooled":
         splits = [
-            split_pooled(samples, dataset.labels[samples], data.test_share, stream(seed, 0, client, "split"))
+            split_pooled(samples, dataset.strata[samples], data.test_share, stream(seed, 0, client, "split"))
             for client, samples in enumerate(parts)
         ]
         return _federation(dataset, [train for train, _ in splits], [test for _, test in splits])
@@ -100,7 +100,7 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     if by_writer:
         tests = official_by_writer(parts, key, official)
     else:
-        counts, labels = _class_counts(dataset, parts), dataset.labels[official]
+        counts, labels = _class_counts(dataset, parts), dataset.strata[official]
         tests = official_by_class(counts, labels, official, rng, data.test_per_class)
         if (unused := len(official) - sum(map(len, tests))) and data.test_per_class is None:
             logger.warning("%d of %d test samples are left out: no client trains on their class", unused, len(official))
@@ -262,7 +262,20 @@ def _digest(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -
 
 
 def _class_counts(dataset: Dataset, parts: list[np.ndarray]) -> np.ndarray:
-    return np.stack([np.bincount(dataset.labels[samples], minlength=dataset.num_classes) for samples in parts])
+    strata = dataset.strata
+    return np.stack([np.bincount(strata[samples], minlength=dataset.num_strata) for samples in parts])
+
+
+def _labels(dataset: Dataset, partition: str) -> np.ndarray:
+    """The labels [n, ...] that a partition divides by; those of the package do without, or need classes."""
+    if dataset.problem.classes or PARTITIONS.reference(partition):
+        return dataset.labels
+    if partition not in WITHOUT_CLASSES:
+        raise DataError(
+            f"partition {partition!r} divides by class, and the labels of dataset {dataset.name!r} are no classes "
+            f"(data.task); choose {', '.join(WITHOUT_CLASSES)}, or one of your own"
+        )
+    return dataset.strata
 
 
 def _writers(dataset: Dataset, partition: str) -> np.ndarray:

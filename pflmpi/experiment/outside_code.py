@@ -13,6 +13,7 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.config.load import Config
 from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import OwnSource
 from pflmpi.errors import CheckpointError, ConfigError
@@ -28,6 +29,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
     "transform": TRANSFORMS,
     "measure": MEASURES,
+    "task": PROBLEMS,
 }
 _LISTS = (("transform", "data", "transform"), ("measure", "evaluation", "measures"))  # place, section, key
 
@@ -71,6 +73,8 @@ def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
             return [of(f"{place}/{number}" if number else place, item) for number, item in enumerate(section)]
         if isinstance(section, Mapping) and place in now and _same_object(str(section.get("name")), now[place]):
             section = {**section, "name": now[place]}
+        if place == "data" and "task" in section:
+            section = {**section, "task": moved("task", section["task"])}
         for kind, of_section, key in _LISTS:
             if place == of_section and key in section:
                 section = {**section, key: [moved(f"{kind}/{n}", name) for n, name in enumerate(section[key])]}
@@ -106,11 +110,11 @@ def _section(name: str, kind: object) -> str:
         names = [*inspect.signature(kind).parameters] if inspect.isfunction(kind) else []
         known = {"x key": "transform", "scores labels": "measure"}
         return "partition" if {"clients", "rng"} <= {*names} else known.get(" ".join(names), "model")
-    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module))
+    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module), ("task", Problem))
     for section, base in bases:
         if issubclass(kind, base):
             return section
-    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module")
+    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module, Problem")
 
 
 def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -118,6 +122,7 @@ def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for kind, section, key in _LISTS:
         for number, name in enumerate(raw.get(section, {}).get(key, ())):
             yield f"{kind}/{number}", name
+    yield "task", raw.get("data", {}).get("task", "classification")
     for key in ("algorithm", "data", "model", "partition"):
         sections = raw[key] if isinstance(raw[key], list) else [raw[key]]
         for number, section in enumerate(sections):

@@ -292,9 +292,8 @@ def _run_rounds(
             if not _has_ended(run, config, context):
                 scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
                 totals, timeout = experiment.federation.test_class_counts, config.runtime.timeout
-                hooks = RoundHooks(
-                    totals, transport, checkpoints, observer, context.stop, timeout, [*setup.executor.measures]
-                )
+                untested = setup.executor.untested(range(len(totals)))
+                hooks = RoundHooks(totals, transport, checkpoints, observer, context.stop, timeout, untested)
                 skips = config.runtime.client_errors == "skip"
                 rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)
     except Stopped:

@@ -100,7 +100,7 @@ def pool_bytes(setup: Setup, rank: int) -> int:
     """Bytes of the samples and labels that a rank has on its GPU."""
     dataset, samples = setup.executor.federation.dataset, setup.samples(rank)
     count = len(dataset.labels) if samples is None else len(samples)
-    return count * (dataset.images[:1].nbytes + dataset.labels.itemsize)
+    return count * (dataset.images[:1].nbytes + dataset.labels[:1].nbytes)
 
 
 def mapped_bytes(federation: Federation) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
+from pflmpi.data.problems import CLASSIFICATION, Problem
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.parts import overlay, parameters_of
 from pflmpi.learning.training import TrainingConfig
@@ -44,6 +45,8 @@ class Task:
     Attributes:
         frozen: parameters that no client trains.
         personal: paths of the parameters that stay with a client, by `model.personal`; () where that says nothing.
+        problem: what is predicted.
+        label_shape: of a label; () of a class.
     """
 
     architecture: Architecture
@@ -55,6 +58,8 @@ class Task:
     device: torch.device = HOST
     frozen: Frozen = field(default_factory=Frozen)
     personal: tuple[str, ...] = ()
+    problem: Problem = CLASSIFICATION
+    label_shape: tuple[int, ...] = ()
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
     local: LocalTraining | None = field(default=None, compare=False)  # while a client trains
     client: int = SERVER  # whose model `init` gives; see `of_client`
@@ -64,6 +69,11 @@ class Task:
     def num_classes(self) -> int:
         """K."""
         return self.architecture.num_classes
+
+    @property
+    def score_shape(self) -> tuple[int, ...]:
+        """Of the scores of a sample: (K,), or (T, K) of tokens."""
+        return (*self.problem.score_axes(self.label_shape), self.num_classes)
 
     @property
     def num_features(self) -> int:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +83,7 @@ def gather(
         totals: [N + U, K] int64, test samples of every client by class.
         num_clients: N; those of higher ids are unseen, and from N + U on client N + U + i is client i after training.
     """
-    lengths = _lengths(testing, training, 2 * totals.shape[1] + 1 + len(measured.tested.values))
+    lengths = _lengths(testing, training, 2 * measured.tested.hits.shape[1] + 1 + len(measured.tested.values))
     reports = transport.gather(_packed(measured).view(np.uint8), (8 * lengths.sum(1)).tolist())
     if reports is None:
         return None
@@ -94,7 +94,7 @@ def gather(
     heads = heads.reshape(-1, _HEAD)
     trained_for, tested_for, memory = heads[:, :3].T
     busy, computes = (trained_for + tested_for) / 1e6, lengths[:, 1:].any(1)
-    tested, unseen, trained = _scores(scores, testing, totals, num_clients, [*measured.tested.values])
+    tested, unseen, trained = _scores(scores, testing, totals, num_clients, measured.tested)
     return RoundReport(
         tested=tested,
         unseen=unseen if len(unseen.loss) else None,
@@ -124,15 +124,19 @@ def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]]
 
 
 def _scores(
-    scores: np.ndarray, testing: list[list[ClientGroup]], totals: np.ndarray, num_clients: int, measures: Sequence[str]
+    scores: np.ndarray, testing: list[list[ClientGroup]], totals: np.ndarray, num_clients: int, like: Counts
 ) -> tuple[Counts, Counts, Counts]:
-    """The scores of the tested clients, of the unseen ones, and of the participants after training; see `gather`."""
-    clients, (everyone, num_classes) = rank_by_rank(testing), totals.shape
+    """The scores of the tested clients, of the unseen ones, and of the participants after training; see `gather`.
+
+    Args:
+        like: counts of any clients of the run.
+    """
+    clients, everyone, num_classes = rank_by_rank(testing), len(totals), like.hits.shape[1]
     order = np.argsort(clients, kind="stable")
-    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1 + len(measures))[order]
+    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1 + len(like.values))[order]
     hits, predicted, others = np.split(rows, [num_classes, 2 * num_classes], axis=1)
     loss, *values = others.T
-    by_measure = dict(zip(measures, values, strict=True))
+    by_measure = dict(zip(like.values, values, strict=True))
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss, by_measure)
     first_unseen, first_trained = np.searchsorted(clients, [num_clients, everyone])
     parts = slice(first_unseen), slice(first_unseen, first_trained), slice(first_trained, None)
@@ -172,7 +176,7 @@ class RoundHooks:
         checkpoints: get the metrics of each round.
         observe: called on rank 0 after every round.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
-        measures: names of what is measured besides accuracy, F1 and loss.
+        untested: of all clients; None: of a task of classes without further measures.
     """
 
     def __init__(
@@ -183,11 +187,11 @@ class RoundHooks:
         observe: Observer,
         stop: Stop,
         timeout: float | None = None,
-        measures: Sequence[str] = (),
+        untested: Counts | None = None,
     ) -> None:
         self._transport, self._checkpoints = transport, checkpoints
         self._observe, self.stop, self._timeout = observe, stop, timeout
-        self._scores = Counts.none(test_class_counts, measures)  # the newest of each client
+        self._scores = untested or Counts.none(test_class_counts)  # the newest of each client
         self._last_report = time.perf_counter()
         self._limit_waiting(_FIRST_ROUND)
 
