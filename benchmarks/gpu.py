@@ -39,6 +39,7 @@ from pflmpi.data.federation import build
 from pflmpi.experiment import run as experiment_run
 from pflmpi.experiment.build import Experiment, prepare
 from pflmpi.experiment.run import RankContext
+from pflmpi.learning.participation import Participation
 from pflmpi.learning.task import Task
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.devices import fix_kernels, own_device
@@ -256,7 +257,7 @@ def bare(experiment: Experiment, workload: Workload, graphed: bool) -> float:
     data, batch = experiment.federation.dataset, workload.batch
     places = np.arange(10 * batch) % len(data.labels)
     images, labels = (torch.from_numpy(values[places]).to(task.device) for values in (data.images, data.labels))
-    chosen = training.participants(0, 1, workload.clients)
+    chosen = Participation(training, 0, np.ones(workload.clients)).participants(1)
     steps = sum(training.num_steps(int(experiment.federation.num_train[client])) for client in chosen)
     model = tree.to(task.init(), task.device)
     key = torch.zeros((), dtype=torch.int64, device=task.device)  # of dropout, where the network has any

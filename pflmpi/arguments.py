@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi.errors import ConfigError
+from pflmpi.machine import expanded
 from pflmpi.text import for_shell
 
 if TYPE_CHECKING:
@@ -14,11 +15,19 @@ if TYPE_CHECKING:
     from pflmpi.analysis.run import Run
 
 
+def path(text: str) -> Path:
+    """A path with `~` and `$NAME` expanded; what parsers of commands make of `type=Path`."""
+    try:
+        return expanded(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def folder(text: str) -> Path:
     """A folder that is named; an empty name, as of a variable that is not set, would be the current one."""
     if not text:
         raise argparse.ArgumentTypeError("the name of a folder is expected, and '' found")
-    return Path(text)
+    return path(text)
 
 
 def clients(text: str) -> list[int]:

@@ -9,9 +9,10 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
-from pflmpi import __version__, early_signals, limits, outside, terminal
+from pflmpi import __version__, arguments, early_signals, limits, outside, terminal
 from pflmpi.cluster.batch_script import refuse_unknown
 from pflmpi.commands.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
@@ -63,6 +64,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     for name, module in modules.items():
         subparser = commands.add_parser(name, description=summaries[name])
         subparser.set_defaults(function=module.run, parser=subparser, log_level=logging.WARNING)
+        subparser.register("type", Path, arguments.path)
         module.add_arguments(subparser)
         subparser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     return top

@@ -23,6 +23,7 @@ _CONTROLLERS = {
     "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
 }
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 
 
 class Space(NamedTuple):
@@ -94,6 +95,24 @@ def own_memory(name: str) -> int:
     return 1024 * int(match[1]) if match else 0
 
 
+def expanded(path: str | os.PathLike[str], folder: Path = Path()) -> Path:
+    """The path with `~` and `$NAME` expanded as by a shell, below a folder where it is relative.
+
+    A name that exists as it stands is taken as it is. Raises `ConfigError` for a variable or user that is unknown.
+    """
+    place = Path(folder, path)
+    if any(("$" in part.name or part.name[:1] == "~") and os.path.lexists(part) for part in (place, *place.parents)):
+        return place
+    text = os.path.expandvars(path)
+    if unset := _VARIABLE.search(text):
+        name = unset.group().strip("${}")
+        raise ConfigError(f"{os.fspath(path)}: the variable {name} is not set; set it, or write the path out")
+    try:
+        return Path(folder, Path(text).expanduser())
+    except RuntimeError as error:  # ~NAME of nobody
+        raise ConfigError(f"{text}: {error}") from error
+
+
 def private_folder(named: str | None = None) -> Path:
     """The folder for caches, made with mode 0700: `pflmpi-UID` among those for temporary files, unless one is named.
 
@@ -101,9 +120,7 @@ def private_folder(named: str | None = None) -> Path:
         ConfigError: it is a link, another user's, or others can write to it.
         OSError: it cannot be made.
     """
-    folder = (
-        Path(os.path.expandvars(named)).expanduser() if named else Path(tempfile.gettempdir()) / f"pflmpi-{os.getuid()}"
-    )
+    folder = expanded(named) if named else Path(tempfile.gettempdir()) / f"pflmpi-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     status = folder.lstat()

@@ -15,6 +15,7 @@ from threading import Lock
 from types import ModuleType
 
 from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.machine import expanded
 
 _MARK = "__pflmpi_outside__"  # a global of every module that was loaded from outside: the reference that named it
 
@@ -35,7 +36,7 @@ def located(name: str, folder: Path) -> str:
     ('/home/me/mine.py:FedMine', 'mine:FedMine')
     """
     file, (place, _) = _file(name), _split(name)
-    return name if file is None else os.path.abspath(folder / file.expanduser()) + name.removeprefix(place)
+    return name if file is None else os.path.abspath(expanded(file, folder)) + name.removeprefix(place)
 
 
 def load(reference: str) -> object:

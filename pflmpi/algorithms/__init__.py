@@ -7,6 +7,7 @@ from pflmpi.algorithms.fedala import FedALA
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedbabu import FedBABU
+from pflmpi.algorithms.fedbn import FedBN
 from pflmpi.algorithms.fedcp import FedCP
 from pflmpi.algorithms.fedfcd import FedFCD
 from pflmpi.algorithms.fedfomo import FedFomo
@@ -48,6 +49,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "fedavg_ft": FedAvgFT,
         "fedavgm": FedAvgM,
         "fedbabu": FedBABU,
+        "fedbn": FedBN,
         "fedcp": FedCP,
         "fedfcd": FedFCD,
         "fedfomo": FedFomo,

@@ -6,20 +6,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from pflmpi import tree
-from pflmpi.algorithms.base import only
-from pflmpi.algorithms.shared_parts import WeightedSharedParts
+from pflmpi.algorithms.shared_parts import PersonalPaths
 from pflmpi.errors import ConfigError
-from pflmpi.learning.client import ClientData, model_loss
-from pflmpi.learning.parts import others, overlay, take
-from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Messages
-from pflmpi.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPer(WeightedSharedParts):
+class FedPer(PersonalPaths):
     """Arivazhagan et al., Federated Learning with Personalization Layers, 2019.
 
     Algorithms 1 and 2: clients train body and head together, upload the body (the base layers), keep the head
@@ -38,7 +31,6 @@ class FedPer(WeightedSharedParts):
     any_task: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("body",)
 
-    shared: ClassVar[tuple[str, ...]] = ("body",)
     message: ClassVar[str] = "body"
     state: ClassVar[str] = "shared"
 
@@ -48,28 +40,18 @@ class FedPer(WeightedSharedParts):
         int, Field(ge=1, description="last layers that stay with a client, the head among them (K_P)")
     ] = 1
 
-    def to_share(self, task: Task, model: Tree) -> Tree:
-        shared = super().to_share(task, model) | (only(model, ("head",)) if task.personal else {})
-        return take(shared, others(shared, self._kept(task)))
+    def kept(self, task: Task) -> tuple[str, ...]:
+        if not task.personal:
+            return ("head", *self._layers_before_head(task), *task.local_stats)
+        if self.personal_layers != 1:
+            raise ConfigError(
+                f"algorithm.personal_layers = {self.personal_layers} and model.personal both say what stays with a "
+                "client; leave one of them out"
+            )
+        return (*task.personal, *task.local_stats)
 
-    def to_keep(self, task: Task, model: Tree) -> Tree:
-        kept = super().to_keep(task, model)
-        if task.personal:
-            kept.pop("head", None)
-        return overlay(kept, take(model, self._kept(task)))
-
-    def whole(self, client: Tree, received: Tree) -> Tree:
-        return overlay(received, client)
-
-    def _kept(self, task: Task) -> tuple[str, ...]:
-        """Paths of the parameters that `model.personal` names, or else of the personal layers before the head."""
-        if task.personal:
-            if self.personal_layers != 1:
-                raise ConfigError(
-                    f"algorithm.personal_layers = {self.personal_layers} and model.personal both say what stays with a "
-                    "client; leave one of them out"
-                )
-            return task.personal
+    def _layers_before_head(self, task: Task) -> tuple[str, ...]:
+        """Paths of the parameters of the personal layers but the last one."""
         layers = list(task.layers)
         if self.personal_layers > (most := max(len(layers) - 1, 1)):
             raise ConfigError(
@@ -77,8 +59,3 @@ class FedPer(WeightedSharedParts):
                 f"{task.architecture.name}, whose layers are {', '.join(layers)}; choose at most {most}"
             )
         return tuple(chain.from_iterable(task.layers[layer] for layer in layers[-self.personal_layers : -1]))
-
-    def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-        model, fixed = self.whole(client, down["body"]), tuple(dict(tree.leaves(down["body"])))
-        model = train(task, model, data.passes["train"], model_loss(task), data.learning_rate, frozen=fixed)
-        return self.to_keep(task, model)

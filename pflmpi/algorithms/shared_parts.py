@@ -1,5 +1,6 @@
 """Algorithms that average some parts of the model and leave the others to each client."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -7,8 +8,10 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.learning.client import ClientData, Loss, model_loss
+from pflmpi.learning.parts import others, overlay, take
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -132,3 +135,27 @@ class WeightedSharedParts(SharedParts):
 
     def averaged_by(self) -> MeanBy:
         return self.weighting
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalPaths(WeightedSharedParts):
+    """Clients keep what is at some paths of the model, and everything else is averaged."""
+
+    @abstractmethod
+    def kept(self, task: Task) -> tuple[str, ...]:
+        """Paths of the parts and parameters that stay with a client."""
+
+    def to_share(self, task: Task, model: Tree) -> Tree:
+        return take(model, others(model, self.kept(task)))
+
+    def to_keep(self, task: Task, model: Tree) -> Tree:
+        return take(model, self.kept(task))
+
+    def whole(self, client: Tree, received: Tree) -> Tree:
+        return overlay(received, client)
+
+    def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+        received = down[self.message]
+        model, fixed = self.whole(client, received), tuple(dict(tree.leaves(received)))
+        model = train(task, model, data.passes["train"], model_loss(task), data.learning_rate, frozen=fixed)
+        return self.to_keep(task, model)

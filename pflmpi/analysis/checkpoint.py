@@ -16,8 +16,8 @@ from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.personal import Personal
 from pflmpi.registry import unknown
 from pflmpi.store import run_folder, verify
-from pflmpi.store.layout import Layout
-from pflmpi.store.names import round_path
+from pflmpi.store.layout import NOWHERE, Layout
+from pflmpi.store.names import round_of, round_path
 from pflmpi.store.run_folder import read_leaf
 
 T = TypeVar("T")
@@ -139,7 +139,16 @@ class Checkpoint:
 
     def written_since(self, before: "Checkpoint") -> np.ndarray:
         """Whose rows were written after an earlier round, [N] bool; the others are the same bytes on disk."""
-        return np.array([now != then for now, then in zip(self._places(), before._places(), strict=True)], bool)
+        now, then = self._layout, before._layout
+        same_file = {name: number for number, name in enumerate(then.files)}
+        file = np.array([*(same_file.get(name, len(same_file)) for name in now.files), NOWHERE])
+        return np.asarray((file[now.file] != then.file) | (now.row != then.row))
+
+    @cached_property
+    def trained(self) -> np.ndarray:
+        """Whose rows were written in a round, [N] bool: all others are as they were before the first."""
+        rounds = [round_of(Path(name).name) or 0 for name in self._layout.files]
+        return np.asarray(np.array([*rounds, 0])[self._layout.file] > 0)
 
     def _array(self, section: str, path: str) -> np.ndarray | None:
         return run_folder.read_array(self.run, self.number, section, path)
@@ -150,10 +159,6 @@ class Checkpoint:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             wrong = f"its attribute {name!r} is missing, or not what pflmpi writes"
             raise CheckpointError(f"{self.path} cannot be read: {wrong}; put a good copy in its place") from error
-
-    def _places(self) -> list[tuple[str, int]]:
-        files = [*self._layout.files, ""]  # the last is for index -1: no row
-        return [(files[file], int(row)) for file, row in zip(self._layout.file, self._layout.row, strict=True)]
 
     @cached_property
     def _layout(self) -> Layout:

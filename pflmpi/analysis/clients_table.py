@@ -59,33 +59,48 @@ def _metrics(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
 # --- values of a diagnostic: what clients keep, what the server keeps, or what was measured
 
 
-def diagnostic_values(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> ClientValues | None:
-    """A diagnostic's values by client, flattened to [m, n]; None where the checkpoint has none."""
+def diagnostic_values(
+    checkpoint: Checkpoint, name: str, diagnostic: Diagnostic, among: np.ndarray | None = None
+) -> ClientValues | None:
+    """A diagnostic's values by client, flattened to [m, n]; None where the checkpoint has none.
+
+    Args:
+        among: ids of the clients that are read; None for all.
+    """
     if diagnostic.kept:
-        return kept_rows(checkpoint, diagnostic.kept)
+        return kept_rows(checkpoint, diagnostic.kept, among)
     if diagnostic.server:
-        rows = checkpoint.server_leaf(diagnostic.server)
-        return None if rows is None else (np.arange(len(rows)), rows.reshape(len(rows), -1))
-    clients, values = checkpoint.participants, checkpoint.measured.get(name)
-    return None if clients is None or values is None else (clients, values.reshape(len(clients), -1))
+        values = checkpoint.server_leaf(diagnostic.server)
+        clients = None if values is None else np.arange(len(values))
+    else:
+        clients, values = checkpoint.participants, checkpoint.measured.get(name)
+    if clients is None or values is None:
+        return None
+    rows = _rows(clients, among)
+    return clients[rows], values[rows].reshape(len(clients[rows]), -1)
 
 
-def kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
+def _rows(clients: np.ndarray, among: np.ndarray | None) -> np.ndarray | slice:
+    """An index of the rows of clients [m] that are `among` others."""
+    return slice(None) if among is None else np.isin(clients, among)
+
+
+def kept_rows(checkpoint: Checkpoint, path: str, among: np.ndarray | None = None) -> ClientValues | None:
     """What clients keep at or below a path, flattened to [m, n]; None where no client does."""
     alike = len(checkpoint.cohorts) == 1
     leaves = dict.fromkeys(leaf if alike else leaf.partition("/")[2] for leaf in checkpoint.clients)
-    arrays = [kept_array(checkpoint, leaf) for leaf in leaves if leaf == path or leaf.startswith(f"{path}/")]
+    arrays = [kept_array(checkpoint, leaf, among) for leaf in leaves if leaf == path or leaf.startswith(f"{path}/")]
     kept = [array for array in arrays if array is not None]
     if not kept:
         return None
     return kept[0][0], np.concatenate([values.reshape(len(clients), -1) for clients, values in kept], axis=1)
 
 
-def kept_array(checkpoint: Checkpoint, path: str) -> ClientValues | None:
+def kept_array(checkpoint: Checkpoint, path: str, among: np.ndarray | None = None) -> ClientValues | None:
     """One array of the clients of all cohorts, [m, ...]; None where no client keeps it."""
     alike = len(checkpoint.cohorts) == 1
     of_cohorts = [
-        (clients, np.asarray(checkpoint.clients[leaf]))
+        (clients[rows := _rows(clients, among)], checkpoint.clients[leaf][rows])
         for cohort, clients in checkpoint.cohorts.items()
         if (leaf := path if alike else f"{cohort}/{path}") in checkpoint.clients
     ]

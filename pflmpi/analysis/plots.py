@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,9 +32,10 @@ class Plot(ABC):
     def lines(self) -> Iterable[Line]:
         """The header and the lines of the table of everything that is drawn."""
 
-    def table(self) -> str:
-        """The table as CSV; unknown values are empty."""
-        return comma_separated(self.lines())
+    def table(self, most: int | None = None) -> str:
+        """The table as CSV; unknown values are empty. If it has more than so many lines, that of what is drawn."""
+        lines = list(islice(self.lines(), None if most is None else most + 1))
+        return comma_separated(lines if most is None or len(lines) <= most else thinned(self).lines())
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ class Matrices(Plot):
     def lines(self) -> Iterable[Line]:
         yield ("panel", self.row_label, self.column_label, self.value_label)
         for panel in self.panels:
-            for row, values in zip(panel.rows, panel.values.tolist(), strict=True):
-                for column, value in zip(panel.columns, values, strict=True):
+            for row, values in zip(panel.rows, panel.values, strict=True):
+                for column, value in zip(panel.columns, values.tolist(), strict=True):
                     yield (panel.title, row, column, value)
 
 
@@ -315,7 +317,7 @@ def thinned(plot: Plot) -> Plot:
 
 
 def _noted(plot: _Kind, note: str) -> _Kind:
-    return replace(plot, caption=f"{plot.caption} {note}; the CSV has all.".strip())
+    return replace(plot, caption=f"{plot.caption} {note}.".strip())
 
 
 def _some_points(curve: Curve, most: int) -> Curve:
@@ -338,6 +340,8 @@ def _some_rows(plot: Matrices) -> Matrices:
     panels = []
     for panel in plot.panels:
         rows = spread_over(range(len(panel.rows)), max(2, int(len(panel.rows) * share)))
+        if len(plot.panels) == 1 and not square and len(known := np.flatnonzero(~np.isnan(panel.values).all(1))):
+            rows = spread_over(known.tolist(), len(rows))
         columns = rows if square else list(range(len(panel.columns)))
         names = [panel.rows[row] for row in rows], [panel.columns[column] for column in columns]
         panels.append(Panel(panel.title, panel.values[np.ix_(rows, columns)], *names))

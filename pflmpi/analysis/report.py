@@ -33,6 +33,7 @@ def write_report(
     pictures: Sequence[str] = (),
     reload: int = 0,
     made: str = "",
+    whole: bool = False,
 ) -> list[str]:
     """Write the report to a folder; return what could not be read or compared, and was left out.
 
@@ -42,6 +43,7 @@ def write_report(
         pictures: "png", "pdf" or both, as which every figure is written too.
         reload: seconds after which a browser loads the page again; 0 for never.
         made: by which version, when, where and with which command, for the foot of the page.
+        whole: whether the tables of figures have all numbers, however many; see `draw_figures`.
 
     Raises:
         CheckpointError: none of the runs can be read.
@@ -73,7 +75,7 @@ def write_report(
             details.append(plots)
             problems += unread
             step()
-        sections = _sections(runs, groups, lines, details, partial(draw_figures, out, pictures))
+        sections = _sections(runs, groups, lines, details, partial(draw_figures, out, pictures, whole=whole))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
         text = html.page(title, _about(runs), problems, sections, made, reload)
         atomic.write(out / PAGE, text.encode())  # a browser that reloads sees a whole page

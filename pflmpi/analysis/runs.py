@@ -12,6 +12,7 @@ from pflmpi.analysis.comparable import decisive_options
 from pflmpi.analysis.run import Run, needed, open_run
 from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError
+from pflmpi.machine import expanded
 from pflmpi.store import config_file, metrics_file
 from pflmpi.store.names import SHARDS
 
@@ -110,7 +111,7 @@ def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> R
         CheckpointError: there is none, or a folder that was named is no run.
     """
     if isinstance(paths, str | PathLike):
-        runs = [open_run(path) for path in map(Path, sorted(glob(str(paths)))) if is_run(path)]
+        runs = [open_run(path) for path in map(Path, sorted(glob(str(expanded(paths))))) if is_run(path)]
         if not runs:
             raise CheckpointError(f"{paths} matches no run; give a pattern of their folders, such as runs/*")
         return Runs(runs)

@@ -14,6 +14,7 @@ from pflmpi.analysis.run import Run
 
 MOST_STYLES = 12  # runs with a legend entry of their own; more share that of their algorithm
 MOST_ROUNDS = 20  # checkpoints that a figure over rounds reads
+MOST_CLIENTS = 100  # of figures of every two clients, and of those that a reader can choose
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ def named(runs: Sequence[Run]) -> list[NamedRun]:
     return named_runs
 
 
-def spread_over(items: Sequence[T], most: int = MOST_ROUNDS) -> list[T]:
+def spread_over(items: Sequence[T] | np.ndarray, most: int = MOST_ROUNDS) -> list[T]:
     """At most so many of the items, evenly spaced, with the first and the last.
 
     >>> spread_over([1, 2, 3, 4, 5], 3)
@@ -62,6 +63,21 @@ def spread_over(items: Sequence[T], most: int = MOST_ROUNDS) -> list[T]:
     if len(items) <= most:
         return list(items)
     return [items[place] for place in np.linspace(0, len(items) - 1, most).round().astype(int)]
+
+
+def some_clients(checkpoint: Checkpoint, most: int = MOST_CLIENTS) -> np.ndarray:
+    """Ascending ids of at most so many clients of each cohort, evenly spaced; of many those that have trained."""
+    chosen = []
+    for members in checkpoint.cohorts.values():
+        trained = members[checkpoint.trained[members]] if len(members) > MOST_CLIENTS else members
+        chosen += spread_over(spread_over(trained if len(trained) > 1 else members, MOST_CLIENTS), most)
+    return np.sort(chosen)
+
+
+def which_clients(checkpoint: Checkpoint, clients: np.ndarray) -> str:
+    """A sentence that says how few of all clients `some_clients` are; "" for all of them."""
+    number, among = checkpoint.num_clients, " among those that have trained" * bool(checkpoint.trained[clients].all())
+    return "" if len(clients) == number else f"{len(clients)} of {number} clients, evenly spaced{among}."
 
 
 def first_middle_last(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:

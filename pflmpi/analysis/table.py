@@ -88,6 +88,7 @@ class Entry:
         done, rounds: rounds of all seeds together, of how many.
         state: in words, why seeds are missing; "" when none is.
         costs: until the target, of the finished seeds that reach it.
+        partitions: the first twelve digits of the hashes of the finished runs' partitions, each once.
         problems: why runs cannot be shown, a line each.
         notes: what of the runs no checkpoint covers.
     """
@@ -104,6 +105,7 @@ class Entry:
     rounds: int
     state: str
     costs: Sequence[CostTo] = ()
+    partitions: Sequence[str] = ()
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -190,6 +192,7 @@ def _decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
     finished = [seed.run.columns for seed in runs if seed.run and seed.finished]
+    hashes = [str(seed.run.recorded.get("partition", "")) for seed in runs if seed.run and seed.finished]
     printed = table.published.get(row, {}).get(column)
     return Entry(
         row,
@@ -204,6 +207,7 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
         rounds=sum(seed.rounds for seed in runs),
         state=_state(runs),
         costs=[cost for columns in finished if table.target and (cost := cost_to(columns, table.target))],
+        partitions=[*dict.fromkeys(text[:12] for text in hashes if text)],
         problems=[seed.problem for seed in runs if seed.problem],
         notes=[f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.notes],
     )
@@ -284,6 +288,14 @@ def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     ]
 
 
+def partitions(filled: Sequence[Entry]) -> list[str]:
+    """A line for each column with finished runs: the hashes of their partitions."""
+    by_column: dict[str, dict[str, None]] = {}
+    for entry in filled:
+        by_column.setdefault(entry.column, {}).update(dict.fromkeys(entry.partitions))
+    return [f"partition of {column}: {', '.join(hashes)}" for column, hashes in by_column.items() if hashes]
+
+
 def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table with its source, notes and the commands that made it."""
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
@@ -291,8 +303,8 @@ def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]
         rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
         lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
         parts += [f"{matrix.caption}:", "\n".join(lines)]
-    if table.notes:
-        parts.append("\n".join(f"- {note}" for note in table.notes))
+    if lines := [*partitions(filled), *table.notes]:
+        parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 
@@ -354,6 +366,7 @@ def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
         "rounds_done": entry.done,
         "rounds": entry.rounds,
         "state": entry.state or "done",
+        "partitions": " ".join(entry.partitions),
     }
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import section
 from pflmpi.errors import ConfigError
+from pflmpi.machine import expanded
 from pflmpi.registry import unknown
 
 
@@ -50,7 +51,7 @@ class Site(BaseModel):
 
 def profiles_file(environ: Mapping[str, str]) -> Path:
     """The file with the profiles."""
-    return Path(environ.get("PFLMPI_SITE") or "~/.config/pflmpi/site.yaml").expanduser()
+    return expanded(environ.get("PFLMPI_SITE") or "~/.config/pflmpi/site.yaml")
 
 
 def load(name: str, environ: Mapping[str, str]) -> Site:
@@ -75,4 +76,4 @@ def load(name: str, environ: Mapping[str, str]) -> Site:
 
 
 def _beside(folder: Path, name: str) -> str:
-    return str(folder / Path(name).expanduser())
+    return str(expanded(name, folder))

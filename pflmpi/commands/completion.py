@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 
 _NAMES = {
     "algorithm": """
-        apfl ditto fedadagrad fedadam fedala fedamp fedavg fedavg_ft fedavgm fedbabu fedcp fedfcd fedfomo fedgh
+        apfl ditto fedadagrad fedadam fedala fedamp fedavg fedavg_ft fedavgm fedbabu fedbn fedcp fedfcd fedfomo fedgh
         fedgmh fednova fedpac fedper fedproto fedprox fedrep fedrod fedyogi fesem gpfl l2gd lgfedavg local moon
         perfedavg pfedafe pfedcfr pfedme pfedpm scaffold
     """.split(),
@@ -25,8 +25,8 @@ _KEYS = {
         name path label task client layout normalize transform root download split test_share test_per_class limit
     """.split(),
     "training": """
-        rounds stop participation without_clients epochs steps batch_size drop_last lr schedule lr_decay decay_rounds
-        decay_floor decay_by warmup optimizer momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm
+        rounds stop participation selection dropout step_seconds step_spread deadline without_clients epochs steps
+        batch_size drop_last lr schedule lr_decay decay_rounds decay_floor decay_by warmup optimizer momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm
         label_smoothing precision init bn
     """.split(),
     "evaluation": "every absent when batch_size unseen unseen_updates measures".split(),

@@ -15,6 +15,7 @@ from pflmpi.config import yaml_file
 from pflmpi.config.fields import fields_model, partition_model
 from pflmpi.config.load import SECTIONS
 from pflmpi.config.sections import nested
+from pflmpi.errors import ConfigError
 from pflmpi.experiment.outside_code import REGISTRIES, named
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
@@ -109,9 +110,13 @@ def described(name: str) -> "Iterator[RenderableType]":
         return
     for section, full, registered in named(name):
         rows = keys(section, full, registered)  # first, because it refuses a wrong field
-        lists = {"transform": f"data: {{transform: [{full}]}}", "measure": f"evaluation: {{measures: [{full}]}}"}
-        lists["task"] = f"data: {{task: {full}}}"
-        yield lists.get(section, f"{section}: {{name: {full}}}")
+        in_yaml = {
+            "transform": f"data: {{transform: [{full}]}}",
+            "task": f"data: {{task: {full}}}",
+            "measure": f"evaluation: {{measures: [{full}]}}",
+            "selection": f"training: {{selection: {full}}}",
+        }
+        yield in_yaml.get(section, f"{section}: {{name: {full}}}")
         yield _summary(registered)
         if isinstance(registered, type) and issubclass(registered, Algorithm):
             yield from _traffic(registered)
@@ -124,10 +129,10 @@ def described(name: str) -> "Iterator[RenderableType]":
 
 def markdown() -> str:
     """What each algorithm sends, receives and keeps, as its own declarations say."""
-    task = _task()
     lines = ["| name | up | down | kept by a client | source |", "|---|---|---|---|---|"]
     for name, kind in ALGORITHMS.items():
         algorithm = kind()
+        task = _task(algorithm)
         _, *variants = get_args(get_type_hints(kind).get("variant")) or [None]
         words = f"`{name}`" + (f" (`variant:` {', '.join(f'`{variant}`' for variant in variants)})" if variants else "")
         ways = [_names(declared) or "-" for declared in (algorithm.uplink(task), algorithm.downlink(task))]
@@ -191,11 +196,13 @@ def _traffic(kind: type[Algorithm]) -> Iterator[str]:
         if field.init
     ):
         return
-    task, algorithm = _task(), kind()
+    algorithm = kind()
+    task = _task(algorithm)
     for way, declared in (("up", algorithm.uplink(task)), ("down", algorithm.downlink(task))):
         yield f"{way:<6} {_messages(declared)}"
     yield f"keeps  {', '.join(initial_client(algorithm, task, 0)) or '-'}"
-    yield "Bytes: one round of a client that holds 2 of 10 classes, with model cnn on 28x28 images."
+    model = task.architecture.name
+    yield f"Bytes: one round of a client that holds 2 of 10 classes, with model {model} on 28x28 images."
 
 
 def _unwrapped(docstring: str) -> str:
@@ -209,8 +216,17 @@ def _documented(registered: Any) -> bool:
     return isinstance(registered, type) or inspect.isfunction(registered)
 
 
-def _task() -> Task:
-    return Task(MODELS["cnn"]().bind((1, 28, 28), 10), TrainingConfig(), 20, 0, (0.5,), (0.5,))
+def _task(algorithm: Algorithm) -> Task:
+    """What an algorithm is described with: the model cnn, or resnet18 where it refuses that."""
+    cnn, resnet = (
+        Task(MODELS[name]().bind((1, 28, 28), 10), TrainingConfig(), 20, 0, (0.5,), (0.5,))
+        for name in ("cnn", "resnet18")
+    )
+    try:
+        algorithm.check(cnn, cnn.num_clients)
+    except ConfigError:
+        return resnet
+    return cnn
 
 
 def _messages(declared: "Mapping[str, Uplink | Downlink]") -> str:

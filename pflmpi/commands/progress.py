@@ -4,9 +4,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -31,6 +32,22 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def updating_display() -> Callable[[str], None] | None:
+    """In a Jupyter notebook a display that shows a text in place of the one before; None elsewhere."""
+    if not console().is_jupyter:
+        return None
+    displays: list[Any] = []  # made with its first text
+
+    def show(text: str) -> None:
+        content = {"text/plain": printable(text)}
+        if displays:
+            displays[0].update(content, raw=True)
+        else:
+            displays.append(import_module("IPython.display").display(content, raw=True, display_id=True))
+
+    return show
 
 
 class TimeLeft:
@@ -59,7 +76,7 @@ class TimeLeft:
 
 
 class RunProgress:
-    """Shows rounds as they end: on a terminal in a bar, elsewhere (a batch job's log) in a line each.
+    """Shows rounds as they end: on a terminal in a bar, in a notebook in one line, elsewhere (a log) in a line each.
 
     Every rank has one, and rank 0, or the one that takes the server over from it, calls it.
 
@@ -81,6 +98,7 @@ class RunProgress:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
         hidden = quiet or not terminal.is_terminal
         self._bar = Progress(*columns, console=terminal, refresh_per_second=4, disable=hidden)
+        self._display = updating_display()
         self._task = self._bar.add_task("round", total=rounds)
 
     def __enter__(self) -> "RunProgress":
@@ -109,12 +127,14 @@ class RunProgress:
             moved = f"up {size(self._moved[0])}  down {size(self._moved[1])}{rest}"
             self._bar.update(self._task, completed=round.round, description=f"{self._score}  {moved}")
         elif not self._quiet:
-            print(
+            line = (
                 f"round {round.round}/{self._rounds}  participants {len(round.participants)}  "
-                f"{round.seconds['round']:.2f} s  up {size(up)}  down {size(down)}  {self._score}{rest}",
-                file=sys.stderr,
-                flush=True,
+                f"{round.seconds['round']:.2f} s  up {size(up)}  down {size(down)}  {self._score}{rest}"
             )
+            if self._display is None:
+                print(line, file=sys.stderr, flush=True)
+            else:
+                self._display(line)
 
 
 def _score(counts: "Counts") -> str:

@@ -127,8 +127,6 @@ def _start(rank: _Rank, options: argparse.Namespace, prepare: Callable[[Launch],
     ranks = num_ranks(options.ranks, config, launch)
     if problem := limits.too_few_files(ranks):
         raise ConfigError(problem)
-    if launch.rank == 0 and not (options.quiet or options.announced):
-        print(start_line(config, prepared.folder, ranks), file=sys.stderr, flush=True)
     if (ranks > 1 or options.restarts) and launch.kind == "alone":
         options.announced = prepared.folder
         rank_main = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
@@ -152,8 +150,8 @@ def _run_rounds(rank: _Rank, prepared: Prepared, options: argparse.Namespace) ->
     ):
         early_signals.begun()
         placed, context = context_of(config, transport, launch, stop, options.take_over)
-        if launch.rank == 0 and (launch.jobs or not options.quiet):
-            show_start(context.start, launch)
+        announce = partial(show_start, config, prepared.folder, context, launch, options.quiet)
+        context = replace(context, announce=announce)
         run = prepared.start(placed, prepared.folder, context, progress)
     if transport.rank == 0:
         show_summary(run, config)
@@ -243,9 +241,13 @@ def start_here(peers: Sequence[Peer]) -> job_file.Start:
     return job_file.Start(time.time(), *where, sys.executable, *versions)
 
 
-def show_start(start: job_file.Start | None, launch: Launch) -> None:
-    """Print the line of a start: interpreter, versions, ranks and hosts, job and restarts."""
-    words = [str(start), *(f"{job}, restart {restarts}" for job, restarts in launch.jobs.items())]
+def show_start(config: Config, folder: Path, context: RankContext, launch: Launch, quiet: bool) -> None:
+    """Print what starts, and a line with interpreter, versions, ranks and hosts, job and restarts."""
+    if quiet and not launch.jobs:
+        return
+    if not quiet:
+        print(start_line(config, folder, context.transport.size), file=sys.stderr, flush=True)
+    words = [str(context.start), *(f"{job}, restart {restarts}" for job, restarts in launch.jobs.items())]
     words += [f"start {launch.restarts + 1} of these ranks"] if launch.restarts else []
     print("; ".join(words), file=sys.stderr, flush=True)
 

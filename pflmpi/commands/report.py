@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for kind in ("png", "pdf"):
         parser.add_argument(f"--{kind}", action="store_true", help=f"of runs: every figure also as {kind.upper()}")
     parser.add_argument(
+        "--csv",
+        action="store_true",
+        help="of runs: all numbers of every figure as CSV (default: of more than 100,000 those that are drawn)",
+    )
+    parser.add_argument(
         "--watch",
         action="store_true",
         help="of runs: write the page, which then reloads itself, again after each checkpoint until the runs end",
@@ -103,7 +108,8 @@ def _report_runs(options: argparse.Namespace) -> int:
     while True:
         before, reload = _newest(runs), _RELOAD if options.watch and goes_on() else 0
         with bar("report") as update:
-            problems = write_report(runs, out, update, options.target, pictures, reload, made_by(options.words))
+            made = made_by(options.words)
+            problems = write_report(runs, out, update, options.target, pictures, reload, made, options.csv)
         if not reload:
             break
         if not told:

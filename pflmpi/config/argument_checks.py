@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pflmpi.errors import ConfigError
+from pflmpi.machine import expanded
 from pflmpi.text import shown
 
 
@@ -17,7 +18,7 @@ def wrong_type(name: str, value: object, expected: str) -> ConfigError:
 def as_path(name: str, value: object, expected: str = "a path, as text or pathlib.Path") -> Path:
     """The path of an argument; raises `ConfigError` for what is none."""
     if isinstance(value, str | PathLike):
-        return Path(value)
+        return expanded(value)
     raise wrong_type(name, value, expected)
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from pflmpi import atomic
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.config import load
+from pflmpi.config import load, yaml_file
 from pflmpi.config.argument_checks import as_path
-from pflmpi.config.sections import merge
+from pflmpi.config.fields import fields_model, partition_model
+from pflmpi.config.sections import KEYS, NAMED, merge
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
@@ -61,12 +63,32 @@ class Config(load.Config):
         for field in dataclasses.fields(checked):
             object.__setattr__(self, field.name, getattr(checked, field.name))
 
+    def __repr__(self) -> str:
+        """The keywords that make it, without values that are the defaults."""
+        raw = self.resolved()
+        kinds = {**load.SECTIONS, "algorithm": fields_model(type(self.algorithm))}
+        if self.partition.name is not None:
+            kinds["partition"] = partition_model(self.partition.name)
+        models = [
+            _differing({"name": MODELS.name_of(type(model)), **dataclasses.asdict(model)}, fields_model(type(model)))
+            for model in self.models
+        ]
+        sections = {**raw, **{name: _differing(raw[name], kind) for name, kind in kinds.items()}}
+        sections["model"] = models[0] if len(models) == 1 else models
+        words = [f"{name}={sections[name]!r}" for name in KEYS if sections[name] not in ({}, "cnn")]
+        return f"Config({', '.join(words)})"
+
     @classmethod
     def load(cls, path: "str | PathLike[str]") -> "Config":
         """The configuration in a YAML file."""
         config = cls.__new__(cls)
         config._take(load.load(as_path("path", path)))
         return config
+
+    def save(self, path: "str | PathLike[str]") -> None:
+        """Write the whole configuration into a YAML file, for `load`, `pflmpi run` and others; replaces the file."""
+        with atomic.refusing(path, "choose another path"):
+            atomic.write(as_path("path", path), yaml_file.dump(self.resolved()).encode())
 
     def replace(self, **sections: Any) -> "Config":
         """The same configuration with other sections: with a name, a new one; without, keys of the one there."""
@@ -80,8 +102,8 @@ def merged(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any
 
 def _plain(section: str, value: Any) -> Any:
     """What YAML would hold in place of a value."""
-    if isinstance(value, str) and section in ("data", "partition", "model", "algorithm"):
-        return {"name": value}
+    if isinstance(value, str) and section in NAMED:
+        return value
     if isinstance(value, Algorithm):
         return {"name": _name(section, ALGORITHMS, value), **dataclasses.asdict(value)}
     if isinstance(value, Model):
@@ -95,6 +117,13 @@ def _plain(section: str, value: Any) -> Any:
     if isinstance(value, list | tuple) and section == "model":
         return [_plain(section, item) for item in value]
     raise ConfigError(f"{section} = {shown(value)}: give its keys as a mapping, such as {section}={{...}}")
+
+
+def _differing(section: dict[str, Any], kind: type[BaseModel]) -> Any:
+    """The values of a section that are not the defaults; a name alone where there is no other."""
+    defaults = kind.model_construct().model_dump()  # without the keys that are required
+    kept = {key: value for key, value in section.items() if key not in defaults or value != defaults[key]}
+    return kept["name"] if kept.keys() == {"name"} else kept
 
 
 def _value(value: Any) -> Any:

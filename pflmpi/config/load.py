@@ -19,6 +19,7 @@ from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.problems import PROBLEMS
 from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
+from pflmpi.learning.participation import SELECTIONS, is_trace
 from pflmpi.learning.scoring import measures_of
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import TRANSFORMS
@@ -84,6 +85,8 @@ def parse(raw: Mapping[str, Any]) -> Config:
         config = _parse(located(raw, Path()))
         for name in config.data.transform:
             TRANSFORMS[name]
+        if not is_trace(config.training.selection):
+            SELECTIONS[config.training.selection]
         if config.evaluation.measures is None:
             default = [*PROBLEMS[config.data.task].default_measures]
             config = replace(config, evaluation=config.evaluation.model_copy(update={"measures": default}))

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pflmpi import outside
 from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
+from pflmpi.machine import expanded
 from pflmpi.registry import unknown
 from pflmpi.text import shown, some
 
@@ -18,7 +19,7 @@ Section = TypeVar("Section", bound=BaseModel)
 _LARGEST_INT = 2**31 - 1  # which every array and library can count to
 _LARGEST_FLOAT = 3.4e38  # of float32, in which models are
 KEYS = ("seed", "data", "partition", "model", "algorithm", "training", "evaluation", "checkpoint", "output", "runtime")
-_NAMED = ("data", "partition", "model", "algorithm")
+NAMED = ("data", "partition", "model", "algorithm")  # a name alone is short for {name: ...}
 # Keys that there were once, and what to use instead.
 _REMOVED = {
     "runtime.faults": "a lost rank ends the run; `--restarts N` of pflmpi run, launch/mpirun, launch/srun and "
@@ -55,7 +56,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration whose files (a name, weights, path, transform, task, measure or tracker) are made absolute.
+    """Raw configuration with absolute files (names, weights, path, task, selection, transform, measure, tracker).
 
     Args:
         folder: relative files are taken as below it.
@@ -64,20 +65,25 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     def of(section: Any) -> Any:
         if isinstance(section, list):
             return [of(item) for item in section]
+        if isinstance(section, str):
+            section = {"name": section}
         if isinstance(section, Mapping) and isinstance(section.get("name"), str):
             places = {"name": outside.located(section["name"], folder)}
             if isinstance(section.get("weights"), str):
-                places["weights"] = os.path.abspath(folder / section["weights"])
+                places["weights"] = os.path.abspath(expanded(section["weights"], folder))
             return {**section, **places}
         return section
 
-    sections = {name: of(value) if name in _NAMED else value for name, value in raw.items()}
+    sections = {name: of(value) if name in NAMED else value for name, value in raw.items()}
     for name in ("data", "partition"):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
-            sections[name] = {**part, "path": os.path.abspath(folder / part["path"])}
-    if isinstance(data := sections.get("data"), Mapping) and isinstance(data.get("task"), str):
-        sections["data"] = {**data, "task": outside.located(data["task"], folder)}
+            sections[name] = {**part, "path": os.path.abspath(expanded(part["path"], folder))}
+    for name, key in (("training", "selection"), ("data", "task")):
+        part = sections.get(name)
+        if isinstance(part, Mapping) and isinstance(value := part.get(key), str):
+            found = os.path.abspath(expanded(value, folder)) if value.endswith(".csv") else value
+            sections[name] = {**part, key: outside.located(found, folder)}
     for name, key in (("data", "transform"), ("evaluation", "measures"), ("output", "trackers")):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get(key), list):
@@ -98,7 +104,7 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             raise ConfigError(unknown("section", section, list(KEYS)))
         parsed = yaml_file.parse(value, f"override {shown(text)}: the value")
         if not key:
-            result[section] = parsed
+            result[section] = {"name": parsed} if section in NAMED and isinstance(parsed, str) else parsed
         elif isinstance(result.get(section) or {}, dict) and section != "seed":
             result[section] = _with(result.get(section) or {}, key, parsed)
         elif isinstance(result.get(section), list):

@@ -2,9 +2,10 @@
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from pflmpi.data.partitions import PARTITIONS, WITHOUT_CLASSES, divides
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_pooled
 from pflmpi.errors import DataError
-from pflmpi.rng import stream
+from pflmpi.rng import stream, streams
 from pflmpi.text import some
 
 logger = logging.getLogger(__name__)
@@ -42,17 +43,17 @@ class Federation:
     @cached_property
     def num_train(self) -> np.ndarray:
         """Training samples of each client, int64 [N]."""
-        return np.array([len(samples) for samples in self.train], dtype=np.int64)
+        return _lengths(self.train)
 
     @cached_property
     def num_test(self) -> np.ndarray:
         """Test samples of each client, int64 [N]."""
-        return np.array([len(samples) for samples in self.test], dtype=np.int64)
+        return _lengths(self.test)
 
     @cached_property
     def test_class_counts(self) -> np.ndarray:
         """Test samples of each client and class, int64 [N, K]."""
-        return _class_counts(self.dataset, list(self.test))
+        return _class_counts(self.dataset, self.test)
 
     @property
     def num_shared(self) -> int:
@@ -89,13 +90,11 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
         shares: Any = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
     if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
         return _split_by_partition(dataset, shares, partition, data)
-    parts = [pool[samples] for samples in _checked(shares, partition, len(pool))]
+    shares = _checked(shares, partition, len(pool))
+    parts = cut(pool[np.concatenate(shares)], _lengths(shares))
     if split == "pooled":
-        splits = [
-            split_pooled(samples, dataset.strata[samples], data.test_share, stream(seed, 0, client, "split"))
-            for client, samples in enumerate(parts)
-        ]
-        return _federation(dataset, [train for train, _ in splits], [test for _, test in splits])
+        drawn_from = partial(streams, seed, 0, purpose="split")
+        return _federation(dataset, *split_pooled(parts, dataset.strata, data.test_share, drawn_from))
     official = np.flatnonzero(dataset.official_test)
     if by_writer:
         tests = official_by_writer(parts, key, official)
@@ -128,7 +127,8 @@ def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool) -> None:
             "train on; mark fewer of them, or set data.split: pooled"
         )
     if by_writer and dataset.writers is not None:
-        lost = np.setdiff1d(np.arange(len(dataset.written_clients)), dataset.writers[pool])
+        named = len(dataset.written_clients)
+        lost = np.flatnonzero(np.bincount(dataset.writers[pool], minlength=named)[:named] == 0)
         if len(lost):
             raise DataError(
                 f"no training samples of client {some([dataset.written_clients[client] for client in lost])}, and "
@@ -153,7 +153,7 @@ def save(federation: Federation, path: Path) -> None:
     arrays = {"dataset_digest": np.array(federation.dataset.digest), "digest": np.array(federation.digest)}
     for name, parts in (("train", federation.train), ("test", federation.test)):
         arrays[name] = np.concatenate([np.empty(0, np.int64), *parts])
-        arrays[f"num_{name}"] = np.array([len(part) for part in parts], dtype=np.int64)
+        arrays[f"num_{name}"] = _lengths(parts)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic.replacing(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
@@ -233,6 +233,10 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
         if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind not in "iu":
             kind, shape = getattr(samples, "dtype", type(samples).__name__), getattr(samples, "shape", ())
             raise DataError(f"partition {name!r} returned {kind} {shape} for client {client}; {expected}")
+    everything = np.concatenate(shares)
+    if _lengths(shares).all() and everything.min() >= 0 and everything.max() < count:
+        return shares
+    for client, samples in enumerate(shares):
         if not len(samples) or samples.min() < 0 or samples.max() >= count:
             span = f"indices from {samples.min()} to {samples.max()}" if len(samples) else "no samples"
             raise DataError(f"partition {name!r} returned {span} for client {client}; {expected}")
@@ -261,9 +265,14 @@ def _digest(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -
     return digest.hexdigest()
 
 
-def _class_counts(dataset: Dataset, parts: list[np.ndarray]) -> np.ndarray:
-    strata = dataset.strata
-    return np.stack([np.bincount(strata[samples], minlength=dataset.num_strata) for samples in parts])
+def _class_counts(dataset: Dataset, parts: Sequence[np.ndarray]) -> np.ndarray:
+    num_clients, num_classes = len(parts), dataset.num_strata
+    cells = np.repeat(np.arange(num_clients) * num_classes, _lengths(parts)) + dataset.strata[np.concatenate(parts)]
+    return np.bincount(cells, minlength=num_clients * num_classes).reshape(num_clients, num_classes)
+
+
+def _lengths(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.fromiter(map(len, parts), np.int64, len(parts))
 
 
 def _labels(dataset: Dataset, partition: str) -> np.ndarray:

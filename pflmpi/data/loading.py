@@ -16,7 +16,8 @@ from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
 from pflmpi.data.splits import apportion, merged
-from pflmpi.errors import DataError
+from pflmpi.errors import ConfigError, DataError
+from pflmpi.machine import expanded
 from pflmpi.rng import stream
 from pflmpi.text import shown
 
@@ -103,7 +104,7 @@ def _from_folder(source: Source, config: DataConfig, cache: str | None) -> Datas
     if not folder:
         raise DataError(f"dataset {config.name!r} is read from files, and no data folder is set; {SHARED_FOLDER}")
     try:
-        root = Path(folder).expanduser()
+        root = expanded(folder)
         with suppress(FileNotFoundError, NotADirectoryError):
             root.stat()  # raises for a name that no file can have, which `exists` does only before Python 3.14
         if config.download:
@@ -112,7 +113,7 @@ def _from_folder(source: Source, config: DataConfig, cache: str | None) -> Datas
             except DataError:
                 source.fetch(root)
         files = source.files(root)
-    except (OSError, RuntimeError) as error:  # too long a name, no right to look, the home of nobody
+    except (OSError, ConfigError) as error:  # too long a name, no right to look, the home of nobody
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"the data folder {shown(folder)} cannot be read ({reason}); {SHARED_FOLDER}") from error
     return cached(source.name, files, lambda: source.read(root), cache)

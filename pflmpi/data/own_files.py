@@ -148,7 +148,7 @@ def _clients(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The clients [N] in their order, by number where all are numbers, and whose each sample [n] is."""
     names, numbers = np.unique(written, return_inverse=True)
     values = as_numbers(names)
-    if len(np.unique(values)) < len(names):  # texts such as 7 and 007, or too long for a float
+    if values is names or len(np.unique(values)) < len(names):  # as 7 and 007, or texts too long for a float
         return names, numbers
     order = np.argsort(values, kind="stable")
     return names[order], np.argsort(order)[numbers]

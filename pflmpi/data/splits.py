@@ -1,5 +1,8 @@
 """Training and test samples of each client, and the rounding of fractional shares to whole samples."""
 
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
 import numpy as np
 
 from pflmpi.errors import DataError
@@ -20,15 +23,23 @@ def apportion(total: int, weights: np.ndarray, floor: int = 0) -> np.ndarray:
     if weights.sum() <= 0:
         weights = np.ones(len(weights))
     quotas = weights / weights.sum() * rest
+    return _rounded(quotas, np.array([rest]), np.zeros(len(weights), np.int64)) + floor
+
+
+def _rounded(quotas: np.ndarray, totals: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    """Quotas [M] as whole numbers that sum to the total [N] of their owner [M] (ascending), by largest remainders."""
     counts: np.ndarray = np.floor(quotas).astype(np.int64)
-    largest_first = np.argsort(counts - quotas, kind="stable")
-    counts[largest_first[: rest - int(counts.sum())]] += 1
-    return counts + floor
+    left = totals - np.bincount(owner, counts, len(totals)).astype(np.int64)
+    largest_first = np.lexsort((counts - quotas, owner))
+    place = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    counts[largest_first[place < left[owner]]] += 1
+    return counts
 
 
 def cut(samples: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     """Consecutive pieces of `samples` with the given lengths; the rest is dropped."""
-    return np.split(samples, np.cumsum(counts))[: len(counts)]
+    ends = np.cumsum(counts)
+    return [samples[begin:end] for begin, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
 
 
 def merged(pieces: list[np.ndarray]) -> np.ndarray:
@@ -36,35 +47,54 @@ def merged(pieces: list[np.ndarray]) -> np.ndarray:
     return np.sort(np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64))
 
 
+def by_owner(samples: np.ndarray, owner: np.ndarray, num_owners: int) -> list[np.ndarray]:
+    """The samples [m] of each owner [m], ascending."""
+    return cut(samples[np.lexsort((samples, owner))], np.bincount(owner, minlength=num_owners))
+
+
 def split_pooled(
-    samples: np.ndarray, labels: np.ndarray, test_share: float, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Training and test samples of one client, stratified by class.
+    parts: Sequence[np.ndarray],
+    labels: np.ndarray,
+    test_share: float,
+    streams: Callable[[list[int]], Iterator[np.random.Generator]],
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Training and test samples of each client, stratified by class.
 
     The test part has round(test_share m) of the m samples, but each class keeps a training sample, and a client with
     two samples or more has a test sample. Where both are impossible (every sample of another class), the test sample
     takes precedence: a client that cannot be evaluated is worth less than one with a class it is only tested on.
 
     Args:
-        samples: int64 [m], m >= 1, indices into the dataset.
-        labels: int64 [m].
+        parts: int64 [m], m >= 1, indices into the dataset, of each client.
+        labels: int64 [n], of the dataset.
+        streams: for ascending ids of clients, the generator of each in turn.
     """
-    count = len(samples)
-    classes, sizes = np.unique(labels, return_counts=True)
-    num_test = min(int(np.floor(test_share * count + 0.5)), count - len(classes))
-    if num_test == 0 and count > len(classes):
-        num_test = 1
+    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+    samples, client = np.concatenate(parts), np.repeat(np.arange(len(parts)), sizes)
+    samples = samples[np.lexsort((labels[samples], client))]
+    begins = np.flatnonzero(np.diff(labels[samples], prepend=-1) | np.diff(client, prepend=-1))
+    of_class, owner = np.diff(begins, append=len(samples)), client[begins]
+    num_classes = np.bincount(owner)
+    num_test = np.minimum(np.floor(test_share * sizes + 0.5).astype(np.int64), sizes - num_classes)
+    num_test[(num_test == 0) & (sizes > num_classes)] = 1
     # One training sample for each class, the other training samples by what is left of each class.
-    num_train = apportion(count - num_test, sizes - 1, floor=1)
-    if num_test == 0 and count > 1:
-        num_train[rng.integers(len(classes))] = 0
-    train, test = [], []
-    for label, size, kept in zip(classes, sizes, num_train, strict=True):
-        shuffled = rng.permutation(samples[labels == label])
-        pieces = cut(shuffled, np.array([kept, size - kept]))
-        train.append(pieces[0])
-        test.append(pieces[1])
-    return merged(train), merged(test)
+    rest, spare = sizes - num_test - num_classes, sizes - num_classes
+    num_train = _rounded((of_class - 1) / np.maximum(spare, 1)[owner] * rest[owner], rest, owner) + 1
+    single = (num_test == 0) & (sizes > 1)  # samples, all of another class
+    shuffled = of_class > 1
+    spans = zip(begins[shuffled].tolist(), (begins + of_class)[shuffled].tolist(), strict=True)
+    num_spans = np.bincount(owner[shuffled], minlength=len(parts))
+    drawing = np.flatnonzero(single | (num_spans > 0))
+    first = np.searchsorted(owner, drawing).tolist()
+    each = zip(streams(drawing.tolist()), first, num_spans[drawing].tolist(), sizes[drawing].tolist(), strict=True)
+    for rng, group, count, size in each:
+        if not count:  # as many classes as samples
+            num_train[group + rng.integers(size)] = 0
+        for begin, end in islice(spans, count):
+            rng.shuffle(samples[begin:end])
+    trains = np.arange(len(samples)) < np.repeat(begins + num_train, of_class)
+    train, test = (by_owner(samples[side], client[side], len(parts)) for side in (trains, ~trains))
+    return train, test
 
 
 def official_by_class(
@@ -100,12 +130,16 @@ def official_by_class(
         counts[:, label] = apportion(total, train_counts[:, label]) if per_class is None else per_class * holders
     for client in np.flatnonzero(counts.sum(axis=1) == 0):
         _take_one(counts, int(client), np.flatnonzero(train_counts[client]))
-    pieces: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
-    for label in range(counts.shape[1]):
-        shuffled = rng.permutation(test_samples[test_labels == label])
-        for own, piece in zip(pieces, cut(shuffled, counts[:, label]), strict=True):
-            own.append(piece)
-    return [merged(own) for own in pieces]
+    shuffled = [rng.permutation(test_samples[test_labels == label]) for label in range(counts.shape[1])]
+    return divided(shuffled, counts)
+
+
+def divided(samples: Sequence[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
+    """The samples of each of N clients, ascending: those of each class [K], in their order, by `counts` [N, K]."""
+    num_clients, taken = len(counts), counts.sum(axis=0).tolist()
+    owner = [np.repeat(np.arange(num_clients), column) for column in counts.T]
+    given = np.concatenate([of_class[:count] for of_class, count in zip(samples, taken, strict=True)])
+    return by_owner(given, np.concatenate(owner), num_clients)
 
 
 def _take_one(counts: np.ndarray, client: int, classes: np.ndarray) -> None:
@@ -128,5 +162,7 @@ def official_by_writer(train: list[np.ndarray], writers: np.ndarray, test_sample
         writers: int64 [n], the writer of each sample of the dataset.
         test_samples: int64 [m], indices into the dataset.
     """
-    owners = writers[test_samples]
-    return [test_samples[owners == writers[samples[0]]] for samples in train]
+    order = np.argsort(writers[test_samples], kind="stable")
+    ordered, of_client = writers[test_samples][order], writers[[samples[0] for samples in train]]
+    begins, ends = (np.searchsorted(ordered, of_client, side).tolist() for side in ("left", "right"))
+    return [test_samples[order[begin:end]] for begin, end in zip(begins, ends, strict=True)]

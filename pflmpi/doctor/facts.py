@@ -425,7 +425,7 @@ def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", S
 def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
     """Look for the files of the dataset, and for a saved partition; without a configuration, for the data folder."""
     root = (config.data.root if config else None) or environ.get("PFLMPI_DATA", "")
-    folder = Path(root).expanduser()
+    folder = machine.expanded(root)
     if config is None:
         missing = f"PFLMPI_DATA = {root!r} is no folder" if root and not folder.is_dir() else ""
         return Data(root=root, error=missing)

@@ -25,15 +25,16 @@ from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.training_checks import (
     OneStep,
-    check_left_out,
     check_measures,
     check_options,
     check_padding,
+    check_participation,
     check_passes,
     check_problem,
     check_stop,
     only_first_client,
 )
+from pflmpi.learning.participation import Participation
 from pflmpi.learning.scoring import Measure, measures_of
 from pflmpi.learning.task import HOST, SERVER, Task
 from pflmpi.learning.transforms import Transform, transform_of
@@ -126,9 +127,10 @@ class Experiment:
             first.check(task, int(np.flatnonzero(self.cohort == cohort)[0]))
         return dataclasses.replace(self, tasks=tuple(task.replace(first=first) for task in self.tasks))
 
-    def check_left_out(self, done: int) -> None:
-        """Raise `ConfigError` where a round after `done` cannot be without the clients that are left out."""
-        check_left_out(self.config, self.tasks[0], self.federation.num_clients, done)
+    def check_participation(self, done: int) -> None:
+        """Raise `ConfigError` where a round after `done` cannot be with the clients that take part."""
+        participation = Participation(self.config.training, self.config.seed, self.federation.num_train)
+        check_participation(self.config, self.tasks[0], participation, done)
 
     @property
     def counts(self) -> SampleCounts:
@@ -170,7 +172,7 @@ def prepare(
     with outside.as_config_error():
         experiment = draft(config, federation or load_federation(config), device, gpu_models)
         experiment = complete(experiment, config.runtime, check_executor(experiment, config.runtime.executor))
-        experiment.check_left_out(0)
+        experiment.check_participation(0)
         return experiment.with_run_weights()
 
 

@@ -18,6 +18,7 @@ from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, setup
+from pflmpi.machine import expanded
 from pflmpi.messages.downlink import Homes, Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
 from pflmpi.runtime.contract import calling
@@ -162,7 +163,7 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
     """
     if Path(text).exists() or text not in list(SOURCES):
         layout = config.layout if Path(text).suffix in (".npz", ".h5", ".hdf5") else None
-        changes = {"path": text, "name": Path(text).stem, "limit": None, "layout": layout}
+        changes = {"path": str(expanded(text)), "name": Path(text).stem, "limit": None, "layout": layout}
         section = config.model_copy(update=changes)
     else:
         section = DataConfig(name=text, root=config.root, task=config.task)

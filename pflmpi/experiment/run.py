@@ -75,6 +75,7 @@ class RankContext:
         jobs: what starts the run again, with how often it has; see `store.run_lock`.
         take_over: take the run from a process that still writes it.
         start: what has started it, for its jobs.txt.
+        announce: called on rank 0 once nothing can refuse the run any more.
     """
 
     transport: Transport
@@ -85,6 +86,7 @@ class RankContext:
     jobs: Mapping[str, int] = field(default_factory=dict)
     take_over: bool = False
     start: Start | None = None
+    announce: Callable[[], None] = lambda: None
 
 
 def run(
@@ -166,7 +168,7 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
 
     def completed() -> Experiment:
         experiment = complete(first, config.runtime, executor)
-        experiment.check_left_out(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
+        experiment.check_participation(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
         if isinstance(experiment.newcomer, CannotJoin) and is_root:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if resumed is not None:
@@ -255,7 +257,9 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
-        metrics_file.restart(run, 0, metric_columns([*experiment.measures]))
+        metrics_file.restart(
+            run, 0, metric_columns([*experiment.measures], experiment.config.training.step_seconds is not None)
+        )
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
 
@@ -284,6 +288,8 @@ def _run_rounds(
     else:
         server, layout = restore(run, setup, population, transport, done)
     attributes = stored_config.attributes(experiment, recorded)
+    if transport.rank == 0:
+        context.announce()
     checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock, config.checkpoint.keep)
     output = config.output if transport.rank == 0 else OutputConfig()
     try:

@@ -234,7 +234,7 @@ def announce(run: Path, names: Sequence[str]) -> None:
 def _references(section: Mapping[str, Any]) -> list[Any]:
     """What may name code from outside."""
     lists = [names for key in ("transform", "measures") if isinstance(names := section.get(key), list)]
-    return [section.get("name"), section.get("task"), *(name for names in lists for name in names)]
+    return [*map(section.get, ("name", "task", "selection")), *(name for names in lists for name in names)]
 
 
 @cache  # also for the ranks that are forks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client
+from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, training_passes
 from pflmpi.config.load import Config
 from pflmpi.data.problems import PROBLEMS
 from pflmpi.data.unseen import Division
@@ -18,6 +18,7 @@ from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
+from pflmpi.learning.participation import Participation, is_trace
 from pflmpi.learning.scoring import MEASURES, Measure, values_of
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
@@ -48,6 +49,7 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
         ("keep_optimizer", adam or training.momentum > 0, "momentum, or training.optimizer: adam or adamw"),
     ):
         _check_effect(training, key, allowed, where)
+    _check_simulation(algorithm, task)
     if algorithm.own_steps:
         for key in ("optimizer", "clip_norm", "keep_optimizer"):
             if getattr(training, key) != getattr(_DEFAULT, key):
@@ -62,32 +64,52 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
         )
 
 
-def check_left_out(config: Config, task: Task, num_clients: int, done: int) -> None:
-    """Raise `ConfigError` where `training.without_clients` leaves too few in a round after `done`, or nobody's id."""
-    training = config.training
-    if not training.without_clients:
-        return
-    if (largest := max(training.without_clients)) >= num_clients:
+def check_participation(config: Config, task: Task, participation: Participation, done: int) -> None:
+    """Raise `ConfigError` where `training` leaves too few clients in a round after `done`, or names nobody's id."""
+    training, num_clients = config.training, len(participation.num_train)
+    if training.without_clients and (largest := max(training.without_clients)) >= num_clients:
         raise ConfigError(
             f"training.without_clients has {largest}; the clients are 0 to {num_clients - 1}, leave it out"
         )
+    if all(getattr(training, key) == getattr(_DEFAULT, key) for key in _LEAVE_OUT):
+        return
     rounds = range(done + 1, training.rounds + 1)
-    left = {round: len(training.participants(config.seed, round, num_clients)) for round in rounds}
+    left = {round: len(participation.participants(round)) for round in rounds}
     fewest = min(rounds, key=left.__getitem__, default=None)
     if fewest is None:
         return
     if not left[fewest]:
+        keys = [key for key in _LEAVE_OUT if getattr(training, key) != getattr(_DEFAULT, key)]
         raise ConfigError(
-            f"training.without_clients leaves nobody to train in round {fewest}; leave fewer clients out, or raise "
-            "training.participation"
+            f"training.{' and '.join(keys)} {'leaves' if len(keys) == 1 else 'leave'} nobody to train in round "
+            f"{fewest}; leave fewer clients out, or raise training.participation"
         )
     config.algorithm.check(task, left[fewest])
+
+
+_LEAVE_OUT = ("selection", "dropout", "deadline", "without_clients")  # keys by which a round may have other clients
+
+
+def _check_simulation(algorithm: Algorithm, task: Task) -> None:
+    training, kind = task.training, type(algorithm).__name__
+    for key in ("step_spread", "deadline"):
+        _check_effect(training, key, training.step_seconds is not None, "training.step_seconds")
+    _check_effect(training, "participation", not is_trace(training.selection), "a training.selection that is no file")
+    passes = training_passes(algorithm, task, 1)
+    if training.deadline is not None and (len(passes) != 1 or not algorithm.partial_work):
+        why = (
+            f"trains in {len(passes)} passes ({', '.join(passes)})" if len(passes) != 1 else "assumes all of its steps"
+        )
+        raise ConfigError(
+            f"training.deadline = {training.deadline}, before which slow clients take fewer steps, but the local "
+            f"update of {kind} {why}; leave it out, or choose another algorithm"
+        )
 
 
 def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneStep") -> None:
     """Raise `ConfigError` for an early stop by a metric that is never measured."""
     algorithm, task, why = trial.algorithm, trial.tasks[0], ""
-    if stop.metric not in (columns := metric_columns([*trial.measures])):
+    if stop.metric not in (columns := metric_columns([*trial.measures], simulated=False)):
         raise ConfigError(f"training.stop.metric: {unknown('column', stop.metric, columns)}; see evaluation.measures")
     if stop.metric.startswith("unseen"):
         rule = algorithm.newcomer(task.replace(device=HOST)) if evaluation.unseen else None
@@ -104,8 +126,8 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
 def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
     """Raise `ConfigError` for a measure that has no meaning for the task, or no value for made-up scores."""
     rng, count = np.random.default_rng(0), 2 * task.num_classes + 1
-    for name, measure in measures.items():
-        if MEASURES.get(name) is measure and task.problem.measures and name not in task.problem.measures:
+    for name in measures:
+        if name in [*MEASURES] and task.problem.measures and name not in task.problem.measures:
             raise ConfigError(
                 f"evaluation.measures: {name} has no meaning for the labels of this data (data.task); choose "
                 f"{', '.join(task.problem.measures)}, or a function of your own"

@@ -58,8 +58,7 @@ class StateSizes:
 
     def at_the_end(self, setup: Setup) -> np.ndarray:
         """[R] bytes of the clients that live on each rank after the last round."""
-        training, n = setup.task.training, len(self.client)
-        trained = training.participations(setup.task.seed, training.rounds, n) > 0
+        trained = setup.executor.participation.counts(setup.task.training.rounds) > 0
         return replace(self, client=np.where(trained, self.client, self.first)).hosted(setup.placement)
 
 

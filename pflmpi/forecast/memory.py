@@ -9,12 +9,12 @@ from pflmpi.forecast.bytes import StateSizes, leaf_bytes, pool_bytes
 from pflmpi.forecast.measuring import Cost, Costs, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.traffic import Traffic
+from pflmpi.runtime.devices import CONTEXT, GpuMessages
 from pflmpi.runtime.executors.transfers import MOST_MESSAGE_BYTES
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.transports.base import SMALLEST_GPU_MESSAGE
+from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, STAGED
 
-_CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
 _CHECKPOINTS = 3  # one is written, two wait; see `store.writer`
 _FRAGMENTS = 1.25  # freed memory that is too small for what comes next stays: up to a quarter more was seen in runs
 
@@ -79,7 +79,8 @@ def rank_memory(
         nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
         in_transit = _in_transit(rounds, rank, up + sizes.client) if on_gpu else 0.0
         if on_gpu:
-            device += _CONTEXT + pool_bytes(setup, rank) + in_transit + _summed_there(setup, rounds, rank) + nccl
+            device += CONTEXT + pool_bytes(setup, rank) + in_transit + _summed_there(setup, rounds, rank) + nccl
+            device += _under_way(rounds, rank, ranks.messages)
             device += sum(task.frozen.num_bytes for task in setup.executor.tasks)
         computes = any(plan.training[rank] or plan.testing[rank] for plan in rounds)
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
@@ -111,6 +112,16 @@ def _summed_there(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> f
     entries = setup.declared.entries
     most = max((sum(map(len, plan.training[rank])) for plan in rounds), default=0)
     return min(most * entries.size, MOST_MESSAGE_BYTES) + 8.0 * entries.count if most else 0.0
+
+
+def _under_way(rounds: Sequence[RoundSchedule], rank: int, messages: GpuMessages) -> float:
+    """Bytes of a GPU for parts between ranks in the fullest call: what is summed there, or passes through it."""
+    peers = len(messages.ranks) - 1 if messages.nccl and rank in messages.ranks else 0
+    calls = [(call, np.inf) for plan in rounds for call in plan.uplink]
+    calls += [(call, STAGED * peers) for plan in rounds for call in plan.calls]
+    return max(
+        (min(float(call.sent[rank]), most) + min(float(call.received[rank]), most) for call, most in calls), default=0
+    )
 
 
 def _sends_parts(call: Traffic) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pflmpi import atomic, tree
 from pflmpi.errors import ConfigError, RunError
+from pflmpi.machine import expanded
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.text import size
@@ -187,7 +188,7 @@ def folder_of(runtime: RuntimeConfig, run: Path) -> Path | None:
     """The folder of the file that holds the state of the clients of a run; None where memory does."""
     if runtime.state == "memory":
         return None
-    return run if runtime.scratch is None else Path(os.path.expandvars(runtime.scratch)).expanduser()
+    return run if runtime.scratch is None else expanded(runtime.scratch)
 
 
 def check_scratch(runtime: RuntimeConfig) -> None:

@@ -26,6 +26,7 @@ from pflmpi.machine import SLICE, Gpu
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.placement import MOST_TOGETHER
 from pflmpi.text import ranks as named
+from pflmpi.text import size
 from pflmpi.transports.peers import Peer, names
 
 _SEE_ONE = (
@@ -216,6 +217,7 @@ def _cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
     return sum(max(len(of_host) // runtime.threads, 1) for of_host in cores.values())
 
 
+CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
 _LEAST_TOGETHER = 4  # participants in one call, where their number is not configured
 _CACHE = 4 * 2**20  # bytes of their models on a CPU: ten MLPs of 100 hidden units in one call beat twice five
 _log = logging.getLogger(__name__)
@@ -248,10 +250,16 @@ def refuse_on_cpu(training: TrainingConfig) -> None:
 
 def limit_memory(placement: GpuPlacement, rank: int, runtime: RuntimeConfig) -> None:
     """Let this rank take no more of its GPU than its part of `runtime.gpu_memory`, which its ranks have together."""
-    share = runtime.gpu_memory / max(placement.sharing(rank), 1)
-    number = placement.number[rank]
-    if number is not None and share < 1:
-        torch.cuda.set_per_process_memory_fraction(share, torch.device("cuda", number))
+    number, gpu, sharing = placement.number[rank], placement.gpu[rank], placement.sharing(rank)
+    if number is None or gpu is None or (share := runtime.gpu_memory / sharing) == 1:
+        return
+    share -= CONTEXT / gpu.memory  # of which PyTorch's allocator knows nothing
+    if share <= 0:
+        raise ConfigError(
+            f"{sharing} ranks share a GPU of {size(gpu.memory)}, of which the run may take "
+            f"{runtime.gpu_memory:.0%}, and each takes {size(CONTEXT)} for CUDA alone; start fewer ranks"
+        )
+    torch.cuda.set_per_process_memory_fraction(share, torch.device("cuda", number))
 
 
 def choose_executor(

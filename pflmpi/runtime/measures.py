@@ -213,11 +213,11 @@ def counts(
         scores: [n, K] of the test samples of one client after another, in stored order, taken as logits, on the host.
     """
     tests, num_classes = [federation.test[client] for client in clients], federation.dataset.num_classes
-    labels, sizes = federation.dataset.labels[np.concatenate(tests)], list(map(len, tests))
+    labels, sizes = federation.dataset.labels[np.concatenate(tests)], federation.num_test[clients]
     problem = federation.dataset.problem
     values = _values(measures or {}, problem, scores, labels, sizes)
     if not problem.classes:
-        untested = Counts.none(np.array(sizes, np.int64)[:, None], classes=False)
+        untested = Counts.none(sizes[:, None], classes=False)
         return replace(untested, loss=_losses(problem, scores, labels, sizes), values=values)
     whose = np.repeat(np.arange(len(clients)), sizes)
     chosen = scores.argmax(1).numpy()
@@ -231,22 +231,27 @@ def counts(
     return Counts(by_class(whose[right], labels[right]), by_class(whose, chosen), by_class(whose, labels), loss, values)
 
 
-def _losses(problem: Problem, scores: Tensor, labels: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+def _losses(problem: Problem, scores: Tensor, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """[m], the sum of the losses of each client's samples, of which there are so many."""
-    cuts = np.cumsum(sizes)[:-1]
     if problem.cross_entropy:
-        likely = scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels]
-        return np.array([-part.sum() for part in np.split(likely, cuts)], np.float64)
+        return -_sums(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
     y = torch.from_numpy(labels)
-    losses = problem.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy()
+    lost = _sums(problem.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy(), sizes)
     weights = problem.weights(y)
-    counted = np.ones(len(y)) if weights is None else weights.double().numpy()
-    lost, of = (np.array([part.sum() for part in np.split(values, cuts)]) for values in (losses, counted))
-    return np.asarray(share(lost, of) * sizes)
+    return lost if weights is None else np.nan_to_num(share(lost, _sums(weights.double().numpy(), sizes)) * sizes)
+
+
+def _sums(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """[m], the sum of the values of each client, as it is alone."""
+    sums, starts = np.zeros(len(sizes)), np.cumsum(sizes) - sizes
+    for size in np.unique(sizes):
+        those = np.flatnonzero(sizes == size)
+        sums[those] = values[starts[those, None] + np.arange(size)].sum(1)
+    return sums
 
 
 def _values(
-    measures: Mapping[str, Measure], problem: Problem, scores: Tensor, labels: np.ndarray, sizes: Sequence[int]
+    measures: Mapping[str, Measure], problem: Problem, scores: Tensor, labels: np.ndarray, sizes: np.ndarray
 ) -> dict[str, np.ndarray]:
     """By measure, its value [m] for the samples [n] of each client, of which there are so many."""
     if not measures:

@@ -6,13 +6,15 @@ Results never depend on the ranks, and the placement on nothing that is measured
 import bisect
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
+from pflmpi import tree
 from pflmpi.learning.task import HOST, Task
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Shared
@@ -24,6 +26,8 @@ MOST_TOGETHER = 32  # clients in one call, where no more are configured
 _ROUNDS = 1000  # homes are chosen by the work of as many rounds
 _SEARCHED = 2**15  # loads that are compared for the home of a client
 _AT_ONCE = 32  # ranks, at first
+_TESTS = 1024  # calls of a test of all, at least, whatever there is to test
+_TESTED = 2**26  # bytes of the models of such a call
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Placement:
         ranks: number of ranks.
         groups: the lanes: groups of clients of one cohort, of which a rank computes those at hand together.
         most: clients in one call; of a group with more at hand, several calls are made.
+        most_tested: the same of a call that tests.
         home: [N] the rank of each client, or None when clients keep nothing and may be computed anywhere.
         computing_ranks: the ranks that compute clients.
         work: [N] the relative cost of one round of training, whole numbers.
@@ -47,6 +52,7 @@ class Placement:
     computing_ranks: tuple[int, ...]
     work: np.ndarray
     test_work: np.ndarray
+    most_tested: int = MOST_TOGETHER
 
     def assign(self, clients: np.ndarray, tested: bool = False) -> list[list[ClientGroup]]:
         """The groups of each rank, restricted to the given clients and cut where these are too many for a call.
@@ -61,7 +67,7 @@ class Placement:
         ordered = clients[np.argsort(self.group_of[clients], kind="stable")]
         first = np.flatnonzero(np.diff(self.group_of[ordered], prepend=-1))
         place = np.arange(len(ordered)) - np.repeat(first, np.diff(first, append=len(ordered)))
-        starts = np.flatnonzero(place % self.most == 0)
+        starts = np.flatnonzero(place % (self.most_tested if tested else self.most) == 0)
         parts = [ordered[start:end] for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True)]
         if self.home is not None:
             for rank, part in zip(self.home[ordered[starts]], parts, strict=True):
@@ -107,25 +113,34 @@ def place(
         ranks: R.
         slots: how many ranks can compute at once.
     """
-    training, seed, federation = executor.tasks[0].training, executor.tasks[0].seed, executor.federation
+    training, federation = executor.tasks[0].training, executor.federation
     n = federation.num_clients
-    steps = np.array([training.num_steps(int(samples)) for samples in federation.num_train], np.int64)
+    steps = steps_of_a_round(training, federation.num_train)
     lanes = runtime.lanes or 1
     groups, most = cut_groups(executor.cohort, steps, lanes), max(MOST_TOGETHER, int(lanes * training.participation))
     computing = choose_computing_ranks(runtime.server, ranks, n, slots)
     sample_work = relative_flops(executor.tasks)[executor.cohort]
     work = 3.0 * steps * training.batch_size * sample_work  # forward, and twice as much backward
     test_work = federation.num_test * sample_work
+    # Of very many small models more are tested in one call, which costs as much as the arithmetic of some hundred.
+    model_bytes = max(tree.num_bytes(task.like()) for task in executor.tasks)
+    most_tested = max(most, min(n // _TESTS, _TESTED // model_bytes))
+    placement = Placement(ranks, groups, most, None, computing, work, test_work, most_tested)
     if not any(templates) and all(type(kind) is Shared for kind in declared.down.values()):
-        return Placement(ranks, groups, most, None, computing, work, test_work)
-    cost = np.zeros((n, min(max(training.rounds, 1), _ROUNDS)))
+        return placement
+    cost = np.zeros((len(groups), min(max(training.rounds, 1), _ROUNDS)))
     for round in range(cost.shape[1]):
-        chosen = training.participants(seed, round + 1, n)
-        cost[chosen, round] = work[chosen] + test_work[chosen]
+        chosen = executor.participation.participants(round + 1)
+        np.add.at(cost[:, round], placement.group_of[chosen], work[chosen] + test_work[chosen])
     if executor.algorithm.predicts_with:
-        cost += test_work[:, None]
-    home = place_clients(groups, cost, computing)
-    return Placement(ranks, groups, most, home, computing, work, test_work)
+        cost += np.bincount(placement.group_of, test_work, len(groups))[:, None]
+    return replace(placement, home=place_clients(groups, cost, computing))
+
+
+def steps_of_a_round(training: TrainingConfig, num_train: np.ndarray) -> np.ndarray:
+    """[N] int64, local steps of clients with so many training samples [N]."""
+    sizes, which = np.unique(num_train, return_inverse=True)
+    return np.array([training.num_steps(int(samples)) for samples in sizes], np.int64)[which]
 
 
 def relative_flops(tasks: Sequence[Task]) -> np.ndarray:
@@ -210,16 +225,16 @@ def place_clients(
 
     Args:
         groups: the groups; one stays together.
-        work: [N, T] cost of each client in each round: whole numbers, so that sums are exact in any order.
+        work: [G, T] cost of each group in each round: whole numbers, so that sums are exact in any order.
         ranks: ranks to spread over.
         searched: rounds of a group times ranks that are compared for it; of more, those ranks with the least work.
     """
-    home = np.full(len(work), -1, np.int64)
+    home = np.full(sum(map(len, groups)), -1, np.int64)
     load, slowest, longest = np.zeros((len(ranks), work.shape[1])), np.zeros(work.shape[1]), 0.0
     least = [(0.0, place) for place in range(len(ranks))]  # ascending; work of each rank in all rounds
-    total = np.array([work[group].sum() for group in groups])
+    total = work.sum(1)
     for index in np.lexsort(([group[0] for group in groups], -total)):
-        cost = work[groups[index]].sum(0)
+        cost = work[index]
         rounds = np.flatnonzero(cost)
         cost, most = cost[rounds], max(_AT_ONCE, searched // max(len(rounds), 1))
         best, longer, start = 0, np.inf, 0

@@ -25,7 +25,7 @@ class Progress:
             compute, `compute`, for which the slowest trained and tested, `waiting`, for which they waited for it on
             average, and `evaluation`, for which they tested on average; on rank 0 `exchange`, and `checkpoint`, for
             which training waited for the checkpoint before this round. The rest of one is written while training
-            continues.
+            continues. Where they are configured, `simulated`, for which the slowest simulated client trained.
         bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
         memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
         unseen: of the clients that were kept out of training; None if there are none.
@@ -66,6 +66,8 @@ class Progress:
             int(self.memory.sum()),
         ]
         columns = dict(zip(metrics_file.COLUMNS, line, strict=True))
+        if "simulated" in self.seconds:
+            columns["simulated_seconds"] = f"{self.seconds['simulated']:.4f}"
         for name in self.measures:
             columns |= zip(columns_of(name), _figures(self.scores, columns_of(name)), strict=True)
         for prefix, scores in (("unseen_", self.unseen), ("trained_", self.trained)):
@@ -99,10 +101,12 @@ class Progress:
         return arrays
 
 
-def metric_columns(measures: Sequence[str]) -> list[str]:
-    """The columns of metrics.csv of a run with these measures."""
+def metric_columns(measures: Sequence[str], simulated: bool) -> list[str]:
+    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients."""
     nothing = np.empty(0, np.int64)
-    empty = dict.fromkeys(("round", "compute", "exchange", "evaluation", "checkpoint", "waiting"), 0.0)
+    empty = dict.fromkeys(
+        ("round", "compute", "exchange", "evaluation", "checkpoint", "waiting", *["simulated"] * simulated), 0.0
+    )
     sent = dict.fromkeys(("up", "down", "wire_up", "wire_down"), nothing)
     return [*Progress(0, nothing, nothing, None, empty, sent, measures=measures).columns]
 

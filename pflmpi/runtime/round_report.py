@@ -234,6 +234,7 @@ class RoundHooks:
                 "evaluation": reported.testing,
                 "checkpoint": self._checkpoints.take_seconds(),
                 "round": self._last_report - before,
+                **({} if (simulated := now.simulated_seconds) is None else {"simulated": simulated}),
             },
             bytes={"up": now.up_bytes, "down": now.down_bytes, "wire_up": wire_up, "wire_down": wire_down},
             memory=reported.memory,

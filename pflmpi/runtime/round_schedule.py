@@ -102,6 +102,11 @@ class RoundSchedule:
         return self.setup.placement.at_home(self.unsaved)
 
     @property
+    def simulated_seconds(self) -> float | None:
+        """Seconds of the round on the simulated clients; None if not configured."""
+        return self.setup.executor.simulated_seconds(self.participants, self.round)
+
+    @property
     def up_bytes(self) -> np.ndarray:
         """[N] logical bytes that each client sends; an introduction belongs to round 1."""
         return self._bytes(sent=True)
@@ -199,10 +204,7 @@ def _introducing(setup: Setup) -> np.ndarray:
 
 def _participants(setup: Setup, round: int) -> np.ndarray:
     """Ascending ids of the clients that train in a round; none before the first and after the last."""
-    training = setup.task.training
-    if not 1 <= round <= training.rounds:
-        return _NO_CLIENTS
-    return training.participants(setup.task.seed, round, setup.task.num_clients)
+    return setup.executor.participation.participants(round) if 1 <= round <= setup.task.training.rounds else _NO_CLIENTS
 
 
 def _receivers(

@@ -18,6 +18,7 @@ from time import time
 from typing import Any, ClassVar
 
 from pflmpi.errors import ConfigError, PflmpiError, RunError, TransportError
+from pflmpi.machine import expanded
 from pflmpi.registry import Registry
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.faults import CollectiveError
@@ -153,8 +154,9 @@ class MLflow(Tracker):
     def __init__(self, run: TrackedRun, store: str = "mlruns") -> None:
         mlflow = import_module(self.library)
         if "://" not in store:  # a database, because MLflow gives up plain files
-            Path(store).mkdir(parents=True, exist_ok=True)
-            store = f"sqlite:///{Path(store).absolute() / 'mlflow.db'}"
+            folder = expanded(store).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            store = f"sqlite:///{folder / 'mlflow.db'}"
         self._entities, self._client = mlflow.entities, mlflow.MlflowClient(tracking_uri=store)
         experiment = self._client.get_experiment_by_name("pflmpi")
         number = experiment.experiment_id if experiment else self._client.create_experiment("pflmpi")

@@ -21,7 +21,7 @@ from pflmpi.runtime.contract import ANSWERED, answer_templates, calling
 from pflmpi.runtime.evaluation import evaluate_shared_model, finished, is_shared
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.measures import Counts
-from pflmpi.runtime.placement import Placement, cut_groups, relative_flops
+from pflmpi.runtime.placement import Placement, cut_groups, relative_flops, steps_of_a_round
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -89,7 +89,7 @@ def unseen_setup(
     """
     federation, training = executor.federation, executor.tasks[0].training
     clients = np.arange(len(placement.work), federation.num_clients)
-    steps = np.array([training.num_steps(int(samples)) for samples in federation.num_train], np.int64)
+    steps = steps_of_a_round(training, federation.num_train)
     samples = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
     work = samples * relative_flops(executor.tasks)[executor.cohort]
     groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))

@@ -47,6 +47,7 @@ METRICS = {
     "seconds_exchange": ("s", (), "messages, including waiting for other ranks, on rank 0"),
     "seconds_waiting": ("s", (), "the ranks that compute waited for the slowest of them, their mean"),
     "seconds_evaluation": ("s", (), "evaluation, the mean of the ranks that compute"),
+    "seconds_simulated": ("s", (), "until the slowest simulated client had taken its steps"),
     "seconds_checkpoint": ("s", (), "training waited for the checkpoint before this round"),
 }
 BYTES = {

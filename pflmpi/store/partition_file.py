@@ -1,6 +1,5 @@
 """RUN/partition.csv: number of samples of each class on every client, for later analysis."""
 
-import csv
 import io
 import os
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.text import for_shell
 
 _HEADER = ("client", "class", "train", "test")
+_AT_ONCE = 100_000  # lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +69,10 @@ def read(run: Path) -> SampleCounts | None:
     if not os.path.lexists(path(run)):
         return None
     try:
-        text = io.StringIO(regular_file.read(path(run)).decode(), newline="")
-        lines = list(csv.reader(text))
-        if not lines or tuple(lines[0]) != _HEADER:
-            raise ValueError("its first line is not " + ",".join(_HEADER))
-        table = np.array([[int(word) for word in line] for line in lines[1:]], np.int64)
+        header, _, lines = regular_file.read(path(run)).decode().partition("\n")
+        if header != ",".join(_HEADER) or not lines.strip():
+            raise ValueError("it does not begin with " + ",".join(_HEADER) + " and a line of numbers")
+        table = np.loadtxt(io.StringIO(lines), np.int64, comments=None, delimiter=",", ndmin=2)
         shape = tuple(table[-1, :2] + 1)
         train, test = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         train[table[:, 0], table[:, 1]], test[table[:, 0], table[:, 1]] = table[:, 2], table[:, 3]
@@ -89,9 +88,18 @@ def _checksum(content: bytes) -> str:
 def _content(counts: SampleCounts) -> bytes:
     present = (counts.train + counts.test) > 0
     present[-1, -1] = True
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_HEADER)
-    for client, label in np.argwhere(present).tolist():
-        writer.writerow((client, label, int(counts.train[client, label]), int(counts.test[client, label])))
-    return text.getvalue().encode()
+    table = np.column_stack([*np.nonzero(present), counts.train[present], counts.test[present]])
+    parts = np.array_split(table, 1 + len(table) // _AT_ONCE)
+    return b"".join([",".join(_HEADER).encode(), b"\n", *map(_lines, parts)])
+
+
+def _lines(table: np.ndarray) -> bytes:
+    """Whole numbers [n, C], n >= 1, as lines: digit by digit of all, as there may be millions."""
+    digits = len(str(table.max()))
+    text, shown = np.full((*table.shape, digits + 1), ord(","), np.uint8), np.ones((*table.shape, digits + 1), bool)
+    text[:, -1, -1] = ord("\n")
+    for place in range(digits):
+        power = 10 ** (digits - 1 - place)
+        text[:, :, place] = table // power % 10 + ord("0")
+        shown[:, :, place] = (table >= power) | (power == 1)
+    return text[shown].tobytes()

@@ -45,6 +45,7 @@ DEFAULTS = {
     "fedavg_ft": {"weighting": "samples", "fine_tuning_epochs": 10, "fine_tuned": "model"},
     "fedavgm": {"weighting": "samples", "server_lr": 1.0, "server_momentum": 0.9},
     "fedbabu": {"weighting": "samples", "fine_tuning_epochs": 5, "fine_tuned": "model"},  # tau_f = 5
+    "fedbn": {"weighting": "clients"},  # algorithm 1: 1/K
     "fedcp": {"weighting": "samples", "alignment_weight": 5.0},  # lambda of the authors' runs
     "fedfcd": {
         "align_weight": 1.0,

@@ -213,7 +213,7 @@ def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run, 
         for cloud, twin, state in zip(plot.clouds, other.clouds, first_middle_last(checkpoints(run)), strict=True):
             assert len(cloud.points) == 10 + np.asarray(state.clients["classes/held"]).sum()
             assert np.isfinite(cloud.points).all() and cloud.points.tolist() == twin.points.tolist()
-            assert "other marks those of clients" in plot.caption
+            assert "other marks those of up to 100 clients" in plot.caption
 
 
 # --- every algorithm of the package -------------------------------------------------------------------------------

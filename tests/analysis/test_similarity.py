@@ -99,7 +99,7 @@ def test_of_large_models_few_clients_and_rounds_are_read(folder, monkeypatch):
     values = 64 * 12 + 12 + 12 * 10 + 10
     monkeypatch.setattr(similarity, "_MOST_READ", 9 * values)  # 4 checkpoints of 7 clients would be 28
     plot = curves(checkpoints)
-    assert "Only the first 3 clients" in plot.caption
+    assert "3 of 7 clients, evenly spaced." in plot.caption
     assert plot.curves[0].x.tolist() == [0, 2, 3]
     whole = matrices(checkpoints).panels[0].values
-    assert plot.curves[0].y[2] == pytest.approx(whole[[0, 0, 1], [1, 2, 2]].mean())
+    assert plot.curves[0].y[2] == pytest.approx(whole[[0, 0, 3], [3, 6, 6]].mean())

@@ -195,7 +195,7 @@ def test_csv_has_a_line_with_everything_for_each_cell(tmp_path):
         "row": "FedAvg", "column": "few", "metric": "mean", "figure": "best", "ours": "98.63", "ours_std": "0.10",
         "published": "98.66", "published_spread": "0.30", "difference": "-0.03", "fit": "inside", "last10": "98.50",
         "last10_std": "0.20", "std_over_clients": "", "seeds_finished": "2", "seeds": "2", "rounds_done": "4",
-        "rounds": "4", "state": "done",
+        "rounds": "4", "state": "done", "partitions": "",
     }  # fmt: skip
     assert (second["ours"], second["difference"], second["fit"], second["state"]) == ("", "", "", "1/4 rounds")
 
@@ -251,6 +251,19 @@ def test_the_report_prints_the_table_and_writes_three_files(tmp_path, capsys):
     assert "80.00, 1 seed (80.00, +0.00, within a point)" in text
     assert f"pflmpi sweep {tmp_path}/small.yaml --out {tmp_path}/out --seeds 1\n" in text
     assert not list((tmp_path / "out").glob("small.*"))
+
+
+def test_the_partitions_of_the_finished_runs_are_printed_and_written(tmp_path, capsys):
+    _, among = small(tmp_path)
+    for cell, digit in zip(among, "aabc", strict=True):
+        made(cell, tmp_path / "out", [0.8, 0.7] if digit != "c" else [0.8])
+        of_run = cell.raw | {"recorded": {"partition": digit * 64}}
+        config_file.write(cell.run(tmp_path / "out"), dump(of_run))
+    assert main(["table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out")]) == 0
+    assert f"partition of few: {'a' * 12}, {'b' * 12}\n" in capsys.readouterr().out
+    lines = csv.DictReader((tmp_path / "out" / "small.csv").read_text().splitlines())
+    assert [line["partitions"] for line in lines] == ["a" * 12, "b" * 12]
+    assert f"- partition of few: {'a' * 12}, {'b' * 12}\n" in (tmp_path / "out" / "small.md").read_text()
 
 
 def test_only_leaves_the_other_rows_and_columns_out(tmp_path, capsys):

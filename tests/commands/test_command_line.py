@@ -285,6 +285,14 @@ def test_a_run_without_out_has_a_folder_of_its_name_and_time_and_goes_on_with_ot
     assert quick_run.digest(folder) == whole
 
 
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_run_that_is_refused_once_its_data_is_known_says_that_alone(ranks, config, tmp_path):
+    words = ["run", str(config), "--ranks", ranks, "--out", "run", "-s", "partition.clients=5000"]
+    done = processes.call([*processes.PFLMPI, *words], cwd=tmp_path)
+    assert done.returncode == 2 and "the data has 400" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1, "no line before says that it starts"
+
+
 def test_a_quiet_run_says_nothing_and_one_that_is_there_is_one_error(config, tmp_path, capfd):
     words = ["run", str(config), "--ranks", "1", "--quiet", "--out", str(tmp_path / "run")]
     assert quick_run.command(words) == 0 and capfd.readouterr().err == ""

@@ -94,7 +94,14 @@ def test_a_text_that_looks_like_a_number_is_read_as_it_was_written(text):
 def test_a_section_becomes_a_config_with_all_defaults():
     section = {"name": "exdir", "clients": 20, "classes_per_client": 2, "alpha": 0.5}
     config = partition(section)
-    parameters = {"classes_per_client": 2, "alpha": 0.5, "balanced_cap": True, "min_samples": 10, "max_tries": 5000}
+    parameters = {
+        "classes_per_client": 2,
+        "alpha": 0.5,
+        "balanced_cap": True,
+        "min_samples": 10,
+        "max_tries": 5000,
+        "draw": "run",
+    }
     assert config == PartitionConfig(name="exdir", clients=20, parameters=parameters)
     assert config.resolved() == section | parameters
     assert partition(config.resolved()) == config

@@ -102,7 +102,11 @@ def test_only_the_named_streams_are_drawn_from(monkeypatch):
         drawn.append(key)
         return stream(*key)
 
+    def all_watched(seed, round, clients, purpose):
+        return (watched(seed, round, client, purpose) for client in clients)
+
     monkeypatch.setattr("pflmpi.data.federation.stream", watched)
+    monkeypatch.setattr("pflmpi.data.federation.streams", all_watched)
     federation(seed=7)
     assert drawn == [(7, 0, -1, "partition"), *((7, 0, client, "split") for client in range(8))]
     drawn.clear()

@@ -326,6 +326,21 @@ def test_pfllib_shuffles_a_class_before_it_draws_the_shares_and_caps_who_has_eno
     ]
 
 
+def test_pfllib_cuts_labels_among_their_holders_and_gives_the_last_one_what_nobody_may_take():
+    """What FedGMH's own code gives for these labels, where it divides by zero: both have their share by label 2."""
+    parts = PARTITIONS["exdir"](
+        np.repeat([0, 1, 2, 3], [10, 41, 9, 15]), 2, None, classes_per_client=2, alpha=5, draw="pfllib"
+    )
+    assert [test.tolist() for _, test in parts] == [
+        [3, 5, 9, 61, 63, 71, 74],
+        [10, 20, 22, 23, 24, 30, 31, 32, 34, 42, 47, 51, 55],
+    ]
+    assert [train.tolist() for train, _ in parts] == [
+        [0, 1, 2, 4, 6, 7, 8, 60, 62, *range(64, 71), 72, 73],
+        sorted({*range(10, 60)} - {*parts[1][1].tolist()}),
+    ]
+
+
 @pytest.mark.parametrize(
     "name, parameters, message",
     [
@@ -333,6 +348,8 @@ def test_pfllib_shuffles_a_class_before_it_draws_the_shares_and_caps_who_has_eno
         ("pathological", {"classes_per_client": 3, "pairing": "contiguous"}, "class 9 .* 0 clients"),
         ("dirichlet", {"beta": 0.1, "proportions": "of_clients"}, "partition.proportions = of_clients"),
         ("dirichlet", {"beta": 0.1, "min_samples": 140, "max_tries": 2}, "2 draws of PFLlib's .* raise partition.beta"),
+        ("exdir", {"classes_per_client": 2, "alpha": 0.1, "max_tries": 1}, "1 draws of 2 labels .* 1 holders"),
+        ("exdir", {"classes_per_client": 9, "alpha": 0.1, "min_samples": 140, "max_tries": 9}, "raise partition.alpha"),
     ],
 )
 def test_what_pfllib_does_not_draw_is_refused(name, parameters, message):

@@ -1,5 +1,7 @@
 """What `plan` counts for a GPU besides the group that it computes."""
 
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -13,6 +15,8 @@ from pflmpi.forecast.measuring import ProcessMemory
 from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
+from pflmpi.messages.traffic import Traffic
+from pflmpi.runtime.devices import CONTEXT, GpuMessages
 from pflmpi.runtime.executors.batches import Pool
 from planned_run import planned
 
@@ -30,14 +34,14 @@ def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm,
     world = planned(raw, 1)
     on_gpu, on_cpu, model = of_one_rank(world, 1), of_one_rank(world, 0), tree.num_bytes(world.setup.task.like())
     summed = 3 * model + 8 * model // 4  # of three participants, and the sum in int64
-    beside = on_gpu.device - memory._CONTEXT - pool_bytes(world.setup, 0)
+    beside = on_gpu.device - CONTEXT - pool_bytes(world.setup, 0)
     assert (beside, on_cpu.device) == (2 * (1 + kept) * model + summed, 0)
     with mock.patch.object(memory, "MOST_MESSAGE_BYTES", 2 * model):
         assert of_one_rank(world, 1).device == on_gpu.device - model
     assert on_gpu.work - on_cpu.work == 2 * (1 + kept) * model, "in pinned memory of the host"
     frozen = planned({**raw, "model": {**raw["model"], "trainable": ["head.*"]}}, 1)
     head = tree.num_bytes(frozen.setup.task.like())
-    assert of_one_rank(frozen, 1).device - memory._CONTEXT - pool_bytes(world.setup, 0) == (
+    assert of_one_rank(frozen, 1).device - CONTEXT - pool_bytes(world.setup, 0) == (
         (2 * (1 + kept) + 3 + 8 // 4) * head + model - head
     ), "what is frozen once, and only what is trained in messages"
 
@@ -57,3 +61,27 @@ def test_the_samples_of_its_clients_are_on_the_gpu_of_a_rank(algorithm):
         pool = Pool.of(dataset, HOST) if mine is None else Pool.of_some(dataset, HOST, mine)
         assert more == pool.images.nbytes + pool.labels.nbytes
         assert (mine is None) == (algorithm == "fedavg")
+
+
+@pytest.mark.parametrize(("nccl", "rank", "expected"), [(True, 1, 60), (True, 2, 100), (True, 0, 40), (False, 2, 9)])
+def test_what_is_summed_on_a_gpu_or_passes_through_it_counts(nccl, rank, expected, monkeypatch):
+    """Three ranks, of which two have a GPU: of a peer at most 30 bytes each way pass through it at a time."""
+    monkeypatch.setattr(memory, "STAGED", 30)
+    up, down = (
+        Traffic(np.array([40, 60, 4]), np.array([0, 0, 5]), False),
+        Traffic(np.array([0, 1, 90]), np.array([9, 1, 40]), True),
+    )
+    plan = cast(Any, SimpleNamespace(uplink=[up], calls=[up, down]))
+    assert memory._under_way([plan], rank, GpuMessages((1, 2, 3) if nccl else (), "", nccl)) == expected
+
+
+def test_a_rank_counts_what_its_gpu_sums():
+    world = planned(quick_run.settings(runtime={"device": "auto"}), 2)
+    laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), world.schedule()
+    args = world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
+    found = rank_memory(*args)
+    with mock.patch.object(memory, "_under_way", lambda *_: 0.0):
+        without = rank_memory(*args)
+    for rank, (some, none) in enumerate(zip(found, without, strict=True)):
+        most = max(call.sent[rank] + call.received[rank] for plan in rounds for call in plan.uplink)
+        assert some.device - none.device >= most > 0

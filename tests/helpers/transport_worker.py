@@ -53,6 +53,7 @@ def check_messages_between_gpus(transport, device="cpu", backend="gloo"):
     """By default with gloo in NCCL's place: all ranks have a GPU, or all but rank 0."""
     import torch  # which mpirun's ranks can do without
 
+    from pflmpi.transports import gpu_group
     from pflmpi.transports.gpu_group import GpuGroup
     from pflmpi.transports.torchdist import TorchTransport
 
@@ -63,6 +64,7 @@ def check_messages_between_gpus(transport, device="cpu", backend="gloo"):
         with (
             mock.patch.object(GpuGroup, "broadcast", autospec=True, side_effect=GpuGroup.broadcast) as carried,
             mock.patch.object(torch.distributed, "batch_isend_irecv", wraps=batch) as moved,
+            mock.patch.object(gpu_group, "STAGED", 1 << 20),  # so that large parts pass through GPUs in pieces
         ):
             for one in transport_checks.CHECKS.values():
                 one(transport)
@@ -79,7 +81,7 @@ def check_messages_between_gpus(transport, device="cpu", backend="gloo"):
 class GpuBytes:
     """Bytes as a GPU shows them to a library that can move them; they are in memory of the host."""
 
-    is_cuda, device, ndim, dtype = True, "cuda:0", 1, "torch.uint8"
+    is_cuda, is_cpu, device, ndim, dtype = True, False, "cuda:0", 1, "torch.uint8"
 
     def __init__(self, values: np.ndarray, uses: list[str]) -> None:
         self.values, self._uses = values, uses
@@ -118,6 +120,18 @@ def check_messages_in_gpu_memory(transport):
             transport.broadcast(buffer if transport.rank in on_host else cast(Any, GpuBytes(buffer, uses)))
         transport_checks.same(buffer, right)
         assert uses == ([] if transport.rank in on_host else ["kernels have ended", "moved"])
+    size, rank, uses = transport.size, transport.rank, []
+    to, of = (rank + 1) % size, (rank - 1) % size
+    parts = {to: GpuBytes(transport_checks.payload(rank, LARGE), uses)}
+    with mock.patch.dict(sys.modules, torch=fake_torch):
+        found = transport.exchange(
+            cast(Any, parts),
+            {of: LARGE},
+            size * LARGE,
+            empty=lambda many: cast(Any, GpuBytes(np.zeros(many, "u1"), uses)),
+        )
+    transport_checks.same(cast(Any, found[of]).values, transport_checks.payload(of, LARGE))
+    assert uses.count("moved") == 2, "from GPU to GPU"
     for one in transport_checks.CHECKS.values():
         one(transport)
 

@@ -1,5 +1,6 @@
 """Adam, AdamW, clipping, smoothing and schedules, against PyTorch's; in lanes as in the loop."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from pflmpi.learning import sgd
 from pflmpi.learning.client import Batch, cross_entropy, model_loss
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.optimizers import initial_state
+from pflmpi.learning.participation import Participation
 from pflmpi.learning.training import TrainingConfig
 
 OPTIONS = [
@@ -161,22 +163,23 @@ def test_schedules_are_those_of_pytorch():
 def test_the_fall_of_cosine_ends_after_its_rounds_and_participations_are_counted():
     assert rates(6, schedule="cosine", decay_rounds=2, decay_floor=0.5) == pytest.approx([0.5, 0.375, *[0.25] * 4])
     training = TrainingConfig(participation=0.5)
-    drawn = [training.participants(3, round, 6) for round in range(1, 206)]
+    rounds = Participation(training, 3, np.ones(6))
+    drawn = [rounds.participants(round) for round in range(1, 206)]
     for round in (1, 99, 100, 205):
         expected = [sum(client in one for one in drawn[:round]) for client in range(6)]
-        assert training.participations(3, round, 6).tolist() == expected
+        assert rounds.counts(round).tolist() == expected
 
 
 def test_participations_are_drawn_once_for_the_clients_of_a_round(monkeypatch):
-    training, drawn = TrainingConfig(participation=0.5, batch_size=77), list[int]()
-    draw = TrainingConfig.participants
+    rounds, drawn = Participation(TrainingConfig(participation=0.5, batch_size=77), 3, np.ones(6)), list[int]()
+    draw = Participation.participants
 
-    def counted(self, seed, round, num_clients):
+    def counted(self, round):
         drawn.append(round)
-        return draw(self, seed, round, num_clients)
+        return draw(self, round)
 
-    monkeypatch.setattr(TrainingConfig, "participants", counted)
-    first = training.participations(3, 150, 6)
+    monkeypatch.setattr(Participation, "participants", counted)
+    first = rounds.counts(150)
     first += 1  # the caller's own
-    assert training.participations(3, 150, 6).tolist() == (first - 1).tolist()
+    assert rounds.counts(150).tolist() == (first - 1).tolist()
     assert sorted(drawn) == list(range(1, 151))

@@ -6,7 +6,7 @@ from torch import nn
 
 import quick_run
 from comparisons import state_of
-from every_algorithm import every_algorithm
+from every_algorithm import ON_ANY_MODEL, every_algorithm
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main
@@ -68,7 +68,7 @@ def net(tmp_path):
     return {"name": f"{tmp_path}/net.py:Fixed", "head": "fc"}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ON_ANY_MODEL)
 def test_each_algorithm_keeps_its_promises_with_frozen_parts(name, tmp_path):
     case = next(case for case in every_algorithm().values() if case["algorithm"]["name"] == name)
     runs = Runs({**case, "model": LAST}, tmp_path)
@@ -81,7 +81,7 @@ def test_each_algorithm_keeps_its_promises_with_frozen_parts(name, tmp_path):
 
 
 @pytest.mark.parametrize("trained", ["head.*", "fc1.*"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ON_ANY_MODEL)
 def test_each_algorithm_goes_without_a_body_or_a_head_or_refuses_that(name, trained, tmp_path):
     case = next(case for case in every_algorithm().values() if case["algorithm"]["name"] == name)
     raw = quick_run.settings(case, model={**CNN, "trainable": [trained]})

@@ -11,7 +11,7 @@ import yaml
 import own_code
 import processes
 import quick_run
-from pflmpi.algorithms import ALGORITHMS
+from every_algorithm import ON_ANY_MODEL
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
@@ -193,7 +193,7 @@ def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path, monkeyp
     assert stored_config(tmp_path / "run", ()).partition.path == f"{tmp_path}/moved.npz"
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ON_ANY_MODEL)
 def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name, tmp_path):
     whole = {"participation": 1.0, "rounds": 1}
     raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": name}, training=whole)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import processes
+from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import Gpu
 from pflmpi.runtime import devices
@@ -35,18 +36,25 @@ STEP = {
 def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch):
     taken: list[tuple[float, torch.device]] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: taken.append(limit))
-    there = tuple(Gpu(f"GPU-{i}", "A100", 1 << 30) for i in range(2))
+    there = tuple(Gpu(f"GPU-{i}", "A100", 100 * devices.CONTEXT) for i in range(2))
     five = place_ranks([Peer("a", rank, (0,), there) for rank in range(5)], RuntimeConfig(server="shared"))
     two = place_ranks([Peer("a", rank, (0,), there) for rank in range(2)], RuntimeConfig())
     for rank in range(5):
         devices.limit_memory(five, rank, RuntimeConfig(gpu_memory=0.5))
-    assert [share for share, _ in taken] == pytest.approx([0.5 / 3, 0.25, 0.5 / 3, 0.25, 0.5 / 3])
+    assert [share for share, _ in taken] == pytest.approx([0.5 / 3 - 0.01, 0.24, 0.5 / 3 - 0.01, 0.24, 0.5 / 3 - 0.01])
     assert [device.index for _, device in taken] == [0, 1, 0, 1, 0]
     devices.limit_memory(five, 0, RuntimeConfig())
-    assert taken[5] == (pytest.approx(1 / 3), torch.device("cuda", 0)), "each has a part, also of all of it"
+    assert taken[5] == (pytest.approx(1 / 3 - 0.01), torch.device("cuda", 0)), "each has a part, also of all of it"
     devices.limit_memory(two, 0, RuntimeConfig())  # all of it: nothing to say
     devices.limit_memory(place_ranks([Peer("a", 1)], RuntimeConfig()), 0, RuntimeConfig(gpu_memory=0.5))
     assert len(taken) == 6
+
+
+def test_ranks_whose_contexts_fill_a_gpu_are_refused():
+    small = (Gpu("GPU-0", "GTX", 2 * devices.CONTEXT),)
+    two = place_ranks([Peer("a", rank, (0,), small) for rank in range(2)], RuntimeConfig(server="shared"))
+    with pytest.raises(ConfigError, match=r"2 ranks share a GPU of 1000 MiB,.* each takes 500 MiB .* fewer ranks"):
+        devices.limit_memory(two, 0, RuntimeConfig())
 
 
 def test_a_restart_is_counted():

@@ -5,7 +5,7 @@ import yaml
 
 import processes
 import quick_run
-from pflmpi.algorithms import ALGORITHMS
+from every_algorithm import ON_ANY_MODEL
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.table import entries
 from pflmpi.cluster.status import progress_lines, progress_summary, run_status
@@ -191,7 +191,7 @@ def test_without_local_steps_there_is_no_training_loss():
         )
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ON_ANY_MODEL)
 def test_every_algorithm_can_be_stopped_by_its_training_loss(name):
     training = {"stop": {"metric": "train_loss", "patience": 2}, "participation": 1.0}
     assert prepare(parse(quick_run.settings(algorithm={"name": name}, training=training)), HOST).config.training.stop

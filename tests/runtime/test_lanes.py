@@ -122,3 +122,16 @@ def test_the_batches_of_a_client_and_of_lanes_begin_so():
 def test_on_a_cpu_they_stay_where_they_are():
     parts = torch.zeros(4, 13).unbind(0)
     assert [one.data_ptr() for one in aligned(parts)] == [one.data_ptr() for one in parts]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_samples_in_stored_order_are_padded_as_any_other_pass(seed):
+    rng = np.random.default_rng(seed)
+    samples = [rng.integers(0, 99, rng.integers(0, 20 if seed % 2 else 3)) for _ in range(rng.integers(1, 6))]
+    size = int(rng.integers(1, 9))
+    expected = batches.lane_pass([batches.in_order(of_lane, size) for of_lane in samples])
+    found = batches.pass_in_order(samples, size)
+    assert (found.full_steps, found.full) == (expected.full_steps, expected.full)
+    for name in ("index", "weight"):
+        assert found.places[name].dtype == expected.places[name].dtype
+        assert torch.equal(found.places[name], expected.places[name])

@@ -1,5 +1,7 @@
 """Clients are assigned to ranks by their groups."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
-from pflmpi.experiment.build import prepare, setup
+from pflmpi.experiment.build import load_federation, prepare, setup
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.placement import Placement, cut_groups, place_clients
 
@@ -17,7 +19,7 @@ def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere):
     rng = np.random.default_rng(0)
     steps = rng.integers(1, 9, 50)
     groups = cut_groups(rng.integers(0, 2, 50), steps, 4)
-    home = place_clients(groups, rng.integers(0, 9, (50, 3)), range(5)) if lives_somewhere else None
+    home = place_clients(groups, rng.integers(0, 9, (len(groups), 3)), range(5)) if lives_somewhere else None
     placement = Placement(5, groups, 32, home, (1, 2, 3, 4) if home is None else tuple(range(5)), steps, steps)
     for count in (0, 1, 20, 50):
         clients = np.sort(rng.choice(50, count, replace=False))
@@ -49,9 +51,9 @@ def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_rank
 
 def plain_homes(groups, work, hosts, most):
     """As `place_clients` says, in plain words; `most` hosts are compared for each group."""
-    home, load = [-1] * len(work), [np.zeros(work.shape[1]) for _ in hosts]
-    for group in sorted(groups, key=lambda group: (-work[group].sum(), group[0])):
-        cost, before = work[group].sum(0), np.max(load, axis=0).sum()
+    home, load = [-1] * sum(map(len, groups)), [np.zeros(work.shape[1]) for _ in hosts]
+    for number in sorted(range(len(groups)), key=lambda number: (-work[number].sum(), groups[number][0])):
+        group, cost, before = groups[number], work[number], np.max(load, axis=0).sum()
         after = [np.max([*load[:i], load[i] + cost, *load[i + 1 :]], axis=0).sum() for i in range(len(hosts))]
         least = sorted(range(len(hosts)), key=lambda i: (load[i].sum(), i))[:most]
         best = min(least, key=lambda i: (after[i] - before, load[i].sum(), i))
@@ -71,9 +73,29 @@ def test_homes_are_those_that_comparing_every_host_gives(seed):
     work = (cost * takes_part + tested).astype(float)
     hosts = np.sort(rng.choice(100, count, replace=False)).tolist()
     groups = cut_groups(rng.integers(0, 2, clients), cost[:, 0], int(rng.integers(1, 5)))
+    work = np.stack([work[group].sum(0) for group in groups])
     assert place_clients(groups, work, hosts).tolist() == plain_homes(groups, work, hosts, count)
     if takes_part.all():  # 32 hosts with the least work are compared at least
         assert place_clients(groups, work, hosts, 0).tolist() == plain_homes(groups, work, hosts, 32)
+
+
+@pytest.mark.parametrize("clients,hidden,most", [(1000, 16, 32), (50_000, 16, 48), (50_000, 40_000, 32)])
+def test_more_of_very_many_small_models_are_tested_in_a_call(clients, hidden, most):
+    raw = quick_run.settings(
+        data={"name": "digits"},
+        partition={"name": "iid", "clients": 10},
+        model={"name": "mlp", "hidden": hidden},
+        algorithm={"name": "fedper"},
+        training={"participation": 10 / clients},
+    )
+    config = configuration.parse(raw)
+    federation = load_federation(config)
+    many = replace(federation, train=federation.train[:1] * clients, test=federation.test[:1] * clients)
+    many = replace(many, class_counts=np.repeat(federation.class_counts[:1], clients, 0))
+    placement = setup(prepare(config, HOST, federation=many), 1, 1).placement
+    everyone = np.arange(clients)
+    assert max(map(len, placement.assign(everyone, tested=True)[0])) == most
+    assert max(map(len, placement.assign(everyone)[0])) == 32
 
 
 LIGHT, HEAVY = {"name": "mlp", "hidden": 16}, {"name": "cnn", "hidden": 16, "kernel": 3, "padding": 1}

@@ -1,5 +1,8 @@
 """The samples of each client and class that a run writes down for later."""
 
+import csv
+import io
+
 import numpy as np
 import pytest
 
@@ -18,6 +21,20 @@ def test_counts_come_back_as_they_were_written(tmp_path):
     assert lines == ["client,class,train,test", "0,0,3,1", "0,2,0,4", "1,1,2,0", "1,2,0,0"]
     found = partition_file.read(tmp_path)
     assert found.train.tolist() == train.tolist() and found.test.tolist() == test.tolist()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_its_lines_are_those_of_the_csv_writer(seed, monkeypatch):
+    draw = np.random.default_rng(seed)
+    train, test = draw.integers(0, [1, 3, 12, 5000][seed % 4], (2, draw.integers(1, 130), draw.integers(1, 12)))
+    monkeypatch.setattr(partition_file, "_AT_ONCE", [5, 100_000][seed % 2])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("client", "class", "train", "test"))
+    for (client, label), count in np.ndenumerate(train):
+        if count + test[client, label] or (client, label) == (len(train) - 1, train.shape[1] - 1):
+            writer.writerow((client, label, count, test[client, label]))
+    assert partition_file._content(SampleCounts(train, test)) == text.getvalue().encode()
 
 
 def test_a_run_has_the_counts_of_its_federation_also_after_resuming(tmp_path):

@@ -12,10 +12,11 @@ from pflmpi.analysis.plots import Missing, Plot
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
+_MOST_LINES = 100_000  # of the table of a figure
 _BESIDE = (
-    "Beside each figure: its numbers as CSV, and itself as a file. In a figure, a click in the legend shows that entry "
-    "alone, and further ones add others; Ctrl and the wheel zoom, a drag moves, a double click resets. How each is "
-    "measured: docs/analysis.md."
+    "Beside each figure: its numbers as CSV (up to 100,000 lines also those that are not drawn), and itself as a file. "
+    "In a figure, a click in the legend shows that entry alone, and further ones add others; Ctrl and the wheel zoom, "
+    "a drag moves, a double click resets. How each is measured: docs/analysis.md."
 )
 
 
@@ -198,6 +199,7 @@ def draw_figures(
     figures: Sequence[Plot | Missing],
     folder: str,
     update: Callable[[int, int], None] = lambda *_: None,
+    whole: bool = False,
 ) -> list[PageFigure | Missing]:
     """Draw figures into a folder below that of their page.
 
@@ -205,6 +207,7 @@ def draw_figures(
         out: folder of the page.
         pictures: "png", "pdf" or both, as which every figure is written too.
         update: called with how many are drawn, of how many.
+        whole: whether also a table of more than 100,000 lines has more than what is drawn.
     """
     (out / folder).mkdir(parents=True, exist_ok=True)
     result: list[PageFigure | Missing] = []
@@ -212,7 +215,8 @@ def draw_figures(
         if isinstance(figure, Missing):
             result.append(figure)
             continue
-        (out / folder / f"{figure.name}.csv").write_text(figure.table(), encoding="utf-8")
+        table = figure.table(None if whole else _MOST_LINES)
+        (out / folder / f"{figure.name}.csv").write_text(table, encoding="utf-8")
         result.append(PageFigure(draw(figure, out / folder, pictures), f"{folder}/{figure.name}"))
         update(number, len(figures))
     return result

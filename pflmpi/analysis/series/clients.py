@@ -8,7 +8,7 @@ import numpy as np
 
 from pflmpi.analysis.plots import Bars, Curve, Curves, Dots, Matrices, Missing, Plot
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import NamedRun, spread_over
+from pflmpi.analysis.selection import NamedRun, some_clients
 from pflmpi.analysis.series.accuracy import accuracy_by_round
 from pflmpi.analysis.series.partition import class_names, counts_of, same_partition
 from pflmpi.errors import CheckpointError
@@ -18,7 +18,6 @@ _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
 _MOST_NAMED = 8  # runs in the caption
 _MOST_LOSERS = 3  # clients named for each
-_MOST_CHOICES = 100  # clients of a run that a reader can choose
 _LAYERS = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # what figures of every two clients compare
 
 
@@ -134,11 +133,12 @@ def _against_local(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]]
 
 
 def _losers(named_run: NamedRun, gain: np.ndarray) -> str:
-    losing = [client for client in _ascending(gain).tolist() if gain[client] < 0]
-    if not losing:
+    count = int((gain < 0).sum())
+    if not count:
         return f"{named_run.label}: no client loses"
-    clients = some([f"{client} ({gain[client]:.1f})" for client in losing], _MOST_LOSERS)
-    return f"{named_run.label}: {len(losing)} of {len(gain)} lose, client {clients}"
+    clients = ", ".join(f"{client} ({gain[client]:.1f})" for client in _ascending(gain)[: min(count, _MOST_LOSERS)])
+    more = f" and {count - _MOST_LOSERS} more" if count > _MOST_LOSERS else ""
+    return f"{named_run.label}: {count} of {len(gain)} lose, client {clients}{more}"
 
 
 def gains_over_local(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
@@ -200,10 +200,12 @@ def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | M
     accuracies: list[Rows] = []
     numbers: dict[tuple[str, str, str], list[Rows]] = {}
     layers: dict[str, list[tuple[NamedRun, Matrices]]] = {}
+    choices: list[int] = []  # the same clients in all runs
     for named_run, plots in zip(runs, figures, strict=False):
         if accuracy := accuracy_by_round(named_run.run):
             values = 100 * np.stack(list(accuracy.values()), axis=1)
             accuracies.append((named_run, np.array(list(accuracy)), values))
+            choices = choices or some_clients(named_run.run.newest()[0]).tolist()
         for plot in plots:
             if not isinstance(plot, Matrices) or plot.categories:
                 continue
@@ -216,28 +218,37 @@ def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | M
     if not accuracies:
         return []
     return [
-        _of_clients("client_accuracy", "Accuracy", "round", "accuracy (%)", accuracies),
-        *(_of_clients(f"client_{name}", title, "round", label, rows) for (name, title, label), rows in numbers.items()),
-        *(_layers(name, matrices) for name, matrices in layers.items()),
-        *_samples(runs[: len(figures)]),
+        _of_clients("client_accuracy", "Accuracy", "round", "accuracy (%)", accuracies, choices),
+        *(
+            _of_clients(f"client_{name}", title, "round", label, rows, choices)
+            for (name, title, label), rows in numbers.items()
+        ),
+        *(_layers(name, matrices, choices) for name, matrices in layers.items()),
+        *_samples(runs[: len(figures)], choices),
     ]
 
 
 def _of_clients(
-    name: str, title: str, x_label: str, y_label: str, rows_of_runs: Sequence[Rows], x_names: Sequence[str] = ()
+    name: str,
+    title: str,
+    x_label: str,
+    y_label: str,
+    rows_of_runs: Sequence[Rows],
+    choices: Sequence[int],
+    x_names: Sequence[str] = (),
 ) -> Curves:
-    """Curves of one client at a time."""
+    """Curves of one client at a time, of those that can be chosen."""
     most = max(len(rows) for _, _, rows in rows_of_runs)
     curves = tuple(
         Curve(named_run.label, x, rows[client], style=named_run.style, source=named_run.label, client=client)
         for named_run, x, rows in rows_of_runs
-        for client in spread_over(range(len(rows)), _MOST_CHOICES)
-        if not np.isnan(rows[client]).all()
+        for client in choices
+        if client < len(rows) and not np.isnan(rows[client]).all()
     )
     return Curves(
         name=name,
         title=f"{title} of a client",
-        caption=f"{_MOST_CHOICES} of {most} clients can be chosen, evenly spaced." if most > _MOST_CHOICES else "",
+        caption=f"{len(choices)} of {most} clients can be chosen." if most > len(choices) else "",
         x_label=x_label,
         y_label=y_label,
         curves=curves,
@@ -247,7 +258,7 @@ def _of_clients(
     )
 
 
-def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]]) -> Curves:
+def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]], choices: Sequence[int]) -> Curves:
     """How similar each layer of a client is to those of the others, on average."""
     names = list(dict.fromkeys(panel.title for _, plot in matrices for panel in plot.panels))
     rows = []
@@ -260,10 +271,12 @@ def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]]) -> Curves:
             mean = np.where(finite, others, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
             means[np.array(panel.rows, int), names.index(panel.title)] = mean
         rows.append((named_run, np.arange(1, len(names) + 1), means))
-    return _of_clients(f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", rows, names)
+    return _of_clients(
+        f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", rows, choices, names
+    )
 
 
-def _samples(runs: Sequence[NamedRun]) -> list[Bars]:
+def _samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Bars]:
     """Training and test samples of a client by class, once for the runs that have the same."""
     bars: list[tuple[int, str, str, str, int]] = []
     names: list[str] = []
@@ -273,7 +286,7 @@ def _samples(runs: Sequence[NamedRun]) -> list[Bars]:
         names = class_names(owners[0].run, counts.train.shape[1])
         panel = some([named_run.label for named_run in owners])
         for part, samples in (("training", counts.train), ("test", counts.test)):
-            for client in spread_over(range(len(samples)), _MOST_CHOICES):
+            for client in (client for client in choices if client < len(samples)):
                 labels = np.flatnonzero(samples[client])
                 bars += [(client, panel, names[label], part, int(samples[client, label])) for label in labels]
     if not bars:

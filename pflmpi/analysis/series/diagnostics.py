@@ -10,7 +10,7 @@ import numpy as np
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.clients_table import ClientValues, diagnostic_values, kept_array, kept_rows, numbers_of_clients
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot
-from pflmpi.analysis.selection import first_middle_last
+from pflmpi.analysis.selection import MOST_CLIENTS, first_middle_last, some_clients, which_clients
 from pflmpi.analysis.series.similarity import pairs
 from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, Diagnostic, EntryShare, PerClient
 
@@ -84,7 +84,8 @@ def _share_figures(
 ) -> list[Curves | Matrices | Missing]:
     """Share and overlaps over rounds, and the overlap of every two clients in the last checkpoint."""
     last, title = checkpoints[-1], diagnostic.title
-    of_last = diagnostic_values(last, name, diagnostic)
+    among = some_clients(last)
+    of_last = diagnostic_values(last, name, diagnostic, among)
     if of_last is None:
         return [Missing(title, f"the checkpoint of round {last.number} has no values of it")]
     ids = of_last[0].tolist()
@@ -95,6 +96,7 @@ def _share_figures(
             diagnostic.caption,
             f"Entries in both over entries in either (Jaccard), of every two clients after round {last.number}",
             "The diagonal is not drawn. An empty cell: one of them has not chosen any yet",
+            which_clients(last, among),
         ),
         row_label="client",
         column_label="client",
@@ -104,10 +106,12 @@ def _share_figures(
         hide_diagonal=True,
         choices=True,
     )
-    return [_shares_over_rounds(checkpoints, name, diagnostic), overlap]
+    return [_shares_over_rounds(checkpoints, name, diagnostic, among), overlap]
 
 
-def _shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare) -> Curves:
+def _shares_over_rounds(
+    checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare, among: np.ndarray
+) -> Curves:
     """The share of chosen entries, and the overlaps from checkpoint to checkpoint and between clients."""
     curves: dict[str, list[float]] = {
         "share of the entries": [],
@@ -116,7 +120,7 @@ def _shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic
     }
     before: ClientValues | None = None  # one at a time in memory
     for checkpoint in checkpoints:
-        now = diagnostic_values(checkpoint, name, diagnostic)
+        now = diagnostic_values(checkpoint, name, diagnostic, among)
         chosen = np.zeros((0, 1), bool) if now is None else now[1]
         again = np.empty(0) if before is None or now is None else _overlaps_of_changed(before, now)
         across = pairs(overlaps(chosen))
@@ -130,6 +134,7 @@ def _shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic
         caption=_sentences(
             diagnostic.caption,
             "Means over clients, and pairs of clients, that have chosen any",
+            which_clients(checkpoints[-1], among),
         ),
         y_label="share, overlap (%)",
         curves=tuple(Curve(label, rounds, np.array(y), style=i) for i, (label, y) in enumerate(curves.items())),
@@ -184,6 +189,7 @@ def _weight_matrices(checkpoints: Sequence[Checkpoint], name: str, diagnostic: C
             diagnostic.caption,
             "An empty cell: no weight is given" if any(np.isnan(panel.values).any() for panel in panels) else "",
             diagonal if hidden and own.any() else "",
+            which_clients(checkpoints[-1], some_clients(checkpoints[-1])) if diagnostic.server else "",
         ),
         row_label="client",
         column_label="weight of client",
@@ -207,23 +213,23 @@ def _weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) 
     """The weights of one checkpoint; None where it has none.
 
     What a client keeps is from the last round in which it took part, and so is of this one for its participants alone.
+    Of the matrix of all clients that the server keeps, some rows and columns are taken.
     """
-    of_round = diagnostic_values(checkpoint, name, diagnostic)
-    if of_round is None:
+    among = some_clients(checkpoint) if diagnostic.server else checkpoint.participants if diagnostic.kept else None
+    of_round = diagnostic_values(checkpoint, name, diagnostic, among)
+    if of_round is None or (diagnostic.kept and among is None):
         return None
     clients, weights = of_round
     columns = clients
+    if diagnostic.server:
+        weights = weights[:, clients]
     if diagnostic.kept:
-        if checkpoint.participants is None:
-            return None
-        taking_part = np.searchsorted(clients, checkpoint.participants)
-        clients, weights = checkpoint.participants, weights[taking_part]
-        others = kept_rows(checkpoint, diagnostic.clients) if diagnostic.clients else None
+        others = kept_rows(checkpoint, diagnostic.clients, among) if diagnostic.clients else None
         if others is None:
             columns = np.concatenate([clients, np.setdiff1d(np.arange(weights.shape[1]), clients)])
             weights = weights[:, columns]
         else:
-            columns, weights = _spread(clients, others[1][taking_part], weights)
+            columns, weights = _spread(clients, others[1], weights)
     return Panel(f"round {checkpoint.number}", weights.astype(np.float64), clients.tolist(), columns.tolist())
 
 
@@ -262,7 +268,9 @@ def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassV
         why = f"only {len(vectors)} vectors are known in the checkpoints, or all are the same, or some are not finite"
         return [Missing(title, why)]
     of_clients = any((cloud.clients != _SERVER).any() for cloud in clouds)
-    marks = "Colours: classes; stars: the server's" + (", other marks those of clients" if of_clients else "")
+    marks = "Colours: classes; stars: the server's" + (
+        f", other marks those of up to {MOST_CLIENTS} clients" if of_clients else ""
+    )
     caption = _sentences(diagnostic.caption, marks, "One projection for all rounds")
 
     def drawn(method: str, points: np.ndarray, axes: Sequence[str]) -> Clouds:
@@ -288,13 +296,13 @@ def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassV
 
 
 def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Cloud:
-    """The vectors [M, d] that server and clients keep and that are known."""
-    parts = []
+    """The vectors [M, d] that server and some clients keep and that are known."""
+    parts, among = [], some_clients(checkpoint)
     if diagnostic.server and (shared := checkpoint.server_leaf(diagnostic.server)) is not None:
         flag = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
         parts.append((np.array([_SERVER]), shared[np.newaxis], None if flag is None else flag[np.newaxis]))
-    if diagnostic.kept and (kept := kept_array(checkpoint, diagnostic.kept)) is not None:
-        flags = kept_array(checkpoint, diagnostic.kept_known) if diagnostic.kept_known else None
+    if diagnostic.kept and (kept := kept_array(checkpoint, diagnostic.kept, among)) is not None:
+        flags = kept_array(checkpoint, diagnostic.kept_known, among) if diagnostic.kept_known else None
         parts.append((*kept, None if flags is None else flags[1]))
     columns = []
     for clients, values, flag in parts:

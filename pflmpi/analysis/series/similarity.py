@@ -9,7 +9,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import assembled, client_states, comparable_model
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import spread_over
+from pflmpi.analysis.selection import MOST_CLIENTS, some_clients, spread_over, which_clients
 from pflmpi.store import probe_file
 
 _COSINE_TITLE = "Similarity of the clients' layers"
@@ -18,7 +18,6 @@ _SAME = "all clients predict with the same model, or there is one client alone"
 _ROUNDING = 1e-6  # of a similarity of 1, in float32
 _MOST_LAYERS = 6  # matrices in a figure
 _MOST_PROBES = 6  # curves
-_MOST_CLIENTS = 100
 _MOST_IN_MEMORY = 1 << 27  # values of the models of one checkpoint: 512 MiB of float32
 _MOST_READ = 1 << 28  # values of the models of all checkpoints
 _FEW = 10  # clients
@@ -41,9 +40,10 @@ def cosine_figures(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves 
     """
     last = checkpoints[-1]
     size = _model_size(last)
+    chosen = some_clients(last, _affordable(size, 1))
     unlike = {
         name: layer
-        for name, layer in layers(last, _affordable(size, 1)).items()
+        for name, layer in layers(last, chosen).items()
         if len(layer.clients) > 1 and (layer.weights != layer.weights[0]).any()
     }
     if not unlike:
@@ -51,20 +51,21 @@ def cosine_figures(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves 
     matrices = _layer_matrices(
         "layer_cosines",
         f"{_COSINE_TITLE}, round {last.number}",
-        "Cosine between the weights of a layer in two clients' models.",
+        f"Cosine between the weights of a layer in two clients' models. {which_clients(last, chosen)}".strip(),
         "cosine",
         {name: (layer.clients, _cosines(layer.weights)) for name, layer in unlike.items()},
     )
-    return [matrices, _cosines_over_rounds(checkpoints, unlike, size)]
+    return [matrices, _cosines_over_rounds(checkpoints, list(unlike), size)]
 
 
-def layers(checkpoint: Checkpoint, most: int) -> dict[str, Layer]:
-    """The layers of body and head of the first `most` clients of each cohort; layers of heterogeneous models apart."""
+def layers(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, Layer]:
+    """The layers of body and head of some clients by ascending ids; layers of heterogeneous models apart."""
     model = comparable_model(checkpoint)
     by_name = {}
     for cohort, members in checkpoint.cohorts.items():
         rows: dict[str, list[np.ndarray]] = {}
-        for state in client_states(checkpoint, members[:most].tolist()):
+        of_cohort = clients[np.isin(clients, members)]
+        for state in client_states(checkpoint, of_cohort.tolist()):
             tensors: dict[str, list[np.ndarray]] = {}
             for path, array in sorted(assembled(checkpoint, model, state).items()):
                 if not path.startswith("stats/"):
@@ -72,7 +73,7 @@ def layers(checkpoint: Checkpoint, most: int) -> dict[str, Layer]:
             for name, arrays in tensors.items():
                 rows.setdefault(name, []).append(np.concatenate(arrays))
         prefix = f"{cohort}/" if len(checkpoint.cohorts) > 1 else ""
-        by_name.update({prefix + name: Layer(members[:most], np.stack(weights)) for name, weights in rows.items()})
+        by_name.update({prefix + name: Layer(of_cohort, np.stack(weights)) for name, weights in rows.items()})
     return by_name
 
 
@@ -96,23 +97,23 @@ def _cosines(weights: np.ndarray) -> np.ndarray:
     return np.asarray(gram / np.maximum(norms[:, np.newaxis] * norms, np.finfo(np.float64).tiny))
 
 
-def _cosines_over_rounds(checkpoints: Sequence[Checkpoint], last: Mapping[str, Layer], size: int) -> Curves:
-    """The mean cosine over all pairs of clients, for each layer of the last checkpoint by round."""
+def _cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str], size: int) -> Curves:
+    """The mean cosine over all pairs of clients, or of some, for each of these layers by round."""
     most = _affordable(size, len(checkpoints))
     if len(checkpoints) > 3 and most < _FEW:  # of large models rather fewer rounds
         checkpoints = spread_over(checkpoints, 3)
         most = _affordable(size, len(checkpoints))
-    means: dict[str, list[float]] = {name: [] for name in last}
+    means: dict[str, list[float]] = {name: [] for name in names}
+    clients = some_clients(checkpoints[-1], most)
     for checkpoint in checkpoints:
-        by_name = last if checkpoint is checkpoints[-1] else layers(checkpoint, most)
+        by_name = layers(checkpoint, clients)
         for name, values in means.items():
-            values.append(float(pairs(_cosines(by_name[name].weights[:most])).mean()))
+            values.append(float(pairs(_cosines(by_name[name].weights)).mean()))
     rounds = np.array([checkpoint.number for checkpoint in checkpoints])
-    fewer = any(most < len(members) for members in checkpoints[-1].cohorts.values())
     return Curves(
         name="layer_cosines_over_rounds",
         title=f"{_COSINE_TITLE} over rounds",
-        caption="Mean over all pairs of clients." + (f" Only the first {most} clients." if fewer else ""),
+        caption=f"Mean over all pairs of clients. {which_clients(checkpoints[-1], clients)}".strip(),
         y_label="mean cosine",
         curves=tuple(
             Curve(name, rounds, np.array(values), style=style) for style, (name, values) in enumerate(means.items())
@@ -130,7 +131,7 @@ def _model_size(checkpoint: Checkpoint) -> int:
 
 def _affordable(size: int, count: int) -> int:
     """Number of clients whose models of this size are read from each of `count` checkpoints."""
-    return max(2, min(_MOST_CLIENTS, _MOST_IN_MEMORY // size, _MOST_READ // (size * count)))
+    return max(2, min(MOST_CLIENTS, _MOST_IN_MEMORY // size, _MOST_READ // (size * count)))
 
 
 def cka_figures(run: Run) -> list[Matrices | Curves | Missing]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.splits import apportion, cut, merged
+from pflmpi.data.splits import apportion, divided
 from pflmpi.errors import DataError
 
 Pairing = Annotated[
@@ -26,6 +26,15 @@ def class_sizes(labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarra
     require_samples(len(labels), clients)
     classes, sizes = np.unique(labels, return_counts=True)
     return classes, sizes.astype(np.int64)
+
+
+def too_few_holders(clients: int, classes_per_client: int, num_classes: int, needed: int, max_tries: int) -> DataError:
+    """The error where no draw of labels gives each of them enough holders."""
+    return DataError(
+        f"{max_tries} draws of {classes_per_client} labels for each of {clients} clients gave no set in which each of "
+        f"{num_classes} labels has {needed} holders; raise partition.classes_per_client, partition.clients or "
+        f"partition.max_tries, or use the partition 'pathological', which deals the labels"
+    )
 
 
 def require_samples(samples: int, clients: int, each: int = 1) -> None:
@@ -126,9 +135,5 @@ def hand_out(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -
         labels: int64 [n].
         counts: int64 [N, K] for the K labels that occur, ascending; columns sum to at most the size of the class.
     """
-    pieces: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
-    for column, label in enumerate(np.unique(labels)):
-        samples = rng.permutation(np.flatnonzero(labels == label))
-        for own, piece in zip(pieces, cut(samples, counts[:, column]), strict=True):
-            own.append(piece)
-    return [merged(own) for own in pieces]
+    samples = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    return divided(samples, counts)

@@ -5,8 +5,14 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import class_sizes, hand_out, require_classes, require_samples
-from pflmpi.data.partitions.pfllib import Draw, Split, cut_by_dirichlet
+from pflmpi.data.partitions.by_label import (
+    class_sizes,
+    hand_out,
+    require_classes,
+    require_samples,
+    too_few_holders,
+)
+from pflmpi.data.partitions.pfllib import Draw, Split, cut_among_holders, cut_by_dirichlet
 from pflmpi.data.splits import apportion
 from pflmpi.errors import DataError
 
@@ -134,16 +140,16 @@ def exdir(
     ] = True,
     min_samples: Annotated[int, Field(ge=1, description="samples that every client has at least")] = 10,
     max_tries: Annotated[int, Field(ge=1, le=1_000_000, description="draws of each level before giving up")] = 5000,
-) -> list[np.ndarray]:
+    draw: Draw = "run",
+) -> list[np.ndarray] | list[Split]:
     """Few labels for each client, in proportions from Dir(alpha).
 
     Complete and disjoint. Level 1: every client draws C distinct labels; all are redrawn until each label has at least
     max(1, C N // K // 2) holders. Level 2: for each label, proportions over its holders from Dir(alpha); redrawn until
     every client has `min_samples`. A client may get no sample of a label that it drew.
 
-    FedGMH's text has no cap and no floor; widely used code has both, and that the published numbers were made so is a
-    reading. Where all holders of a label already have their share, that code divides by zero; here the label goes to
-    all its holders.
+    FedGMH's text has no cap and no floor; its repository has PFLlib's generator, with both. Where all holders of a
+    label already have their share, that code divides by zero; here the label goes to all its holders.
 
     Reference: Li and Lyu, 2023, arXiv 2311.03154.
 
@@ -153,7 +159,10 @@ def exdir(
         balanced_cap: stop giving to a client that has n/N samples.
         min_samples: floor for each client.
         max_tries: bound on the redraws of each level.
+        draw: `pfllib` is that of FedGMH's public repository.
     """
+    if draw == "pfllib":
+        return cut_among_holders(labels, clients, classes_per_client, alpha, balanced_cap, min_samples, max_tries)
     classes, sizes = class_sizes(labels, clients)
     holds = draw_labels(clients, classes_per_client, len(classes), max_tries, rng)
     counts = draw_until_enough(sizes, holds, alpha, balanced_cap, min_samples, max_tries, rng, "alpha")
@@ -177,8 +186,4 @@ def draw_labels(
         np.put_along_axis(holds, drawn, True, axis=1)
         if holds.sum(axis=0).min() >= needed:
             return holds
-    raise DataError(
-        f"{max_tries} draws of {classes_per_client} labels for each of {clients} clients gave no set in which each of "
-        f"{num_classes} labels has {needed} holders; raise partition.classes_per_client, partition.clients or "
-        f"partition.max_tries, or use the partition 'pathological', which deals the labels"
-    )
+    raise too_few_holders(clients, classes_per_client, num_classes, needed, max_tries)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import class_sizes, require_classes, require_samples
+from pflmpi.data.partitions.by_label import class_sizes, require_classes, require_samples, too_few_holders
 from pflmpi.errors import DataError
 
 SEED = 1  # of every script of its
@@ -33,27 +33,77 @@ def cut_by_dirichlet(
     With `cap` (PFLlib has it) a client that has its even share of all samples takes no part in a draw. All is drawn
     again until every client has `min_samples` (PFLlib: 40), at most `max_tries` times.
     """
-    require_samples(len(labels), clients, min_samples)
-    classes, _ = class_sizes(labels, clients)
     rng = np.random.RandomState(SEED)
+    holds = np.ones((clients, len(class_sizes(labels, clients)[0])), bool)
+    return _split(_cut(labels, holds, beta, cap, min_samples, max_tries, rng, "beta"), rng)
+
+
+def cut_among_holders(
+    labels: np.ndarray,
+    clients: int,
+    classes_per_client: int,
+    alpha: float,
+    cap: bool,
+    min_samples: int,
+    max_tries: int,
+) -> list[Split]:
+    """The same among the clients that have drawn a label, each of them `classes_per_client` (PFLlib's exdir).
+
+    Labels are drawn again until each has half its mean number of holders. What rounding leaves, and a label whose
+    holders all have their share, goes to the last of them: there PFLlib divides by zero, which comes to that.
+    """
+    classes, _ = class_sizes(labels, clients)
+    require_classes(clients, classes_per_client, len(classes))
+    rng = np.random.RandomState(SEED)
+    needed = max(1, classes_per_client * clients // len(classes) // 2)
+    for _ in range(max_tries):
+        holds = np.zeros((clients, len(classes)), bool)
+        for own in holds:
+            own[rng.choice(len(classes), classes_per_client, replace=False)] = True
+        if holds.sum(0).min() >= needed:
+            break
+    else:
+        raise too_few_holders(clients, classes_per_client, len(classes), needed, max_tries)
+    parts = _cut(labels, holds, alpha, cap, min_samples, max_tries, rng, "alpha")
+    for samples in parts:
+        rng.shuffle(samples)
+    return _split(parts, rng)
+
+
+def _cut(
+    labels: np.ndarray,
+    holds: np.ndarray,
+    concentration: float,
+    cap: bool,
+    min_samples: int,
+    max_tries: int,
+    rng: np.random.RandomState,
+    symbol: str,
+) -> list[np.ndarray]:
+    """The samples of each client, those of a label in the order in which they were shuffled; `holds` is bool [N, K]."""
+    clients, classes = len(holds), np.unique(labels)
+    require_samples(len(labels), clients, min_samples)
     for _ in range(max_tries):
         pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
         owned = np.zeros(clients, np.int64)
-        for label in classes:
-            samples = np.flatnonzero(labels == label)
+        for label, holders in zip(classes, holds.T, strict=True):
+            samples, last = np.flatnonzero(labels == label), np.flatnonzero(holders)[-1]
             rng.shuffle(samples)
-            shares = rng.dirichlet(np.full(clients, beta))
-            open_to = (owned < len(labels) / clients).astype(np.float64) if cap else np.ones(clients)
+            shares = rng.dirichlet(np.full(clients, concentration))
+            open_to = holders & (owned < len(labels) / clients) if cap else holders
+            open_to = (open_to if open_to.any() else np.arange(clients) == last).astype(np.float64)
             shares = shares * open_to if (shares * open_to).any() else open_to  # where PFLlib divides by zero
             ends = (np.cumsum(shares / shares.sum()) * len(samples)).astype(np.int64)[:-1]
+            ends[last:] = len(samples)
             for own, piece in zip(pieces, np.split(samples, ends), strict=True):
                 own.append(piece)
             owned = np.array([sum(map(len, own)) for own in pieces])
         if owned.min() >= min_samples:
-            return _split([np.concatenate(own) for own in pieces], rng)
+            return [np.concatenate(own) for own in pieces]
     raise DataError(
-        f"{max_tries} draws of PFLlib's with beta = {beta} gave no partition in which each of {clients} clients has "
-        f"{min_samples} samples; raise partition.beta or partition.max_tries, or lower partition.min_samples"
+        f"{max_tries} draws of PFLlib's with {symbol} = {concentration} gave no partition in which each of {clients} "
+        f"clients has {min_samples} samples; raise partition.{symbol} or partition.max_tries, or lower "
+        "partition.min_samples"
     )
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from pflmpi.data.splits import cut
 from pflmpi.errors import DataError
 
 
@@ -36,5 +37,5 @@ def writers(
         enough = np.sort(rng.choice(enough, size=clients, replace=False))
     # One sort instead of a search for each writer: there may be thousands.
     order = np.argsort(writers, kind="stable").astype(np.int64)
-    by_writer = dict(zip(who.tolist(), np.split(order, np.cumsum(sizes)[:-1]), strict=True))
+    by_writer = dict(zip(who.tolist(), cut(order, sizes), strict=True))
     return [by_writer[writer] for writer in enough.tolist()]

@@ -203,6 +203,20 @@ def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
     return LanePass(places, min((len(lane) for lane in lanes), default=0), tuple(full))
 
 
+def pass_in_order(samples: Sequence[np.ndarray], batch_size: int) -> LanePass:
+    """The pass of all lanes over their samples in stored order; as `lane_pass` of `in_order`."""
+    sizes = np.fromiter(map(len, samples), np.int64, len(samples))
+    longest = int(sizes.max(initial=0))
+    steps, width = -(-longest // batch_size), min(batch_size, max(longest, 1))
+    shape, real = (len(samples), steps, width), np.arange(steps * width) < sizes[:, None]
+    index = np.zeros(real.shape, np.int64)
+    index[real] = np.concatenate(samples)
+    weight = real.astype(np.float32).reshape(shape)
+    places: Tree = {"index": torch.from_numpy(index.reshape(shape)), "weight": torch.from_numpy(weight)}
+    full: list[bool] = (weight.min((0, 2), initial=1) > 0).tolist()
+    return LanePass(places, -(-int(sizes.min(initial=longest)) // batch_size), tuple(full))
+
+
 def gather_samples(pool: Pool, index: Tensor) -> Samples:
     """The samples [L, S, B, ...] of all lanes, on the device of the pool, where their places [L, S, B] are."""
     labels = pool.labels.index_select(0, index.view(-1))
