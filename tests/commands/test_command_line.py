@@ -29,6 +29,7 @@ from project import ROOT
 
 NAMES = {  # of the commands, and of the options of each (besides --help and --debug, and those of sbatch)
     "examples": "",
+    "docs": "",
     "list": "--json --markdown",
     "data": "--client --force --json --label --layout --picture --save --set",
     "run": "--bar --changed-code --continue --out --quiet --ranks --restarts --set --take-over",
