@@ -160,6 +160,20 @@ def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(way, layout, some, 
     check(declared(), layout, run, lambda group, _: not some or len(group) == 1, DEVICE)
 
 
+def test_of_the_models_of_one_process_their_mean_alone_crosses_to_the_host():
+    """In the type of the model: it was their sum, in int64."""
+    size, clients = 10**5, np.arange(5)
+    what = Declared({"model": Mean({"x": tensor(size)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
+
+    def work(transport, stub):
+        sent = [(group, tree.to(message, DEVICE)) for group, message in ups(what.up, [clients[:3], clients[3:]])]
+        stub.bytes_moved = 0
+        send_up(transport, what, sent, [[clients[:3], clients[3:]]], DEVICE)
+        return stub.bytes_moved
+
+    assert run_stub_ranks(1, work, ()) == [pytest.approx(4 * size, abs=1000)]
+
+
 @pytest.mark.parametrize("server_has_a_gpu", [True, False])
 def test_models_cross_to_the_host_for_the_servers_state_alone(server_has_a_gpu):
     """The classic layout: 8 ranks, a client each, here with a model of 4 MB, of which 11 crossed for each rank."""
