@@ -97,7 +97,7 @@ class OnDevice:
         added = [*sums]
         for values, weights in terms:
             factors = (weights * 2.0**shift).unsqueeze(1)
-            blocks = [block.double().mul_(factors).round_().long().sum(0) for block in self._blocks(values)]
+            blocks = [torch.mul(block, factors).round_().long().sum(0) for block in self._blocks(values)]
             added.append(_together(blocks))
         return reduce(torch.add, added)
 

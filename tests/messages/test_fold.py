@@ -112,6 +112,9 @@ def check(what, layout, run=run_ranks, there=lambda group, name: False, device=H
             for group, messages in made
         ]
         found = send_up(transport, what, sent, assigned, device)
+        for (_, before), (_, after) in zip(made, sent, strict=True):
+            for path, leaf in tree.leaves({**before}):
+                assert torch.equal(tree.at({**after}, path).cpu(), leaf), "what a client keeps has changed"
         return found, transport.counter.take("data")
 
     results = run(len(assigned), work)
