@@ -22,7 +22,8 @@ _NAMES = {
 }
 _KEYS = {
     "data": """
-        name path label client layout normalize transform root download split test_share test_per_class limit
+        name path label task client layout normalize transform root download split test_share test_per_class
+        validation limit
     """.split(),
     "training": """
         rounds stop participation selection dropout step_seconds step_spread deadline without_clients epochs steps
