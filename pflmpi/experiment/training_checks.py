@@ -81,15 +81,16 @@ def check_participation(config: Config, task: Task, participation: Participation
     if all(getattr(training, key) == getattr(_DEFAULT, key) for key in _LEAVE_OUT):
         return
     rounds = range(done + 1, training.rounds + 1)
-    clients = {round: participation.participants(round) for round in rounds}
-    if SELECTIONS.reference(training.selection) and any(
-        not np.array_equal(participation.participants(round), clients[round]) for round in rounds
-    ):
-        raise ConfigError(
-            f"training.selection = {shown(training.selection)} returns other clients at a second call; it must follow "
-            "from its arguments alone, and draw from `rng`"
-        )
-    left = {round: len(ids) for round, ids in clients.items()}
+    left = dict[int, int]()
+    for round in rounds:
+        clients = participation.participants(round)
+        left[round] = len(clients)
+        own = SELECTIONS.reference(training.selection) is not None
+        if own and not np.array_equal(participation.participants(round), clients):
+            raise ConfigError(
+                f"training.selection = {shown(training.selection)} returns other clients at a second call; it must "
+                "follow from its arguments alone, and draw from `rng`"
+            )
     fewest = min(rounds, key=left.__getitem__, default=None)
     if fewest is None:
         return
