@@ -72,6 +72,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     from pflmpi.data.federation import build
     from pflmpi.experiment.build import prepare
     from pflmpi.experiment.run import RankContext, run
+    from pflmpi.learning.participation import Participation
     from pflmpi.machine import cores
     from pflmpi.runtime.devices import fix_kernels
     from pflmpi.runtime.progress import Progress
@@ -107,7 +108,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     federation = build(dataset, config.partition, config.data, 0)
     place = RankContext(transport, cpu, len(cores()))
 
-    participants = len(config.training.participants(0, 1, federation.num_clients))
+    participants = len(Participation(config.training, 0, federation.num_train).participants(1))
     training = config.training  # in samples, not in steps: a client's last batch of an epoch is smaller than the others
     per_round = participants * training.epochs * float(federation.num_train.mean()) / training.batch_size
     tests = int(federation.num_test.sum()) if case == "cnn" else 0

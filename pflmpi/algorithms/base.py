@@ -94,9 +94,12 @@ class Algorithm(ABC):
         draws_noise: whether the losses use `Batch.key`.
         measured: names of the trainings whose loss is the training loss of a client; () for all.
         own_steps: what clients take instead of the configured optimizer's steps; "" where they take those.
+        partial_work: whether a client may take fewer steps of its pass than configured, as before a deadline.
         linear_head: whether it computes with the head's "weight" and "bias", so that heads which do more are refused.
         frozen_head: whether it has a meaning for models whose head is not trained.
         personal_parts: whether `model.personal` says what stays with a client (`Task.personal`).
+        search: by field, from where to where `pflmpi search` draws it, and "log" where evenly by the logarithm.
+        any_task: whether it has a meaning for labels that are no classes, as its losses are `model_loss`, `task_loss`.
     """
 
     summary: ClassVar[str]
@@ -108,9 +111,12 @@ class Algorithm(ABC):
     draws_noise: ClassVar[bool] = False
     measured: ClassVar[tuple[str, ...]] = ()
     own_steps: ClassVar[str] = ""
+    partial_work: ClassVar[bool] = True
     linear_head: ClassVar[bool] = False
     frozen_head: ClassVar[bool] = False
     personal_parts: ClassVar[bool] = False
+    search: ClassVar[Mapping[str, tuple[float, float] | tuple[float, float, str]]] = {}
+    any_task: ClassVar[bool] = False
 
     def check(self, task: Task, participants: int) -> None:
         """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""
@@ -221,6 +227,12 @@ class Algorithm(ABC):
     def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Mapping[str, Tensor]:
         """Values of diagnostics that are in no state, computed every round; arguments as of `server_update`."""
         return {}
+
+
+def training_passes(algorithm: Algorithm, task: Task, round: int) -> dict[str, Pass]:
+    """The passes of a local update over the samples that a client trains on."""
+    passes = algorithm.passes(task, round).items()
+    return {name: length for name, length in passes if length.side == "rest" and name not in algorithm.adapts_with}
 
 
 def only(model: Tree, names: tuple[str, ...]) -> Tree:

@@ -211,8 +211,9 @@ def runs_table(lines: Sequence[Line]) -> PageTable:
     options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
     of_all = [name for name in options if all(row[name] for row in rows)]
     first = [*_FIRST, *of_all[:_MOST_OPTIONS]]
-    first += [next((name for name in columns if name.startswith(start)), "") for start in _NEXT]
-    shown = [name for name in first if name in columns][:_MOST_COLUMNS]
+    chosen = _NEXT[1:2] if "validation (%)" in columns else ()  # the best round, where no test sample chose it
+    first += [next((name for name in columns if name.startswith(start)), "") for start in (*chosen, *_NEXT)]
+    shown = [name for name in dict.fromkeys(first) if name in columns][:_MOST_COLUMNS]
     values = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in the order of the columns
     marked = [
         (row, column) for column, name in enumerate(values) for row in _best(name, [line[name] for line in lines])

@@ -13,7 +13,7 @@ from pflmpi.cluster.job_log import last_error, out_of_memory
 from pflmpi.cluster.jobs import Job, by_working_directory, cells_below, jobs_in, last_errors, located
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError, ConfigError, Stopped
-from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.learning.early_stop import EarlyStop, judged_by
 from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
 from pflmpi.text import counted, short_name, size
 
@@ -30,7 +30,7 @@ class RunStatus:
         round: the last round in the metrics file; 0 before the first has ended.
         rounds: of the whole run.
         accuracy: of the last tested round, mean over clients; None before the first.
-        best: the best such accuracy and its round.
+        best: such an accuracy in the best round, by validation samples where there are some, and that round.
         checkpoint: newest round with a checkpoint, not verified; None without any.
         per_round: seconds per round; None before the first has ended.
         age: seconds since the last round ended, by the clocks of the file system and of this machine.
@@ -85,7 +85,7 @@ def run_status(run: Path) -> RunStatus | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     tested = [
-        (accuracy, int(line["round"]))
+        (accuracy, int(line["round"]), _number(line.get(judged_by("accuracy_mean", line), "")) or 0.0)
         for line in lines
         if (accuracy := _number(line.get("accuracy_mean", ""))) is not None
     ]
@@ -95,7 +95,7 @@ def run_status(run: Path) -> RunStatus | None:
         round=int(lines[-1]["round"]) if lines else 0,
         rounds=rounds,
         accuracy=tested[-1][0] if tested else None,
-        best=max(tested, key=lambda test: (test[0], -test[1])) if tested else None,
+        best=max(tested, key=lambda test: (test[2], -test[1]))[:2] if tested else None,
         unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
         checkpoint=checkpoints[-1] if checkpoints else None,
         per_round=_per_round(lines),

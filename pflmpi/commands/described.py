@@ -110,8 +110,13 @@ def described(name: str) -> "Iterator[RenderableType]":
         return
     for section, full, registered in named(name):
         rows = keys(section, full, registered)  # first, because it refuses a wrong field
-        lists = {"transform": f"data: {{transform: [{full}]}}", "measure": f"evaluation: {{measures: [{full}]}}"}
-        yield lists.get(section, f"{section}: {{name: {full}}}")
+        in_yaml = {
+            "transform": f"data: {{transform: [{full}]}}",
+            "task": f"data: {{task: {full}}}",
+            "measure": f"evaluation: {{measures: [{full}]}}",
+            "selection": f"training: {{selection: {full}}}",
+        }
+        yield in_yaml.get(section, f"{section}: {{name: {full}}}")
         yield _summary(registered)
         if isinstance(registered, type) and issubclass(registered, Algorithm):
             yield from _traffic(registered)

@@ -1,8 +1,9 @@
 """A configuration made in Python: a keyword for each section, checked at once."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from types import FunctionType
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,8 +13,12 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.config import load, yaml_file
 from pflmpi.config.argument_checks import as_path
-from pflmpi.config.sections import NAMED, merge
+from pflmpi.config.fields import fields_model, partition_model
+from pflmpi.config.main_source import reference
+from pflmpi.config.sections import KEYS, NAMED, merge
 from pflmpi.data.config import DataConfig, PartitionConfig
+from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
@@ -23,10 +28,18 @@ from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConf
 from pflmpi.text import shown
 
 Section = Mapping[str, Any]  # keys as in YAML
+Code = Callable[..., object]  # a class or function of one's own
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "data": SOURCES,
+    "partition": PARTITIONS,
+    "model": MODELS,
+    "algorithm": ALGORITHMS,
+}
 
 
 class Config(load.Config):
-    """A configuration from keywords; each section is a mapping as in YAML, a name, or an object such as `FedGMH()`.
+    """A configuration from keywords; each section is a mapping as in YAML, a name, a class, or an object such as
+    `FedGMH()`.
 
     Files that it names are relative to the working directory. It cannot be changed; `replace` makes another.
 
@@ -41,10 +54,10 @@ class Config(load.Config):
     def __init__(
         self,
         *,
-        data: "DataConfig | Section | str",
-        partition: "PartitionConfig | Section | str",
-        algorithm: "Algorithm | Section | str",
-        model: "Model | Section | str | Sequence[Model | Section | str]" = "cnn",
+        data: "DataConfig | Section | str | Code",
+        partition: "PartitionConfig | Section | str | Code",
+        algorithm: "Algorithm | Section | str | Code",
+        model: "Model | Section | str | Code | Sequence[Model | Section | str | Code]" = "cnn",
         seed: int = 0,
         training: "TrainingConfig | Section | None" = None,
         evaluation: "EvaluationConfig | Section | None" = None,
@@ -61,6 +74,21 @@ class Config(load.Config):
     def _take(self, checked: load.Config) -> None:
         for field in dataclasses.fields(checked):
             object.__setattr__(self, field.name, getattr(checked, field.name))
+
+    def __repr__(self) -> str:
+        """The keywords that make it, without values that are the defaults."""
+        raw = self.resolved()
+        kinds = {**load.SECTIONS, "algorithm": fields_model(type(self.algorithm))}
+        if self.partition.name is not None:
+            kinds["partition"] = partition_model(self.partition.name)
+        models = [
+            _differing({"name": MODELS.name_of(type(model)), **dataclasses.asdict(model)}, fields_model(type(model)))
+            for model in self.models
+        ]
+        sections = {**raw, **{name: _differing(raw[name], kind) for name, kind in kinds.items()}}
+        sections["model"] = models[0] if len(models) == 1 else models
+        words = [f"{name}={sections[name]!r}" for name in KEYS if sections[name] not in ({}, "cnn")]
+        return f"Config({', '.join(words)})"
 
     @classmethod
     def load(cls, path: "str | PathLike[str]") -> "Config":
@@ -89,18 +117,30 @@ def _plain(section: str, value: Any) -> Any:
     if isinstance(value, str) and section in NAMED:
         return value
     if isinstance(value, Algorithm):
-        return {"name": _name(section, ALGORITHMS, value), **dataclasses.asdict(value)}
+        return {"name": _name(section, ALGORITHMS, type(value)), **dataclasses.asdict(value)}
     if isinstance(value, Model):
-        return {"name": _name(section, MODELS, value), **dataclasses.asdict(value)}
+        return {"name": _name(section, MODELS, type(value)), **dataclasses.asdict(value)}
     if isinstance(value, DataConfig | PartitionConfig):
         return value.resolved()
     if isinstance(value, BaseModel):
         return value.model_dump()
+    if isinstance(value, type | FunctionType) and section in _REGISTRIES:
+        return _name(section, _REGISTRIES[section], value)
     if isinstance(value, Mapping):
-        return {str(key): _value(item) for key, item in value.items()}
+        values = {str(key): _value(item) for key, item in value.items()}
+        if isinstance(values.get("name"), type | FunctionType):
+            values["name"] = _plain(section, values["name"])
+        return values
     if isinstance(value, list | tuple) and section == "model":
         return [_plain(section, item) for item in value]
     raise ConfigError(f"{section} = {shown(value)}: give its keys as a mapping, such as {section}={{...}}")
+
+
+def _differing(section: dict[str, Any], kind: type[BaseModel]) -> Any:
+    """The values of a section that are not the defaults; a name alone where there is no other."""
+    defaults = kind.model_construct().model_dump()  # without the keys that are required
+    kept = {key: value for key, value in section.items() if key not in defaults or value != defaults[key]}
+    return kept["name"] if kept.keys() == {"name"} else kept
 
 
 def _value(value: Any) -> Any:
@@ -111,15 +151,9 @@ def _value(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value  # a NumPy number
 
 
-def _name(section: str, registry: Registry[Any], value: object) -> str:
-    kind = type(value)
+def _name(section: str, registry: Registry[Any], kind: Any) -> str:
+    """The name of a class or function of the package, or `file:Class`, `module:Class` of another."""
     try:
         return registry.name_of(kind)
     except StopIteration:
-        pass
-    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
-        raise ConfigError(
-            f"{section}: {kind.__qualname__} is defined where no other process can import it; put it in a file and "
-            f"give {section}={{'name': './my_file.py:{kind.__name__}', ...}}"
-        )
-    return f"{kind.__module__}:{kind.__qualname__}"
+        return reference(section, kind)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,10 @@ from pflmpi.config.sections import KEYS, check_numbers, located, mapping, overri
 from pflmpi.config.yaml_file import read
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.problems import PROBLEMS
 from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
+from pflmpi.learning.participation import SELECTIONS, is_trace
 from pflmpi.learning.scoring import measures_of
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import TRANSFORMS
@@ -83,7 +85,12 @@ def parse(raw: Mapping[str, Any]) -> Config:
         config = _parse(located(raw, Path()))
         for name in config.data.transform:
             TRANSFORMS[name]
-        measures_of(config.evaluation.measures)
+        if not is_trace(config.training.selection):
+            SELECTIONS[config.training.selection]
+        if config.evaluation.measures is None:
+            default = [*PROBLEMS[config.data.task].default_measures]
+            config = replace(config, evaluation=config.evaluation.model_copy(update={"measures": default}))
+        measures_of(config.evaluation.measures or ())
         return config
 
 

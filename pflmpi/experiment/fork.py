@@ -55,7 +55,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
         raise CheckpointError(
             f"{run} cannot be forked with {_text(changes)}: its {other}; leave that as it is, or start a new run"
         )
-    experiment.check_left_out(round)
+    experiment.check_participation(round)
     origin = {
         "run": config_file.run_id(run),
         "round": round,

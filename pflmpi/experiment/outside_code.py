@@ -13,32 +13,43 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.config.load import Config
 from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import OwnSource
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.learning.participation import SELECTIONS, is_trace
 from pflmpi.learning.scoring import MEASURES
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS, Model
 from pflmpi.registry import Registry, unknown
+from pflmpi.store.module_file import sha256
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "algorithm": ALGORITHMS,
     "data": SOURCES,
     "model": MODELS,
     "partition": PARTITIONS,
+    "selection": SELECTIONS,
     "transform": TRANSFORMS,
     "measure": MEASURES,
+    "task": PROBLEMS,
 }
-_LISTS = (("transform", "data", "transform"), ("measure", "evaluation", "measures"))  # place, section, key
+_LISTS = (  # place, section, key
+    ("transform", "data", "transform"),
+    ("measure", "evaluation", "measures"),
+    ("selection", "training", "selection"),  # of one
+)
 
 
 def code_hashes(config: Config) -> dict[str, str]:
-    """SHA-256 (hex) of the code from outside the package, by the section that names it ("model/1": the second)."""
+    """SHA-256 (hex) of the code and the trace from outside, by the section that names it ("model/1": the second)."""
     hashes = {}
     for place, name in _names(config.resolved()):
         reference = REGISTRIES[place.partition("/")[0]].reference(name)
         if reference is not None:
             hashes[place] = outside.code_hash(reference)
+        elif place == "selection/0" and is_trace(name):
+            hashes[place] = sha256(name)
     return hashes
 
 
@@ -71,9 +82,13 @@ def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
             return [of(f"{place}/{number}" if number else place, item) for number, item in enumerate(section)]
         if isinstance(section, Mapping) and place in now and _same_object(str(section.get("name")), now[place]):
             section = {**section, "name": now[place]}
+        if place == "data" and "task" in section:
+            section = {**section, "task": moved("task", section["task"])}
         for kind, of_section, key in _LISTS:
             if place == of_section and key in section:
-                section = {**section, key: [moved(f"{kind}/{n}", name) for n, name in enumerate(section[key])]}
+                names, one = section[key], isinstance(section[key], str)
+                files = [moved(f"{kind}/{n}", name) for n, name in enumerate([names] if one else names)]
+                section = {**section, key: files[0] if one else files}
         return section
 
     def moved(place: str, name: str) -> str:
@@ -104,20 +119,22 @@ def _section(name: str, kind: object) -> str:
     """The section that names such a class or function."""
     if not isinstance(kind, type):
         names = [*inspect.signature(kind).parameters] if inspect.isfunction(kind) else []
-        known = {"x key": "transform", "scores labels": "measure"}
+        known = {"x key": "transform", "scores labels": "measure", "round count num_train rng": "selection"}
         return "partition" if {"clients", "rng"} <= {*names} else known.get(" ".join(names), "model")
-    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module))
+    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module), ("task", Problem))
     for section, base in bases:
         if issubclass(kind, base):
             return section
-    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module")
+    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module, Problem")
 
 
 def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Section and name of each object that a configuration names."""
     for kind, section, key in _LISTS:
-        for number, name in enumerate(raw.get(section, {}).get(key, ())):
+        names = raw.get(section, {}).get(key, ())
+        for number, name in enumerate([names] if isinstance(names, str) else names):
             yield f"{kind}/{number}", name
+    yield "task", raw.get("data", {}).get("task", "classification")
     for key in ("algorithm", "data", "model", "partition"):
         sections = raw[key] if isinstance(raw[key], list) else [raw[key]]
         for number, section in enumerate(sections):

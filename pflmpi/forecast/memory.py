@@ -80,9 +80,10 @@ def rank_memory(
         in_transit = _in_transit(rounds, rank, up + sizes.client) if on_gpu else 0.0
         if on_gpu:
             device += CONTEXT + pool_bytes(setup, rank) + in_transit + _summed_there(setup, rounds, rank) + nccl
-            device += _staged(rounds, rank, ranks.messages)
+            device += _under_way(rounds, rank, ranks.messages)
             device += sum(task.frozen.num_bytes for task in setup.executor.tasks)
         computes = any(plan.training[rank] or plan.testing[rank] for plan in rounds)
+        features = pool_bytes(setup, rank) if setup.task.cached_features and not on_gpu else 0
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
         if rank == 0:
             state, checkpoint = state + server, checkpoint + server + leaf_bytes(sizes.received)
@@ -90,7 +91,7 @@ def rank_memory(
             RankMemory(
                 clients=len(setup.placement.hosted(rank)),
                 base=process.program + (library if computes else 0.0),
-                data=process.data,
+                data=process.data + (features if computes else 0),
                 state=state,
                 work=_FRAGMENTS * work + in_transit,
                 checkpoint=checkpoint,
@@ -114,12 +115,14 @@ def _summed_there(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> f
     return min(most * entries.size, MOST_MESSAGE_BYTES) + 8.0 * entries.count if most else 0.0
 
 
-def _staged(rounds: Sequence[RoundSchedule], rank: int, messages: GpuMessages) -> float:
-    """Bytes of a GPU for what is on its way between the hosts of ranks through their GPUs, in the fullest call."""
-    if not messages.nccl or rank not in messages.ranks:
-        return 0.0
-    most, calls = STAGED * (len(messages.ranks) - 1), [call for plan in rounds for call in plan.calls]
-    return float(max((min(call.sent[rank], most) + min(call.received[rank], most) for call in calls), default=0))
+def _under_way(rounds: Sequence[RoundSchedule], rank: int, messages: GpuMessages) -> float:
+    """Bytes of a GPU for parts between ranks in the fullest call: what is summed there, or passes through it."""
+    peers = len(messages.ranks) - 1 if messages.nccl and rank in messages.ranks else 0
+    calls = [(call, np.inf) for plan in rounds for call in plan.uplink]
+    calls += [(call, STAGED * peers) for plan in rounds for call in plan.calls]
+    return max(
+        (min(float(call.sent[rank]), most) + min(float(call.received[rank]), most) for call, most in calls), default=0
+    )
 
 
 def _sends_parts(call: Traffic) -> bool:

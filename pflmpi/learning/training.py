@@ -1,6 +1,5 @@
 """The `training` section of a configuration, and what follows from it: participants, learning rates, batch order."""
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,9 +9,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
 
 from pflmpi.learning.early_stop import EarlyStopConfig
-from pflmpi.rng import stream
-
-_BLOCK = 100  # rounds whose participations are counted together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +46,32 @@ class TrainingConfig(BaseModel):
         EarlyStopConfig | None, Field(description="end before the last round once a metric no longer improves")
     ] = None
     participation: Annotated[float, Field(gt=0, le=1, description="share of the clients that train in a round")] = 1.0
+    selection: Annotated[
+        str,
+        Field(
+            description="who takes part: uniform, by_samples, round_robin, ./my_file.py:function, or a .csv file with "
+            "the columns round and client"
+        ),
+    ] = "uniform"
+    dropout: Annotated[
+        float, Field(ge=0, lt=1, description="probability that a client which was drawn does not take part after all")
+    ] = 0.0
+    step_seconds: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False, description="simulated seconds of a local step, their median over clients"),
+    ] = None
+    step_spread: Annotated[
+        float,
+        Field(ge=0, le=10, description="of step_seconds over clients, whose logarithm has this standard deviation"),
+    ] = 0.0
+    deadline: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="simulated seconds of a round: a slower client takes fewer steps, or no part; null: any number",
+        ),
+    ] = None
     without_clients: Annotated[
         tuple[int, ...],
         PlainSerializer(list),  # as in YAML
@@ -60,6 +82,10 @@ class TrainingConfig(BaseModel):
         None
     )
     batch_size: Annotated[int, Field(ge=1, description="samples per step")] = 10
+    micro_batch: Annotated[
+        int | None,
+        Field(ge=1, description="samples at once of a larger batch, whose gradients are accumulated; null: all"),
+    ] = None
     drop_last: Annotated[bool, Field(description="leave out the last batch of an epoch when it is not full")] = False
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of the first round")] = 0.01
     schedule: Annotated[
@@ -145,18 +171,6 @@ class TrainingConfig(BaseModel):
         """Number of clients drawn in a round, P = max(1, round(participation N))."""
         return max(1, round_half_up(self.participation * num_clients))
 
-    def participants(self, seed: int, round: int, num_clients: int) -> np.ndarray:
-        """The ascending ids of the clients that train in a round: P that are drawn, but for `without_clients`."""
-        count = self.num_drawn(num_clients)
-        chosen = np.sort(stream(seed, round, -1, "participants").choice(num_clients, size=count, replace=False))
-        if self.without_clients:
-            chosen = np.setdiff1d(chosen, self.without_clients)
-        return chosen.astype(np.int64)
-
-    def participations(self, seed: int, round: int, num_clients: int) -> np.ndarray:
-        """[N] int64, for how many of the rounds 1 to `round` each client is drawn."""
-        return _participations(self, seed, round, num_clients).copy()
-
     def num_steps(self, samples: int, length: Pass = CONFIGURED) -> int:
         """Number of minibatches of one pass over that many samples."""
         steps = length.steps if length.steps is not None else self.steps if length.epochs is None else None
@@ -164,27 +178,6 @@ class TrainingConfig(BaseModel):
             return steps
         per_epoch = samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
         return per_epoch * (self.epochs if length.epochs is None else length.epochs)
-
-
-@functools.lru_cache(maxsize=2)
-def _participations(training: TrainingConfig, seed: int, round: int, num_clients: int) -> np.ndarray:
-    blocks, rest = divmod(round, _BLOCK)
-    counts = _counted(training, seed, range(round - rest + 1, round + 1), num_clients)
-    for block in range(blocks):
-        counts += _drawn(training, seed, block, num_clients)
-    return counts
-
-
-@functools.cache
-def _drawn(training: TrainingConfig, seed: int, block: int, num_clients: int) -> np.ndarray:
-    return _counted(training, seed, range(block * _BLOCK + 1, (block + 1) * _BLOCK + 1), num_clients)
-
-
-def _counted(training: TrainingConfig, seed: int, rounds: range, num_clients: int) -> np.ndarray:
-    counts = np.zeros(num_clients, np.int64)
-    for round in rounds:
-        counts[training.participants(seed, round, num_clients)] += 1
-    return counts
 
 
 def round_half_up(value: float) -> int:

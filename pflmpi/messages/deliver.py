@@ -37,7 +37,7 @@ def deliver(
     packed: dict[bytes, np.ndarray] = {}  # ranks that want the same share the memory
     for ids in (ids for rank, ids in sent.items() if rank != here):
         if ids.tobytes() not in packed:
-            packed[ids.tobytes()] = pack(rows(ids))
+            packed[ids.tobytes()] = pack(rows(ids), transport.host_buffer)
     parts = {rank: packed[ids.tobytes()] for rank, ids in sent.items() if rank != here}
     sizes = {rank: size * len(ids) for rank, ids in arriving.items() if rank != here}
     received = {}

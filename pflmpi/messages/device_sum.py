@@ -1,83 +1,115 @@
-"""The exact sum of the messages that are on a GPU, by the operations of `exact`, so with the bits of the host's.
+"""The exact sum of messages on a GPU, by the operations of `exact`, so with the bits of the host's.
 
-Only the sum goes to the host: a model, where the messages of many clients are as many models.
+They stay there, also from GPU to GPU: only what rank 0 needs for the server's state goes to its host.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pflmpi import tree
+from pflmpi.messages.exact import Addends
 from pflmpi.messages.kinds import Messages, as_messages
+from pflmpi.messages.slices import Entries, Piece
 
 _ENTRIES = 2**22  # at a time: some 140 MB of a GPU
 
-
-class DeviceSum:
-    """Messages of clients that are on one device.
-
-    Args:
-        groups: of each group of clients, the leaves [m, ...].
-        weights: [M, P] float64 of each leaf, those of the clients of all groups.
-    """
-
-    def __init__(self, groups: Sequence[Sequence[Tensor]], weights: np.ndarray) -> None:
-        self._leaves = [[*map(tree.flat_rows, parts)] for parts in zip(*groups, strict=True)]
-        self._weights = weights
-        self._totals: dict[tuple[int, ...], np.ndarray] = {}
-
-    def largest(self) -> np.ndarray:
-        """[M] float64, the largest magnitude in each leaf, times the weights; not finite where a value is not."""
-        magnitudes = torch.stack([_magnitudes(rows) for rows in self._leaves])
-        largest: np.ndarray = (magnitudes.cpu().numpy() * self._weights).max(1)
-        return largest
-
-    def total(self, shifts: Sequence[int]) -> np.ndarray:
-        """[n] int64 sums of all leaves, one after another, in multiples of 2**-shift of each leaf; computed once."""
-        key = tuple(shifts)
-        if key not in self._totals:
-            self._totals[key] = self._sum(shifts)
-        return self._totals[key]
-
-    def _sum(self, shifts: Sequence[int]) -> np.ndarray:
-        device = self._leaves[0][0].device
-        factors = torch.from_numpy(np.ldexp(self._weights, np.array(shifts)[:, np.newaxis])).to(device)
-        sums = [_sum_fixed(rows, factor) for rows, factor in zip(self._leaves, factors.unsqueeze(2), strict=True)]
-        total = torch.cat(sums)
-        summed: np.ndarray = torch.empty(total.shape, dtype=total.dtype, pin_memory=total.is_cuda).copy_(total).numpy()
-        return summed
+Terms = tuple[Sequence[Tensor], Tensor]  # values [m, n] of groups of clients, and the weights of all of them, float64
 
 
-def is_on_host(messages: Messages) -> bool:
-    """Whether all leaves are in the memory of the host."""
-    return all(leaf.is_cpu for _, leaf in tree.leaves({**messages}))
+@dataclass(frozen=True)
+class OnDevice:
+    """Adds on a GPU; see `OnHost`. What is on the host comes there some columns at a time."""
+
+    device: torch.device
+
+    def empty(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def to_host(self, part: Tensor) -> np.ndarray:
+        pinned = torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
+        return pinned.copy_(part).numpy()
+
+    def words(self, part: Tensor) -> Tensor:
+        return part.view(torch.int64)
+
+    def fill(self, part: Tensor, write: Callable[[np.ndarray], None]) -> None:
+        if len(part):
+            packed = np.empty(len(part), np.uint8)
+            write(packed)
+            part.copy_(torch.from_numpy(packed))
+
+    def addends(self, groups: Sequence[Sequence[Tensor]], weights: Sequence[np.ndarray]) -> Addends:
+        together = torch.from_numpy(np.concatenate(weights, axis=1)).to(self.device)  # few operations for all groups
+        return [(together, lambda piece: [leaves[piece.leaf][:, piece.start : piece.stop] for leaves in groups])]
+
+    def received(self, entries: Entries, rows: Tensor, weights: np.ndarray) -> Addends:
+        def values(piece: Piece) -> list[Tensor]:
+            packed: Tensor = entries.cut_bytes(rows, piece)
+            return [packed.clone(memory_format=torch.contiguous_format).view(entries.like[piece.leaf].dtype)]
+
+        return [(torch.from_numpy(weights).to(self.device), values)]
+
+    def largest(self, pieces: Sequence[Sequence[Terms]]) -> np.ndarray:
+        found = [self._largest(terms) for terms in pieces]
+        return torch.stack(found).cpu().numpy()
+
+    def numbers(self, parts: Sequence[Tensor]) -> np.ndarray:
+        return torch.stack([*parts]).cpu().numpy().view(np.float64)
+
+    def join(self, values: Sequence[Sequence[Tensor]], out: Tensor) -> None:
+        groups = [group.to(self.device) for of_some in values for group in of_some]
+        out.copy_(torch.cat(groups).view(torch.uint8))
+
+    def add(self, out: Tensor, terms: Sequence[Terms], shift: int) -> None:
+        out.copy_(self._sum(terms, [], shift))
+
+    def finish(
+        self,
+        terms: Sequence[Terms],
+        sums: Sequence[Tensor],
+        shift: int,
+        divisor: float,
+        dtype: torch.dtype,
+        out: Tensor,
+    ) -> None:
+        # By a number of the host, CUDA multiplies with its reciprocal, which is another number.
+        divisor_here = torch.full((), divisor * 2.0**shift, dtype=torch.float64, device=self.device)
+        result = (self._sum(terms, sums, shift).double() / divisor_here).to(dtype)
+        out.copy_(result.view(torch.uint8))
+
+    def _largest(self, terms: Sequence[Terms]) -> Tensor:
+        """float64, the largest magnitude times the weights of its client; not finite where a value is not."""
+        found = torch.zeros((), dtype=torch.float64, device=self.device)
+        for values, weights in terms:
+            for block in self._blocks(values):
+                lowest, highest = block.aminmax(dim=1)
+                largest = torch.maximum(highest.double(), -lowest.double()).mul_(weights).amax()
+                found = torch.maximum(found, largest)
+        return found
+
+    def _sum(self, terms: Sequence[Terms], sums: Sequence[Tensor], shift: int) -> Tensor:
+        """[n] int64 sum of values times weights, each rounded to nearest even, and of sums."""
+        added = [*sums]
+        for values, weights in terms:
+            factors = (weights * 2.0**shift).unsqueeze(1)
+            blocks = [block.double().mul_(factors).round_().long().sum(0) for block in self._blocks(values)]
+            added.append(torch.cat(blocks))
+        return reduce(torch.add, added)
+
+    def _blocks(self, values: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The values [m, w] of all groups, some columns at a time."""
+        count, width = values[0].shape[1], max(1, _ENTRIES // sum(map(len, values)))
+        for start in range(0, count, width):
+            yield torch.cat([group[:, start : start + width].to(self.device) for group in values])
 
 
 def on_host(messages: Messages) -> Messages:
     """The messages with all leaves on the host."""
-    if is_on_host(messages):
+    if all(leaf.is_cpu for _, leaf in tree.leaves({**messages})):
         return messages
     return as_messages(tree.to_host({**messages}))
-
-
-def _magnitudes(rows: Sequence[Tensor]) -> Tensor:
-    """[P] float64, the largest magnitude in each row."""
-    largest = torch.zeros(sum(map(len, rows)), dtype=torch.float64, device=rows[0].device)
-    for block in _blocks(rows) if rows[0].shape[1] else ():
-        lowest, highest = block.aminmax(dim=1)
-        largest = torch.maximum(largest, torch.maximum(highest.double(), -lowest.double()))
-    return largest
-
-
-def _sum_fixed(rows: Sequence[Tensor], factors: Tensor) -> Tensor:
-    """[n] int64 sum of the rows times factors [P, 1], each rounded to nearest even."""
-    return torch.cat([block.double().mul_(factors).round_().long().sum(0) for block in _blocks(rows)])
-
-
-def _blocks(rows: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The rows [P, w] of all groups, some columns at a time."""
-    count, width = rows[0].shape[1], max(1, _ENTRIES // sum(map(len, rows)))
-    for start in range(0, max(count, 1), width):
-        yield torch.cat([group[:, start : start + width] for group in rows])

@@ -4,14 +4,24 @@ Float addition is not associative, so a tree reduction over ranks would change b
 are: every value becomes a multiple of one common power of two, small enough that no sum overflows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi.messages.packing import to_numpy
+from pflmpi.messages.slices import Entries, Piece
 
 _BITS = 62
 _MOST = 960  # of a shift: with a weight or a divisor before it, 2.0**shift stays a number
 _BLOCK = 2**15  # values at a time, so that all steps find them in the cache
 
+Part = Any  # bytes of a message: an array on the host, or a tensor on a GPU
+# Of some clients: their weights [M, m] in each leaf, and what gives their values [m, n] of a piece, here or on a GPU.
+Addends = list[tuple[Any, Callable[[Piece], Any]]]
 Terms = tuple[np.ndarray, np.ndarray]  # values [m, n] of m clients, of any type, and their weights [m] float64
 
 
@@ -47,6 +57,69 @@ def magnitudes(rows: np.ndarray) -> np.ndarray:
         highest, lowest = rows.max(1, initial=0).astype(np.float64), rows.min(1, initial=0).astype(np.float64)
     largest: np.ndarray = np.maximum(highest, -lowest)
     return largest
+
+
+class OnHost:
+    """Adds on the host; what adds on a GPU has the same methods."""
+
+    def empty(self, size: int) -> np.ndarray:
+        """Memory for so many bytes of a message."""
+        return np.empty(size, np.uint8)
+
+    def to_host(self, part: np.ndarray) -> np.ndarray:
+        """The bytes of a message on the host."""
+        return part
+
+    def words(self, part: np.ndarray) -> np.ndarray:
+        """The bytes of a message as int64."""
+        return part.view(np.int64)
+
+    def fill(self, part: np.ndarray, write: Callable[[np.ndarray], None]) -> None:
+        """Let a function write bytes."""
+        write(part)
+
+    def addends(self, groups: Sequence[Sequence[Tensor]], weights: Sequence[np.ndarray]) -> Addends:
+        """What some groups of clients here add: of each, leaves as [m, n], and weights [M, m]."""
+        rows = [[*map(to_numpy, leaves)] for leaves in groups]
+        return [(own, partial(_values, leaves)) for own, leaves in zip(weights, rows, strict=True)]
+
+    def received(self, entries: Entries, rows: np.ndarray, weights: np.ndarray) -> Addends:
+        """What clients of another rank add: packed bytes [m, B] of a slice, and weights [M, m]."""
+        return [(weights, partial(entries.cut_bytes, rows))]
+
+    def largest(self, pieces: Sequence[Sequence[Terms]]) -> np.ndarray:
+        """[p] float64, the largest magnitude in each of some pieces, times the weights."""
+        return np.array([np.max([(magnitudes(values) * w).max() for values, w in terms]) for terms in pieces])
+
+    def numbers(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """[h, M] float64 of some parts of as many bytes."""
+        return np.stack([part.view(np.float64) for part in parts])
+
+    def join(self, values: Sequence[np.ndarray], out: np.ndarray) -> None:
+        """Write the values of all clients one below another."""
+        np.concatenate(values, out=out)
+
+    def add(self, out: np.ndarray, terms: Sequence[Terms], shift: int) -> None:
+        """Write the sums of a piece, as `add_fixed`."""
+        out[:] = 0
+        add_fixed(out, terms, shift)
+
+    def finish(
+        self,
+        terms: Sequence[Terms],
+        sums: Sequence[np.ndarray],
+        shift: int,
+        divisor: float,
+        dtype: torch.dtype,
+        out: np.ndarray,
+    ) -> None:
+        """Write the sums or means of a piece, as `fold_exactly`."""
+        fold_exactly(terms, sums, shift, divisor, out)
+
+
+def _values(leaves: Sequence[np.ndarray], piece: Piece) -> np.ndarray:
+    """The values [m, n] of a piece, of leaves [m, ...]."""
+    return leaves[piece.leaf][:, piece.start : piece.stop]
 
 
 def _summed(

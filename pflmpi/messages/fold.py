@@ -1,17 +1,17 @@
 """Sums and means of the participants' messages on rank 0, with the same bits on any number of ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.device_sum import DeviceSum, is_on_host, on_host
-from pflmpi.messages.exact import Terms, add_fixed, common_shift, fold_exactly, magnitudes
+from pflmpi.messages.device_sum import OnDevice
+from pflmpi.messages.exact import Addends, OnHost, Part, common_shift
 from pflmpi.messages.groups import ClientGroup, clients_of_all
 from pflmpi.messages.kinds import Mean, Messages, Updates
 from pflmpi.messages.packing import NOTHING, to_numpy
@@ -20,9 +20,7 @@ from pflmpi.transports.base import Transport
 
 _WORD = 8  # bytes of an int64
 Pack = Callable[[np.ndarray], None]  # writes this rank's part of the messages that rank 0 gathers
-# Of some clients: their weights [M, m] in each leaf, and what gives their values [m, n] of a piece.
-Addends = list[tuple[np.ndarray, Callable[[Piece], np.ndarray]]]
-Write = Callable[[Piece, np.ndarray], None]  # writes the sums or means of a piece to an array
+Write = Callable[[Piece, Part], None]  # writes the sums or means of a piece
 
 
 @dataclass(frozen=True)
@@ -32,11 +30,13 @@ class Fold:
     Attributes:
         slices: of the messages that are folded.
         assigned: the groups of participants of each rank.
+        adds: on the host or on the GPU of this rank; the bits are the same.
     """
 
     declared: Declared
     slices: Slices
     assigned: list[list[ClientGroup]]
+    adds: OnHost | OnDevice
 
     def over(self, transport: Transport, ups: Updates, pack: Pack) -> tuple[Messages | None, list[np.ndarray]]:
         """The sums and means on rank 0, None on the others; on rank 0, what each other rank has packed for it.
@@ -45,110 +45,85 @@ class Fold:
             ups: of the groups computed here, on the host or on the GPU.
             pack: for the messages that are gathered.
         """
-        here, slices, entries = transport.rank, self.slices, self.slices.entries
-        addends, on_gpu = self._addends(ups, here)
+        rank, slices, entries = transport.rank, self.slices, self.slices.entries
+        addends = self._addends(ups)
         largest = self._largest(addends, entries.pieces(0, entries.count))
-        if on_gpu:
-            largest = np.maximum(largest, on_gpu.largest())
         if slices.sums.any():
             largest = transport.maximum(largest)
-        others = [rank for rank in np.flatnonzero(slices.sent_by(here)).tolist() if rank != here]
-        parts = {rank: self._part(addends, on_gpu, largest, rank, here, pack) for rank in others}
-        received: dict[int, np.ndarray] = {}
+        others = [other for other in np.flatnonzero(slices.sent_by(rank)).tolist() if other != rank]
+        parts = {other: self._part(addends, largest, other, rank, pack) for other in others}
+        received: dict[int, Part] = {}
         if moved := slices.traffic.moved:
-            sizes = slices.received_by(here)
-            arriving = {rank: int(sizes[rank]) for rank in np.flatnonzero(sizes).tolist() if rank != here}
-            received = transport.exchange(parts, arriving, moved)
-        folded = self._finished(transport, self._writer(addends, on_gpu, largest, received, here))
+            sizes = slices.received_by(rank)
+            arriving = {other: int(sizes[other]) for other in np.flatnonzero(sizes).tolist() if other != rank}
+            received = transport.exchange(parts, arriving, moved, empty=self.adds.empty)
+        folded = self._finished(transport, self._writer(addends, largest, received, rank))
         if folded is None:
             return None, []
-        gathered = slices.gathered.tolist()
-        return folded, [received[rank][-size:] if rank and size else NOTHING for rank, size in enumerate(gathered)]
+        gathered = enumerate(slices.gathered.tolist())
+        packed = (self.adds.to_host(received[other][-size:]) if other and size else NOTHING for other, size in gathered)
+        return folded, [*packed]
 
-    def _addends(self, ups: Updates, rank: int) -> tuple[Addends, DeviceSum | None]:
-        """The messages on the host, and those on the GPU; all on the host where other ranks get them as they are."""
-        groups = [(clients, {name: messages[name] for name in self.declared.folded}) for clients, messages in ups]
-        to_host = not self.slices.sums[rank] and any(owner != rank for owner in np.flatnonzero(self.slices.widths))
-        addends: Addends = []
-        there: list[tuple[ClientGroup, list[Tensor]]] = []
-        for clients, messages in groups:
-            leaves = [leaf for _, leaf in tree.leaves({**(on_host(messages) if to_host else messages)})]
-            if to_host or is_on_host(messages):
-                rows = [to_numpy(tree.flat_rows(leaf)) for leaf in leaves]
-                addends.append((self._weights(clients), partial(_values, rows)))
-            else:
-                there.append((clients, leaves))
-        if not there:
-            return addends, None
-        weights = self._weights(np.concatenate([clients for clients, _ in there]))
-        return addends, DeviceSum([leaves for _, leaves in there], weights)
+    def _addends(self, ups: Updates) -> Addends:
+        """The messages of the clients of this rank."""
+        if not ups or not self.slices.entries.count:
+            return []
+        messages = [{name: messages[name] for name in self.declared.folded} for _, messages in ups]
+        groups = [[tree.flat_rows(leaf) for _, leaf in tree.leaves({**group})] for group in messages]
+        return self.adds.addends(groups, [self._weights(clients) for clients, _ in ups])
 
-    def _largest(self, addends: Addends, pieces: Sequence[Piece]) -> np.ndarray:
+    def _largest(self, addends: Addends, pieces: list[Piece]) -> np.ndarray:
         """[M] the largest magnitude in some pieces of each leaf, times the weights."""
         largest = np.zeros(len(self.slices.entries.like))
-        for piece in pieces:
-            for values, weights in _terms(addends, piece):
-                largest[piece.leaf] = np.maximum(largest[piece.leaf], (magnitudes(values) * weights).max())
+        if addends and pieces:
+            found = self.adds.largest([_terms(addends, piece) for piece in pieces])
+            largest[[piece.leaf for piece in pieces]] = found
         return largest
 
-    def _part(
-        self,
-        addends: Addends,
-        on_gpu: DeviceSum | None,
-        largest: np.ndarray,
-        owner: int,
-        here: int,
-        pack: Pack,
-    ) -> np.ndarray:
+    def _part(self, addends: Addends, largest: np.ndarray, owner: int, rank: int, pack: Pack) -> Part:
         """What an owner gets: sums, or magnitudes and the clients' entries, group by group; rank 0 packed rows too."""
         slices, entries = self.slices, self.slices.entries
-        part = np.empty(int(slices.sent_by(here)[owner]), np.uint8)
-        end = len(part) - (int(slices.gathered[here]) if owner == 0 else 0)
-        pack(part[end:])
+        part: Part = self.adds.empty(int(slices.sent_by(rank)[owner]))
+        end = len(part) - (int(slices.gathered[rank]) if owner == 0 else 0)
+        self.adds.fill(part[end:], pack)
         start, stop = slices.slice(owner)
         pieces = entries.pieces(start, stop)
-        if slices.sums[here]:
-            total, shifts = part[:end].view(np.int64), self._shifts(largest)
-            total[:] = 0 if on_gpu is None else on_gpu.total(shifts)[start:stop]
+        if slices.sums[rank]:
+            total, shifts = self.adds.words(part[:end]), self._shifts(largest)
             for piece in pieces:
-                add_fixed(entries.cut(total, piece, start), _terms(addends, piece), shifts[piece.leaf])
+                self.adds.add(entries.cut(total, piece, start), _terms(addends, piece), shifts[piece.leaf])
         elif end:
-            part[: slices.head].view(np.float64)[:] = largest[: slices.head]
-            body = part[slices.head : end].reshape(int(slices.participants[here]), -1)
+            self.adds.fill(part[: slices.head], partial(_write_words, largest))
+            body = part[slices.head : end].reshape(int(slices.participants[rank]), -1)
             for piece in pieces:
-                np.concatenate([values for values, _ in _terms(addends, piece)], out=entries.cut_bytes(body, piece))
+                self.adds.join([values for values, _ in _terms(addends, piece)], entries.cut_bytes(body, piece))
         return part
 
-    def _writer(
-        self,
-        addends: Addends,
-        on_gpu: DeviceSum | None,
-        largest: np.ndarray,
-        received: dict[int, np.ndarray],
-        here: int,
-    ) -> Write:
+    def _writer(self, addends: Addends, largest: np.ndarray, received: dict[int, Part], rank: int) -> Write:
         """What folds pieces of this rank's slice, of which the other ranks have sent it entries or sums."""
-        slices, entries, (start, stop) = self.slices, self.slices.entries, self.slices.slice(here)
-        sums: list[np.ndarray] = []
-        for rank, part in received.items() if stop > start else ():
-            if slices.sums[rank]:
-                sums.append(part[: _WORD * (stop - start)].view(np.int64))
+        slices, entries, (start, stop) = self.slices, self.slices.entries, self.slices.slice(rank)
+        sums: list[Part] = []
+        heads: list[Part] = []
+        for other, part in received.items() if stop > start else ():
+            if slices.sums[other]:
+                sums.append(self.adds.words(part[: _WORD * (stop - start)]))
                 continue
-            weights = self._weights(np.concatenate(self.assigned[rank]))
-            end = slices.head + weights.shape[1] * int(slices.slice_bytes[here])
+            weights = self._weights(np.concatenate(self.assigned[other]))
+            end = slices.head + weights.shape[1] * int(slices.slice_bytes[rank])
             rows = part[slices.head : end].reshape(weights.shape[1], -1)
-            addends = [*addends, (weights, partial(entries.cut_bytes, rows))]
+            addends = [*addends, *self.adds.received(entries, rows, weights)]
             if slices.head:
-                largest = np.maximum(largest, part[: slices.head].view(np.float64))
+                heads.append(part[: slices.head])
             elif not slices.sums.any():  # this rank has all entries
                 largest = np.maximum(largest, self._largest(addends[-1:], entries.pieces(start, stop)))
+        if heads:
+            largest = np.max([largest, *self.adds.numbers(heads)], 0)
         shifts = self._shifts(largest)
-        if on_gpu:
-            sums.append(on_gpu.total(shifts)[start:stop])
 
-        def write(piece: Piece, out: np.ndarray) -> None:
+        def write(piece: Piece, out: Part) -> None:
             fixed = [entries.cut(total, piece, start) for total in sums]
-            fold_exactly(_terms(addends, piece), fixed, shifts[piece.leaf], self._divisors[piece.leaf], out)
+            divisor, like = self._divisors[piece.leaf], entries.like[piece.leaf]
+            self.adds.finish(_terms(addends, piece), fixed, shifts[piece.leaf], divisor, like.dtype, out)
 
         return write
 
@@ -156,22 +131,31 @@ class Fold:
         """Write this rank's slice; the slices of all on rank 0, None on the others."""
         entries, finished = self.slices.entries, self.slices.finished
         pieces = entries.pieces(*self.slices.slice(transport.rank))
-        if transport.rank != 0:
-            buffer = np.empty(finished[transport.rank], np.uint8)
+
+        def own_slice() -> Part:
+            buffer = self.adds.empty(int(self.slices.slice_bytes[transport.rank]))
             for piece in pieces:
                 write(piece, entries.cut_bytes(buffer, piece))
+            return buffer
+
+        if transport.rank != 0:
+            buffer = own_slice()
             if any(finished):
                 transport.gather(buffer, finished)
             return None
         leaves = [torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in entries.like]
         flat = [to_numpy(leaf.view(-1)) for leaf in leaves]
-        for piece in pieces:
-            write(piece, flat[piece.leaf][piece.start : piece.stop])
+        slices = [NOTHING] * transport.size
+        if isinstance(self.adds, OnHost):
+            for piece in pieces:
+                write(piece, flat[piece.leaf][piece.start : piece.stop])
+        elif pieces:
+            slices[0] = self.adds.to_host(own_slice())
         if any(finished):
-            buffers = transport.gather(NOTHING, finished) or []
-            for rank in np.flatnonzero(finished).tolist():
-                for piece in entries.pieces(*self.slices.slice(rank)):
-                    flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(buffers[rank], piece)
+            slices[1:] = (transport.gather(NOTHING, finished) or [])[1:]
+        for rank, packed in enumerate(slices):
+            for piece in entries.pieces(*self.slices.slice(rank)) if len(packed) else ():
+                flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(packed, piece)
         return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]
 
     def _shifts(self, largest: np.ndarray) -> list[int]:
@@ -207,10 +191,9 @@ class Fold:
         return clients_of_all(self.assigned)
 
 
-def _values(leaves: list[np.ndarray], piece: Piece) -> np.ndarray:
-    """The values [m, n] of a piece, of leaves [m, ...]."""
-    return leaves[piece.leaf][:, piece.start : piece.stop]
-
-
-def _terms(addends: Addends, piece: Piece) -> list[Terms]:
+def _terms(addends: Addends, piece: Piece) -> list[Any]:
     return [(values(piece), weights[piece.leaf]) for weights, values in addends]
+
+
+def _write_words(values: np.ndarray, out: np.ndarray) -> None:
+    out.view(np.float64)[:] = values[: len(out) // _WORD]

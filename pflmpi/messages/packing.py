@@ -1,5 +1,6 @@
 """Trees to bytes and back: one packed buffer, laid out by a template that both sides know."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,12 @@ def numpy_type(leaf: Tensor) -> np.dtype[Any]:
     return _NUMPY[leaf.dtype]
 
 
-def pack(value: Tree) -> np.ndarray:
-    """All leaves of a tree, in sorted order of their paths, as one uint8 array."""
+def pack(value: Tree, empty: Callable[[int], np.ndarray] | None = None) -> np.ndarray:
+    """All leaves of a tree, in sorted order of their paths, as one uint8 array, in memory that `empty` makes."""
     parts = [to_numpy(leaf).reshape(-1).view(np.uint8) for _, leaf in tree.leaves(value)]
-    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+    if not parts:
+        return NOTHING
+    return np.concatenate(parts, out=None if empty is None else empty(sum(map(len, parts))))
 
 
 def unpack(buffer: np.ndarray, like: Tree) -> Tree:

@@ -10,6 +10,7 @@ ranks have several participants each, one of them sends more than 1.5 models, ho
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -102,15 +103,16 @@ class Entries:
                 at += (piece.stop - piece.start) * self.like[leaf].element_size()
         return pieces
 
-    def cut(self, vector: np.ndarray, piece: Piece, start: int = 0) -> np.ndarray:
+    def cut(self, vector: Any, piece: Piece, start: int = 0) -> Any:
         """The entries of a piece in a vector of all entries, or of those from `start`."""
         begin = int(self.starts[piece.leaf]) - start
         return vector[begin + piece.start : begin + piece.stop]
 
-    def cut_bytes(self, packed: np.ndarray, piece: Piece) -> np.ndarray:
-        """The entries of a piece in the packed bytes [..., B] of a slice."""
+    def cut_bytes(self, packed: Any, piece: Piece) -> Any:
+        """The entries of a piece in the packed bytes [..., B] of a slice; in a tensor their bytes, where they lie."""
         size = (piece.stop - piece.start) * self.like[piece.leaf].element_size()
-        return packed[..., piece.at : piece.at + size].view(numpy_type(self.like[piece.leaf]))
+        part = packed[..., piece.at : piece.at + size]
+        return part.view(numpy_type(self.like[piece.leaf])) if isinstance(part, np.ndarray) else part
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ import numpy as np
 import torch
 
 from pflmpi import tree
+from pflmpi.learning.task import HOST
 from pflmpi.messages.declared import Declared
+from pflmpi.messages.device_sum import OnDevice
+from pflmpi.messages.exact import OnHost
 from pflmpi.messages.fold import Fold
 from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all, clients_per_rank, rank_by_rank
 from pflmpi.messages.kinds import ClassMeans, Messages, Updates, Uplink, tensor, with_rows
@@ -25,6 +28,7 @@ def send_up(
     declared: Declared,
     ups: Updates,
     assigned: list[list[ClientGroup]],
+    device: torch.device = HOST,
 ) -> Messages | None:
     """Fold or gather the participants' messages on rank 0, in client order; None on other ranks.
 
@@ -32,6 +36,7 @@ def send_up(
         ups: for each group computed here, the clients and their messages with a leading client axis; those that are
             folded may be on a GPU.
         assigned: the groups of participants of each rank.
+        device: of this rank, where what is folded is added.
 
     Raises:
         RunError: a message that was not declared, differs from its declaration, or is missing.
@@ -46,7 +51,8 @@ def send_up(
             _write(dict(_sections(part, _template(kinds, holds[here].sum(1)))), holds, kinds, ups, here)
 
     with transport.channel("data"):
-        folded, packed = Fold(declared, up_slices(declared, assigned), assigned).over(transport, ups, pack)
+        adds = OnHost() if device.type == "cpu" else OnDevice(device)
+        folded, packed = Fold(declared, up_slices(declared, assigned), assigned, adds).over(transport, ups, pack)
     if folded is None or not kinds:
         return folded
     return {**folded, **_gathered(holds, kinds, ups, packed, assigned)}

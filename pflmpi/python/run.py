@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -20,7 +20,7 @@ from typing import BinaryIO
 from pflmpi import early_signals, outside
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.commands.launch import num_ranks
-from pflmpi.commands.progress import RunProgress
+from pflmpi.commands.progress import RunProgress, updating_display
 from pflmpi.commands.rank import connect, context_of, end_of_jobs, show_start
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path, wrong_type
@@ -40,6 +40,7 @@ from pflmpi.errors import (
     write_exit_code,
 )
 from pflmpi.experiment import run as experiment
+from pflmpi.python.fresh_process import fresh_process
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.stopping import Stop, noted_signals
@@ -65,10 +66,12 @@ def run(
     on_round: OnRound | None = None,
     resume: bool = False,
     quiet: bool = False,
+    in_process: bool = False,
 ) -> Run:
     """Run a configuration to its end, and open the run.
 
-    Alone, as in a notebook, the ranks are processes of this machine, and this process stays as it is. Under mpirun,
+    Alone, as in a notebook, the ranks are processes of this machine, and this process stays as it is. A small run is
+    quicker with `in_process=True`: one rank, in this process, whose settings of torch are put back. Under mpirun,
     torchrun or srun every rank calls it, with the same arguments, as often as it likes. An interrupt (Ctrl-C) stops
     after the round with a checkpoint, a second one at once; `resume=True` goes on.
 
@@ -80,6 +83,7 @@ def run(
             the run stops after that round and the error is raised here.
         resume: go on with the run in `out` if there is one, as `pflmpi run --continue` does.
         quiet: show no progress.
+        in_process: start no process; without effect under a launcher.
 
     Raises:
         UserError: what cannot be run; nothing was started. `ConfigError` where `out` holds a run already.
@@ -101,6 +105,8 @@ def run(
     folder = default if out is None else as_path("out", out)
     launch = detect(os.environ)
     start: Callable[..., Path] = _run_in_processes if launch.kind == "alone" else _run_on_this_rank
+    if in_process and launch.kind == "alone":
+        start = _run_in_this_process
     return open_run(start(checked, folder, ranks, on_round, resume, quiet))
 
 
@@ -198,6 +204,8 @@ def _run_in_processes(
 
 def _watch(words: list[str], rounds: NewRounds, on_round: OnRound | None) -> int:
     """Exit code of `pflmpi WORDS`; where this process is interrupted, the other one stops after its round first."""
+    environ = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}  # of a notebook: no terminal
+    environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)  # as here
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "pflmpi", *words],
         stdin=subprocess.PIPE,
@@ -205,7 +213,7 @@ def _watch(words: list[str], rounds: NewRounds, on_round: OnRound | None) -> int
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},  # as here
+        env=environ,
         start_new_session=True,  # an interrupt reaches this process alone, which decides
     ) as process:
         shower = threading.Thread(target=_show, args=(process,), name="pflmpi-progress", daemon=True)
@@ -253,8 +261,12 @@ def _stop(process: "subprocess.Popen[str]") -> None:
 def _show(process: "subprocess.Popen[str]") -> None:
     """Show what a process says where this one shows things, which in a notebook is no file."""
     assert process.stderr is not None
+    display = updating_display()
     for line in process.stderr:
-        print(line, end="", file=sys.stderr, flush=True)
+        if display is not None and line.startswith("round "):
+            display(line.rstrip("\n"))
+        else:
+            print(line, end="", file=sys.stderr, flush=True)
 
 
 def _unexplained(code: int, folder: Path) -> Exception:
@@ -264,11 +276,50 @@ def _unexplained(code: int, folder: Path) -> Exception:
     return RunError(f"the process of the run {how}; go on with resume=True, out={str(folder)!r}")
 
 
+def _run_in_this_process(
+    config: Checked, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
+) -> Path:
+    """Run a configuration on one rank, this process; return the folder. See `pflmpi.run`."""
+    if ranks not in (None, 1):
+        raise ConfigError(f"ranks = {ranks} with in_process=True, which has 1; leave one of them out")
+    with fresh_process():
+        return _run_on_this_rank(config, folder, 1, on_round, resume, quiet, interrupts=_stop_at_interrupt)
+
+
+@contextmanager
+def _stop_at_interrupt(stop: Stop) -> Iterator[None]:
+    """Stop after the round at an interrupt, and raise it then; at another one raise it at once."""
+    interrupted = False
+
+    def note(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, before)
+        stop.reason = stop.reason or "interrupted"
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except Stopped:
+        if not interrupted:
+            raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
 _runs = count()  # of this process, whose ranks meet anew for each
 
 
 def _run_on_this_rank(
-    config: Checked, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
+    config: Checked,
+    folder: Path,
+    ranks: int | None,
+    on_round: OnRound | None,
+    resume: bool,
+    quiet: bool,
+    interrupts: Callable[[Stop], AbstractContextManager[None]] | None = None,
 ) -> Path:
     """Run a configuration together with the other ranks; return the folder. See `pflmpi.run`.
 
@@ -288,6 +339,7 @@ def _run_on_this_rank(
         with (
             RunProgress(config.training.rounds, quiet, False, transport.rank) as progress,
             noted_signals(stop, lambda: bool(ended(transport.peers))) if main else nullcontext(),
+            interrupts(stop) if main and interrupts else nullcontext(),
         ):
             early_signals.begun()
             placed, context = context_of(config, transport, launch, stop)

@@ -43,7 +43,9 @@ def exchange(
     answers: Messages | None = None
     measured: Mapping[str, Tensor] = {}
     round = Round(now.round, now.participants, task.seed)
-    up = send_up(transport, setup.declared, ups, now.training) if len(now.participants) else None
+    up: Messages | None = None
+    if len(now.participants):
+        up = send_up(transport, setup.declared, ups, now.training, setup.executor.device)
     ups.clear()
     if up is not None:
         reads: Tree = {"server": server, "up": {**up}}

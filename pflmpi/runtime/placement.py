@@ -113,7 +113,7 @@ def place(
         ranks: R.
         slots: how many ranks can compute at once.
     """
-    training, seed, federation = executor.tasks[0].training, executor.tasks[0].seed, executor.federation
+    training, federation = executor.tasks[0].training, executor.federation
     n = federation.num_clients
     steps = steps_of_a_round(training, federation.num_train)
     lanes = runtime.lanes or 1
@@ -130,7 +130,7 @@ def place(
         return placement
     cost = np.zeros((len(groups), min(max(training.rounds, 1), _ROUNDS)))
     for round in range(cost.shape[1]):
-        chosen = training.participants(seed, round + 1, n)
+        chosen = executor.participation.participants(round + 1)
         np.add.at(cost[:, round], placement.group_of[chosen], work[chosen] + test_work[chosen])
     if executor.algorithm.predicts_with:
         cost += np.bincount(placement.group_of, test_work, len(groups))[:, None]

@@ -82,13 +82,17 @@ class RoundSchedule:
     def reporting(self) -> list[list[ClientGroup]]:
         """The groups whose scores each rank reports: the tested ones, then the unseen clients, then the trained ones.
 
-        The numbers of those that are tested after training begin after all clients.
+        The numbers of those that are tested after training begin after all clients; after twice as many, those of the
+        tested ones begin again, with their validation samples.
         """
         no_groups: list[list[ClientGroup]] = [[] for _ in self.testing]
         unseen = self.unseen.groups if self.unseen else no_groups
         after = len(self.test_class_counts)
         trained = [[after + group for group in groups] for groups in self.training] if self.tests_trained else no_groups
-        return [list(chain(*groups)) for groups in zip(self.testing, unseen, trained, strict=True)]
+        validated = no_groups
+        if self.setup.validation is not None:
+            validated = [[2 * after + group for group in groups] for groups in self.testing]
+        return [list(chain(*groups)) for groups in zip(self.testing, unseen, trained, validated, strict=True)]
 
     @property
     def test_class_counts(self) -> np.ndarray:
@@ -100,6 +104,11 @@ class RoundSchedule:
     def rows(self) -> list[np.ndarray]:
         """The clients whose state each rank writes in a checkpoint after this round."""
         return self.setup.placement.at_home(self.unsaved)
+
+    @property
+    def simulated_seconds(self) -> float | None:
+        """Seconds of the round on the simulated clients; None if not configured."""
+        return self.setup.executor.simulated_seconds(self.participants, self.round)
 
     @property
     def up_bytes(self) -> np.ndarray:
@@ -199,10 +208,7 @@ def _introducing(setup: Setup) -> np.ndarray:
 
 def _participants(setup: Setup, round: int) -> np.ndarray:
     """Ascending ids of the clients that train in a round; none before the first and after the last."""
-    training = setup.task.training
-    if not 1 <= round <= training.rounds:
-        return _NO_CLIENTS
-    return training.participants(setup.task.seed, round, setup.task.num_clients)
+    return setup.executor.participation.participants(round) if 1 <= round <= setup.task.training.rounds else _NO_CLIENTS
 
 
 def _receivers(

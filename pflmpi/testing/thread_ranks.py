@@ -85,13 +85,15 @@ class ThreadTransport(Transport):
     def _barrier(self) -> None:
         self._collective("barrier", np.zeros(0))
 
-    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+    def _exchange(self, sent: dict[int, Buffer], received: dict[int, Buffer]) -> None:
         with self._group.changed:
             for rank, part in sent.items():
+                assert isinstance(part, np.ndarray), "threads share no GPU"
                 self._group.mail[self.rank, rank].append(part.copy())
             self._group.changed.notify_all()
         for rank, part in received.items():
             content = self._take(rank)
+            assert isinstance(part, np.ndarray), "threads share no GPU"
             assert len(content) == len(part), f"rank {rank} sent {len(content)} bytes, {len(part)} were declared"
             part[:] = content
 

@@ -5,9 +5,9 @@ All ranks make the same calls in the same order. Buffers are uint8, one-dimensio
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, TypeAlias, TypeVar, Union, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, TypeGuard, TypeVar, Union, get_args
 
 import numpy as np
 
@@ -109,8 +109,13 @@ class Transport(ABC):
         self.counter.add(down=len(buffer) * (self.size - 1))
 
     def exchange(
-        self, parts: dict[int, np.ndarray], sizes: dict[int, int], moved: int, down: bool = False
-    ) -> dict[int, np.ndarray]:
+        self,
+        parts: dict[int, B],
+        sizes: dict[int, int],
+        moved: int,
+        down: bool = False,
+        empty: Callable[[int], B] | None = None,
+    ) -> dict[int, B]:
         """Sends parts to ranks, and returns the parts received, by sender; its own part is given back, not a copy.
 
         Args:
@@ -118,6 +123,8 @@ class Transport(ABC):
             sizes: how many bytes will be received, by sender; likewise.
             moved: bytes that all ranks send to others.
             down: count it as on the way to clients, not from them.
+            empty: makes the memory for a part of so many bytes, which may be on a GPU of this rank, as may those to
+                send, whatever the others do; by default `host_buffer`.
         """
         for part in parts.values():
             check_bytes(part)
@@ -126,23 +133,40 @@ class Transport(ABC):
         own = len(parts.get(self.rank, ()))
         assert own == sizes.get(self.rank, 0), f"own part of {own} bytes, declared {sizes.get(self.rank, 0)}"
         assert all(map(len, parts.values())) and all(sizes.values()), "an empty part"
-        received = {
-            rank: parts[rank] if rank == self.rank else np.empty(size, np.uint8) for rank, size in sizes.items()
+        make: Any = empty or self.host_buffer
+        received: dict[int, B] = {
+            rank: parts[rank] if rank == self.rank else make(size) for rank, size in sizes.items()
         }
         if self.size > 1:
-            self._exchange(
+            self._exchange_from_where_they_are(
                 {rank: part for rank, part in parts.items() if rank != self.rank},
                 {rank: part for rank, part in received.items() if rank != self.rank},
             )
         self.counter.add(down=moved if down else 0, up=0 if down else moved)
         return received
 
-    def gather(self, part: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray] | None:
+    def _exchange_from_where_they_are(self, sent: Mapping[int, Buffer], received: Mapping[int, Buffer]) -> None:
+        """Exchange parts; what is on a GPU goes through the host, unless the transport takes it from there."""
+
+        def by_host(part: Buffer, rank: int) -> "TypeGuard[torch.Tensor]":
+            return not isinstance(part, np.ndarray) and not part.is_cpu and not self.takes_gpu_memory(len(part), rank)
+
+        outgoing = {rank: part.cpu().numpy() if by_host(part, rank) else part for rank, part in sent.items()}
+        landing = {rank: self.host_buffer(len(part)) for rank, part in received.items() if by_host(part, rank)}
+        self._exchange(outgoing, {**received, **landing})
+        for rank, part in received.items():
+            if by_host(part, rank):
+                import torch
+
+                part.copy_(torch.from_numpy(landing[rank]))
+
+    def gather(self, part: Buffer, sizes: Sequence[int]) -> list[np.ndarray] | None:
         """All ranks' parts, of the given sizes in bytes, in rank order on rank 0; None elsewhere."""
         assert len(sizes) == self.size, f"{len(sizes)} sizes for {self.size} ranks"
         assert len(part) == sizes[self.rank], f"part of {len(part)} bytes, declared {sizes[self.rank]}"
         arriving = {rank: size for rank, size in enumerate(sizes) if size} if self.rank == 0 else {}
-        received = self.exchange({0: part} if len(part) else {}, arriving, sum(sizes[1:]))
+        parts: dict[int, Any] = {0: part} if len(part) else {}
+        received = self.exchange(parts, arriving, sum(sizes[1:]))
         return [received.get(rank, _EMPTY) for rank in range(self.size)] if self.rank == 0 else None
 
     def maximum(self, values: np.ndarray) -> np.ndarray:
@@ -158,8 +182,15 @@ class Transport(ABC):
         if self.size > 1:
             self._barrier()
 
-    def takes_gpu_memory(self, size: int) -> bool:
-        """Whether a broadcast of so many bytes may begin and end in the memory of GPUs; the same on every rank."""
+    def host_buffer(self, size: int) -> np.ndarray:
+        """Memory of the host for so many bytes that are to be sent or received: pinned where a GPU will copy them."""
+        return np.empty(size, np.uint8)
+
+    def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
+        """Whether a broadcast of so many bytes, or a part for or from a peer, may begin and end in memory of GPUs.
+
+        Of a broadcast it is the same on every rank.
+        """
         return False
 
     def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:  # noqa: B027 (nothing to do without GPUs)
@@ -186,10 +217,11 @@ class Transport(ABC):
         """Broadcast in place; not empty."""
 
     @abstractmethod
-    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+    def _exchange(self, sent: dict[int, Buffer], received: dict[int, Buffer]) -> None:
         """Send and fill parts by the rank at the other end; any rank may send to any, and no part is empty.
 
         Either dict or both may be empty, but every rank makes the call. Messages between two ranks arrive in order.
+        Parts are on the host, or where the transport `takes_gpu_memory`.
         """
 
     @abstractmethod

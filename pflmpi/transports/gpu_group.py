@@ -15,7 +15,7 @@ from torch import Tensor
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, STAGED, Buffer
 
 Backend = Literal["nccl", "gloo"]
-Parts = dict[int, np.ndarray]  # bytes on the host, by the rank at the other end
+Parts = dict[int, Buffer]  # by the rank at the other end
 
 _NEVER = timedelta(days=7)  # nccl's own time limit ends the process silently; the transport has one of its own
 
@@ -47,7 +47,7 @@ class GpuGroup:
         group = dist.new_group(list(ranks), timeout=_NEVER, backend=backend, device_id=own)
         self._group = None if isinstance(group, int) else group  # a number on ranks that are not in it
         self._rank, self._first, self._is_member = rank, ranks[0], rank in ranks
-        self._members = frozenset(ranks)
+        self.members = frozenset(ranks)
         self._device, self._wait, self._wait_for_gpu = device, wait, wait_for_gpu
         self._wait_for_message = wait_for_gpu if backend == "nccl" else wait  # gloo's ends in `wait` alone
         # NCCL connects in the first call, which all members must make; not all of them have something to exchange.
@@ -56,6 +56,12 @@ class GpuGroup:
     def carries(self, size: int) -> bool:
         """Whether a message of so many bytes takes this way; the same on every rank."""
         return size >= SMALLEST_GPU_MESSAGE
+
+    def host_buffer(self, size: int) -> np.ndarray:
+        """Memory of the host; pinned for what the GPU will copy: pageable memory takes three times as long."""
+        return torch.empty(
+            size, dtype=torch.uint8, pin_memory=self._device.type == "cuda" and self.carries(size)
+        ).numpy()
 
     def broadcast(self, buffer: Tensor) -> None:
         """Copy rank 0's buffer into every rank's; each is on the host or on the GPU of its rank."""
@@ -71,7 +77,7 @@ class GpuGroup:
         )
 
     def exchange(self, sent: Parts, received: Parts) -> tuple[Parts, Parts]:
-        """Move the large parts between members, by the rank at the other end; gives the others of both."""
+        """Move the large parts between members, each from and to the host or the GPU; gives the others of both."""
         outgoing, sent = self._split(sent)
         incoming, received = self._split(received)
         most = max(map(len, [*outgoing.values(), *incoming.values()]), default=0)
@@ -80,17 +86,21 @@ class GpuGroup:
         return sent, received
 
     def _exchange_staged(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> None:
-        staged = {rank: torch.empty_like(part, device=self._device) for rank, part in incoming.items()}
+        staged = {
+            rank: torch.empty(len(part), dtype=part.dtype, device=self._device) if part.is_cpu else part
+            for rank, part in incoming.items()
+        }
         moves = [dist.P2POp(dist.isend, part.to(self._device), rank, self._group) for rank, part in outgoing.items()]
         moves += [dist.P2POp(dist.irecv, part, rank, self._group) for rank, part in staged.items()]
         for work in dist.batch_isend_irecv(moves):
             self._wait_for_message(work)
         for rank, part in incoming.items():
-            part.copy_(staged[rank])
+            if part is not staged[rank]:
+                part.copy_(staged[rank])
 
     def _split(self, parts: Parts) -> tuple[dict[int, Tensor], Parts]:
         """The parts that take this way, and the others."""
-        members = self._members if self._is_member else frozenset()
+        members = self.members if self._is_member else frozenset()
         large = {rank: as_tensor(part) for rank, part in parts.items() if rank in members and self.carries(part.nbytes)}
         return large, {rank: part for rank, part in parts.items() if rank not in large}
 

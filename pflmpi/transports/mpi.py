@@ -52,10 +52,10 @@ class MpiTransport(Transport):
         self._comm = MPI.COMM_WORLD.Dup()  # other libraries' messages on the world do not mix with ours
 
     def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:
-        """Broadcast from GPU to GPU, which the libraries of all ranks can; see the base class."""
+        """Send from GPU to GPU, which the libraries of all ranks can; see the base class."""
         self._between_gpus = True
 
-    def takes_gpu_memory(self, size: int) -> bool:
+    def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
         """Whether as many bytes are sent from GPU to GPU; see the base class."""
         return self._between_gpus and size >= SMALLEST_GPU_MESSAGE
 
@@ -76,8 +76,10 @@ class MpiTransport(Transport):
                 else:
                     self._move([self._comm.Ibcast([chunk, MPI.BYTE], root=0)])
 
-    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+    def _exchange(self, sent: dict[int, Buffer], received: dict[int, Buffer]) -> None:
         with self._together("exchange"):
+            for part in (*sent.values(), *received.values()):
+                wait_for_kernels(part)
             self._move(
                 [
                     start([chunk, MPI.BYTE], rank, _TAG)

@@ -69,9 +69,13 @@ class TorchTransport(Transport):
                     f"{library} does not start ({reason(error)}); NCCL_DEBUG=INFO says more, and {_WITHOUT}"
                 ) from error
 
-    def takes_gpu_memory(self, size: int) -> bool:
+    def host_buffer(self, size: int) -> np.ndarray:
+        """See the base class."""
+        return super().host_buffer(size) if self._gpus is None else self._gpus.host_buffer(size)
+
+    def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
         """Whether NCCL moves as many bytes; see the base class."""
-        return self._gpus is not None and self._gpus.carries(size)
+        return self._gpus is not None and self._gpus.carries(size) and (peer is None or peer in self._gpus.members)
 
     def abort(self, code: int) -> NoReturn:
         """End this process; the launcher stops the others, and those that wait for it lose their connection."""
@@ -86,7 +90,7 @@ class TorchTransport(Transport):
                 else:
                     self._wait(dist.broadcast(chunk, src=0, async_op=True))
 
-    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+    def _exchange(self, sent: dict[int, Buffer], received: dict[int, Buffer]) -> None:
         with self._call("exchange"):
             sent, received = self._gpus.exchange(sent, received) if self._gpus else (sent, received)
             works = [

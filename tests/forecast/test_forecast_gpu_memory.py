@@ -1,6 +1,7 @@
 """What `plan` counts for a GPU besides the group that it computes."""
 
-from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -14,11 +15,9 @@ from pflmpi.forecast.measuring import ProcessMemory
 from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
-from pflmpi.machine import Gpu
-from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.devices import CONTEXT, gpu_messages, place_ranks
+from pflmpi.messages.traffic import Traffic
+from pflmpi.runtime.devices import CONTEXT, GpuMessages
 from pflmpi.runtime.executors.batches import Pool
-from pflmpi.transports.peers import Peer
 from planned_run import planned
 
 
@@ -64,23 +63,25 @@ def test_the_samples_of_its_clients_are_on_the_gpu_of_a_rank(algorithm):
         assert (mine is None) == (algorithm == "fedavg")
 
 
-def test_what_passes_through_a_gpu_on_its_way_counts_and_is_bounded():
-    """Ditto's clients live on two ranks with a GPU each; the models of both go to rank 0, and the mean to both."""
-    raw = quick_run.settings(algorithm={"name": "ditto"}, runtime={"device": "auto"})
-    world = planned(raw, 2)
+@pytest.mark.parametrize(("nccl", "rank", "expected"), [(True, 1, 60), (True, 2, 100), (True, 0, 40), (False, 2, 9)])
+def test_what_is_summed_on_a_gpu_or_passes_through_it_counts(nccl, rank, expected, monkeypatch):
+    """Three ranks, of which two have a GPU: of a peer at most 30 bytes each way pass through it at a time."""
+    monkeypatch.setattr(memory, "STAGED", 30)
+    up, down = (
+        Traffic(np.array([40, 60, 4]), np.array([0, 0, 5]), False),
+        Traffic(np.array([0, 1, 90]), np.array([9, 1, 40]), True),
+    )
+    plan = cast(Any, SimpleNamespace(uplink=[up], calls=[up, down]))
+    assert memory._under_way([plan], rank, GpuMessages((1, 2, 3) if nccl else (), "", nccl)) == expected
+
+
+def test_a_rank_counts_what_its_gpu_sums():
+    world = planned(quick_run.settings(runtime={"device": "auto"}), 2)
     laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), world.schedule()
-
-    def device(staged, between_gpus="auto"):
-        messages = gpu_messages(placed, "torch", between_gpus)
-        ranks = replace(laid_out, messages=replace(messages, nccl=bool(messages.ranks)))
-        args = world.setup, ranks, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
-        with mock.patch.object(memory, "STAGED", staged):
-            return rank_memory(*args)[1]
-
-    gpus = tuple(Gpu(f"GPU-{i}", "A100", 0) for i in range(2))
-    placed = place_ranks([Peer("a", rank, (0,), gpus) for rank in range(2)], RuntimeConfig())
-    through_host, all_at_once, few = device(2**28, "host"), device(2**28), device(100)
-    most = max(call.sent[1] + call.received[1] for plan in rounds for call in plan.calls)
-    assert most > 200
-    assert all_at_once.device - all_at_once.nccl - through_host.device == most
-    assert few.device - few.nccl - through_host.device <= 200
+    args = world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
+    found = rank_memory(*args)
+    with mock.patch.object(memory, "_under_way", lambda *_: 0.0):
+        without = rank_memory(*args)
+    for rank, (some, none) in enumerate(zip(found, without, strict=True)):
+        most = max(call.sent[rank] + call.received[rank] for plan in rounds for call in plan.uplink)
+        assert some.device - none.device >= most > 0

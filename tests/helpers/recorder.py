@@ -43,9 +43,9 @@ class Recorder(Transport):
             yield
         self._now = before
 
-    def exchange(self, parts: Any, sizes: Any, moved: int, down: bool = False) -> dict[int, np.ndarray]:
+    def exchange(self, parts: Any, sizes: Any, moved: int, down: bool = False, **more: Any) -> dict[int, Any]:
         self._down = down
-        return super().exchange(parts, sizes, moved, down)
+        return super().exchange(parts, sizes, moved, down, **more)
 
     def maximum(self, values: np.ndarray) -> np.ndarray:
         before = self._now

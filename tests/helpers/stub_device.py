@@ -63,7 +63,7 @@ class StubDevice(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts = Counts()
+        self.counts, self.bytes_moved = Counts(), 0  # bytes between host and device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -94,9 +94,11 @@ class StubDevice(TorchDispatchMode):
         if packet is _aten._to_copy and (not ours or target != "stub"):
             counts.uploads += not ours
             counts.downloads += bool(ours)
+            self.bytes_moved += tensors[0].nbytes
         elif packet is _aten.copy_ and len(ours) < len(tensors):
             counts.uploads += isinstance(args[0], StubTensor)
             counts.downloads += not isinstance(args[0], StubTensor)
+            self.bytes_moved += tensors[0].nbytes
         elif packet is _aten._local_scalar_dense or _waits(func, packet, tensors):
             counts.syncs += 1
         elif not func.is_view and packet not in _NO_WORK:

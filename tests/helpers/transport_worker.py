@@ -81,7 +81,7 @@ def check_messages_between_gpus(transport, device="cpu", backend="gloo"):
 class GpuBytes:
     """Bytes as a GPU shows them to a library that can move them; they are in memory of the host."""
 
-    is_cuda, device, ndim, dtype = True, "cuda:0", 1, "torch.uint8"
+    is_cuda, is_cpu, device, ndim, dtype = True, False, "cuda:0", 1, "torch.uint8"
 
     def __init__(self, values: np.ndarray, uses: list[str]) -> None:
         self.values, self._uses = values, uses
@@ -120,6 +120,18 @@ def check_messages_in_gpu_memory(transport):
             transport.broadcast(buffer if transport.rank in on_host else cast(Any, GpuBytes(buffer, uses)))
         transport_checks.same(buffer, right)
         assert uses == ([] if transport.rank in on_host else ["kernels have ended", "moved"])
+    size, rank, uses = transport.size, transport.rank, []
+    to, of = (rank + 1) % size, (rank - 1) % size
+    parts = {to: GpuBytes(transport_checks.payload(rank, LARGE), uses)}
+    with mock.patch.dict(sys.modules, torch=fake_torch):
+        found = transport.exchange(
+            cast(Any, parts),
+            {of: LARGE},
+            size * LARGE,
+            empty=lambda many: cast(Any, GpuBytes(np.zeros(many, "u1"), uses)),
+        )
+    transport_checks.same(cast(Any, found[of]).values, transport_checks.payload(of, LARGE))
+    assert uses.count("moved") == 2, "from GPU to GPU"
     for one in transport_checks.CHECKS.values():
         one(transport)
 

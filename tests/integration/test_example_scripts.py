@@ -124,3 +124,16 @@ def test_adapters_are_trained_on_the_network_that_was_trained_before(tmp_path, m
     assert torch.equal(adapted["second.weight"], network["second.weight"]) and adapted["second.lora_b"].any()
     kept = open_run(tmp_path / "runs" / "adapters").round().clients
     assert {path for path in kept} >= {"body/first/lora_a", "body/second/lora_b"}
+
+
+def test_very_many_clients_are_a_run_like_any_other(tmp_path):
+    example = ROOT / "examples" / "many_clients.py"
+    for file in (example, example.with_suffix(".yaml")):
+        shutil.copy(file, tmp_path)
+    runpy.run_path(str(example))["write"](tmp_path / "many_clients.npz", 3000)
+    raw = configuration.located(configuration.read(tmp_path / "many_clients.yaml"), tmp_path)
+    raw["training"] |= {"rounds": 2, "participation": 0.01}
+    one = quick_run.run(raw, tmp_path / "one")
+    assert quick_run.run(raw, tmp_path / "two", ranks=2) == one
+    run = open_run(tmp_path / "one")
+    assert run.round().metrics["total"].tolist() == [1] * 3000

@@ -9,6 +9,7 @@ import small_task
 from pflmpi import tree
 from pflmpi.learning import sgd
 from pflmpi.learning.client import Batch, class_means, model_loss, squared_distance, uniform
+from pflmpi.learning.participation import Participation
 from pflmpi.learning.sgd import Phase, train
 from pflmpi.learning.training import Pass, TrainingConfig, batch_order, samples_of
 from pflmpi.models import MODELS
@@ -289,8 +290,8 @@ def test_steps_replace_epochs():
 
 
 def test_participants_are_distinct_and_as_many_as_said():
-    training = TrainingConfig(participation=0.25)
-    chosen = [training.participants(0, round, 10) for round in range(1, 200)]
+    rounds = Participation(TrainingConfig(participation=0.25), 0, np.ones(10))
+    chosen = [rounds.participants(round) for round in range(1, 200)]
     assert all(len(one) == 3 and len(set(one)) == 3 and list(one) == sorted(one) for one in chosen)
     assert set(np.concatenate(chosen)) == set(range(10))
-    assert len(TrainingConfig(participation=0.001).participants(0, 1, 10)) == 1
+    assert len(Participation(TrainingConfig(participation=0.001), 0, np.ones(10)).participants(1)) == 1

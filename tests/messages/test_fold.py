@@ -2,7 +2,7 @@
 
 import itertools
 import tracemalloc
-from unittest import mock
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,13 +11,16 @@ import torch
 import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
-from pflmpi.messages import device_sum, fold, slices
+from pflmpi.learning.task import HOST
+from pflmpi.messages import device_sum, slices
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.kinds import Mean, Rows, Sum, tensor
 from pflmpi.messages.packing import to_numpy
 from pflmpi.messages.traffic import wire_bytes
 from pflmpi.messages.uplink import send_up, up_calls, up_slices
 from pflmpi.tree import Tree
+from stub_device import DEVICE
+from stub_threads import run_stub_ranks
 from thread_transport import run_ranks
 
 NEVER = 2**62
@@ -97,15 +100,21 @@ def lead(monkeypatch, way):
         monkeypatch.setattr(slices, name, value)
 
 
-def check(what, layout):
+def check(what, layout, run=run_ranks, there=lambda group, name: False, device=HOST):
+    """`there`: which messages of which groups are on the device of the ranks."""
     kinds: dict[str, Sum] = {name: kind for name, kind in what.up.items() if isinstance(kind, Sum)}
     assigned = [[np.array(group) for group in groups] for groups in layout]
 
-    def work(transport):
-        found = send_up(transport, what, ups(kinds, assigned[transport.rank]), assigned)
+    def work(transport, *_):
+        made = ups(kinds, assigned[transport.rank])
+        sent = [
+            (group, {name: tree.to(one, device) if there(group, name) else one for name, one in messages.items()})
+            for group, messages in made
+        ]
+        found = send_up(transport, what, sent, assigned, device)
         return found, transport.counter.take("data")
 
-    results = run_ranks(len(assigned), work)
+    results = run(len(assigned), work)
     assert [found is None for found, _ in results] == [rank > 0 for rank in range(len(assigned))]
     found = results[0][0]
     assert found is not None and found.keys() == kinds.keys()
@@ -139,26 +148,41 @@ def test_likewise_with_many_participants_on_a_rank(way, ranks, monkeypatch):
     check(declared(), MANY[ranks])
 
 
+@pytest.mark.parametrize("direct", [True, False], ids=["from GPU to GPU", "through hosts"])
 @pytest.mark.parametrize("some", [False, True], ids=["all there", "some there"])
 @pytest.mark.parametrize("way", LIMITS)
 @pytest.mark.parametrize("layout", [*ASSIGNED.values(), *MANY.values()], ids=str)
-def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(way, layout, some, monkeypatch):
-    def is_on_host(messages):  # those of the groups of several clients
-        return some and len(tree.leaf(messages["sum"], "float")) > 1
-
+def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(way, layout, some, direct, monkeypatch):
     lead(monkeypatch, way)
-    monkeypatch.setattr(fold, "is_on_host", is_on_host)
     monkeypatch.setattr(device_sum, "_ENTRIES", 50_000)  # so that a leaf has several blocks
-    summed = mock.Mock(side_effect=device_sum.DeviceSum)
-    monkeypatch.setattr(fold, "DeviceSum", summed)
-    check(declared(), layout)
-    cut = slices_of(declared(), layout)
-    owners = set(np.flatnonzero(cut.widths).tolist())
-    sums = [  # ranks that send the entries themselves sum nothing
-        any(not (some and len(group) > 1) for group in here) and (bool(cut.sums[rank]) or owners <= {rank})
-        for rank, here in enumerate(layout)
-    ]
-    assert summed.call_count == sum(sums)
+    members = range(len(layout)) if direct else ()
+    run = partial(run_stub_ranks, members=members)
+    check(declared(), layout, run, lambda group, _: not some or len(group) == 1, DEVICE)
+
+
+@pytest.mark.parametrize("server_has_a_gpu", [True, False])
+def test_models_cross_to_the_host_for_the_servers_state_alone(server_has_a_gpu):
+    """The classic layout: 8 ranks, a client each, here with a model of 4 MB, of which 11 crossed for each rank."""
+    count, size = 8 + (not server_has_a_gpu), 10**6
+    what = Declared({"model": Mean({"a": tensor(size - 7), "b": tensor(7)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
+    assigned = [[np.array([rank])] for rank in range(8)]
+    assigned = assigned if server_has_a_gpu else [[], *assigned]
+
+    def work(transport, stub):
+        groups = assigned[transport.rank]
+        on_host = not server_has_a_gpu and transport.rank == 0
+        sent = ups(what.up, groups) if on_host else [(g, tree.to(m, DEVICE)) for g, m in ups(what.up, groups)]
+        stub.bytes_moved = 0
+        send_up(transport, what, sent, assigned, HOST if on_host else DEVICE)
+        return stub.bytes_moved
+
+    moved = run_stub_ranks(count, work, range(count) if server_has_a_gpu else range(1, count))
+    slice_bytes, few = 4 * size / count, 1000
+    if server_has_a_gpu:
+        assert moved[0] == pytest.approx(slice_bytes, abs=few), "the transport brings the slices of others to its host"
+        assert max(moved[1:]) < few
+    else:
+        assert moved[1:] == pytest.approx([2 * slice_bytes] * 8, abs=few), "to rank 0, and the result of its own slice"
 
 
 @pytest.mark.parametrize("way", LIMITS)
@@ -166,7 +190,9 @@ def test_what_is_gathered_goes_beside_what_is_folded(way, monkeypatch):
     lead(monkeypatch, way)
     what = declared()
     rows = {"each": Rows({"x": tensor(3), "y": tensor(2, dtype=torch.int32)}), "zero": Rows({"x": tensor()})}
-    check(Declared({**what.up, **rows}, {}, what.holds, what.num_train), ASSIGNED[3])
+    what = Declared({**what.up, **rows}, {}, what.holds, what.num_train)
+    check(what, ASSIGNED[3])
+    check(what, ASSIGNED[3], partial(run_stub_ranks, members=range(3)), lambda _, name: name not in rows, DEVICE)
 
 
 def test_gathered_models_of_rank_0_are_not_packed():

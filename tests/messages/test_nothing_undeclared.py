@@ -18,6 +18,7 @@ from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.experiment.run import RankContext, run
+from pflmpi.learning.participation import Participation
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.groups import clients_of
@@ -81,7 +82,7 @@ def recorded(tmp_path_factory):
 
 def participants(run, round):
     config = run.experiment.config
-    return config.training.participants(config.seed, round, CLIENTS)
+    return Participation(config.training, config.seed, np.ones(CLIENTS)).participants(round)
 
 
 def rank_of(run, clients):

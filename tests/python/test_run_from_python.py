@@ -28,10 +28,15 @@ from project import ROOT
 CONFIG = Config(**quick_run.QUICK)
 
 
-def test_it_gives_the_bits_of_the_command_and_tells_each_round(tmp_path):
+def test_it_gives_the_bits_of_the_command_and_tells_each_round(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook does, where a bar would be printed again and again
     expected = quick_run.run(quick_run.settings(), tmp_path / "here")
     rows: list[Row] = []
-    run = pflmpi.run(CONFIG, out=tmp_path / "run", ranks=2, on_round=rows.append, quiet=True)
+    run = pflmpi.run(CONFIG, out=tmp_path / "run", ranks=2, on_round=rows.append)
+    shown = capfd.readouterr().err
+    assert (
+        "\x1b" not in shown and [line.startswith("round ") for line in shown.splitlines()] == [False] * 2 + [True] * 3
+    )
     assert run.round().digest() == expected
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert [row["accuracy_mean"] for row in rows] == run.columns["accuracy_mean"].tolist()
@@ -149,6 +154,14 @@ def test_yaml_and_options_take_a_name_in_place_of_a_section_too(tmp_path):
     )
     file.write_text("data: digits\npartition: {name: iid, clients: 4}\nalgorithm: ./mine.py:Mine\n")
     assert configuration.load(file).resolved()["algorithm"]["name"] == f"{tmp_path}/mine.py:Mine"
+
+
+def test_a_configuration_shows_what_differs_from_the_defaults_as_keywords_that_make_it_again():
+    short = Config(data="digits", partition={"name": "iid", "clients": 4}, algorithm="fedavg")
+    assert repr(short) == "Config(seed=0, data='digits', partition={'name': 'iid', 'clients': 4}, algorithm='fedavg')"
+    assert "training={'rounds': 3" in repr(CONFIG) and "lr_decay" not in repr(CONFIG)
+    for config in (short, CONFIG, CONFIG.replace(model=["mlp", {"name": "mlp", "hidden": 9}])):
+        assert eval(repr(config)).resolved() == config.resolved()
 
 
 def test_a_configuration_is_saved_whole_and_loaded_again(tmp_path):

@@ -12,6 +12,7 @@ import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import PflmpiError
 from pflmpi.experiment.build import load_federation
+from pflmpi.learning.participation import Participation
 from pflmpi.runtime import client_errors
 from pflmpi.store import metrics_file, run_folder, verify
 
@@ -40,8 +41,8 @@ def most_steps(raw: dict[str, Any]) -> tuple[int, int]:
 def drawn(raw: dict[str, Any], client: int) -> list[int]:
     """The rounds that a client was drawn for."""
     config = configuration.parse(raw)
-    training, n = config.training, config.partition.clients
-    return [round for round in range(1, ROUNDS + 1) if client in training.participants(config.seed, round, n)]
+    rounds = Participation(config.training, config.seed, np.ones(config.partition.clients or 0))
+    return [round for round in range(1, ROUNDS + 1) if client in rounds.participants(round)]
 
 
 @pytest.mark.parametrize("runtime", EXECUTORS, ids=["loop", "lanes"])

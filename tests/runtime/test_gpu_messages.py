@@ -91,7 +91,7 @@ class OneOfTwo(InProcessTransport):
         super().__init__()
         self.rank, self.size, self.given, self._takes, self._sent = rank, 2, list[Buffer](), takes, sent
 
-    def takes_gpu_memory(self, size: int) -> bool:
+    def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
         return self._takes
 
     def _broadcast(self, buffer: Buffer) -> None:
@@ -133,7 +133,7 @@ def test_a_rank_without_a_gpu_gets_the_message_on_its_host():
 def test_a_round_has_the_same_bits_each_way(takes):
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "lanes")
     expected = stub_run.run(raw, False)
-    with mock.patch.object(InProcessTransport, "takes_gpu_memory", lambda self, size: takes):
+    with mock.patch.object(InProcessTransport, "takes_gpu_memory", lambda self, size, peer=None: takes):
         found = stub_run.run(raw, True)
     for path, leaf in expected.values.items():
         assert torch.equal(found.values[path], leaf), path

@@ -1,6 +1,8 @@
 """What each rank asks NCCL to do, by PyTorch's process group that moves nothing."""
 
+import itertools
 from collections import Counter
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -9,8 +11,15 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from pflmpi import tree
+from pflmpi.messages.deliver import deliver
+from pflmpi.messages.kinds import Mean, tensor
+from pflmpi.messages.slices import Entries, cut_slices
 from pflmpi.transports import gpu_group
+from pflmpi.transports.base import Transport
 from pflmpi.transports.gpu_group import GpuGroup
+from stub_device import DEVICE, stub_device
+from thread_transport import run_ranks
 
 SMALL = 1 << 16
 HOST = torch.device("cpu")
@@ -36,7 +45,7 @@ class Calls:
         return call
 
 
-def of_rank(rank, size, ranks, work):
+def of_rank(rank, size, ranks, work, device=HOST):
     """What a rank of so many calls, of which some have a GPU, while it does some work with its group."""
     calls = Calls()
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
@@ -46,7 +55,7 @@ def of_rank(rank, size, ranks, work):
             mock.patch.object(dist, "all_reduce", calls.collective("all_reduce")),
             mock.patch.object(dist, "broadcast", calls.collective("broadcast")),
         ):
-            work(GpuGroup(rank, ranks, HOST, lambda work: None, lambda work: None, "gloo"))
+            work(GpuGroup(rank, ranks, device, lambda work: None, lambda work: None, "gloo"))
     finally:
         dist.destroy_process_group()
     return calls.made
@@ -74,3 +83,125 @@ def test_what_is_staged_on_a_gpu_is_bounded_for_each_peer(monkeypatch):
             {2: 3 * SMALL},
             {2: SMALL + 5},
         ]
+
+
+def test_parts_that_are_on_a_gpu_do_not_pass_through_the_host():
+    with stub_device() as stub:
+        there, other = torch.empty(2 * SMALL, dtype=torch.uint8, device=DEVICE), np.zeros(2 * SMALL, np.uint8)
+
+        def work(group):
+            stub.bytes_moved = 0
+            group.exchange({1: there}, {1: torch.empty_like(there)})
+            assert stub.bytes_moved == 0
+            group.exchange({1: other}, {1: other})
+            assert stub.bytes_moved == 2 * other.nbytes
+
+        of_rank(0, 2, [0, 1], work, DEVICE)
+
+
+def test_what_a_gpu_copies_is_in_pinned_memory(monkeypatch):
+    """A process without a GPU has no pinned memory."""
+    empty, pinned = torch.empty, list[bool]()
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, pin_memory, **how: (pinned.append(pin_memory), empty(*size, **how))[1]
+    )
+    for device, size in ((torch.device("cuda", 1), SMALL), (torch.device("cuda", 1), SMALL - 1), (HOST, SMALL)):
+        group = mock.Mock(_device=device, carries=lambda size: size >= SMALL)
+        assert GpuGroup.host_buffer(group, size).nbytes == size
+    assert pinned == [True, False, False]
+
+
+def test_rows_that_are_sent_and_received_are_in_memory_that_the_transport_makes():
+    made = list[np.ndarray]()
+
+    def buffer(self, size):
+        made.append(np.empty(size, np.uint8))
+        return made[-1]
+
+    def work(transport):
+        rows: tree.Tree = {"x": torch.arange(6.0).view(2, 3)}
+        found = deliver(
+            transport,
+            [np.array([0]), np.array([1])],
+            np.zeros(2, np.int64),
+            lambda ids: tree.map(lambda x: x[ids], rows),
+            {"x": tensor(3)},
+        )
+        assert torch.equal(tree.leaf(found, "x"), torch.arange(6.0).view(2, 3)[[transport.rank]])
+
+    with mock.patch.object(Transport, "host_buffer", buffer):
+        run_ranks(2, work)
+    assert [len(one) for one in made] == [12, 12], "of the sender and of the receiver"
+
+
+def a_round(group, rank, size):
+    """A client's entries to each owner, slices to rank 0, the model to all, few bytes to rank 0, rows to a receiver.
+
+    Returns the bytes that the group leaves to the hosts, of each exchange: sent and received, by the other rank.
+    """
+    others, part, few = [other for other in range(size) if other != rank], 5 * SMALL, 8
+    model = Entries.of({"model": Mean({"x": tensor(size * SMALL)})})
+    cut = cut_slices(model, [[np.array([client])] for client in range(size)], np.zeros(size, np.int64))
+    up = [{other: int(ends[other]) for other in others} for ends in (cut.sent_by(rank), cut.received_by(rank))]
+    finished = cut.finished
+    left = []
+    for number, (sent, received) in enumerate(
+        (
+            up,
+            ({0: finished[rank]} if rank else {}, {} if rank else dict(enumerate(finished[1:], 1))),
+            ({0: few} if rank else {}, {} if rank else dict.fromkeys(others, few)),
+            ({(rank + 1) % size: part}, {(rank - 1) % size: part}),
+        )
+    ):
+        parts = [{other: np.empty(count, np.uint8) for other, count in ends.items()} for ends in (sent, received)]
+        left.append([{other: one.nbytes for other, one in ends.items()} for ends in group.exchange(*parts)])
+        if number == 1:
+            group.broadcast(torch.zeros(7 * SMALL, dtype=torch.uint8))
+    return left
+
+
+@pytest.mark.parametrize(("ranks", "server_has_a_gpu"), [(9, False), (9, True), (64, True), (65, False)])
+def test_no_rank_waits_for_what_no_other_sends(ranks, server_has_a_gpu, monkeypatch):
+    monkeypatch.setattr(gpu_group, "STAGED", 2 * SMALL)
+    members = [*range(0 if server_has_a_gpu else 1, ranks)]
+    left = list[list[Any]]()
+    calls = [
+        of_rank(rank, ranks, members, lambda group, rank=rank: left.append(a_round(group, rank, ranks)))
+        for rank in range(ranks)
+    ]
+    assert server_has_a_gpu or not calls[0], "a rank without a GPU calls none of it"
+    run_against_each_other({rank: calls[rank] for rank in members})
+    for rank, other in itertools.permutations(range(ranks), 2):  # what goes between hosts
+        for mine, theirs in zip(left[rank], left[other], strict=True):
+            assert mine[0].get(other) == theirs[1].get(rank)
+
+
+def test_calls_that_do_not_fit_each_other_are_found():
+    exchange = [("exchange", Counter({1: 8}), Counter()), ("exchange", Counter(), Counter({0: 9}))]
+    for wrong in (exchange, [("broadcast", Counter(), Counter()), exchange[1]]):
+        with pytest.raises(AssertionError, match=r"\[0, 1\] wait for each other"):
+            run_against_each_other({rank: [call] for rank, call in enumerate(wrong)})
+
+
+def run_against_each_other(calls):
+    """Let each rank make its calls in order.
+
+    A part moves when both ends are in a batch that has it, with one size; a batch ends when all its parts have moved,
+    a collective call when all ranks are in the same one.
+    """
+    calls = {
+        rank: [(name, dict(sent), dict(received)) for name, sent, received in made] for rank, made in calls.items()
+    }
+    while any(calls.values()):
+        now = {rank: made[0] for rank, made in calls.items() if made}
+        moved = False
+        for rank, (name, sent, _) in now.items():
+            for other, size in [*sent.items()] if name == "exchange" else ():
+                if other in now and now[other][2].get(rank) == size:
+                    del sent[other], now[other][2][rank]
+        together = len(now) == len(calls) and all(call == now[min(now)] for call in now.values())
+        for rank, (name, sent, received) in now.items():
+            if together or (name == "exchange" and not sent and not received):
+                calls[rank].pop(0)
+                moved = True
+        assert moved, f"ranks {[*now]} wait for each other"

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.base import Algorithm, training_passes
 from pflmpi.data.federation import Federation
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
+from pflmpi.learning.participation import Participation
 from pflmpi.learning.scoring import Measure
 from pflmpi.learning.task import Task
-from pflmpi.learning.training import Pass, batch_order, samples_of, share_of
+from pflmpi.learning.training import Pass, batch_order, num_samples, samples_of, share_of
 from pflmpi.learning.transforms import Transform
 from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages, as_messages
@@ -95,7 +96,8 @@ class Executor(ABC):
 
     def untested(self, clients: Sequence[int] | np.ndarray) -> Counts:
         """Counts of some clients before any test."""
-        return Counts.none(self.federation.test_class_counts[np.asarray(clients, np.int64)], self.measures)
+        total, problem = self.federation.test_class_counts[np.asarray(clients, np.int64)], self.tasks[0].problem
+        return Counts.none(total, self.measures, problem.classes)
 
     def task(self, clients: np.ndarray) -> Task:
         return self.tasks[int(self.cohort[clients[0]])]
@@ -142,8 +144,30 @@ class Executor(ABC):
         if length.share < 1:
             samples = share_of(samples, length, stream(task.seed, round, client, "share"))
         times = int(tree.at(state, length.times)) if length.times else 1
-        rng = stream(task.seed, round, client, f"batches/{name}")
-        return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length, times)]
+        rng, most = stream(task.seed, round, client, f"batches/{name}"), self.participation.most_steps
+        batches = batch_order(rng, len(samples), task.training, length, times)
+        if most is not None and client < len(most) and name in training_passes(self.algorithm, task, round):
+            batches = batches[: most[client]]
+        return [samples[batch] for batch in batches]
+
+    @functools.cached_property
+    def participation(self) -> Participation:
+        """Who takes part in which round."""
+        task = self.tasks[0]
+        return Participation(task.training, task.seed, self.federation.num_train[: task.num_clients])
+
+    def simulated_seconds(self, clients: np.ndarray, round: int) -> float | None:
+        """Simulated seconds until the slowest of the participants has taken its steps; None if not configured."""
+        participation, sizes = self.participation, self.federation.num_train
+        if participation.seconds_per_step is None:
+            return None
+        training, most, seconds = self.tasks[0].training, participation.most_steps, [0.0]
+        for client in clients.tolist():
+            passes = training_passes(self.algorithm, self.tasks[self.cohort[client]], round).values()
+            steps = sum(training.num_steps(num_samples(int(sizes[client]), length), length) for length in passes)
+            steps = steps if most is None else min(steps, int(most[client]))
+            seconds.append(steps * float(participation.seconds_per_step[client]))
+        return max(seconds)
 
     def train_samples(self, client: int) -> np.ndarray:
         """Positions of the training samples of a client in the pool, ascending."""
@@ -159,7 +183,7 @@ class Executor(ABC):
         training = task.training
         if training.decay_by == "rounds" or not round:
             return np.full(len(clients), training.decay(round))
-        counts = training.participations(task.seed, round, task.num_clients)
+        counts = self.participation.counts(round)
         drawn = [counts[client] if client < len(counts) else 1 for client in clients]  # a newcomer's is its first
         return np.array([training.decay(int(count)) for count in drawn])
 
@@ -308,7 +332,7 @@ class Loop(Executor):
             with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch):
                 scores += predictions(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)
-        none = torch.empty(0, task.num_classes)
+        none = torch.empty(0, *task.score_shape)
         return lambda: counts(self.federation, clients, torch.cat([none, *done()]), self.measures)
 
 
