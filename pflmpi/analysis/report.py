@@ -127,14 +127,14 @@ def _sections(
 
 
 def _missing(sections: Sequence[Section]) -> str:
-    """Takes what is missing in single runs out of their sections, as one text: titles, their runs, the first reason."""
-    reasons: dict[str, list[tuple[str, str]]] = {}
+    """Takes what is missing in single runs out of their sections, as one text: titles, runs, and why."""
+    runs: dict[tuple[str, str], list[str]] = {}  # by title and reason
     for section in sections:
         for figure in section.figures:
             if isinstance(figure, Missing):
-                reasons.setdefault(figure.title, []).append((section.title, figure.why))
+                runs.setdefault((figure.title, figure.why), []).append(section.title)
         section.figures = [figure for figure in section.figures if not isinstance(figure, Missing)]
-    texts = [f"{title}: {', '.join(run for run, _ in of_runs)} ({of_runs[0][1]})" for title, of_runs in reasons.items()]
+    texts = [f"{title}: {', '.join(labels)} ({why})" for (title, why), labels in runs.items()]
     return "; ".join(texts) + "." * bool(texts)
 
 
@@ -250,5 +250,5 @@ def _below_common_folder(folders: Sequence[str]) -> Sequence[str]:
     """Paths relative to the deepest folder that contains all of them; a lone one is left as it is."""
     if len(set(folders)) == 1:
         return folders
-    shared = os.path.commonpath([os.path.dirname(folder) for folder in folders])
+    shared = os.path.commonpath([os.path.dirname(os.path.abspath(folder)) for folder in folders])
     return [os.path.relpath(folder, shared) for folder in folders]

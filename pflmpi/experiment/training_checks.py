@@ -16,10 +16,11 @@ from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
-from pflmpi.learning.participation import Participation, is_trace
+from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
 from pflmpi.learning.scoring import Measure, values_of
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
+from pflmpi.learning.transforms import Transform
 from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, as_messages, with_rows
 from pflmpi.models.built_module import equal
 from pflmpi.registry import unknown
@@ -72,7 +73,15 @@ def check_participation(config: Config, task: Task, participation: Participation
     if all(getattr(training, key) == getattr(_DEFAULT, key) for key in _LEAVE_OUT):
         return
     rounds = range(done + 1, training.rounds + 1)
-    left = {round: len(participation.participants(round)) for round in rounds}
+    clients = {round: participation.participants(round) for round in rounds}
+    if SELECTIONS.reference(training.selection) and any(
+        not np.array_equal(participation.participants(round), clients[round]) for round in rounds
+    ):
+        raise ConfigError(
+            f"training.selection = {shown(training.selection)} returns other clients at a second call; it must follow "
+            "from its arguments alone, and draw from `rng`"
+        )
+    left = {round: len(ids) for round, ids in clients.items()}
     fewest = min(rounds, key=left.__getitem__, default=None)
     if fewest is None:
         return
@@ -83,6 +92,35 @@ def check_participation(config: Config, task: Task, participation: Participation
             f"{fewest}; leave fewer clients out, or raise training.participation"
         )
     config.algorithm.check(task, left[fewest])
+
+
+def check_cached_features(config: Config, task: Task, transform: Transform | None, images: np.ndarray) -> None:
+    """Raise `ConfigError` where `model.cache_features` could change what is computed.
+
+    Args:
+        images: two samples of the dataset.
+    """
+    model, body = task.architecture.name, [path for path, _ in tree.leaves({**task.like("body")})]
+    if len(config.models) > 1:
+        why = f"there are {len(config.models)} models, and features are kept for one; give all clients the same"
+    elif transform is not None:
+        why = "data.transform changes samples in each step; leave it out"
+    elif body:
+        name = body[0].removeprefix("body/").replace("/", ".")
+        why = f"{name} of model {model} is trained, and only its head may be; say so by model.trainable"
+    elif not any(path.startswith("body/") for path in task.frozen.paths):
+        why = f"model {model} has no frozen body; leave the key out"
+    elif task.architecture.has_batch_norm:
+        why = f"batch norm of model {model} follows the batches; keep it in evaluation mode, or set model.norm: group"
+    else:
+        x = task.prepare(torch.tensor(images, device=task.device))
+        noise: Tree = {"noise": {"key": torch.tensor(1)}}
+        with torch.no_grad():
+            trained, tested = (task.features(tree.to(noise, task.device), x, training) for training in (True, False))
+        same = torch.allclose(trained, tested, rtol=1e-4, atol=1e-5)  # attention has another kernel in evaluation
+        why = "" if same else f"dropout, or what else model {model} does in training alone, changes them"
+    if why:
+        raise ConfigError(f"model.cache_features = true, but {why}")
 
 
 _LEAVE_OUT = ("selection", "dropout", "deadline", "without_clients")  # keys by which a round may have other clients

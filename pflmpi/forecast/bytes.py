@@ -96,10 +96,11 @@ def data_bytes(federation: Federation) -> int:
 
 
 def pool_bytes(setup: Setup, rank: int) -> int:
-    """Bytes of the samples and labels that a rank has on its GPU."""
-    dataset, samples = setup.executor.federation.dataset, setup.samples(rank)
+    """Bytes of the samples, or features, and labels that a rank has of its own."""
+    dataset, samples, task = setup.executor.federation.dataset, setup.samples(rank), setup.task
+    sample_bytes = 4 * task.num_features if task.cached_features else dataset.images[:1].nbytes
     count = len(dataset.labels) if samples is None else len(samples)
-    return count * (dataset.images[:1].nbytes + dataset.labels.itemsize)
+    return count * (sample_bytes + dataset.labels.itemsize)
 
 
 def mapped_bytes(federation: Federation) -> int:
