@@ -12,8 +12,7 @@ from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, training_passes
 from pflmpi.config.load import Config
-from pflmpi.data.problems import PROBLEMS
-from pflmpi.data.problems import Problem
+from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.unseen import Division
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning.client import ClientData, Passes
@@ -53,8 +52,8 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
         _check_effect(training, key, allowed, where)
     if training.micro_batch is not None and type(task.problem).weights is not Problem.weights:
         raise ConfigError(
-            f"training.micro_batch = {training.micro_batch} with data.task {type(task.problem).__name__.lower()}, whose "
-            "samples count differently in the mean of a batch, so that the gradients of its parts do not add up to the "
+            f"training.micro_batch = {training.micro_batch} with data.task {type(task.problem).__name__.lower()}, "
+            "whose samples count differently in the mean of a batch, so that the gradients of its parts do not add up to the "
             "batch's; leave it null, and lower training.batch_size"
         )
     _check_simulation(algorithm, task)
