@@ -87,7 +87,7 @@ def _summary(federation: Federation, cells: _Cells) -> list[str]:
         f"{federation.num_clients} clients, {train.sum()} training and {federation.num_test.sum()} test samples "
         f"of {federation.dataset.name}",
         f"samples per client: {_range(both)}",
-        f"classes per client: {_range(classes_held)} of {federation.dataset.num_classes}",
+        f"classes per client: {_range(classes_held)} of {federation.dataset.num_strata}",
     ]
     if federation.num_shared:
         lines.append(f"{federation.num_shared} samples are held by more than one client")

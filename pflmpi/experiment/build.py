@@ -319,13 +319,5 @@ def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | Non
     """Executor of an experiment, with all samples on its device unless a pool is given."""
     config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform
-    return kind(
-        config.algorithm,
-        experiment.tasks,
-        experiment.cohort,
-        federation,
-        pool,
-        batch,
-        transform,
-        experiment.measures,
-    )
+    who = (config.algorithm, experiment.tasks, experiment.cohort, federation, pool)
+    return kind(*who, batch, transform, experiment.measures)
