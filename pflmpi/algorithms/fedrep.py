@@ -41,6 +41,7 @@ class FedRep(FedPer):
 
     summary: ClassVar[str] = "shared body, personal head, trained one after the other"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
+    search: ClassVar = {"head_epochs": (1, 10)}
 
     weighting: ClientWeighting = "clients"
     head_epochs: Annotated[int, Field(ge=0, description="epochs of the head before the body is trained (tau)")] = 10

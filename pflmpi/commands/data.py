@@ -82,6 +82,7 @@ def _partition(federation: "Federation") -> dict[str, Any]:
         "classes": federation.dataset.num_strata,
         "train_samples": federation.num_train,
         "test_samples": federation.num_test,
+        "validation_samples": federation.num_validation if federation.validation else None,
         "train_samples_by_class": federation.class_counts,
         "shared_samples": federation.num_shared,
         "hash": federation.digest,
@@ -142,6 +143,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
         "samples_by_class": counts,
         "untrained_classes": [dataset.written_labels[label] for label in untrained],
         "test_samples": int(dataset.official_test.sum()),
+        "validation_samples": 0 if dataset.official_validation is None else int(dataset.official_validation.sum()),
         "clients": None if dataset.writers is None else dataset.written_clients,
         "samples_by_client": None if dataset.writers is None else np.bincount(dataset.writers),
     }
@@ -175,6 +177,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["untrained_classes"]:
         yield f"         only in samples marked as test: {some(facts['untrained_classes'])}"
     yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"
+    if facts["validation_samples"]:
+        yield f"         {facts['validation_samples']} are marked as validation, and not trained on either"
     if facts["clients"] is None:
         yield "clients  not in the data; choose a partition"
     else:

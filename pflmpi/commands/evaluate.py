@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_changed_code(parser)
     arguments.add_round(parser)
     parser.add_argument(
-        "--split", choices=("test", "train"), default="test", help="which samples of a client (default: test)"
+        "--split",
+        choices=("test", "validation", "train"),
+        default="test",
+        help="which samples of a client (default: test)",
     )
     parser.add_argument(
         "--data",
@@ -73,9 +76,10 @@ def run(options: argparse.Namespace) -> int:
     what += ", after local training" * options.after_training
     names = json.loads(str(round.attributes.get("class_names", "[]")))
     _show(counts, f"{options.run}, round {round.number}, {what}", names)
-    own_test_samples = options.data is None and options.split == "test"
-    if own_test_samples and options.updates is None and not options.after_training:
-        print(_against(round, counts, "unseen_" if options.unseen else ""), end="")
+    prefix = {"test": "unseen_" if options.unseen else "", "validation": "validation_"}.get(options.split)
+    measured = options.data is None and not (options.split == "validation" and options.unseen)
+    if measured and prefix is not None and options.updates is None and not options.after_training:
+        print(_against(round, counts, prefix), end="")
     if options.out is not None:
         _write(options.out, counts)
     return 0
@@ -83,8 +87,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Raise `ConfigError` for options that do not go together, or an output file that exists."""
-    if options.data is not None and options.split == "train" and not options.unseen:
-        raise ConfigError("--split train with --data: other data is only tested on; leave one of them out")
+    if options.data is not None and options.split in ("validation", *([] if options.unseen else ["train"])):
+        raise ConfigError(f"--split {options.split} with --data: other data is only tested on; leave one of them out")
     if options.updates is not None and not options.unseen:
         updates = f"--updates {options.updates}"
         raise ConfigError(f"{updates} is for clients kept out of training; add --unseen, or leave it out")

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pflmpi.cluster.status import clock
-from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.learning.early_stop import EarlyStop, judged_by
 from pflmpi.store import job_file, metrics_file
 from pflmpi.terminal import console
 from pflmpi.text import printable, size
@@ -153,10 +153,13 @@ def show_summary(run: Path, config: "Config") -> None:
     early = EarlyStop(config.training.stop, rows)
     table.add_row("rounds", f"{len(rows)} of {config.training.rounds}: {early.why}" if early.met else str(len(rows)))
     if tested:
-        last, best = tested[-1], max(tested, key=lambda row: float(row["accuracy_mean"]))
+        judge = judged_by("accuracy_mean", tested[0])
+        last, best = tested[-1], max(tested, key=lambda row: float(row[judge]))
+        by = "" if judge == "accuracy_mean" else f", by validation accuracy {_percent(best[judge])}"
         table.add_row("last accuracy, mean over clients", _percent(last["accuracy_mean"]))
         table.add_row("last accuracy, over all samples", _percent(last["accuracy_weighted"]))
-        table.add_row("best accuracy, mean over clients", f"{_percent(best['accuracy_mean'])} (round {best['round']})")
+        in_round = f"(round {best['round']}{by})"
+        table.add_row("best accuracy, mean over clients", f"{_percent(best['accuracy_mean'])} {in_round}")
         table.add_row("spread over clients at the end", _percent(last["accuracy_std"]))
         if unseen := last.get("unseen_accuracy_mean"):
             table.add_row("last accuracy of unseen clients, mean", _percent(unseen))

@@ -57,6 +57,10 @@ class DataConfig(BaseModel):
     test_per_class: Annotated[
         int | None, Field(ge=1, description="with split official: test samples of each class of a client; null: all")
     ] = None
+    validation: Annotated[
+        float,
+        Field(ge=0, lt=1, description="share of a client's training samples kept out of training, to choose rounds by"),
+    ] = 0.0
     limit: Annotated[int | None, Field(ge=1, description="use only this many samples, from all classes")] = None
     _options: dict[str, Any] = PrivateAttr(default_factory=dict)
 

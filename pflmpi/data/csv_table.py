@@ -11,16 +11,17 @@ from pflmpi.regular_file import read_some
 
 _LABELS = ("label", "y", "class")  # what the column of the labels may be called
 _MOST_OF_PIPE = 1 << 28  # bytes
-_SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # of the column `test`
+_MARKS = ("test", "validation")  # columns that say what a sample is for
+_SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # of these columns
 
 
 def read_table(
     path: Path, label: str | list[str] | None, client: str | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, tuple[str, ...]]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, dict[str, np.ndarray], tuple[str, ...]]:
     """The table in a file, which begins with a line of names.
 
-    Returns values [n, D], float32; labels [n], or [n, columns] of several, and whose samples they are [n], or
-    None, as texts; whether they are for testing [n]; what the values are called [D].
+    Returns values [n, D], float32; labels [n], or [n, columns] of several, and whose samples they are [n], or None, as
+    texts; whether they are for testing or validation [n], as far as it says so; what the values are called [D].
 
     Args:
         path: of the file, UTF-8.
@@ -49,14 +50,14 @@ def read_table(
         if (lost := first_missing(as_numbers(columns[name]))) is not None:
             raise ValueError(f"line {at[lost]} has {name} = {columns[name][lost]}; fill it in, or leave the line out")
     features = {
-        name: _features(name, columns[name], at, guessed) for name in names if name not in (*labels, client, "test")
+        name: _features(name, columns[name], at, guessed) for name in names if name not in (*labels, client, *_MARKS)
     }
     if not features:
         raise ValueError(f"there are no columns besides {', '.join(labels)!r}; separate columns by commas")
-    test = _sides(columns["test"], at) if "test" in columns else np.zeros(len(rows), bool)
+    sides = {name: _sides(name, columns[name], at) for name in _MARKS if name in columns}
     values = np.stack([*features.values()], 1)
     chosen = np.stack([columns[name] for name in labels], 1) if several else columns[labels[0]]
-    return values, chosen, columns.get(client or ""), test, tuple(features)
+    return values, chosen, columns.get(client or ""), sides, tuple(features)
 
 
 def _check_header(names: list[str], rows: list[list[str]], label: str | list[str] | None, client: str | None) -> None:
@@ -78,7 +79,7 @@ def _check_header(names: list[str], rows: list[list[str]], label: str | list[str
     number = next(filter(_is_number, names), None)
     if number is None or {*(label if isinstance(label, list) else [label]), client} & {*names}:
         return
-    named = {names.index(name): name for name in (*_LABELS, "client", "test") if name in names}
+    named = {names.index(name): name for name in (*_LABELS, "client", *_MARKS) if name in names}
     if all(any(row[place].strip() == name for row in rows) for place, name in named.items()):
         raise ValueError(
             f"its first line has {number!r}, as a sample would; expected a header, with the name of each column: add "
@@ -137,9 +138,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _sides(column: np.ndarray, at: list[int]) -> np.ndarray:
-    """Which samples [n] are for testing; `at` are their lines."""
+def _sides(name: str, column: np.ndarray, at: list[int]) -> np.ndarray:
+    """Which samples [n] a column marks; `at` are their lines."""
     for number, value in zip(at, column, strict=True):
         if value.lower() not in _SIDES:
-            raise ValueError(f"column 'test' has '{value}' in line {number}; allowed: 0, 1, true, false")
+            raise ValueError(f"column {name!r} has '{value}' in line {number}; allowed: 0, 1, true, false")
     return np.array([_SIDES[value.lower()] for value in column])

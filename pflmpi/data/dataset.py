@@ -32,6 +32,7 @@ class Dataset:
     written_clients: tuple[str, ...] = ()  # by number in `writers`, as they are in a file of one's own
     may_be_tokens: bool = False  # whether the values were whole numbers of an array
     columns: tuple[str, ...] = ()  # [D], what the values of a sample [D] are called; none where nobody has said
+    official_validation: np.ndarray | None = None  # bool [n], of training samples; None where nobody has said
     problem: Problem = CLASSIFICATION
 
     @property
@@ -53,6 +54,7 @@ def assemble(
     num_classes: int,
     writers: np.ndarray | None = None,
     digest: str | None = None,
+    official_validation: np.ndarray | None = None,
     problem: Problem = CLASSIFICATION,
 ) -> Dataset:
     """A dataset of the given arrays, after checking that they match.
@@ -68,6 +70,7 @@ def assemble(
         num_classes: K.
         writers: integers [n] or None.
         digest: if already known; None computes it.
+        official_validation: bool [n], which of the training samples are for validation; None if nobody has said.
         problem: what the labels are.
 
     Raises:
@@ -80,7 +83,8 @@ def assemble(
         writers = None if writers is None else whole("writers", writers)
     except ValueError as error:
         raise DataError(f"dataset {name!r}: {error}; its files are damaged") from error
-    for what, array in {"labels": labels, "official_test": official_test, "writers": writers}.items():
+    arrays = {"labels": labels, "official_test": official_test, "writers": writers}
+    for what, array in {**arrays, "official_validation": official_validation}.items():
         if array is not None and len(array) != count:
             raise DataError(
                 f"dataset {name!r} has {count} images but {len(array)} {what}; its files do not belong together"
@@ -98,10 +102,10 @@ def assemble(
     if official_test.min() < 0 or official_test.max() > 1:
         raise DataError(f"dataset {name!r} has official_test other than 0 and 1; its files are damaged")
     official_test = official_test.astype(bool)
-    digest = digest or content_digest(images, labels, official_test, writers, num_classes)
+    digest = digest or content_digest(images, labels, official_test, writers, num_classes, official_validation)
     mean, std = ((value,) * images.shape[1] for value in ((0.5, 0.5) if images.dtype == np.uint8 else (0.0, 1.0)))
     about = (name, images, labels, official_test, writers, num_classes, mean, std, digest)
-    return Dataset(*about, problem=problem)
+    return Dataset(*about, official_validation=official_validation, problem=problem)
 
 
 def standardised(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset:
@@ -190,12 +194,17 @@ def first_missing(values: np.ndarray) -> int | None:
 
 
 def content_digest(
-    images: np.ndarray, labels: np.ndarray, official_test: np.ndarray, writers: np.ndarray | None, num_classes: int
+    images: np.ndarray,
+    labels: np.ndarray,
+    official_test: np.ndarray,
+    writers: np.ndarray | None,
+    num_classes: int,
+    official_validation: np.ndarray | None = None,
 ) -> str:
     """SHA-256 (hex) over dtype, shape and bytes of the arrays, and over the number of classes."""
     digest = hashlib.sha256(f"classes {num_classes}\n".encode())
     arrays = {"images": images, "labels": labels, "official_test": official_test, "writers": writers}
-    for name, array in arrays.items():
+    for name, array in {**arrays, "official_validation": official_validation}.items():
         if array is not None:
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).data)

@@ -87,7 +87,7 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         sides = [rng.permutation(np.flatnonzero(member & (dataset.official_test == test))) for test in (False, True)]
         shares = apportion(int(count), np.array([len(side) for side in sides], dtype=np.float64))
         chosen += [side[:share] for side, share in zip(sides, shares, strict=True)]
-    samples = merged(chosen)
+    samples, marks = merged(chosen), dataset.official_validation
     subset = assemble(
         dataset.name,
         np.asarray(dataset.images[samples]),
@@ -95,6 +95,7 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         dataset.official_test[samples],
         dataset.num_classes,
         None if dataset.writers is None else dataset.writers[samples],
+        official_validation=None if marks is None else marks[samples],
         problem=dataset.problem,
     )
     fields = ("mean", "std", "class_names", "written_labels", "written_clients", "may_be_tokens", "columns")

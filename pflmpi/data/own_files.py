@@ -16,11 +16,11 @@ from pflmpi.data.problems import CLASSIFICATION, Problem
 from pflmpi.errors import DataError
 
 _HOW = (
-    "give an .npz or .h5 with x and y (and client, test, class_names), a .csv with a header and a column of labels, "
-    "a folder with a folder of pictures for each class, or one as PFLlib writes it"
+    "give an .npz or .h5 with x and y (and client, test, validation, class_names), a .csv with a header and a column "
+    "of labels, a folder with a folder of pictures for each class, or one as PFLlib writes it"
 )
 _MOST_CLASSES = 10_000
-_OPTIONAL = ("client", "test", "class_names")  # arrays of a file
+_OPTIONAL = ("client", "test", "validation", "class_names")  # arrays of a file
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class OwnArrays:
         y: [n] labels of any kind.
         client: [n] whose samples they are, of any kind; None: not said.
         test: bool [n], for `data.split: official`.
+        validation: bool [n], samples kept out of training that are none for testing; None: not said.
         num_classes: K, where y has numbers from 0 to K - 1; None: the classes are those in y.
         class_names: of the labels 0, 1, ..., or of the classes in sorted order; None: as in y, if it has texts.
         columns: what the values of a sample are called, in a table.
@@ -46,6 +47,7 @@ class OwnArrays:
     class_names: np.ndarray | None = None
     columns: tuple[str, ...] = ()
     layout: str | None = None
+    validation: np.ndarray | None = None
 
 
 def read_own(
@@ -98,13 +100,14 @@ def read_own(
 
 def _dataset(name: str, arrays: OwnArrays, problem: Problem) -> Dataset:
     x, count = _samples(arrays.x, arrays.layout), len(arrays.x)
-    for what, array in (("y", arrays.y), ("client", arrays.client), ("test", arrays.test)):
+    sides = {"test": arrays.test, "validation": arrays.validation}
+    for what, array in {"y": arrays.y, "client": arrays.client, **sides}.items():
         axes = None if what == "y" and not problem.classes else 1  # the others are the problem's to judge
         if array is not None and (array.shape[:1] != (count,) or axes not in (None, array.ndim)):
             raise ValueError(f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]")
     if not count:
         raise ValueError("it has no samples")
-    _check_sides(arrays.test)
+    arrays = replace(arrays, validation=_check_sides(arrays.test, arrays.validation))
     y = as_numbers(arrays.y)
     for what, values in (("label", y if problem.classes else None), ("client", arrays.client)):
         if values is not None and (lost := first_missing(values)) is not None:
@@ -115,7 +118,8 @@ def _dataset(name: str, arrays: OwnArrays, problem: Problem) -> Dataset:
         dataset = _of_classes(name, x, y, test, writers, arrays)
     else:
         labels = problem.labels(y)
-        dataset = assemble(name, x, labels, test, problem.num_outputs(labels), writers, problem=problem)
+        about = (name, x, labels, test, problem.num_outputs(labels), writers)
+        dataset = assemble(*about, official_validation=arrays.validation, problem=problem)
     return replace(
         dataset,
         written_clients=_texts(clients),
@@ -137,8 +141,9 @@ def _of_classes(
         )
     if arrays.num_classes is not None:  # some of which no sample may be of
         classes, labels = np.arange(arrays.num_classes), y
+    about = (name, x, labels.astype(np.int64), test, len(classes), writers)
     return replace(
-        assemble(name, x, labels.astype(np.int64), test, len(classes), writers),
+        assemble(*about, official_validation=arrays.validation),
         class_names=_names(classes, arrays.class_names),
         written_labels=_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes),
     )
@@ -154,11 +159,17 @@ def _clients(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return names[order], np.argsort(order)[numbers]
 
 
-def _check_sides(test: np.ndarray) -> None:
-    """Raise `ValueError` unless every sample [n] is for testing or not."""
-    if (wrong := ~np.isin(test, (0, 1))).any():
-        bad = int(wrong.argmax())
-        raise ValueError(f"sample {bad} has test = {test[bad]}; allowed: 0, 1, true, false")
+def _check_sides(test: np.ndarray, validation: np.ndarray | None) -> np.ndarray | None:
+    """Which samples [n] are for validation, None if none is; raise `ValueError` where what they are for is unclear."""
+    for name, marks in {"test": test, "validation": validation}.items():
+        if marks is not None and (wrong := ~np.isin(marks, (0, 1))).any():
+            bad = int(wrong.argmax())
+            raise ValueError(f"sample {bad} has {name} = {marks[bad]}; allowed: 0, 1, true, false")
+    if validation is None or not validation.any():
+        return None
+    if (both := test.astype(bool) & validation.astype(bool)).any():
+        raise ValueError(f"sample {int(both.argmax())} is marked as test and as validation; choose one")
+    return validation.astype(bool)
 
 
 def _names(classes: np.ndarray, names: np.ndarray | None) -> tuple[str, ...]:
@@ -241,12 +252,14 @@ def _h5(path: Path) -> OwnArrays:
 
 def _with(x: np.ndarray, y: np.ndarray, others: Mapping[str, np.ndarray]) -> OwnArrays:
     test = others.get("test", np.zeros(len(x), bool))
-    return OwnArrays(x, y, others.get("client"), test, class_names=others.get("class_names"))
+    names, validation = others.get("class_names"), others.get("validation")
+    return OwnArrays(x, y, others.get("client"), test, class_names=names, validation=validation)
 
 
 def _csv(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
-    x, y, clients, test, columns = read_table(path, label, client)
-    return OwnArrays(x, y, clients, test, columns=columns)
+    x, y, clients, sides, columns = read_table(path, label, client)
+    test = sides.get("test", np.zeros(len(x), bool))
+    return OwnArrays(x, y, clients, test, columns=columns, validation=sides.get("validation"))
 
 
 def _folder(path: Path) -> OwnArrays:

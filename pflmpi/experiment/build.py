@@ -25,6 +25,7 @@ from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.training_checks import (
     OneStep,
+    check_cached_features,
     check_measures,
     check_options,
     check_padding,
@@ -104,8 +105,15 @@ class Experiment:
 
     @cached_property
     def pool(self) -> Pool:
-        """All samples, on the device of this rank: one copy for all that computes with them."""
+        """All samples, or their features, on the device of this rank: one copy for all that computes with them."""
+        if self.caches_features:
+            return Pool.of_features(self.federation.dataset, self.tasks[0])
         return Pool.of(self.federation.dataset, self.tasks[0].device)
+
+    @property
+    def caches_features(self) -> bool:
+        """Whether clients train on features of a frozen body that are computed before."""
+        return self.config.models[0].cache_features
 
     @property
     def num_participants(self) -> int:
@@ -135,7 +143,9 @@ class Experiment:
     @property
     def counts(self) -> SampleCounts:
         """Samples of each client and class."""
-        return SampleCounts(self.federation.class_counts, self.federation.test_class_counts)
+        validation = self.federation.for_validation
+        totals = None if validation is None else validation.test_class_counts
+        return SampleCounts(self.federation.class_counts, self.federation.test_class_counts, totals)
 
     @property
     def weights(self) -> list[str]:
@@ -257,6 +267,8 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     algorithm, training = config.algorithm, config.training
     check_problem(algorithm, tasks[0])
     check_parts(algorithm, tasks)
+    if any(model.cache_features for model in config.models):
+        check_cached_features(config, tasks[0], experiment.transform, experiment.federation.dataset.images[:2])
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
@@ -299,8 +311,11 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         templates=experiment.templates,
         unseen=_unseen(experiment, executor, declared, placement),
     )
-    if rank is None or device.type == "cpu" or (samples := ready.samples(rank)) is None:
-        return ready.with_pool(experiment.pool)  # on a CPU ranks share a mapped file
+    on_host = device.type == "cpu" and not experiment.caches_features  # where ranks share a mapped file
+    if rank is None or on_host or (samples := ready.samples(rank)) is None:
+        return ready.with_pool(experiment.pool)
+    if experiment.caches_features:
+        return ready.with_pool(Pool.of_features(federation.dataset, experiment.tasks[0], samples))
     return ready.with_pool(Pool.of_some(federation.dataset, device, samples))
 
 
@@ -319,5 +334,7 @@ def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | Non
     """Executor of an experiment, with all samples on its device unless a pool is given."""
     config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform
-    who = (config.algorithm, experiment.tasks, experiment.cohort, federation, pool)
-    return kind(*who, batch, transform, experiment.measures)
+    tasks = experiment.tasks
+    if experiment.caches_features:
+        tasks = tuple(task.replace(cached_features=True) for task in tasks)
+    return kind(config.algorithm, tasks, experiment.cohort, federation, pool, batch, transform, experiment.measures)

@@ -5,7 +5,7 @@ batches are then padded, and `Padding` marks real samples.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -74,6 +74,24 @@ class Batch:
     def active(self) -> Tensor | float:
         """1 if there is a real sample in the batch, 0 if it is padding alone."""
         return 1.0 if self.padding is None or self.padding.active is None else self.padding.active
+
+
+def micro_batches(batch: Batch, size: int) -> Iterator[tuple[Batch, Tensor | float]]:
+    """Parts of at most `size` samples, each with its share of the real samples, and noise of its own."""
+    count = len(batch.y)
+    for number, start in enumerate(range(0, count, size)):
+        rows, padding = slice(start, start + size), batch.padding
+        weight: Tensor | float = min(size, count - start) / count
+        if padding is not None:
+            weight = padding.share[rows].sum()
+            scale = 1 / weight.clamp(min=1 / count)  # without a real sample all that is scaled is 0
+            target = None if padding.target is None else padding.target[rows] * scale
+            padding = replace(padding, weight=padding.weight[rows], share=padding.share[rows] * scale, target=target)
+        key = batch.key + number * _APART if batch.key is not None and number else batch.key
+        yield replace(batch, x=batch.x[rows], y=batch.y[rows], padding=padding, key=key), weight
+
+
+_APART = 0x1B873593CC9E2D51  # between the keys of two micro batches: an odd number of 61 bits
 
 
 class Passes(dict[str, Iterable[Batch]]):

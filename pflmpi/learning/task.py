@@ -45,6 +45,7 @@ class Task:
     Attributes:
         frozen: parameters that no client trains.
         personal: paths of the parameters that stay with a client, by `model.personal`; () where that says nothing.
+        cached_features: whether samples are already features [d] of a frozen body, by `model.cache_features`.
         problem: what is predicted.
         label_shape: of a label; () of a class.
     """
@@ -58,6 +59,7 @@ class Task:
     device: torch.device = HOST
     frozen: Frozen = field(default_factory=Frozen)
     personal: tuple[str, ...] = ()
+    cached_features: bool = False
     problem: Problem = CLASSIFICATION
     label_shape: tuple[int, ...] = ()
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
@@ -128,7 +130,9 @@ class Task:
         return {"mean": np.array(self.mean), "std": np.array(self.std)}
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Images [..., C, H, W] (uint8), or other samples (float32), as normalised floats."""
+        """Images [..., C, H, W] (uint8), or other samples (float32), as normalised floats; features as they are."""
+        if self.cached_features:
+            return images
         x, axes = images.float(), len(self.architecture.shape)
         if images.dtype != torch.uint8:
             if not any(self.mean) and set(self.std) == {1.0}:
@@ -144,7 +148,9 @@ class Task:
         return x
 
     def features(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
-        """z = f(body; x), [B, d] in float32, for prepared images x."""
+        """z = f(body; x), [B, d] in float32, for prepared images x; x itself where that is features already."""
+        if self.cached_features:
+            return x
         with self._precision():
             z = self.architecture.features(self.whole(model), x, training)
         return z if z.dtype == torch.float32 else z.float()

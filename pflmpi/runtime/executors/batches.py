@@ -18,13 +18,14 @@ from pflmpi.tree import ALIGNED, Tree
 from pflmpi.vmap_lanes import in_lanes_of, of_all_lanes, outside_vmap
 
 _COPIED = 2**25  # bytes of images at a time
+_FEATURED = 32  # samples whose features are computed at a time
 
 
 @dataclass(frozen=True)
 class Pool:
     """Samples of a dataset, on the device of the rank."""
 
-    images: Tensor  # [n, C, H, W] uint8
+    images: Tensor  # [n, C, H, W] uint8, or other samples
     labels: Tensor  # [n] int64; of other tasks than classification [n, ...]
     place_of: np.ndarray | None = None  # int64, of each sample of the dataset, -1 if it is not here; None: all are
 
@@ -47,6 +48,25 @@ class Pool:
             part = slice(first, first + count)
             images[part].copy_(torch.from_numpy(dataset.images[samples[part]]))
         return cls(images, torch.from_numpy(dataset.labels[samples]).to(device), place_of)
+
+    @classmethod
+    def of_features(cls, dataset: Dataset, task: Task, samples: np.ndarray | None = None) -> "Pool":
+        """Features [n, d] in place of samples, by a frozen body; the arguments otherwise as of `of_some`, None for all.
+
+        All calls have the same size, so that the features of a sample do not depend on who else is on its rank.
+        """
+        samples = np.arange(len(dataset.labels)) if samples is None else samples
+        place_of = np.full(len(dataset.labels), -1)
+        place_of[samples] = np.arange(len(samples))
+        features = torch.empty(len(samples), task.num_features, device=task.device)
+        with torch.no_grad():
+            for first in range(0, len(samples), _FEATURED):
+                chosen = samples[first : first + _FEATURED]
+                images = torch.from_numpy(dataset.images[np.resize(chosen, _FEATURED)])
+                features[first : first + len(chosen)] = task.features({}, task.prepare(images.to(task.device)))[
+                    : len(chosen)
+                ]
+        return cls(features, torch.from_numpy(dataset.labels[samples]).to(task.device), place_of)
 
     def places(self, samples: np.ndarray) -> np.ndarray:
         """Positions in the pool of samples of the dataset, in the same order."""
