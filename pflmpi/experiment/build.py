@@ -25,11 +25,13 @@ from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.training_checks import (
     OneStep,
+    check_cached_features,
     check_measures,
     check_options,
     check_padding,
     check_participation,
     check_passes,
+    check_problem,
     check_stop,
     only_first_client,
 )
@@ -98,13 +100,20 @@ class Experiment:
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """What is measured besides what a task of classes always has."""
-        measures = measures_of(self.config.evaluation.measures)
-        return {name: measure for name, measure in measures.items() if name != "accuracy"}
+        problem, measures = self.federation.dataset.problem, measures_of(self.config.evaluation.measures or ())
+        return {name: measure for name, measure in measures.items() if name != "accuracy" or not problem.classes}
 
     @cached_property
     def pool(self) -> Pool:
-        """All samples, on the device of this rank: one copy for all that computes with them."""
+        """All samples, or their features, on the device of this rank: one copy for all that computes with them."""
+        if self.caches_features:
+            return Pool.of_features(self.federation.dataset, self.tasks[0])
         return Pool.of(self.federation.dataset, self.tasks[0].device)
+
+    @property
+    def caches_features(self) -> bool:
+        """Whether clients train on features of a frozen body that are computed before."""
+        return self.config.models[0].cache_features
 
     @property
     def num_participants(self) -> int:
@@ -134,7 +143,9 @@ class Experiment:
     @property
     def counts(self) -> SampleCounts:
         """Samples of each client and class."""
-        return SampleCounts(self.federation.class_counts, self.federation.test_class_counts)
+        validation = self.federation.for_validation
+        totals = None if validation is None else validation.test_class_counts
+        return SampleCounts(self.federation.class_counts, self.federation.test_class_counts, totals)
 
     @property
     def weights(self) -> list[str]:
@@ -196,6 +207,8 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
     """The task of the clients that have a model; what of it is frozen is on the device from now on."""
     architecture = model.bind(dataset.images.shape[1:], dataset.num_classes)
     task = Task(architecture, config.training, num_clients, config.seed, dataset.mean, dataset.std, device)
+    task = task.replace(problem=dataset.problem, label_shape=dataset.labels.shape[1:])
+    _check_axes(task)
     if not (architecture.frozen or model.trainable is not None or model.personal is not None):
         return task
     head = architecture.recipe.head if isinstance(architecture, ModuleArchitecture) else None
@@ -207,6 +220,18 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
     trained = {path: name for path, name in names.items() if path not in paths}
     personal = () if model.personal is None else matching("model.personal", model.personal, trained, architecture.name)
     return task.replace(personal=personal)
+
+
+def _check_axes(task: Task) -> None:
+    """Raise `ConfigError` for a model with scores of other axes than the labels of the task need."""
+    architecture, needed = task.architecture, task.score_shape[:-1]
+    axes = architecture.findings.axes if isinstance(architecture, ModuleArchitecture) else ()
+    if axes != needed:
+        scores, allowed = (", ".join(["B", *map(str, some), "K"]) for some in (axes, needed))
+        raise ConfigError(
+            f"model {architecture.name} has scores [{scores}], and labels of this data.task need [{allowed}]; choose a "
+            "model that has them, such as a module of your own"
+        )
 
 
 def check_executor(experiment: Experiment, configured: str) -> str:
@@ -240,7 +265,10 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         experiment = experiment.with_executor(runtime.model_copy(update={"executor": executor}))
     config, cohort, tasks = experiment.config, experiment.cohort, experiment.tasks
     algorithm, training = config.algorithm, config.training
+    check_problem(algorithm, tasks[0])
     check_parts(algorithm, tasks)
+    if any(model.cache_features for model in config.models):
+        check_cached_features(config, tasks[0], experiment.transform, experiment.federation.dataset.images[:2])
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
@@ -283,8 +311,11 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         templates=experiment.templates,
         unseen=_unseen(experiment, executor, declared, placement),
     )
-    if rank is None or device.type == "cpu" or (samples := ready.samples(rank)) is None:
-        return ready.with_pool(experiment.pool)  # on a CPU ranks share a mapped file
+    on_host = device.type == "cpu" and not experiment.caches_features  # where ranks share a mapped file
+    if rank is None or on_host or (samples := ready.samples(rank)) is None:
+        return ready.with_pool(experiment.pool)
+    if experiment.caches_features:
+        return ready.with_pool(Pool.of_features(federation.dataset, experiment.tasks[0], samples))
     return ready.with_pool(Pool.of_some(federation.dataset, device, samples))
 
 
@@ -303,13 +334,7 @@ def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | Non
     """Executor of an experiment, with all samples on its device unless a pool is given."""
     config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform
-    return kind(
-        config.algorithm,
-        experiment.tasks,
-        experiment.cohort,
-        federation,
-        pool,
-        batch,
-        transform,
-        experiment.measures,
-    )
+    tasks = experiment.tasks
+    if experiment.caches_features:
+        tasks = tuple(task.replace(cached_features=True) for task in tasks)
+    return kind(config.algorithm, tasks, experiment.cohort, federation, pool, batch, transform, experiment.measures)

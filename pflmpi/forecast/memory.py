@@ -83,6 +83,7 @@ def rank_memory(
             device += _under_way(rounds, rank, ranks.messages)
             device += sum(task.frozen.num_bytes for task in setup.executor.tasks)
         computes = any(plan.training[rank] or plan.testing[rank] for plan in rounds)
+        features = pool_bytes(setup, rank) if setup.task.cached_features and not on_gpu else 0
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
         if rank == 0:
             state, checkpoint = state + server, checkpoint + server + leaf_bytes(sizes.received)
@@ -90,7 +91,7 @@ def rank_memory(
             RankMemory(
                 clients=len(setup.placement.hosted(rank)),
                 base=process.program + (library if computes else 0.0),
-                data=process.data,
+                data=process.data + (features if computes else 0),
                 state=state,
                 work=_FRAGMENTS * work + in_transit,
                 checkpoint=checkpoint,

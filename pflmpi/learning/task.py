@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
+from pflmpi.data.problems import CLASSIFICATION, Problem
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.parts import overlay, parameters_of
 from pflmpi.learning.training import TrainingConfig
@@ -44,6 +45,9 @@ class Task:
     Attributes:
         frozen: parameters that no client trains.
         personal: paths of the parameters that stay with a client, by `model.personal`; () where that says nothing.
+        cached_features: whether samples are already features [d] of a frozen body, by `model.cache_features`.
+        problem: what is predicted.
+        label_shape: of a label; () of a class.
     """
 
     architecture: Architecture
@@ -55,6 +59,9 @@ class Task:
     device: torch.device = HOST
     frozen: Frozen = field(default_factory=Frozen)
     personal: tuple[str, ...] = ()
+    cached_features: bool = False
+    problem: Problem = CLASSIFICATION
+    label_shape: tuple[int, ...] = ()
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
     local: LocalTraining | None = field(default=None, compare=False)  # while a client trains
     client: int = SERVER  # whose model `init` gives; see `of_client`
@@ -64,6 +71,11 @@ class Task:
     def num_classes(self) -> int:
         """K."""
         return self.architecture.num_classes
+
+    @property
+    def score_shape(self) -> tuple[int, ...]:
+        """Of the scores of a sample: (K,), or (T, K) of tokens."""
+        return (*self.problem.score_axes(self.label_shape), self.num_classes)
 
     @property
     def num_features(self) -> int:
@@ -118,7 +130,9 @@ class Task:
         return {"mean": np.array(self.mean), "std": np.array(self.std)}
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Images [..., C, H, W] (uint8), or other samples (float32), as normalised floats."""
+        """Images [..., C, H, W] (uint8), or other samples (float32), as normalised floats; features as they are."""
+        if self.cached_features:
+            return images
         x, axes = images.float(), len(self.architecture.shape)
         if images.dtype != torch.uint8:
             if not any(self.mean) and set(self.std) == {1.0}:
@@ -134,7 +148,9 @@ class Task:
         return x
 
     def features(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
-        """z = f(body; x), [B, d] in float32, for prepared images x."""
+        """z = f(body; x), [B, d] in float32, for prepared images x; x itself where that is features already."""
+        if self.cached_features:
+            return x
         with self._precision():
             z = self.architecture.features(self.whole(model), x, training)
         return z if z.dtype == torch.float32 else z.float()

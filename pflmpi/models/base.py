@@ -127,6 +127,7 @@ class Model(ABC):
         summary: one line for `pflmpi list`.
         weights: run and round whose models the clients begin with; None for those that are drawn.
         trainable, personal: which parameters are trained, and which stay with a client.
+        cache_features: whether the features of a frozen body are computed once for each sample.
     """
 
     __pydantic_config__: ClassVar[Any] = ConfigDict(extra="forbid")
@@ -145,6 +146,10 @@ class Model(ABC):
         list[str] | None,
         Field(description="patterns of the trained parameters that stay with a client; null: as the algorithm says"),
     ] = None
+    cache_features: Annotated[
+        bool,
+        Field(description="compute the features of a frozen body once for each sample, and train the head on them"),
+    ] = False
 
     @classmethod
     def check_keys(cls, values: Mapping[str, Any]) -> None:

@@ -60,6 +60,15 @@ def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case, mod
     )
 
 
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_cached_features_are_those_of_the_host(executor):
+    raw = stub_run.settings(every_algorithm()["fedavg"], "cnn", executor)
+    raw["model"] = {**raw["model"], "trainable": ["head.*"], "cache_features": True}
+    expected, found = (stub_run.run(raw, on_stub).values for on_stub in (False, True))
+    for path, leaf in expected.items():
+        assert torch.equal(leaf, found[path]), path
+
+
 @pytest.mark.parametrize(
     ("case", "model", "executor", "trainable"),
     [

@@ -18,14 +18,15 @@ from pflmpi.tree import ALIGNED, Tree
 from pflmpi.vmap_lanes import in_lanes_of, of_all_lanes, outside_vmap
 
 _COPIED = 2**25  # bytes of images at a time
+_FEATURED = 32  # samples whose features are computed at a time
 
 
 @dataclass(frozen=True)
 class Pool:
     """Samples of a dataset, on the device of the rank."""
 
-    images: Tensor  # [n, C, H, W] uint8
-    labels: Tensor  # [n] int64
+    images: Tensor  # [n, C, H, W] uint8, or other samples
+    labels: Tensor  # [n] int64; of other tasks than classification [n, ...]
     place_of: np.ndarray | None = None  # int64, of each sample of the dataset, -1 if it is not here; None: all are
 
     @classmethod
@@ -47,6 +48,25 @@ class Pool:
             part = slice(first, first + count)
             images[part].copy_(torch.from_numpy(dataset.images[samples[part]]))
         return cls(images, torch.from_numpy(dataset.labels[samples]).to(device), place_of)
+
+    @classmethod
+    def of_features(cls, dataset: Dataset, task: Task, samples: np.ndarray | None = None) -> "Pool":
+        """Features [n, d] in place of samples, by a frozen body; the arguments otherwise as of `of_some`, None for all.
+
+        All calls have the same size, so that the features of a sample do not depend on who else is on its rank.
+        """
+        samples = np.arange(len(dataset.labels)) if samples is None else samples
+        place_of = np.full(len(dataset.labels), -1)
+        place_of[samples] = np.arange(len(samples))
+        features = torch.empty(len(samples), task.num_features, device=task.device)
+        with torch.no_grad():
+            for first in range(0, len(samples), _FEATURED):
+                chosen = samples[first : first + _FEATURED]
+                images = torch.from_numpy(dataset.images[np.resize(chosen, _FEATURED)])
+                features[first : first + len(chosen)] = task.features({}, task.prepare(images.to(task.device)))[
+                    : len(chosen)
+                ]
+        return cls(features, torch.from_numpy(dataset.labels[samples]).to(task.device), place_of)
 
     def places(self, samples: np.ndarray) -> np.ndarray:
         """Positions in the pool of samples of the dataset, in the same order."""
@@ -135,13 +155,15 @@ class LaneBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         images, labels = self.gather()
-        classes = torch.arange(self.task.num_classes, device=labels.device)
-        one_hot = (labels.unsqueeze(-1) == classes).to(self.weight.dtype)
         samples = self.weight.sum(1, keepdim=True)
         share = self.weight / samples.clamp(min=1)
         active = (samples.squeeze(1) > 0).to(self.weight.dtype).unbind(0)
         parts = (self._prepared(images), labels.unbind(0), self.weight.unbind(0), share.unbind(0))
-        targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
+        targets: Sequence[Tensor | None] = [None] * len(self)
+        if self.task.problem.classes:
+            classes = torch.arange(self.task.num_classes, device=labels.device)
+            one_hot = (labels.unsqueeze(-1) == classes).to(self.weight.dtype)
+            targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
         keys = _each(self.keys, len(self))
         full = self.full if self.task.architecture.has_batch_norm else ()
         for step, (x, y, weight, mean, target, key) in enumerate(zip(*parts, targets, keys, strict=True)):
@@ -217,7 +239,8 @@ def pass_in_order(samples: Sequence[np.ndarray], batch_size: int) -> LanePass:
 
 def gather_samples(pool: Pool, index: Tensor) -> Samples:
     """The samples [L, S, B, ...] of all lanes, on the device of the pool, where their places [L, S, B] are."""
-    return gather_images(pool, index), pool.labels.index_select(0, index.view(-1)).view(index.shape)
+    labels = pool.labels.index_select(0, index.view(-1))
+    return gather_images(pool, index), labels.view(*index.shape, *labels.shape[1:])
 
 
 def gather_images(pool: Pool, index: Tensor) -> Tensor:
