@@ -54,22 +54,24 @@ def main() -> int:
     began, options = time.monotonic(), _options()
     share = [f"runtime.gpu_memory={1 / options.jobs:.3f}"] if options.device == "cuda" else []
     selected = cells(options.tables, [f"runtime.device={options.device}", *share], options.seeds)
-    configs = {cell.name: config for cell, config in selected}
+    configs = {cell.name: config for cell, config, _ in selected}
+    wanted = {cell.name for cell, _, missing in selected if missing}
 
     def tasks() -> list[CellTask]:
-        return [unless_written(cell_task(cell, config, options.out, 1), options.out) for cell, config in selected]
+        return [unless_written(cell_task(cell, config, options.out, 1), options.out) for cell, config, _ in selected]
 
-    def budget(now: list[CellTask]) -> Budget:
-        pairs = [(task, configs[task.cell.name]) for task in now if task.command]
-        work, speeds = work_per_round(pairs, lambda done, of: None), seconds_per_round(now, options.out)
-        return Budget((options.seconds or 0) / 3600, options.jobs, now, work, speeds)
+    def budget(everything: list[CellTask]) -> Budget:
+        pairs = [(task, configs[task.cell.name]) for task in everything if task.done > 1 or task.cell.name in wanted]
+        work, speeds = work_per_round(pairs, lambda done, of: None), seconds_per_round(everything, options.out)
+        to_run = [task for task in everything if task.cell.name in wanted]
+        return Budget((options.seconds or 0) / 3600, options.jobs, to_run, work, speeds)
 
     if options.plan:
         print(plan(budget(tasks())), end="")
         return 0
     with locked(options.out) as lock:
-        now = tasks()
-        ordered = budget(now).cheapest_first()
+        planned = budget(tasks())
+        ordered = planned.cheapest_first()
         for task in ordered:
             prepare(task, options.out)
         until = began + options.seconds - min(GRACE, options.seconds / 10)
@@ -78,8 +80,8 @@ def main() -> int:
             return unfinished(task, configs[task.cell.name], options.out)
 
         outcome = run_cells(ordered, options.out, lambda _: [], environments(options.jobs), [lock], problem, until)
-    left = [task for task in tasks() if task.state != "done"]
-    print(f"{len(now)} cells: {len(now) - len(left)} done, {len(left)} left, {len(outcome.failed)} failed")
+    left = [task for task in tasks() if task.state != "done" and task.cell.name in wanted]
+    print(f"{len(wanted)} cells: {len(wanted) - len(left)} done, {len(left)} left, {len(outcome.failed)} failed")
     for name, cause in outcome.failed.items():
         print(f"failed: {name}: {cause}", file=sys.stderr)
     return int(bool(outcome.failed))
@@ -111,8 +113,11 @@ def plan(budget: Budget) -> str:
     return "".join(lines)
 
 
-def cells(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) -> list[tuple[CellOfTable, Config]]:
-    """The missing cells of some tables, with their configurations; a table with the runs of another one is left out."""
+def cells(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) -> list[tuple[CellOfTable, Config, bool]]:
+    """The cells of some tables, each with its configuration and whether it is missing.
+
+    A table with the runs of another one is left out, and a cell that another one has.
+    """
     found, known = [], set()
     for path in paths or sorted((ROOT / "configs" / "papers").glob("*/*.yaml")):
         table = tables.load(path)
@@ -121,10 +126,10 @@ def cells(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) ->
             count, there = min(seeds or len(table.seeds), len(table.seeds)), _seeds_in_results(path.stem)
             for cell, config in tables.selected(path, overrides, count, []):
                 place, settings = (cell.row, cell.column), json.dumps(cell.raw, sort_keys=True)
-                missing = cell.seed not in table.seeds[: there.get(place, 0)] and (paths or place in published)
-                if missing and (paths or settings not in known):
+                if paths or (place in published and settings not in known):
                     known.add(settings)
-                    found.append((CellOfTable(**vars(cell), table=path.stem), config))
+                    missing = cell.seed not in table.seeds[: there.get(place, 0)]
+                    found.append((CellOfTable(**vars(cell), table=path.stem), config, missing))
     return found
 
 

@@ -91,7 +91,7 @@ def _shown(path: Path, lines: list[Line]) -> str:
     taken = {place: int(line["rounds_done"]) // int(line["seeds_finished"]) for place, line in by_place.items()}
     options = [f"--seeds {seeds[-1]}"] if seeds[-1] < len(table.seeds) else []
     options += [f"--only {shlex.quote(f'*/{name}')}" for name in columns] if columns != [*table.columns] else []
-    options += [f"-s training.rounds={n}" for n in sorted({n for place, n in taken.items() if n != rounds[place]})]
+    options += [f"-s training.rounds={n}" for n in sorted({n for place, n in taken.items() if n < rounds[place]})]
     command = f"pflmpi sweep configs/papers/{path.parent.name}/{path.name}"
     title = f"**{table.title}**; {METRICS[table.metric].name}, {table.figure} round"
     lines_below = (f"Furthest: {'; '.join(furthest) or 'none is outside'}.", f"Partitions: {', '.join(partitions)}.")

@@ -123,6 +123,8 @@ def test_finished_cells_flow_into_the_files_and_one_of_more_seeds_stays(swept, o
     shutil.rmtree(second.run(swept.folder / "sweeps" / "small"))
     lines = swept.add()
     assert (lines[0]["ours"], lines[0]["seeds_finished"], lines[0]["partitions"]) == ("80.50", "2", "0123456789ab")
+    file = swept.folder / "results" / "small.csv"
+    file.write_text(file.read_text().replace(",1,2,2,4,", ",1,2,3,4,"))  # of a seed that is not finished
     text = overview.tables_of("fedfcd", swept.folder / "results", swept.folder / "papers")
     assert "| FedAvg | 80.50±0.71 (80.50) | 80.00 (80.00) |" in text
     assert "Partitions: few 0123456789ab, many 0123456789ab." in text and "none is outside" in text
@@ -156,11 +158,12 @@ def test_what_is_run_next_are_the_published_cells_that_no_file_has_cheapest_firs
     again = table_file.write(tmp_path, published={"Local": {"many (M)": 80}})
     shutil.move(again, tmp_path / "configs" / "papers" / "fedfcd" / "with_the_same_cell.yaml")
     (tmp_path / "results" / "small.csv").write_text("row,column,seeds_finished\nFedAvg,few,2\nLocal,few,1\n")
-    missing = [cell for cell, _ in gpu_tables.cells([], [], None)]
+    missing = [cell for cell, _, missing in gpu_tables.cells([], [], None) if missing]
     assert [f"{cell.row}/{cell.column}/{cell.seed}" for cell in missing] == [
         "Local/few/1", "Local/many (M)/0", "Local/many (M)/1"
     ]  # fmt: skip
-    assert len(gpu_tables.cells([], [], 1)) == 1 and len(gpu_tables.cells([table], [], None)) == 5
+    assert [missing for *_, missing in gpu_tables.cells([], [], 1)] == [False, False, True]
+    assert sum(missing for *_, missing in gpu_tables.cells([table], [], None)) == 5
     tasks = [CellTask(cell, "start", 0, 2, ("run",)) for cell in missing]
     seconds = {but_seed(tasks[0]): 900.0, but_seed(tasks[1]): 90.0}
     assert gpu_tables.plan(Budget(0, 2, tasks, {}, seconds)).splitlines() == [
