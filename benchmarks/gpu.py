@@ -283,6 +283,50 @@ def bare(experiment: Experiment, workload: Workload, graphed: bool) -> float:
     return time.perf_counter() - began
 
 
+def side_by_side(experiment: Experiment, workload: Workload, together: int, steps: int) -> tuple[float, torch.Tensor]:
+    """Seconds of a step where some clients' steps are one CUDA graph, a stream for each client; the weights at its end.
+
+    Args:
+        together: clients in a graph.
+        steps: of each client in it: 1, or those of a pass.
+    """
+    task, lr, batch = experiment.tasks[0], experiment.config.training.lr, workload.batch
+    labels = torch.from_numpy(experiment.federation.dataset.labels[: steps * batch]).to(task.device).split(batch)
+    images = torch.from_numpy(experiment.federation.dataset.images[: steps * batch]).to(task.device).split(batch)
+    key = torch.zeros((), dtype=torch.int64, device=task.device)
+    models = [tree.clone(tree.to(task.init(), task.device)) for _ in range(together)]
+    streams = [torch.cuda.Stream() if task.device.type == "cuda" else None for _ in models]
+
+    def a_pass(model: tree.Tree) -> None:
+        leaves = [leaf.requires_grad_() for path, leaf in tree.leaves(model) if not path.startswith("stats")]
+        noisy = {**model, "noise": {"key": key}} if task.architecture.draws_noise else model
+        for x, y in zip(images, labels, strict=True):
+            scores = task.predict(noisy, task.prepare(x), training=True)
+            gradients = torch.autograd.grad(F.cross_entropy(scores, y), leaves)
+            with torch.no_grad():
+                torch._foreach_add_(leaves, gradients, alpha=-lr)
+
+    def work() -> None:
+        for model, stream in zip(models, streams, strict=True):
+            if stream is None:
+                a_pass(model)
+                continue
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                a_pass(model)
+        for stream in filter(None, streams):
+            torch.cuda.current_stream().wait_stream(stream)
+
+    launch = captured(work) if task.device.type == "cuda" else work
+    synchronise(task)
+    began = time.perf_counter()
+    for _ in range(REPEATS):
+        launch()
+    synchronise(task)
+    seconds = (time.perf_counter() - began) / (REPEATS * together * steps)
+    return seconds, torch.cat([leaf.detach().reshape(-1).double().cpu() for _, leaf in tree.leaves(models[-1])])
+
+
 def captured(work: Callable[[], object]) -> Callable[[], object]:
     """The work as a CUDA graph."""
     side = torch.cuda.Stream()

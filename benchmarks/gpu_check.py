@@ -113,6 +113,56 @@ def workloads(say: Say, options: argparse.Namespace) -> None:
             break
 
 
+def sums(say: Say, options: argparse.Namespace) -> None:
+    """The mean of ten models that are on the GPU has the bits of the host's; seconds of each."""
+    import numpy as np
+    import torch
+
+    from pflmpi import tree
+    from pflmpi.learning.task import HOST
+    from pflmpi.messages.declared import Declared
+    from pflmpi.messages.kinds import Mean, Messages, tensor
+    from pflmpi.messages.uplink import send_up
+    from pflmpi.transports.inprocess import InProcessTransport
+
+    device, clients, size = prepare(options), np.arange(10), 1000 if options.tiny else 11_181_642
+    declared = Declared({"model": Mean({"x": tensor(size)})}, {}, np.ones((10, 2), bool), np.arange(7, 17))
+    rows: tree.Tree = {"x": torch.randn(10, size) * torch.logspace(-20, 5, size)}
+    found = []
+    for place in (HOST, device):
+        message: Messages = {"model": tree.to(rows, place)}
+        for _ in range(2):
+            began = time.perf_counter()
+            up = send_up(InProcessTransport(), declared, [(clients, message)], [[clients]], place)
+            seconds = time.perf_counter() - began
+        found.append(tree.at({**(up or {})}, "model/x"))
+        say(place=place.type, seconds=seconds, holds=bool(torch.equal(found[0], found[-1])))
+
+
+def passes(say: Say, options: argparse.Namespace) -> None:
+    """What decides how clients go side by side: steps or passes in a graph, 1 to 8 clients on streams of it.
+
+    Each is compared with one client's steps in a graph of their own, in time and, for as many steps, in bits.
+    """
+    from dataclasses import replace
+
+    import gpu
+    import torch
+
+    for name, workload in gpu.WORKLOADS.items():
+        if options.tiny:
+            workload = replace(workload, clients=4, samples=20, participants=2, epochs=1, batch=10, rounds=2)
+        device, ends = prepare(options), dict[int, torch.Tensor]()
+        experiment = gpu.prepared(workload, device)
+        steps = min(workload.epochs * workload.samples // workload.batch, 10)
+        for together, in_graph in ((1, 1), (1, steps), (2, 1), (2, steps), (4, 1), (4, steps), (8, 1), (8, steps)):
+            seconds, weights = gpu.side_by_side(experiment, workload, together, in_graph)
+            holds = torch.equal(weights, ends.setdefault(in_graph, weights))
+            say(work=name, clients=together, steps=in_graph, milliseconds_a_step=1e3 * seconds, holds=holds)
+        if options.tiny:
+            break
+
+
 def papers(say: Say, options: argparse.Namespace) -> None:
     """The papers' algorithms at FedGMH's sizes: 100 clients, 20 a round, two epochs, batch 100; seconds by part."""
     import statistics
@@ -151,9 +201,11 @@ def promises(say: Say, options: argparse.Namespace) -> None:
 
 # Seconds at most. What has not passed on a card comes first, and what has passed last.
 STEPS: dict[str, tuple[float, Callable[[Say, argparse.Namespace], None]]] = {
+    "sums": (40, sums),
     "failed_capture": (60, failed_capture),
     "captures": (150, captures),
     "workloads": (180, workloads),
+    "passes": (90, passes),
     "papers": (90, papers),
     "messages": (90, messages),
     "promises": (150, promises),

@@ -1,14 +1,21 @@
 """As many missing cells of the papers' tables as fit into some seconds on a card: several at a time, cheapest first.
 
-    python benchmarks/gpu_tables.py --seconds 500 [--jobs 4] [--out sweeps] [--device cuda] [TABLE ...]
+    python benchmarks/gpu_tables.py --seconds 500 [--seeds 1] [--jobs 4] [--out sweeps] [--device cuda] [TABLE ...]
+    python benchmarks/gpu_tables.py --plan ...    # says what each of them takes, in that order, and starts nothing
+    python benchmarks/overview.py --add sweeps    # puts those that are finished into results/
 
-As `pflmpi sweep TABLE --budget` does it for one table, in the same folders (OUT/NAME of a table), for all of
-configs/papers together: what a cell costs is known from its finished rounds, or those of cells like it, else estimated
-by steps x parameters. Each of the runs at a time gets its part of the GPU's memory. What the time does not suffice for
-is stopped after a round, and goes on with the next call.
+Missing: with a published figure, and not in results/*.csv, once where several tables have it; of a TABLE that is named
+all cells that are not there.
+
+As `pflmpi sweep TABLE --budget` does it for one table, in the same folders (OUT/NAME of a table), for all of the papers
+together: what a cell costs is known from its finished rounds, or those of cells like it, else estimated by steps x
+parameters. Each of the runs at a time gets its part of the GPU's memory. What the time does not suffice for is stopped
+after a round, and goes on with the next call.
 """
 
 import argparse
+import csv
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +32,7 @@ from pflmpi.sweep.pending import CellTask, cell_task, prepare, unfinished, unles
 from pflmpi.sweep.runs import GRACE, run_cells
 from pflmpi.sweep.table import Cell
 
-PAPERS = Path(__file__).resolve().parent.parent / "configs" / "papers"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -44,27 +51,25 @@ class CellOfTable(Cell):
 
 def main() -> int:
     """Run the cells, and say how many are left."""
-    began = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", type=Path, nargs="*", metavar="TABLE", help="default: all in configs/papers")
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--jobs", type=int, default=4, help="runs at a time")
-    parser.add_argument("--out", type=Path, default=Path("sweeps"))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    options = parser.parse_args()
+    began, options = time.monotonic(), _options()
     share = [f"runtime.gpu_memory={1 / options.jobs:.3f}"] if options.device == "cuda" else []
-    overrides = [f"runtime.device={options.device}", *share]
-    with locked(options.out) as lock:
-        selected = cells(options.tables or sorted(PAPERS.rglob("*.yaml")), overrides)
-        configs = {cell.name: config for cell, config in selected}
+    selected = cells(options.tables, [f"runtime.device={options.device}", *share], options.seeds)
+    configs = {cell.name: config for cell, config in selected}
 
-        def tasks() -> list[CellTask]:
-            return [unless_written(cell_task(cell, config, options.out, 1), options.out) for cell, config in selected]
+    def tasks() -> list[CellTask]:
+        return [unless_written(cell_task(cell, config, options.out, 1), options.out) for cell, config in selected]
 
-        now = tasks()
+    def budget(now: list[CellTask]) -> Budget:
         pairs = [(task, configs[task.cell.name]) for task in now if task.command]
         work, speeds = work_per_round(pairs, lambda done, of: None), seconds_per_round(now, options.out)
-        ordered = Budget(options.seconds / 3600, options.jobs, now, work, speeds).cheapest_first()
+        return Budget((options.seconds or 0) / 3600, options.jobs, now, work, speeds)
+
+    if options.plan:
+        print(plan(budget(tasks())), end="")
+        return 0
+    with locked(options.out) as lock:
+        now = tasks()
+        ordered = budget(now).cheapest_first()
         for task in ordered:
             prepare(task, options.out)
         until = began + options.seconds - min(GRACE, options.seconds / 10)
@@ -80,14 +85,50 @@ def main() -> int:
     return int(bool(outcome.failed))
 
 
-def cells(paths: Sequence[Path], overrides: Sequence[str]) -> list[tuple[CellOfTable, Config]]:
-    """The cells of some tables, with their configurations; a table with the runs of another one is left out."""
-    found = []
-    for path in paths:
-        if not tables.load(path).runs_of:
-            chosen = tables.selected(path, overrides, None, [])
-            found += [(CellOfTable(**vars(cell), table=path.stem), config) for cell, config in chosen]
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path, nargs="*", metavar="TABLE", help="default: all of the papers")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seconds", type=float, help="stop in this time")
+    what.add_argument("--plan", action="store_true", help="only say what each cell takes")
+    parser.add_argument("--seeds", type=int, help="of each cell; default: all of its table")
+    parser.add_argument("--jobs", type=int, default=4, help="runs at a time")
+    parser.add_argument("--out", type=Path, default=Path("sweeps"))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    return parser.parse_args()
+
+
+def plan(budget: Budget) -> str:
+    """A line for each run that is to be done, cheapest first: its seconds, the hours up to here, its name."""
+    lines, total = [], 0.0
+    for task in budget.cheapest_first():
+        if task.command:
+            total += budget.seconds(task) / budget.jobs
+            lines.append(f"{budget.seconds(task):9.0f} s {total / 3600:8.2f} h  {task.cell.name}\n")
+    return "".join(lines)
+
+
+def cells(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) -> list[tuple[CellOfTable, Config]]:
+    """The missing cells of some tables, with their configurations; a table with the runs of another one is left out."""
+    found, known = [], set()
+    for path in paths or sorted((ROOT / "configs" / "papers").glob("*/*.yaml")):
+        table = tables.load(path)
+        if not table.runs_of:
+            published = {(row, column) for row, columns in table.published.items() for column in columns}
+            count, there = min(seeds or len(table.seeds), len(table.seeds)), _seeds_in_results(path.stem)
+            for cell, config in tables.selected(path, overrides, count, []):
+                place, settings = (cell.row, cell.column), json.dumps(cell.raw, sort_keys=True)
+                missing = cell.seed not in table.seeds[: there.get(place, 0)] and (paths or place in published)
+                if missing and (paths or settings not in known):
+                    known.add(settings)
+                    found.append((CellOfTable(**vars(cell), table=path.stem), config))
     return found
+
+
+def _seeds_in_results(name: str) -> dict[tuple[str, str], int]:
+    path = ROOT / "results" / f"{name}.csv"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return {(line["row"], line["column"]): int(line["seeds_finished"]) for line in csv.DictReader(text.splitlines())}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pflmpi.text import first_line, printable
 # Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
 # does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
 _GROUPS = {
-    "run": ("examples", "list", "data", "run", "resume", "fork", "contribution", "prune", "sweep"),
+    "run": ("examples", "docs", "list", "data", "run", "resume", "fork", "contribution", "prune", "sweep", "search"),
     "look": ("inspect", "watch", "compare", "bisect", "report", "table", "export", "evaluate", "probe"),
     "cluster": ("plan", "doctor", "submit", "status", "cancel", "scale"),
 }

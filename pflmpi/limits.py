@@ -29,9 +29,9 @@ def problem(error: BaseException) -> str | None:
     if match := _NO_GPU_MEMORY.search(text):
         how = f" ({match['how']})" if match["how"] else ""
         return (
-            f"out of memory on a GPU{how}; lower runtime.lanes (fewer clients at once), training.batch_size or "
-            "evaluation.batch_size, or give each rank a GPU of its own; `pflmpi plan CONFIG --gpus 1 --gpu-memory GIB` "
-            "says what fits"
+            f"out of memory on a GPU{how}; lower runtime.lanes (fewer clients at once), training.micro_batch "
+            "(samples at once), training.batch_size or evaluation.batch_size, or give each rank a GPU of its own; "
+            "`pflmpi plan CONFIG --gpus 1 --gpu-memory GIB` says what fits"
         )
     if code == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREADS.search(text)):
         return (

@@ -52,6 +52,7 @@ class APFL(FedAvg):
 
     summary: ClassVar[str] = "own and global model mixed in a learned proportion"
     paper: ClassVar[str] = "Deng et al., 2020"
+    search: ClassVar = {"alpha": (0.0, 1.0)}
     measured: ClassVar[tuple[str, ...]] = ("own",)
 
     alpha: Annotated[

@@ -47,6 +47,7 @@ class Ditto(FedAvg):
 
     summary: ClassVar[str] = "FedAvg and a personal model drawn to the global one"
     paper: ClassVar[str] = "Li et al., ICML 2021"
+    search: ClassVar = {"prox_weight": (0.001, 10.0, "log")}
     predicts_with: ClassVar[tuple[str, ...]] = ()
     measured: ClassVar[tuple[str, ...]] = ("personal",)
 

@@ -53,6 +53,7 @@ class FedCP(WeightedSharedParts):
 
     summary: ClassVar[str] = "a gate per sample between a personal and a global head"
     paper: ClassVar[str] = "Zhang et al., KDD 2023"
+    search: ClassVar = {"alignment_weight": (0.01, 10.0, "log")}
     linear_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("model",)
     shared: ClassVar[tuple[str, ...]] = ("body", "head", "gate")

@@ -37,6 +37,7 @@ class FedGH(SharedHead):
 
     summary: ClassVar[str] = "one head trained on all class means replaces the clients' heads"
     paper: ClassVar[str] = "Yi et al., ACM Multimedia 2023"
+    search: ClassVar = {"global_head_lr": (0.001, 1.0, "log")}
     linear_head: ClassVar[bool] = True
 
     global_head_lr: Annotated[

@@ -35,6 +35,7 @@ class FedAvgM(FedAvg):
 
     summary: ClassVar[str] = "FedAvg with momentum on the server"
     paper: ClassVar[str] = "Hsu et al., 2019"
+    search: ClassVar = {"server_lr": (0.1, 10.0, "log"), "server_momentum": (0.0, 0.99)}
 
     server_lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="factor on the server's step")] = 1.0
     server_momentum: Annotated[float, Field(ge=0, lt=1, description="momentum of the server (beta)")] = 0.9
@@ -55,6 +56,7 @@ class AdaptiveServer(FedAvg):
     """The server of Reddi et al., whose rule for v a subclass has."""
 
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
+    search: ClassVar = {"server_lr": (0.001, 1.0, "log"), "tau": (1e-5, 0.1, "log")}
 
     server_lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="rate of the server (eta)")] = 0.1
     beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of changes")] = 0.9

@@ -52,6 +52,7 @@ class FedPAC(Algorithm):
 
     summary: ClassVar[str] = "features near global class means, heads combined for each"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
+    search: ClassVar = {"alignment_weight": (0.01, 10.0, "log"), "head_lr": (0.001, 1.0, "log")}
     predicts_with: ClassVar[tuple[str, ...]] = ("body", "head")
 
     alignment_weight: Annotated[float, Field(ge=0, description="lambda, weight of the alignment")] = 1.0

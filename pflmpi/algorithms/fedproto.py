@@ -46,6 +46,7 @@ class FedProto(Algorithm):
 
     summary: ClassVar[str] = "whole personal models, shared class means"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
+    search: ClassVar = {"prototype_weight": (0.01, 10.0, "log")}
     predicts_with: ClassVar[tuple[str, ...]] = ("prototypes",)
     unlike_models: ClassVar[bool] = True
 

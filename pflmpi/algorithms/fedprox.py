@@ -29,6 +29,7 @@ class FedProx(FedAvg):
 
     summary: ClassVar[str] = "FedAvg with a proximal term"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
+    search: ClassVar = {"prox_weight": (0.0001, 1.0, "log")}
 
     prox_weight: Annotated[
         float, Field(ge=0, allow_inf_nan=False, description="how strongly a client is drawn to the global model (mu)")

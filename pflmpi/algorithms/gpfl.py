@@ -56,6 +56,7 @@ class GPFL(WeightedSharedParts):
 
     summary: ClassVar[str] = "a shared body with a global and a personal route"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023"
+    search: ClassVar = {"magnitude_weight": (0.001, 1.0, "log"), "guidance_decay": (0.0001, 1.0, "log")}
     predicts_with: ClassVar[tuple[str, ...]] = ("shared",)
     shared: ClassVar[tuple[str, ...]] = ("body", "valve", "embeddings")
     message: ClassVar[str] = "shared"

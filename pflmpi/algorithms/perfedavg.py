@@ -54,6 +54,7 @@ class PerFedAvg(FedAvg):
 
     summary: ClassVar[str] = "a global model made to be adapted in one step, MAML"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
+    search: ClassVar = {"inner_lr": (0.001, 1.0, "log")}
     adapts_with: ClassVar[tuple[str, ...]] = ("adapt",)
     own_steps: ClassVar[str] = "steps along the gradient of the adapted model"
 

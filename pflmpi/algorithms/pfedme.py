@@ -49,6 +49,7 @@ class PFedMe(FedAvg):
 
     summary: ClassVar[str] = "personal models by Moreau envelopes around a global one"
     paper: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
+    search: ClassVar = {"prox_weight": (1.0, 100.0, "log"), "personal_lr": (0.001, 1.0, "log")}
     predicts_with: ClassVar[tuple[str, ...]] = ()
 
     prox_weight: Annotated[

@@ -30,6 +30,8 @@ def of_round(checkpoint: Checkpoint) -> Columns:
         "train_samples": checkpoint.partition["train_samples"],
         "test_samples": checkpoint.partition["test_samples"],
     }
+    if "validation_samples" in checkpoint.partition:
+        columns["validation_samples"] = checkpoint.partition["validation_samples"]
     columns |= {column: checkpoint.bytes[name] for name, column in _BYTES.items() if name in checkpoint.bytes}
     columns |= dict(_metrics(checkpoint))
     if "seconds_round" in checkpoint.metrics:
@@ -45,7 +47,7 @@ def _metrics(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
     descriptions = Descriptions({})
     for name, values in checkpoint.metrics.items():
         axes = descriptions.figure("metrics", name)[1]
-        if axes not in _OF_CLIENTS or name in {"participants", "total"}:  # `total` is `test_samples`
+        if axes not in _OF_CLIENTS or name in {"participants", "total", "validation_total"}:  # which `partition` has
             continue
         column = name.replace("client_", "")
         if axes == ("client",):

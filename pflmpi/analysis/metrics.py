@@ -7,7 +7,7 @@ from numbers import Real
 import numpy as np
 
 from pflmpi.errors import ConfigError
-from pflmpi.learning.early_stop import lower_is_better
+from pflmpi.learning.early_stop import judged_by, lower_is_better
 from pflmpi.registry import unknown
 from pflmpi.store import metrics_file
 from pflmpi.store.verify import Metrics
@@ -29,8 +29,13 @@ def last(values: np.ndarray) -> float:
     return float(measured[-1]) if len(measured) else float("nan")
 
 
-def best(values: np.ndarray) -> int | None:
-    """The index of the highest value of a column; None if all are NaN."""
+def best(columns: Mapping[str, np.ndarray], seen: np.ndarray | slice = slice(None)) -> int | None:
+    """The place of the best round by mean accuracy, of validation samples where there are some; None without any.
+
+    Args:
+        seen: the rounds to choose from, among which the place is counted.
+    """
+    values = columns[judged_by("accuracy_mean", columns)][seen]
     return None if np.isnan(values).all() else int(np.nanargmax(values))
 
 

@@ -127,14 +127,14 @@ def _sections(
 
 
 def _missing(sections: Sequence[Section]) -> str:
-    """Takes what is missing in single runs out of their sections, as one text: titles, their runs, the first reason."""
-    reasons: dict[str, list[tuple[str, str]]] = {}
+    """Takes what is missing in single runs out of their sections, as one text: titles, runs, and why."""
+    runs: dict[tuple[str, str], list[str]] = {}  # by title and reason
     for section in sections:
         for figure in section.figures:
             if isinstance(figure, Missing):
-                reasons.setdefault(figure.title, []).append((section.title, figure.why))
+                runs.setdefault((figure.title, figure.why), []).append(section.title)
         section.figures = [figure for figure in section.figures if not isinstance(figure, Missing)]
-    texts = [f"{title}: {', '.join(run for run, _ in of_runs)} ({of_runs[0][1]})" for title, of_runs in reasons.items()]
+    texts = [f"{title}: {', '.join(labels)} ({why})" for (title, why), labels in runs.items()]
     return "; ".join(texts) + "." * bool(texts)
 
 
@@ -211,8 +211,9 @@ def runs_table(lines: Sequence[Line]) -> PageTable:
     options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
     of_all = [name for name in options if all(row[name] for row in rows)]
     first = [*_FIRST, *of_all[:_MOST_OPTIONS]]
-    first += [next((name for name in columns if name.startswith(start)), "") for start in _NEXT]
-    shown = [name for name in first if name in columns][:_MOST_COLUMNS]
+    chosen = _NEXT[1:2] if "validation (%)" in columns else ()  # the best round, where no test sample chose it
+    first += [next((name for name in columns if name.startswith(start)), "") for start in (*chosen, *_NEXT)]
+    shown = [name for name in dict.fromkeys(first) if name in columns][:_MOST_COLUMNS]
     values = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in the order of the columns
     marked = [
         (row, column) for column, name in enumerate(values) for row in _best(name, [line[name] for line in lines])
@@ -249,5 +250,5 @@ def _below_common_folder(folders: Sequence[str]) -> Sequence[str]:
     """Paths relative to the deepest folder that contains all of them; a lone one is left as it is."""
     if len(set(folders)) == 1:
         return folders
-    shared = os.path.commonpath([os.path.dirname(folder) for folder in folders])
+    shared = os.path.commonpath([os.path.dirname(os.path.abspath(folder)) for folder in folders])
     return [os.path.relpath(folder, shared) for folder in folders]

@@ -186,8 +186,9 @@ class Run:
 
         Columns: `round`, `client`, `participant` (whether it trained), `train_samples`, `test_samples`, `up_bytes`,
         `down_bytes`, as far as the run has them `correct`, `accuracy`, `test_loss`, `f1`, `train_loss`, the same with
-        `trained_` (after local training, before the server answers) and `round_seconds` (of the whole round), and
-        `diagnostic_...` for each diagnostic with a number for each client, such as its cluster.
+        `validation_` (and `validation_samples`), with `trained_` (after local training, before the server answers) and
+        `round_seconds` (of the whole round), and `diagnostic_...` for each diagnostic with a number for each client,
+        such as its cluster.
 
         Args:
             rounds: None for all.

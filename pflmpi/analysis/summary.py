@@ -17,13 +17,16 @@ Value = str | int | float
 Line = dict[str, Value]  # by column; unknown numbers are NaN or ""
 
 EXPLAINED = (
-    "Best and last: accuracy, mean over clients; worst client and lowest 10 %: at the end; unseen: clients that were "
-    "kept out of training; after training: the participants before the server answers; gain over local: accuracy at "
-    "the end minus that of the same client in the run of local training; bytes: what the messages of all rounds hold; "
-    "rounds, time and sent to an accuracy: until the first round whose mean is as high. More in docs/analysis.md."
+    "Best and last: accuracy, mean over clients, on test samples; of a run with validation samples the best round is "
+    "the one that these choose, and validation is their accuracy in it; worst client and lowest 10 %: at the end; "
+    "unseen: clients that were kept out of training; after training: the participants before the server answers; gain "
+    "over local: accuracy at the end minus that of the same client in the run of local training; bytes: what the "
+    "messages of all rounds hold; rounds, time and sent to an accuracy: until the first round whose mean is as high. "
+    "More in docs/analysis.md."
 )
 _OF_BEST = 0.9  # of the best accuracy of all runs, to which costs are counted
 _OPTIONAL = (  # left out where empty
+    "validation (%)",
     "lowest 10 % (%)",
     "macro F1 (%)",
     "unseen (%)",
@@ -100,7 +103,8 @@ def results(run: Run) -> Line:
     """
     columns, final = run.columns, run.final_accuracy
     mean, seconds = 100 * columns["accuracy_mean"], columns["seconds"]
-    highest = best(mean)
+    validation = 100 * columns.get("validation_accuracy_mean", np.full(len(mean), np.nan))
+    highest = best(columns)
     newest = {name: last(values) for name, values in columns.items()}
 
     def percent(name: str) -> float:
@@ -111,6 +115,7 @@ def results(run: Run) -> Line:
         "of": int(run.config.get("training", {}).get("rounds", 0)),
         "best (%)": math.nan if highest is None else float(mean[highest]),
         "in round": "" if highest is None else int(columns["round"][highest]),
+        "validation (%)": math.nan if highest is None else float(validation[highest]),
         "last (%)": percent("accuracy_mean"),
         "std over clients (%)": percent("accuracy_std"),
         "worst client (%)": math.nan if final is None else float(np.nanmin(100 * final)),

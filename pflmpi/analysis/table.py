@@ -16,7 +16,7 @@ from pflmpi.analysis.run import Run, open_run
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, section
 from pflmpi.errors import CheckpointError
-from pflmpi.learning.early_stop import EarlyStop, lower_is_better
+from pflmpi.learning.early_stop import EarlyStop, judged_by, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, SweepTable
@@ -91,6 +91,7 @@ class Entry:
         partitions: the first twelve digits of the hashes of the finished runs' partitions, each once.
         problems: why runs cannot be shown, a line each.
         notes: what of the runs no checkpoint covers.
+        by_validation: whether validation samples choose the best round of a run.
     """
 
     row: str
@@ -108,6 +109,7 @@ class Entry:
     partitions: Sequence[str] = ()
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
+    by_validation: bool = False
 
     @property
     def difference(self) -> float | None:
@@ -163,7 +165,7 @@ def pick(columns: Mapping[str, np.ndarray], metric: str, figure: str) -> float:
         latest = np.flatnonzero(measured)[-20:]
         return pick({name: column[latest] for name, column in columns.items()}, metric, "best")
     if figure == "best":
-        judge = shown.judge or shown.column
+        judge = judged_by(shown.judge or shown.column, columns)
         best = np.argmin if shown.lowest or lower_is_better(judge) else np.argmax
         return float(values[measured][best(columns[judge][measured])])
     return statistics.fmean(values[measured][-1 if figure == "last" else -LAST :])
@@ -179,13 +181,13 @@ def _seed_run(cell: Cell, out: Path) -> _SeedRun:
     except CheckpointError as error:
         return _SeedRun(training.rounds, problem=str(error))
     done, path = len(lines), cell.config(out)
-    same = path.exists() and _decisive(yaml_file.read(path)) == _decisive(cell.raw)
+    same = path.exists() and decisive(yaml_file.read(path)) == decisive(cell.raw)
     other = done > 0 and not (same and done <= training.rounds)
     finished = not other and done > 0 and (done == training.rounds or EarlyStop(training.stop, lines).met)
     return _SeedRun(training.rounds, run, done, finished, other)
 
 
-def _decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
+def decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that decide the results of a run, by dotted key."""
     return {key: value for key, value in by_key(raw).items() if key not in FREE_ON_RESUME}
 
@@ -210,6 +212,7 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
         partitions=[*dict.fromkeys(text[:12] for text in hashes if text)],
         problems=[seed.problem for seed in runs if seed.problem],
         notes=[f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.notes],
+        by_validation=any("validation_accuracy_mean" in columns for columns in finished),
     )
 
 
@@ -266,7 +269,10 @@ def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     metric = metric_of(table.metric)
     unit, points = metric.unit and f", {metric.unit}", metric.unit == "percent"
     fit = "; inside the published spread, within a point, or outside" if points else ""
-    first = f"{metric.name}, {_FIGURES[table.figure]} (published, difference{fit}){unit}"
+    figure = _FIGURES[table.figure]
+    if table.figure.startswith("best") and any(entry.by_validation for entry in filled):
+        figure += " by validation"
+    first = f"{metric.name}, {figure} (published, difference{fit}){unit}"
     texts: dict[str, Callable[[Entry], str]] = {
         first: lambda entry: _beside(entry, points),
         f"{metric.name}, {_FIGURES['last10']}{unit}": lambda entry: _joined(entry.last_ten, entry.state),
@@ -353,7 +359,7 @@ def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
         "row": entry.row,
         "column": entry.column,
         "metric": table.metric,
-        "figure": table.figure,
+        "figure": table.figure + (" by validation" if entry.by_validation else ""),
         **pair("ours", "ours_std", entry.ours),
         **pair("published", "published_spread", entry.published),
         "difference": _number(entry.difference),

@@ -1,8 +1,7 @@
 """Status of jobs and runs: what Slurm says of a job, beside what the folder of its run says."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,9 +12,9 @@ from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.job_log import last_error, out_of_memory
 from pflmpi.cluster.jobs import Job, by_working_directory, cells_below, jobs_in, last_errors, located
 from pflmpi.config import stored
-from pflmpi.errors import CheckpointError, ConfigError, RunError, Stopped
-from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import config_file, events_file, job_file, metrics_file, names, run_lock, verify
+from pflmpi.errors import CheckpointError, ConfigError, Stopped
+from pflmpi.learning.early_stop import EarlyStop, judged_by
+from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
 from pflmpi.text import counted, short_name, size
 
 _UNSEEN = "unseen_accuracy_mean"
@@ -31,7 +30,7 @@ class RunStatus:
         round: the last round in the metrics file; 0 before the first has ended.
         rounds: of the whole run.
         accuracy: of the last tested round, mean over clients; None before the first.
-        best: the best such accuracy and its round.
+        best: such an accuracy in the best round, by validation samples where there are some, and that round.
         checkpoint: newest round with a checkpoint, not verified; None without any.
         per_round: seconds per round; None before the first has ended.
         age: seconds since the last round ended, by the clocks of the file system and of this machine.
@@ -86,7 +85,7 @@ def run_status(run: Path) -> RunStatus | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     tested = [
-        (accuracy, int(line["round"]))
+        (accuracy, int(line["round"]), _number(line.get(judged_by("accuracy_mean", line), "")) or 0.0)
         for line in lines
         if (accuracy := _number(line.get("accuracy_mean", ""))) is not None
     ]
@@ -96,7 +95,7 @@ def run_status(run: Path) -> RunStatus | None:
         round=int(lines[-1]["round"]) if lines else 0,
         rounds=rounds,
         accuracy=tested[-1][0] if tested else None,
-        best=max(tested, key=lambda test: (test[0], -test[1])) if tested else None,
+        best=max(tested, key=lambda test: (test[2], -test[1]))[:2] if tested else None,
         unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
         checkpoint=checkpoints[-1] if checkpoints else None,
         per_round=_per_round(lines),
@@ -269,7 +268,7 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
     jobs = located(queue, by_working_directory(queue))
     if not jobs:
         yield f"no job of yours is known to work on a run ({_FORGOTTEN}); for a run: pflmpi status RUN"
-    yield from _blocks(_current(jobs))
+    yield from _blocks(current(jobs))
     others = sum(job.in_queue for job in queue) - len({job.id for job in jobs if job.in_queue})
     if others:
         yield (
@@ -280,7 +279,7 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
 
 def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a job, a task of an array, or an array."""
-    jobs = _named_jobs(name, environ)
+    jobs = named_jobs(name, environ)
     if jobs[0].state:
         yield from _blocks(jobs)
     else:
@@ -289,7 +288,7 @@ def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
         yield from one_folder(jobs[0].folder, environ)
 
 
-def _named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
+def named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
     """The jobs with an id; of one that Slurm has forgotten the state is "", and the folder that of its jobs.txt."""
     jobs = slurm.find(name, environ)
     unknown = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
@@ -306,13 +305,13 @@ def _named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
 
 def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a run, or of the runs of a sweep, even if Slurm is missing or does not answer."""
-    jobs, note = _jobs_of(folder, environ)
+    jobs, note = jobs_of(folder, environ)
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
     state, cells = run_status(folder), cells_below(folder.resolve())
     ends = [] if jobs or writer else last_errors(folder)
     if jobs:
-        yield from _blocks(_current(jobs))
+        yield from _blocks(current(jobs))
     elif state is not None or (ends and not cells):
         if state is not None and state.problem:
             raise CheckpointError(state.problem)
@@ -321,7 +320,7 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         for text, log in ends if state is None or not state.done else ():
             yield from _end(text, log)
     elif not cells:
-        raise _no_run(folder)
+        raise no_run(folder)
     if (usage := job_file.usage(folder)) and (usage.starts > 1 or not jobs):
         yield f"  used in {counted(usage.starts, 'start')}: {usage}"
     worked_on = {job.folder for job in jobs}
@@ -332,7 +331,7 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         yield f"  {note}"
 
 
-def _jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
+def jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
     """The jobs of a run or a sweep, and why there is none as far as that is known."""
     jobs: list[Job] = []
     try:
@@ -347,7 +346,7 @@ def _jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
     return jobs, "" if jobs else f"no job of yours runs it, as far as Slurm knows ({_FORGOTTEN})"
 
 
-def _no_run(folder: Path) -> ConfigError:
+def no_run(folder: Path) -> ConfigError:
     return ConfigError(
         f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
         "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
@@ -368,7 +367,7 @@ def _cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]])
     yield from (f"  a task ended with: {error}  log: {log}" for error, log in ends if error and error not in shown)
 
 
-def _current(jobs: Sequence[Job]) -> list[Job]:
+def current(jobs: Sequence[Job]) -> list[Job]:
     """The jobs without ended ones where a newer job, or a newer array, works in their folder."""
     newest = {job.folder: job.array or job.number for job in jobs}
     return [job for job in jobs if job.in_queue or newest[job.folder] == (job.array or job.number)]
@@ -454,15 +453,15 @@ def _array(jobs: Sequence[Job]) -> Iterator[str]:
 def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """Jobs and runs in JSON: those of a folder, of a job, or all of this user; raises as the functions for lines."""
     if isinstance(what, Path):
-        jobs, note = _jobs_of(what, environ)
+        jobs, note = jobs_of(what, environ)
         runs = cells_below(what.resolve()) or [what]
         state = run_status(what)
         if state is not None and state.problem:
             raise CheckpointError(state.problem)
         if runs == [what] and state is None and not jobs and not last_errors(what):
-            raise _no_run(what)
+            raise no_run(what)
     elif what is not None:
-        jobs, note = _named_jobs(what, environ), ""
+        jobs, note = named_jobs(what, environ), ""
         if not jobs[0].state:  # Slurm has forgotten it
             return as_object(jobs[0].folder, environ)
         runs = _runs_of(jobs)
@@ -470,10 +469,10 @@ def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, 
         queue = slurm.queue(environ)
         jobs, note = located(queue, by_working_directory(queue)), ""
         runs = _runs_of(jobs)
-    current = _current(jobs)
+    newest = current(jobs)
     return {
-        "jobs": [_job_object(job) for job in current],
-        "runs": [_run_object(run, current) for run in dict.fromkeys(runs)],
+        "jobs": [_job_object(job) for job in newest],
+        "runs": [_run_object(run, newest) for run in dict.fromkeys(runs)],
         "notes": [note] if note else [],
     }
 
@@ -481,74 +480,6 @@ def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, 
 def _runs_of(jobs: Sequence[Job]) -> list[Path]:
     """The folders of the runs of jobs; of an array whose runs have not begun that of its sweep is none."""
     return [job.folder for job in jobs if job.folder is not None and not cells_below(job.folder)]
-
-
-_GRACE = 20.0  # seconds after which nobody will start the ranks of a run again
-_PAUSE = 2.0  # seconds between two looks at runs that are waited for
-
-
-class Writers:
-    """Which runs are being written, as their locks say: those of another host as long as they are touched."""
-
-    def __init__(self) -> None:
-        self._seen: dict[Path, float] = {}
-        self._touched: dict[Path, float] = {}
-
-    def write(self, run: Path) -> bool:
-        """Whether a process writes the run, or has until a moment ago, so that its ranks may be starting again."""
-        owner, now = run_lock.owner(run), time.monotonic()
-        if owner is not None:
-            with suppress(OSError):
-                touched = run_lock.touched(run_lock.path(run))
-                if owner.near() or self._touched.get(run) != touched:
-                    self._seen[run], self._touched[run] = now, touched
-        patience = _GRACE if owner is None else run_lock.SILENCE
-        return now - self._seen.get(run, -patience) < patience
-
-
-def is_done(run: Path) -> bool:
-    """Whether all rounds of a run are complete."""
-    state = run_status(run)
-    return state is not None and state.done
-
-
-def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str], of_sweep: bool) -> int:
-    """Wait until jobs, and the processes that write runs, have ended; the exit code of the run.
-
-    That of a job is Slurm's, that of another process the one in its events (`output.events`), else 3.
-
-    Args:
-        jobs: their ids.
-        of_sweep: whether these are runs of a sweep: it is 0 if all are done, 75 if all others were stopped, else 1.
-    """
-    ended = [job for name in jobs for job in slurm.wait(name, environ)]
-    writers = Writers()
-    while not jobs and any([not is_done(run) and writers.write(run) for run in runs]):
-        time.sleep(_PAUSE)
-    left = [run for run in runs if not is_done(run)]
-    if not left:
-        return 0
-    codes = {job.exit_code or RunError.exit_code for job in ended if job.state != "COMPLETED"}
-    if not jobs:
-        codes = {events_file.exit_code(run) or RunError.exit_code for run in left}
-    if of_sweep:
-        return Stopped.exit_code if codes == {Stopped.exit_code} else 1
-    return next(iter(codes), RunError.exit_code)
-
-
-def wait_for(what: Path | str, environ: Mapping[str, str]) -> int:
-    """`wait` for a job, or for the jobs and processes of a run, a sweep or a folder of runs."""
-    if isinstance(what, str):
-        jobs = _named_jobs(what, environ)
-        runs = [job.folder for job in jobs if job.folder is not None]
-        cells = [cell for run in runs for cell in cells_below(run)]
-        return wait([what] if jobs[0].state else [], cells or runs, environ, bool(cells))
-    jobs, cells = _jobs_of(what, environ)[0], cells_below(what.resolve())
-    if not (jobs or cells or config_file.path(what).exists() or run_lock.owner(what)):
-        raise _no_run(what)
-    newest = [] if run_lock.owner(what) else _current(jobs)
-    numbers = dict.fromkeys(job.array or job.number for job in [job for job in jobs if job.in_queue] or newest)
-    return wait(numbers, cells or [what], environ, bool(cells))
 
 
 def _job_object(job: Job) -> dict[str, Any]:

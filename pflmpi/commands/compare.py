@@ -18,6 +18,7 @@ _KEYS = {  # in JSON, of a column; shares of 1 where the column has percents
     "of": "planned_rounds",
     "best (%)": "best_accuracy",
     "in round": "best_round",
+    "validation (%)": "best_validation_accuracy",
     "last (%)": "accuracy_mean",
     "std over clients (%)": "accuracy_std",
     "worst client (%)": "accuracy_worst_client",

@@ -22,12 +22,13 @@ _NAMES = {
 }
 _KEYS = {
     "data": """
-        name path label client layout normalize transform root download split test_share test_per_class limit
+        name path label task client layout normalize transform root download split test_share test_per_class
+        validation limit
     """.split(),
     "training": """
         rounds stop participation selection dropout step_seconds step_spread deadline without_clients epochs steps
-        batch_size drop_last lr schedule lr_decay decay_rounds decay_floor decay_by warmup optimizer momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm
-        label_smoothing precision init bn
+        batch_size micro_batch drop_last lr schedule lr_decay decay_rounds decay_floor decay_by warmup optimizer
+        momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm label_smoothing precision init bn
     """.split(),
     "evaluation": "every absent when batch_size unseen unseen_updates measures".split(),
     "checkpoint": "every keep".split(),

@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.errors import ConfigError, explained
 
     folder: Path = options.folder
-    included = sorted(_INCLUDED.iterdir())
+    included = sorted(path for path in _INCLUDED.iterdir() if path.name != "docs")  # which `pflmpi docs` shows
     for source in included:
         if (folder / source.name).exists():
             raise ConfigError(f"{folder / source.name} exists already; choose another folder")

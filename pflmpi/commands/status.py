@@ -25,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show all jobs of this user, one job, or a run or sweep with its jobs; return the exit code."""
-    from pflmpi.cluster import status
+    from pflmpi.cluster import status, waiting
 
     what: str | None = options.what
     is_job = what is not None and re.fullmatch(r"\d+(_\d+)?", what)
     named = what if what is None or is_job else _folder(Path(what))
     if options.wait and named is None:
         raise ConfigError("--wait without a run or job to wait for; name it")
-    code = status.wait_for(named, os.environ) if options.wait and named is not None else 0
+    code = waiting.wait_for(named, os.environ) if options.wait and named is not None else 0
     if options.json:
         print_json(status.as_object(named, os.environ))
         return code

@@ -116,7 +116,8 @@ def _preview(options: argparse.Namespace, pending: Pending) -> None:
 
 def _wait(number: str, pending: Pending) -> int:
     """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done, 75 or 1."""
-    from pflmpi.cluster.status import one_folder, wait
+    from pflmpi.cluster.status import one_folder
+    from pflmpi.cluster.waiting import wait
 
     code = wait([number], [*pending.runs], os.environ, bool(pending.tasks))
     print("\n".join(map(printable, one_folder(pending.out, os.environ))))

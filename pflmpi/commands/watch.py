@@ -15,7 +15,8 @@ from pflmpi.text import for_shell, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pflmpi.cluster.status import RunStatus, Writers
+    from pflmpi.cluster.status import RunStatus
+    from pflmpi.cluster.waiting import Writers
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
@@ -35,12 +36,12 @@ def run(options: argparse.Namespace) -> int:
     """Show the runs until none goes on: in a terminal as a table, elsewhere a line for each change; the exit code."""
     from rich.live import Live
 
-    from pflmpi.cluster import status
+    from pflmpi.cluster import status, waiting
     from pflmpi.terminal import console
 
     if not 0 < options.every < float("inf"):
         raise ConfigError(f"--every {options.every:g}: must be seconds, more than 0")
-    runs, writers, terminal = _runs(options.runs), status.Writers(), console()
+    runs, writers, terminal = _runs(options.runs), waiting.Writers(), console()
     shown: dict[Path, tuple[int, bool]] = {}
     live = Live(console=terminal, auto_refresh=False) if terminal.is_terminal else nullcontext()
     with live as table:
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
             if not running:
                 break
             time.sleep(options.every)
-    return status.wait([], runs, os.environ, of_sweep=len(runs) > 1)
+    return waiting.wait([], runs, os.environ, of_sweep=len(runs) > 1)
 
 
 def _runs(folders: Sequence[Path]) -> list[Path]:
@@ -73,10 +74,11 @@ def _goes_on(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
 
 def goes_on(runs: Sequence[Path]) -> Callable[[], bool]:
     """Tells at each call whether one of some runs is being written, or has not begun yet."""
-    from pflmpi.cluster import status
+    from pflmpi.cluster.status import run_status
+    from pflmpi.cluster.waiting import Writers
 
-    writers = status.Writers()
-    return lambda: any([_goes_on(run, status.run_status(run), writers) for run in runs])
+    writers = Writers()
+    return lambda: any([_goes_on(run, run_status(run), writers) for run in runs])
 
 
 def _print_changes(

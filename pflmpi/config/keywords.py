@@ -1,8 +1,9 @@
 """A configuration made in Python: a keyword for each section, checked at once."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from types import FunctionType
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,8 +14,11 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.config import load, yaml_file
 from pflmpi.config.argument_checks import as_path
 from pflmpi.config.fields import fields_model, partition_model
+from pflmpi.config.main_source import reference
 from pflmpi.config.sections import KEYS, NAMED, merge
 from pflmpi.data.config import DataConfig, PartitionConfig
+from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
@@ -24,10 +28,18 @@ from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConf
 from pflmpi.text import shown
 
 Section = Mapping[str, Any]  # keys as in YAML
+Code = Callable[..., object]  # a class or function of one's own
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "data": SOURCES,
+    "partition": PARTITIONS,
+    "model": MODELS,
+    "algorithm": ALGORITHMS,
+}
 
 
 class Config(load.Config):
-    """A configuration from keywords; each section is a mapping as in YAML, a name, or an object such as `FedGMH()`.
+    """A configuration from keywords; each section is a mapping as in YAML, a name, a class, or an object such as
+    `FedGMH()`.
 
     Files that it names are relative to the working directory. It cannot be changed; `replace` makes another.
 
@@ -42,10 +54,10 @@ class Config(load.Config):
     def __init__(
         self,
         *,
-        data: "DataConfig | Section | str",
-        partition: "PartitionConfig | Section | str",
-        algorithm: "Algorithm | Section | str",
-        model: "Model | Section | str | Sequence[Model | Section | str]" = "cnn",
+        data: "DataConfig | Section | str | Code",
+        partition: "PartitionConfig | Section | str | Code",
+        algorithm: "Algorithm | Section | str | Code",
+        model: "Model | Section | str | Code | Sequence[Model | Section | str | Code]" = "cnn",
         seed: int = 0,
         training: "TrainingConfig | Section | None" = None,
         evaluation: "EvaluationConfig | Section | None" = None,
@@ -105,15 +117,20 @@ def _plain(section: str, value: Any) -> Any:
     if isinstance(value, str) and section in NAMED:
         return value
     if isinstance(value, Algorithm):
-        return {"name": _name(section, ALGORITHMS, value), **dataclasses.asdict(value)}
+        return {"name": _name(section, ALGORITHMS, type(value)), **dataclasses.asdict(value)}
     if isinstance(value, Model):
-        return {"name": _name(section, MODELS, value), **dataclasses.asdict(value)}
+        return {"name": _name(section, MODELS, type(value)), **dataclasses.asdict(value)}
     if isinstance(value, DataConfig | PartitionConfig):
         return value.resolved()
     if isinstance(value, BaseModel):
         return value.model_dump()
+    if isinstance(value, type | FunctionType) and section in _REGISTRIES:
+        return _name(section, _REGISTRIES[section], value)
     if isinstance(value, Mapping):
-        return {str(key): _value(item) for key, item in value.items()}
+        values = {str(key): _value(item) for key, item in value.items()}
+        if isinstance(values.get("name"), type | FunctionType):
+            values["name"] = _plain(section, values["name"])
+        return values
     if isinstance(value, list | tuple) and section == "model":
         return [_plain(section, item) for item in value]
     raise ConfigError(f"{section} = {shown(value)}: give its keys as a mapping, such as {section}={{...}}")
@@ -134,15 +151,9 @@ def _value(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value  # a NumPy number
 
 
-def _name(section: str, registry: Registry[Any], value: object) -> str:
-    kind = type(value)
+def _name(section: str, registry: Registry[Any], kind: Any) -> str:
+    """The name of a class or function of the package, or `file:Class`, `module:Class` of another."""
     try:
         return registry.name_of(kind)
     except StopIteration:
-        pass
-    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
-        raise ConfigError(
-            f"{section}: {kind.__qualname__} is defined where no other process can import it; put it in a file and "
-            f"give {section}={{'name': './my_file.py:{kind.__name__}', ...}}"
-        )
-    return f"{kind.__module__}:{kind.__qualname__}"
+        return reference(section, kind)

@@ -2,9 +2,10 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +16,9 @@ from pflmpi import atomic
 from pflmpi.data.array_files import read_npz
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import Dataset
-from pflmpi.data.partitions import PARTITIONS, divides
+from pflmpi.data.partitions import PARTITIONS, WITHOUT_CLASSES, divides
 from pflmpi.data.sources import SOURCES
-from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_pooled
+from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_marked, split_pooled, split_share
 from pflmpi.errors import DataError
 from pflmpi.rng import stream, streams
 from pflmpi.text import some
@@ -34,6 +35,7 @@ class Federation:
     test: tuple[np.ndarray, ...]  # int64, of each client; may be empty if it has very few samples
     digest: str  # SHA-256 over the dataset's digest and all indices, hex
     class_counts: np.ndarray  # int64 [N, K], training samples
+    validation: tuple[np.ndarray, ...] = ()  # int64, of each client, not in `train`; () where there are none at all
 
     @property
     def num_clients(self) -> int:
@@ -51,19 +53,62 @@ class Federation:
         return _lengths(self.test)
 
     @cached_property
+    def num_validation(self) -> np.ndarray:
+        """Validation samples of each client, int64 [N]; [0] where there are none at all."""
+        return _lengths(self.validation)
+
+    @cached_property
     def test_class_counts(self) -> np.ndarray:
         """Test samples of each client and class, int64 [N, K]."""
         return _class_counts(self.dataset, self.test)
 
+    @cached_property
+    def for_validation(self) -> "Federation | None":
+        """The same clients, with their validation samples in the place of their test samples; None without any."""
+        return replace(self, test=self.validation) if self.validation else None
+
+    @property
+    def samples(self) -> Iterator[tuple[np.ndarray, ...]]:
+        """The arrays of each client: of training, test and, where there are some, validation samples."""
+        return zip(*filter(None, (self.train, self.test, self.validation)), strict=True)
+
     @property
     def num_shared(self) -> int:
         """Number of extra copies of samples given out more than once (only by `nway_kshot`, when its pool runs out)."""
-        samples = np.concatenate([*self.train, *self.test])
+        samples = np.concatenate([*self.train, *self.test, *self.validation])
         return len(samples) - len(np.unique(samples))
 
 
 def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> Federation:
     """The federation that a configuration describes; the same on every rank.
+
+    Of each client's training samples those for validation are kept apart: the ones that the user's own data marks, but
+    with `data.split: pooled`, or else a share, drawn at random.
+
+    Raises:
+        DataError: a partition, or a validation share, that is impossible with this data.
+    """
+    federation = _divided(dataset, partition, data, seed)
+    marks = dataset.official_validation if data.split != "pooled" else None
+    if federation.validation or marks is not None:
+        if data.validation:
+            source = f"dataset {dataset.name!r} marks" if partition.path is None else f"partition {partition.path} has"
+            raise DataError(
+                f"data.validation = {data.validation}, but {source} validation samples already; leave the key out"
+            )
+        if federation.validation:  # of a saved partition
+            return federation
+    if marks is None and not data.validation:
+        return federation
+    if marks is None:
+        train, validation = split_share(federation.train, data.validation, stream(seed, 0, -1, "validation"))
+    else:
+        train, validation = split_marked(federation.train, marks[np.concatenate(federation.train)])
+    return _with_validation(federation, train, validation)
+
+
+def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> Federation:
+    """The federation before validation samples are kept out of training.
 
     `data.split: pooled` divides all samples and splits each client's; `official` divides the official training samples
     and gives out the official test samples by the same class proportions (or by writer). For `auto` see
@@ -77,7 +122,7 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")
     by_writer = divides(partition.name) == "writers"
-    key = _writers(dataset, partition.name) if by_writer else dataset.labels
+    key = _writers(dataset, partition.name) if by_writer else _labels(dataset, partition.name)
     split = resolved_split(data, dataset)
     if data.test_per_class is not None and (split == "pooled" or by_writer):
         raise DataError(
@@ -94,12 +139,12 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     parts = cut(pool[np.concatenate(shares)], _lengths(shares))
     if split == "pooled":
         drawn_from = partial(streams, seed, 0, purpose="split")
-        return _federation(dataset, *split_pooled(parts, dataset.labels, data.test_share, drawn_from))
+        return _federation(dataset, *split_pooled(parts, dataset.strata, data.test_share, drawn_from))
     official = np.flatnonzero(dataset.official_test)
     if by_writer:
         tests = official_by_writer(parts, key, official)
     else:
-        counts, labels = _class_counts(dataset, parts), dataset.labels[official]
+        counts, labels = _class_counts(dataset, parts), dataset.strata[official]
         tests = official_by_class(counts, labels, official, rng, data.test_per_class)
         if (unused := len(official) - sum(map(len, tests))) and data.test_per_class is None:
             logger.warning("%d of %d test samples are left out: no client trains on their class", unused, len(official))
@@ -139,9 +184,10 @@ def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool) -> None:
 
 def take(federation: Federation, clients: np.ndarray) -> Federation:
     """The federation of some clients, who are numbered anew in the given order."""
-    train, test = ([side[client] for client in clients] for side in (federation.train, federation.test))
-    digest = _digest(federation.dataset, train, test)
-    return Federation(federation.dataset, tuple(train), tuple(test), digest, federation.class_counts[clients])
+    sides = (federation.train, federation.test, federation.validation)
+    train, test, validation = ([side[client] for client in clients] if side else [] for side in sides)
+    digest, counts = _digest(federation.dataset, train, test, validation), federation.class_counts[clients]
+    return Federation(federation.dataset, tuple(train), tuple(test), digest, counts, tuple(validation))
 
 
 def save(federation: Federation, path: Path) -> None:
@@ -151,7 +197,8 @@ def save(federation: Federation, path: Path) -> None:
         DataError: the folder is not writable, or the disk is full.
     """
     arrays = {"dataset_digest": np.array(federation.dataset.digest), "digest": np.array(federation.digest)}
-    for name, parts in (("train", federation.train), ("test", federation.test)):
+    sides = {"train": federation.train, "test": federation.test, "validation": federation.validation}
+    for name, parts in sides.items() if federation.validation else [*sides.items()][:2]:
         arrays[name] = np.concatenate([np.empty(0, np.int64), *parts])
         arrays[f"num_{name}"] = _lengths(parts)
     try:
@@ -171,7 +218,11 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
     try:
         names = ("train", "num_train", "test", "num_test", "dataset_digest", "digest")
         train, num_train, test, num_test, dataset_digest, digest = read_npz(path, names)
-        sides = _parts(train, num_train), _parts(test, num_test)
+        sides = [_parts(train, num_train), _parts(test, num_test)]
+        with zipfile.ZipFile(path) as archive:
+            has_validation = "validation.npy" in archive.namelist()
+        if has_validation:
+            sides.append(_parts(*read_npz(path, ("validation", "num_validation"))))
     except FileNotFoundError:
         raise DataError(f"partition {path} does not exist; give the path of a saved partition") from None
     except (OSError, ValueError) as error:
@@ -188,7 +239,8 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
             f"partition {path} is damaged: its digest is {computed}, written was {digest}; "
             f"put a good copy in its place, or make a new partition"
         )
-    return _federation(dataset, *sides)
+    federation = _federation(dataset, *sides[:2])
+    return _with_validation(federation, federation.train, sides[2]) if sides[2:] else federation
 
 
 def _parts(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
@@ -256,9 +308,29 @@ def _federation(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray
     return Federation(dataset, tuple(train), tuple(test), _digest(dataset, train, test), counts)
 
 
-def _digest(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -> str:
+def _with_validation(
+    federation: Federation, train: Sequence[np.ndarray], validation: Sequence[np.ndarray]
+) -> Federation:
+    dataset = federation.dataset
+    if without := sum(not len(samples) for samples in validation):
+        if without == len(validation):
+            raise DataError(
+                f"none of the {without} clients of dataset {dataset.name!r} has a validation sample; raise "
+                "data.validation, or give each client more samples"
+            )
+        logger.warning("%d of %d clients have no validation samples", without, len(validation))
+    counts, digest = _class_counts(dataset, list(train)), _digest(dataset, train, federation.test, validation)
+    return replace(federation, train=tuple(train), validation=tuple(validation), class_counts=counts, digest=digest)
+
+
+def _digest(
+    dataset: Dataset,
+    train: Sequence[np.ndarray],
+    test: Sequence[np.ndarray],
+    validation: Sequence[np.ndarray] = (),
+) -> str:
     digest = hashlib.sha256(f"dataset {dataset.digest}\n".encode())
-    for kind, arrays in (("train", train), ("test", test)):
+    for kind, arrays in (("train", train), ("test", test), ("validation", validation)):
         for client, samples in enumerate(arrays):
             digest.update(f"{kind} {client} {len(samples)}\n".encode())
             digest.update(np.ascontiguousarray(samples, dtype="<i8").data)
@@ -266,13 +338,25 @@ def _digest(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -
 
 
 def _class_counts(dataset: Dataset, parts: Sequence[np.ndarray]) -> np.ndarray:
-    num_clients, num_classes = len(parts), dataset.num_classes
-    cells = np.repeat(np.arange(num_clients) * num_classes, _lengths(parts)) + dataset.labels[np.concatenate(parts)]
+    num_clients, num_classes = len(parts), dataset.num_strata
+    cells = np.repeat(np.arange(num_clients) * num_classes, _lengths(parts)) + dataset.strata[np.concatenate(parts)]
     return np.bincount(cells, minlength=num_clients * num_classes).reshape(num_clients, num_classes)
 
 
 def _lengths(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.fromiter(map(len, parts), np.int64, len(parts))
+
+
+def _labels(dataset: Dataset, partition: str) -> np.ndarray:
+    """The labels [n, ...] that a partition divides by; those of the package do without, or need classes."""
+    if dataset.problem.classes or PARTITIONS.reference(partition):
+        return dataset.labels
+    if partition not in WITHOUT_CLASSES:
+        raise DataError(
+            f"partition {partition!r} divides by class, and the labels of dataset {dataset.name!r} are no classes "
+            f"(data.task); choose {', '.join(WITHOUT_CLASSES)}, or one of your own"
+        )
+    return dataset.strata
 
 
 def _writers(dataset: Dataset, partition: str) -> np.ndarray:

@@ -81,12 +81,13 @@ class _Cells:
 
 def _summary(federation: Federation, cells: _Cells) -> list[str]:
     train, classes_held = federation.num_train, (federation.class_counts > 0).sum(axis=1)
-    both = train + federation.num_test
+    held = federation.num_validation if federation.validation else np.zeros_like(train)
+    sides = [f"{train.sum()} training", *([f"{held.sum()} validation"] if held.any() else [])]
     lines = [
         cells.legend(),
-        f"{federation.num_clients} clients, {train.sum()} training and {federation.num_test.sum()} test samples "
+        f"{federation.num_clients} clients, {', '.join(sides)} and {federation.num_test.sum()} test samples "
         f"of {federation.dataset.name}",
-        f"samples per client: {_range(both)}",
+        f"samples per client: {_range(train + held + federation.num_test)}",
         f"classes per client: {_range(classes_held)} of {federation.dataset.num_classes}",
     ]
     if federation.num_shared:

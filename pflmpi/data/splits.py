@@ -97,6 +97,46 @@ def split_pooled(
     return train, test
 
 
+def split_share(
+    train: Sequence[np.ndarray], share: float, rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Training and validation samples of each client: of m samples floor(share m + 0.5), drawn at random, validate.
+
+    Args:
+        train: int64, the samples of each client; none is empty.
+
+    Raises:
+        DataError: a client would have no sample left to train on.
+    """
+    sizes = np.fromiter(map(len, train), np.int64, len(train))
+    taken = np.floor(share * sizes + 0.5).astype(np.int64)
+    client, starts = np.repeat(np.arange(len(sizes)), sizes), np.cumsum(sizes) - sizes
+    marked = np.zeros(len(client), bool)
+    shuffled = np.lexsort((rng.random(len(client)), client))  # each client's samples
+    marked[shuffled] = np.arange(len(client)) - starts[client] < taken[client]
+    return split_marked(train, marked, f"data.validation = {share}")
+
+
+def split_marked(
+    train: Sequence[np.ndarray], marked: np.ndarray, why: str = "the data"
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Samples of each client that are not `marked` (bool, of all in turn), and those that are.
+
+    Raises:
+        DataError: as `split_share`.
+    """
+    sizes = np.fromiter(map(len, train), np.int64, len(train))
+    client, samples = np.repeat(np.arange(len(sizes)), sizes), np.concatenate(train)
+    if not (left := np.bincount(client[~marked], minlength=len(sizes))).all():
+        first = int(left.argmin())
+        raise DataError(
+            f"{why} takes all {sizes[first]} training samples of client {first} for validation, and none is left to "
+            "train on; take fewer, or give the client more samples"
+        )
+    kept, validation = (by_owner(samples[side], client[side], len(sizes)) for side in (~marked, marked))
+    return kept, validation
+
+
 def official_by_class(
     train_counts: np.ndarray,
     test_labels: np.ndarray,

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -61,6 +62,8 @@ def divide(federation: Federation, share: float, rng: np.random.Generator) -> Di
                 f"evaluation.unseen = {share}: none of the {len(clients)} {which} clients has a test sample; "
                 "change it, or give each client two samples or more"
             )
+    if federation.validation and not federation.num_validation[numbers[: n - count]].any():
+        raise DataError(f"evaluation.unseen = {share}: none of the trained clients has a validation sample; change it")
     return Division(take(federation, numbers[: n - count]), take(federation, numbers), numbers)
 
 
@@ -69,4 +72,4 @@ def trained_on(division: Division) -> Dataset:
     federation = division.trained
     if not division.unseen_numbers:
         return federation.dataset
-    return standardised(federation.dataset, np.unique(np.concatenate([*federation.train, *federation.test])))
+    return standardised(federation.dataset, np.unique(np.concatenate([*chain(*federation.samples)])))

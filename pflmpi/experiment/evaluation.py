@@ -30,7 +30,7 @@ from pflmpi.runtime.unseen import evaluate_unseen, mean_answers
 from pflmpi.text import some
 from pflmpi.transports.inprocess import InProcessTransport
 
-Split = Literal["test", "train"]
+Split = Literal["test", "validation", "train"]
 Update = Callable[[int, int], None]
 _ALONE = InProcessTransport()
 
@@ -147,12 +147,15 @@ def _reply(ready: Setup, run: Path, round: int, receivers: np.ndarray) -> Reply:
 
 
 def _split(division: Division, split: Split) -> Division:
+    trained, everyone = division.trained, division.everyone
     if split == "test":
         return division
-    trained, everyone = division.trained, division.everyone
-    return replace(
-        division, trained=replace(trained, test=trained.train), everyone=replace(everyone, test=everyone.train)
+    if split == "validation" and not trained.validation:
+        raise ConfigError("--split validation: the run has no validation samples (data.validation); choose test")
+    trained, everyone = (
+        replace(side, test=side.train if split == "train" else side.validation) for side in (trained, everyone)
     )
+    return replace(division, trained=trained, everyone=everyone)
 
 
 def read_other_data(text: str, config: DataConfig) -> Dataset:
@@ -166,7 +169,7 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
         changes = {"path": str(expanded(text)), "name": Path(text).stem, "limit": None, "layout": layout}
         section = config.model_copy(update=changes)
     else:
-        section = DataConfig(name=text, root=config.root)
+        section = DataConfig(name=text, root=config.root, task=config.task)
     return load(section, 0)
 
 
@@ -183,7 +186,13 @@ def _matched(first: Dataset, other: Dataset) -> Dataset:
         raise ConfigError(
             f"--data {other.name} has samples of {other_kind}, the run {kind}; give data of the same kind"
         )
-    labels = _matching_labels(first, other)[other.labels]
+    if first.problem.classes:
+        labels = _matching_labels(first, other)[other.labels]
+    elif (labels := other.labels).shape[1:] != first.labels.shape[1:] or other.num_classes > first.num_classes:
+        shapes = f"{list(labels.shape[1:])} with {other.num_classes} outputs, the run {list(first.labels.shape[1:])}"
+        raise ConfigError(
+            f"--data {other.name} has labels {shapes} with {first.num_classes}; give data of the same kind"
+        )
     return replace(other, images=images, labels=labels, num_classes=first.num_classes)
 
 
@@ -194,6 +203,7 @@ def _joined(first: Dataset, other: Dataset) -> Dataset:
         images=np.concatenate([first.images, other.images]),
         labels=np.concatenate([first.labels, other.labels]),
         official_test=np.concatenate([first.official_test, other.official_test]),
+        official_validation=None,
         writers=None,
     )
 

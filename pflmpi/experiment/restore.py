@@ -117,9 +117,11 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
                         "%s is missing; it begins anew without figures of rounds 1 to %d", metrics_file.path(run), done
                     )
                 pruning.discard_after(run, done)
-                metrics_file.restart(
-                    run, done, metric_columns([*setup.executor.measures], setup.task.training.step_seconds is not None)
+                training, federation = setup.task.training, setup.executor.federation
+                names = metric_columns(
+                    [*setup.executor.measures], training.step_seconds is not None, bool(federation.validation)
                 )
+                metrics_file.restart(run, done, names)
 
     state = all_or_none(transport, fill)
     all_or_none(transport, tidy)

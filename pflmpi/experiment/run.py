@@ -198,6 +198,8 @@ def _log_assumptions(experiment: Experiment) -> None:
     if chosen and resolved_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())
         _log.warning("tests on the %d samples that the data marks as test (data.split: auto)", marked)
+    if dataset.official_validation is not None and experiment.federation.validation:
+        _log.warning("validates on the %d samples that the data marks so", experiment.federation.num_validation.sum())
     tokens = dataset.may_be_tokens and any(MODELS.reference(MODELS.name_of(type(model))) for model in config.models)
     if config.data.normalize == "fixed" and not tokens and (problem := unscaled(dataset)):
         _log.warning("%s", problem)
@@ -257,9 +259,9 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
-        metrics_file.restart(
-            run, 0, metric_columns([*experiment.measures], experiment.config.training.step_seconds is not None)
-        )
+        training, validates = experiment.config.training, bool(experiment.federation.validation)
+        names = metric_columns([*experiment.measures], training.step_seconds is not None, validates)
+        metrics_file.restart(run, 0, names)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
 
@@ -298,8 +300,11 @@ def _run_rounds(
             if not _has_ended(run, config, context):
                 scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
                 totals, timeout = experiment.federation.test_class_counts, config.runtime.timeout
+                untested = setup.executor.untested(range(len(totals)))
+                validation, clients = setup.validation, range(experiment.federation.num_clients)
+                unvalidated = None if validation is None else validation.untested(clients)
                 hooks = RoundHooks(
-                    totals, transport, checkpoints, observer, context.stop, timeout, [*setup.executor.measures]
+                    totals, transport, checkpoints, observer, context.stop, timeout, untested, unvalidated
                 )
                 skips = config.runtime.client_errors == "skip"
                 rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)

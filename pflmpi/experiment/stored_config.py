@@ -220,7 +220,7 @@ def _parsed(run: Path, values: Mapping[str, Any], config: Config) -> Config:
 def _parse(run: Path, values: Mapping[str, Any]) -> Config:
     """The configuration of a run; which code is executed for it is said first: a stranger's may do anything."""
     sections = [part for value in values.values() for part in (value if isinstance(value, list) else [value])]
-    named = [text for part in sections if isinstance(part, Mapping) for text in (part.get("name"), *_functions(part))]
+    named = [text for part in sections if isinstance(part, Mapping) for text in _references(part)]
     announce(run, [text for text in named if isinstance(text, str)])
     return parse(values)
 
@@ -231,9 +231,10 @@ def announce(run: Path, names: Sequence[str]) -> None:
         _announce(f"{run} names code, which is executed now: {', '.join(code)}")
 
 
-def _functions(section: Mapping[str, Any]) -> list[Any]:
-    lists = [name for key in ("transform", "measures") if isinstance(names := section.get(key), list) for name in names]
-    return [*lists, section.get("selection")]
+def _references(section: Mapping[str, Any]) -> list[Any]:
+    """What may name code from outside."""
+    lists = [names for key in ("transform", "measures") if isinstance(names := section.get(key), list)]
+    return [*map(section.get, ("name", "task", "selection")), *(name for names in lists for name in names)]
 
 
 @cache  # also for the ranks that are forks

@@ -3,7 +3,7 @@
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def data_bytes(federation: Federation) -> int:
     """Bytes of samples, labels and indices."""
     dataset = federation.dataset
     labels = 2 * dataset.labels.nbytes + dataset.official_test.nbytes  # the pool has labels of its own
-    return dataset.images.nbytes + labels + sum(part.nbytes for part in (*federation.train, *federation.test))
+    return dataset.images.nbytes + labels + sum(part.nbytes for part in chain(*federation.samples))
 
 
 def pool_bytes(setup: Setup, rank: int) -> int:
@@ -100,7 +100,7 @@ def pool_bytes(setup: Setup, rank: int) -> int:
     dataset, samples, task = setup.executor.federation.dataset, setup.samples(rank), setup.task
     sample_bytes = 4 * task.num_features if task.cached_features else dataset.images[:1].nbytes
     count = len(dataset.labels) if samples is None else len(samples)
-    return count * (sample_bytes + dataset.labels.itemsize)
+    return count * (sample_bytes + dataset.labels[:1].nbytes)
 
 
 def mapped_bytes(federation: Federation) -> int:

@@ -208,7 +208,9 @@ def compute_seconds(ranks: Ranks, cores: int, rounds: Sequence[RoundSchedule], c
     """Seconds of training and of testing on the slowest rank; `cores` of a node, the first `rounds`."""
 
     def testing(plan: RoundSchedule) -> float:
-        seconds = _slowest(ranks, cores, plan.testing, lambda group: costs.test(group).seconds)
+        seconds = _slowest(
+            ranks, cores, plan.testing, lambda group: costs.test(group).seconds + costs.validation(group)
+        )
         if plan.tests_trained:
             seconds += _slowest(ranks, cores, plan.training, lambda group: costs.test(group).seconds)
         return seconds + (_slowest(ranks, cores, plan.unseen.groups, costs.unseen) if plan.unseen else 0.0)

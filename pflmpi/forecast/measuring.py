@@ -155,6 +155,12 @@ class Costs:
         seconds = cost.test.seconds * int(executor.federation.num_test[group].max()) / cost.tests + adapting
         return _scaled(cost.test, seconds, len(group) / cost.lanes)
 
+    def validation(self, group: ClientGroup) -> float:
+        """Seconds of a test on validation samples; 0 where there are none."""
+        if (executor := self.setup.validation) is None:
+            return 0.0
+        return replace(self, setup=replace(self.setup, executor=executor)).test(group).seconds
+
     def unseen(self, group: ClientGroup) -> float:
         """Seconds of a test of unseen clients, with the training before it."""
         unseen = self.setup.unseen

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -24,6 +24,17 @@ def lower_is_better(metric: str) -> bool:
     return re.sub("_(mean|weighted|bottom)$", "", metric).endswith(_LOWER)
 
 
+def judged_by(metric: str, columns: Container[str]) -> str:
+    """The column of metrics.csv that rounds are chosen by: of validation samples where there are some.
+
+    >>> columns = ["accuracy_mean", "validation_accuracy_mean", "validation_loss"]
+    >>> judged_by("accuracy_mean", columns), judged_by("test_loss", columns), judged_by("train_loss", columns)
+    ('validation_accuracy_mean', 'validation_loss', 'train_loss')
+    """
+    of_validation = f"validation_{metric.removeprefix('unseen_').removeprefix('trained_').removeprefix('test_')}"
+    return of_validation if of_validation in columns else metric
+
+
 class EarlyStopConfig(BaseModel):
     """When a run ends before its last round."""
 
@@ -32,8 +43,8 @@ class EarlyStopConfig(BaseModel):
     metric: Annotated[
         str,
         Field(
-            description="column of metrics.csv that is watched, also of a measure, such as auroc_mean; of losses and "
-            "errors lower is better, of the rest higher"
+            description="column of metrics.csv that is watched, also of a measure, such as auroc_mean, of validation "
+            "samples where there are some; of losses and errors lower is better, of the rest higher"
         ),
     ]
     patience: Annotated[int, Field(ge=1, description="rounds without improvement after which the run ends")]
@@ -60,7 +71,7 @@ class EarlyStop:
 
     def __init__(self, config: EarlyStopConfig | None = None, lines: Iterable[Mapping[str, str | int]] = ()) -> None:
         self._config = config
-        self._best, self._best_round, self._last = math.nan, 0, 0
+        self._best, self._best_round, self._last, self._column = math.nan, 0, 0, ""
         for line in lines:
             self.add(line)
 
@@ -72,7 +83,10 @@ class EarlyStop:
 
     def add(self, line: Mapping[str, str | int]) -> None:
         """Note the line of the next round; a round in which the metric was not measured decides nothing."""
-        if self._config is None or (text := line.get(self._config.metric, "")) == "":
+        if self._config is None:
+            return
+        self._column = judged_by(self._config.metric, line)
+        if (text := line.get(self._column, "")) == "":
             return
         value, self._last = float(text), int(line["round"])
         if self._best_round == 0 or self._improves(value):
@@ -91,7 +105,7 @@ class EarlyStop:
         by = f" by more than {self._config.min_delta:g}" if self._config.min_delta else ""
         waited = self._last - self._best_round
         return (
-            f"{self._config.metric} has not improved{by} on {self._best:g} of round {self._best_round} for "
+            f"{self._column} has not improved{by} on {self._best:g} of round {self._best_round} for "
             f"{waited} round{'s' * (waited != 1)}"
         )
 

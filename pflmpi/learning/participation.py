@@ -88,9 +88,10 @@ class Participation:
         if is_trace(training.selection):
             chosen = _traced(training.selection).get(round, np.empty(0, np.int64))
         else:
-            rng = stream(self.seed, round, -1, "participants")
+            rng, sizes = stream(self.seed, round, -1, "participants"), self.num_train.view()
+            sizes.flags.writeable = False
             with outside.as_config_error():
-                chosen = SELECTIONS[training.selection](round, training.num_drawn(num_clients), self.num_train, rng)
+                chosen = SELECTIONS[training.selection](round, training.num_drawn(num_clients), sizes, rng)
         chosen = _checked(np.asarray(chosen), num_clients, f"training.selection = {training.selection}: round {round}")
         if training.dropout:
             draws = stream(self.seed, round, -1, "dropout").random(len(chosen))

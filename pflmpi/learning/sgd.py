@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.learning.client import Batch, Loss
+from pflmpi.learning.client import Batch, Loss, micro_batches
 from pflmpi.learning.cuda_graphs import capture_on
 from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
 from pflmpi.learning.parts import has, others, overlay, trained
@@ -200,7 +200,7 @@ def _where(condition: Tensor, state: Tree, other: Tree) -> Tree:
 def gradients(
     task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """The gradient of each leaf, and the loss.
+    """The gradient of each leaf, and the loss: accumulated over micro batches, where the batch is larger than one.
 
     On a CPU PyTorch begins with a one of its own: to be given one, or to pull back, it imports its compiler or sympy, a
     second or two of processor time. Elsewhere that saves an operation of every step.
@@ -209,6 +209,24 @@ def gradients(
         trained: the leaves, which `params` has too; outside a vmapped call they require a gradient.
         grad_output: where the backward pass begins, by `unit_grad_output`; None: made anew.
     """
+    size = task.training.micro_batch
+    if size is None or len(batch.y) <= size:
+        return _at_once(task, params, trained, loss, batch, grad_output)
+    slopes, value = list[Tensor](), torch.zeros(())
+    for part, weight in micro_batches(batch, size):
+
+        def share(params: Tree, part: Batch, weight: Tensor | float = weight) -> Tensor:
+            return weight * _scalar(loss(params, part))
+
+        more, of_part = _at_once(task, params, trained, share, part, grad_output)
+        of_part = of_part.detach()
+        slopes, value = ([*map(torch.add, slopes, more)], value + of_part) if slopes else (more, of_part)
+    return slopes, value
+
+
+def _at_once(
+    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None
+) -> tuple[list[Tensor], Tensor]:
     if task.architecture.draws_noise and batch.key is not None:
         params = {**params, "noise": {"key": batch.key}}  # for `Architecture.noise_key`
     if task.batched:

@@ -82,6 +82,10 @@ class TrainingConfig(BaseModel):
         None
     )
     batch_size: Annotated[int, Field(ge=1, description="samples per step")] = 10
+    micro_batch: Annotated[
+        int | None,
+        Field(ge=1, description="samples at once of a larger batch, whose gradients are accumulated; null: all"),
+    ] = None
     drop_last: Annotated[bool, Field(description="leave out the last batch of an epoch when it is not full")] = False
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of the first round")] = 0.01
     schedule: Annotated[

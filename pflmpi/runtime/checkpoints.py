@@ -85,6 +85,8 @@ class Checkpoints:
         names = stored_messages(setup.algorithm, setup.task, setup.templates)
         self._is_own = {name: isinstance(setup.declared.down[name], Own) for name in names}  # of received messages
         self._partition = {"train_samples": federation.num_train, "test_samples": federation.num_test}
+        if federation.validation:
+            self._partition["validation_samples"] = federation.num_validation
         self._normalisation = setup.task.normalisation
         self._hosts = [peer.host for peer in transport.peers] or [""] * transport.size
         self._writer = Writer(run)

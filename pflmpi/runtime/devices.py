@@ -282,6 +282,11 @@ def choose_executor(
         batchable = not batch_norm and (on_gpu or not any(a.has_convolution for a in architectures))
         batchable = batchable and all(architecture.suits_lanes for architecture in architectures)
         executor = "lanes" if batchable else "loop"
+    if executor == "lanes" and batch_norm and tasks[0].training.micro_batch is not None:
+        raise ConfigError(
+            f"training.micro_batch = {tasks[0].training.micro_batch} with a model that has batch norm, in lanes, where "
+            "a part of a batch may be padding alone; set runtime.executor: loop, or leave micro_batch null"
+        )
     if executor == "loop":
         return runtime.model_copy(update={"executor": executor, "lanes": 1})
     in_cache = _CACHE // max(tree.num_bytes(task.like()) for task in tasks)

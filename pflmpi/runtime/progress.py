@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class Progress:
         bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
         memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
         unseen: of the clients that were kept out of training; None if there are none.
+        validation: as `scores`, of the validation samples; None if there are none.
         trained: [P] of the participants after local training; None where they are not tested then.
         train_loss: [P] float64, mean over the local steps of each participant; NaN where an algorithm measures none.
         measures: names of what is measured besides (`evaluation.measures`).
@@ -42,6 +44,7 @@ class Progress:
     bytes: dict[str, np.ndarray] = field(default_factory=dict)
     memory: np.ndarray = field(default_factory=lambda: np.empty(0))
     unseen: Counts | None = None
+    validation: Counts | None = None
     trained: Counts | None = None
     train_loss: np.ndarray = field(default_factory=lambda: np.empty(0))
     measures: Sequence[str] = ()
@@ -73,13 +76,23 @@ class Progress:
         for prefix, scores in (("unseen_", self.unseen), ("trained_", self.trained)):
             means = [columns_of(name)[0] for name in self.measures]
             columns |= zip([prefix + name for name in means], _figures(scores, means), strict=True)
+        if self.validation is not None:
+            names = [*_ACCURACY, *_OTHERS, *chain.from_iterable(map(columns_of, self.measures))]
+            values = _figures(None if self.scores is None else self.validation, names)
+            columns |= zip(map(of_validation, names), values, strict=True)
         return columns
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The metrics of the round as a checkpoint stores them."""
         arrays = {"participants": self.participants, "skipped": self.skipped, "client_train_loss": self.train_loss}
         arrays.update({f"seconds_{name}": np.array(value) for name, value in self.seconds.items()})
-        for prefix, scores in (("", self.scores), ("unseen_", self.unseen), ("trained_", self.trained)):
+        validation = self.validation if self.scores else None
+        for prefix, scores in {
+            "": self.scores,
+            "unseen_": self.unseen,
+            "trained_": self.trained,
+            "validation_": validation,
+        }.items():
             if scores is not None:
                 by_client = {
                     "correct": scores.correct,
@@ -91,27 +104,47 @@ class Progress:
                     "predicted": scores.predicted.astype(np.int32),
                     "class_accuracy": scores.class_accuracy,
                 }
+                if not scores.by_class:  # none of which has a meaning
+                    by_client = {name: by_client[name] for name in ("total", "client_test_loss")}
                 by_client |= {f"client_{name}": values for name, values in scores.values.items()}
+                if "client_accuracy" in by_client:
+                    by_client["accuracy"] = by_client.pop("client_accuracy")
                 over_all = {name: np.array(value) for name, value in figures(scores).items()}
-                arrays.update({f"{prefix}{name}": value for name, value in (by_client | over_all).items()})
+                for name, value in (by_client | over_all).items():
+                    arrays[f"{prefix}{name}" if prefix != "validation_" else of_validation(name)] = value
         return arrays
 
 
-def metric_columns(measures: Sequence[str], simulated: bool) -> list[str]:
-    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients."""
+def of_validation(measure: str) -> str:
+    """What a measure of the test samples is called of the validation samples.
+
+    >>> of_validation("accuracy_mean"), of_validation("test_loss")
+    ('validation_accuracy_mean', 'validation_loss')
+    """
+    return f"validation_{measure.replace('test_loss', 'loss')}"
+
+
+def metric_columns(measures: Sequence[str], simulated: bool, validates: bool = False) -> list[str]:
+    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients.
+
+    Args:
+        validates: whether there are validation samples.
+    """
     nothing = np.empty(0, np.int64)
     empty = dict.fromkeys(
         ("round", "compute", "exchange", "evaluation", "checkpoint", "waiting", *["simulated"] * simulated), 0.0
     )
     sent = dict.fromkeys(("up", "down", "wire_up", "wire_down"), nothing)
-    return [*Progress(0, nothing, nothing, None, empty, sent, measures=measures).columns]
+    validation = Counts.none(np.empty((0, 1), np.int64)) if validates else None
+    progress = Progress(0, nothing, nothing, None, empty, sent, validation=validation, measures=measures)
+    return [*progress.columns]
 
 
 def _figures(scores: Counts | None, names: Sequence[str]) -> list[str]:
     if scores is None:
         return [""] * len(names)
     values = figures(scores)
-    return [f"{values[name]:.6f}" for name in names]
+    return [f"{values[name]:.6f}" if name in values else "" for name in names]
 
 
 def _mean(losses: np.ndarray) -> str:

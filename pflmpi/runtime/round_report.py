@@ -2,8 +2,9 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class RoundReport:
         tested: [T] scores of the tested clients, in ascending order of their ids.
         unseen: [U] scores of those kept out of training; None if there are none.
         trained: [P] scores of the participants after local training; None if they were not tested then.
+        validated: [T] as `tested`, on validation samples; None if there are none.
         train_loss: [P] float64, mean training loss of the participants.
         busiest: seconds that the slowest rank computed.
         waiting: seconds that the others waited for it, the mean of the ranks that compute.
@@ -41,6 +43,7 @@ class RoundReport:
     tested: Counts
     unseen: Counts | None
     trained: Counts | None
+    validated: Counts | None
     train_loss: np.ndarray
     busiest: float
     waiting: float
@@ -74,6 +77,7 @@ def gather(
     totals: np.ndarray,
     num_clients: int,
     measured: Measured,
+    validation_totals: np.ndarray | None = None,
 ) -> RoundReport | None:
     """Collect the reports of all ranks of a round on rank 0; None elsewhere.
 
@@ -81,9 +85,11 @@ def gather(
         testing: the groups tested by each rank.
         training: the groups trained by each rank.
         totals: [N + U, K] int64, test samples of every client by class.
-        num_clients: N; those of higher ids are unseen, and from N + U on client N + U + i is client i after training.
+        num_clients: N; those of higher ids are unseen, and from N + U on client N + U + i is client i after training,
+            and from 2 (N + U) on client 2 (N + U) + i is client i with its validation samples.
+        validation_totals: [N, K] int64, validation samples of the trained clients by class; None if there are none.
     """
-    lengths = _lengths(testing, training, 2 * totals.shape[1] + 1 + len(measured.tested.values))
+    lengths = _lengths(testing, training, 2 * measured.tested.hits.shape[1] + 1 + len(measured.tested.values))
     reports = transport.gather(_packed(measured).view(np.uint8), (8 * lengths.sum(1)).tolist())
     if reports is None:
         return None
@@ -94,11 +100,13 @@ def gather(
     heads = heads.reshape(-1, _HEAD)
     trained_for, tested_for, memory = heads[:, :3].T
     busy, computes = (trained_for + tested_for) / 1e6, lengths[:, 1:].any(1)
-    tested, unseen, trained = _scores(scores, testing, totals, num_clients, [*measured.tested.values])
+    like = measured.tested
+    tested, unseen, trained, validated = _scores(scores, testing, totals, num_clients, like, validation_totals)
     return RoundReport(
         tested=tested,
         unseen=unseen if len(unseen.loss) else None,
         trained=trained if len(trained.loss) else None,
+        validated=None if validation_totals is None else validated,
         train_loss=train_loss[np.argsort(rank_by_rank(training), kind="stable")],
         busiest=float(busy.max()),
         waiting=float(busy.max() - busy[computes].mean()) if computes.any() else 0.0,
@@ -124,20 +132,31 @@ def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]]
 
 
 def _scores(
-    scores: np.ndarray, testing: list[list[ClientGroup]], totals: np.ndarray, num_clients: int, measures: Sequence[str]
-) -> tuple[Counts, Counts, Counts]:
-    """The scores of the tested clients, of the unseen ones, and of the participants after training; see `gather`."""
-    clients, (everyone, num_classes) = rank_by_rank(testing), totals.shape
+    scores: np.ndarray,
+    testing: list[list[ClientGroup]],
+    totals: np.ndarray,
+    num_clients: int,
+    like: Counts,
+    validation_totals: np.ndarray | None,
+) -> tuple[Counts, Counts, Counts, Counts]:
+    """The scores of the tested clients, of the unseen ones, of the participants after training, and on validation.
+
+    Args:
+        like: counts of any clients of the run.
+    """
+    clients, everyone, num_classes = rank_by_rank(testing), len(totals), like.hits.shape[1]
     order = np.argsort(clients, kind="stable")
-    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1 + len(measures))[order]
+    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1 + len(like.values))[order]
     hits, predicted, others = np.split(rows, [num_classes, 2 * num_classes], axis=1)
     loss, *values = others.T
-    by_measure = dict(zip(measures, values, strict=True))
-    counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss, by_measure)
-    first_unseen, first_trained = np.searchsorted(clients, [num_clients, everyone])
-    parts = slice(first_unseen), slice(first_unseen, first_trained), slice(first_trained, None)
-    tested, unseen, trained = map(counts.rows, parts)
-    return tested, unseen, trained
+    total = totals[clients % everyone]
+    starts = np.searchsorted(clients, [num_clients, everyone, 2 * everyone])
+    if validation_totals is not None:
+        total[starts[2] :] = validation_totals[clients[starts[2] :] - 2 * everyone]
+    by_measure = dict(zip(like.values, values, strict=True))
+    counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), total, loss, by_measure)
+    tested, unseen, trained, validated = (counts.rows(slice(*ends)) for ends in pairwise([0, *starts, len(clients)]))
+    return tested, unseen, trained, validated
 
 
 class Stopwatch:
@@ -172,7 +191,8 @@ class RoundHooks:
         checkpoints: get the metrics of each round.
         observe: called on rank 0 after every round.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
-        measures: names of what is measured besides accuracy, F1 and loss.
+        untested: of all clients; None: of a task of classes without further measures.
+        unvalidated: likewise with the validation samples; None if there are none.
     """
 
     def __init__(
@@ -183,11 +203,13 @@ class RoundHooks:
         observe: Observer,
         stop: Stop,
         timeout: float | None = None,
-        measures: Sequence[str] = (),
+        untested: Counts | None = None,
+        unvalidated: Counts | None = None,
     ) -> None:
         self._transport, self._checkpoints = transport, checkpoints
         self._observe, self.stop, self._timeout = observe, stop, timeout
-        self._scores = Counts.none(test_class_counts, measures)  # the newest of each client
+        self._scores = untested or Counts.none(test_class_counts)  # the newest of each client
+        self._validation = unvalidated
         self._last_report = time.perf_counter()
         self._limit_waiting(_FIRST_ROUND)
 
@@ -206,7 +228,16 @@ class RoundHooks:
         self.stop.round_took(watch.seconds)
         measured = Measured(counts, losses, watch.laps["training"], watch.laps["testing"], self.stop.report)
         num_clients = len(self._scores.loss)
-        reported = gather(self._transport, now.reporting, now.training, now.test_class_counts, num_clients, measured)
+        validation_totals = None if self._validation is None else self._validation.total
+        reported = gather(
+            self._transport,
+            now.reporting,
+            now.training,
+            now.test_class_counts,
+            num_clients,
+            measured,
+            validation_totals,
+        )
         progress = None if reported is None else self._progress(now, reported, watch.laps["exchange"])
         pause = self.stop.agree(self._transport, watch.seconds, None if reported is None else reported.stop)
         self._limit_waiting(max(LEAST_TIMEOUT, _PATIENCE * self.stop.longest))
@@ -216,6 +247,8 @@ class RoundHooks:
         """Progress of rank 0 after a round, once it is in metrics.csv and shown."""
         if now.evaluates:
             self._scores = self._scores.updated(now.tested, reported.tested)
+            if self._validation is not None and reported.validated is not None:
+                self._validation = self._validation.updated(now.tested, reported.validated)
         before, self._last_report = self._last_report, time.perf_counter()
         wire_down, wire_up = map(np.array, self._transport.counter.take("data"))  # since the last round
         progress = Progress(
@@ -235,6 +268,7 @@ class RoundHooks:
             bytes={"up": now.up_bytes, "down": now.down_bytes, "wire_up": wire_up, "wire_down": wire_down},
             memory=reported.memory,
             unseen=reported.unseen,
+            validation=self._validation,
             trained=reported.trained,
             train_loss=reported.train_loss,
             measures=[*self._scores.values],

@@ -82,13 +82,17 @@ class RoundSchedule:
     def reporting(self) -> list[list[ClientGroup]]:
         """The groups whose scores each rank reports: the tested ones, then the unseen clients, then the trained ones.
 
-        The numbers of those that are tested after training begin after all clients.
+        The numbers of those that are tested after training begin after all clients; after twice as many, those of the
+        tested ones begin again, with their validation samples.
         """
         no_groups: list[list[ClientGroup]] = [[] for _ in self.testing]
         unseen = self.unseen.groups if self.unseen else no_groups
         after = len(self.test_class_counts)
         trained = [[after + group for group in groups] for groups in self.training] if self.tests_trained else no_groups
-        return [list(chain(*groups)) for groups in zip(self.testing, unseen, trained, strict=True)]
+        validated = no_groups
+        if self.setup.validation is not None:
+            validated = [[2 * after + group for group in groups] for groups in self.testing]
+        return [list(chain(*groups)) for groups in zip(self.testing, unseen, trained, validated, strict=True)]
 
     @property
     def test_class_counts(self) -> np.ndarray:

@@ -85,10 +85,12 @@ def run(
         reply = reply.on(setup.executor.device)
         watch.lap("exchange")
 
-        counts = concatenated([*_evaluate(setup, transport, population, server, reply, now), *after_training])
+        counts = _evaluate(setup, transport, population, server, reply, now) + after_training
+        if setup.validation and now.evaluates:
+            counts.append(_test(setup, setup.validation, population, reply, now.testing[rank], now.round))
         watch.lap("testing")
 
-        progress, pause = hooks.end_round(now, counts, trained.losses, watch)
+        progress, pause = hooks.end_round(now, concatenated(counts), trained.losses, watch)
         if now.saves or pause:
             checkpoints.save(now, server_round, population, progress)
         if pause == "end" or now.round == last:
@@ -156,14 +158,20 @@ def _evaluate(
     groups = now.testing[transport.rank]
     if not now.evaluates:
         return [setup.executor.untested([])]
-    if setup.shares_model:
-        counts = evaluate_shared_model(setup.executor, reply, groups, now.round)
-    else:
-        counts = evaluate(setup.executor, population, reply, groups, now.round)
+    counts = _test(setup, setup.executor, population, reply, groups, now.round)
     if not now.unseen:
         return [counts]
     shared = {**reply.shared, **mean_answers(now.unseen, transport, population)}
     return [counts, evaluate_unseen(now.unseen, transport, server, shared, population.kept, now.round)]
+
+
+def _test(
+    setup: Setup, executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int
+) -> Counts:
+    """Test clients of this rank on the samples that the executor has for that."""
+    if setup.shares_model:
+        return evaluate_shared_model(executor, reply, groups, round)
+    return evaluate(executor, population, reply, groups, round)
 
 
 _log = logging.getLogger(__name__)

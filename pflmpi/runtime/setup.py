@@ -51,6 +51,12 @@ class Setup:
         keeping = np.array([any(tree.leaves(template)) for template in self.templates])
         return np.asarray(keeping[self.executor.cohort])
 
+    @cached_property
+    def validation(self) -> Executor | None:
+        """Tests clients on their validation samples; None if there are none."""
+        federation = self.executor.federation.for_validation
+        return None if federation is None else replace(self.executor, federation=federation)
+
     @property
     def shares_model(self) -> bool:
         """Whether all clients predict with one model."""
@@ -76,5 +82,5 @@ class Setup:
 
 
 def _samples_of(executor: Executor, clients: np.ndarray) -> list[np.ndarray]:
-    federation = executor.federation
-    return [samples[client] for client in clients for samples in (federation.train, federation.test)]
+    sides = filter(None, (executor.federation.train, executor.federation.test, executor.federation.validation))
+    return [samples[client] for samples in sides for client in clients]

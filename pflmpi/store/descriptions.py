@@ -59,6 +59,8 @@ BYTES = {
 PARTITION = {
     "train_samples": ("samples", ("client",), "training samples of each client"),
     "test_samples": ("samples", ("client",), "test samples of each client"),
+    "validation_samples": ("samples", ("client",), "validation samples of each client"),
+    "validation_by_class": ("samples", ("client", "class"), "validation samples of each client and class"),
     "train_by_class": ("samples", ("client", "class"), "training samples of each client and class"),
     "test_by_class": ("samples", ("client", "class"), "test samples of each client and class"),
 }
@@ -77,7 +79,7 @@ _FIGURES: Mapping[str, Mapping[str, Described]] = {
     "partition": PARTITION,
     "layout": LAYOUT,
 }
-_OF_CLIENT = re.compile("(unseen_|trained_|)client_(.+)")  # a measure by name
+_OF_CLIENT = re.compile("(unseen_|trained_|validation_|)client_(.+)")  # a measure by name
 _PARTS = ("body", "head", "stats")  # of a model
 _PLACES = ("server", "kept")  # where a diagnostic says that its values are
 _CLASS_VECTORS = ("class", "feature")
@@ -100,6 +102,11 @@ class Descriptions:
 
     def figure(self, section: str, name: str) -> Described:
         """Of an array in `metrics`, `bytes`, `partition` or `layout`."""
+        tested = name.removeprefix("validation_")
+        described = METRICS.get(tested) or METRICS.get(tested.replace("loss", "test_loss"))
+        if section == "metrics" and tested != name and described:
+            unit, axes, text = described
+            return unit, axes, f"{text.replace('test sample', 'validation sample')}; on validation samples"
         for prefix, axis in ("unseen_", "unseen"), ("trained_", "participant"):
             base = name.removeprefix(prefix)
             if name not in METRICS and base != name and base in METRICS:
@@ -107,8 +114,9 @@ class Descriptions:
                 axes = tuple(axis if name == "client" else name for name in axes)
                 return unit, axes, f"{text}; of {prefix[:-1]} ones"
         if section == "metrics" and name not in METRICS and (measure := _OF_CLIENT.fullmatch(name)):
-            whose = {"": "client", "unseen_": "unseen", "trained_": "participant"}[measure[1]]
-            return "", (whose,), f"{measure[2]} of the test samples of each client"
+            whose = {"unseen_": "unseen", "trained_": "participant"}.get(measure[1], "client")
+            samples = "validation" if measure[1] == "validation_" else "test"
+            return "", (whose,), f"{measure[2]} of the {samples} samples of each client"
         return _FIGURES[section].get(name, ("", (), name))
 
     def diagnostic(self, name: str) -> Described:

@@ -22,7 +22,7 @@ from pflmpi.text import for_shell
 EMPTY = Checksum(0, 0)
 logger = logging.getLogger(__name__)
 
-COLUMNS = (  # of every run; those of its measures follow
+COLUMNS = (  # of every run; those of its measures, and of its validation samples, follow
     "round",
     "participants",
     "accuracy_mean",
@@ -54,7 +54,7 @@ COLUMNS = (  # of every run; those of its measures follow
     "memory_bytes",  # that of all ranks together
 )
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan)", re.ASCII)
-_OF_MEASURE = re.compile("[a-z][a-z0-9_]*_(mean|weighted|bottom)", re.ASCII)
+_OF_MEASURE = re.compile("(?!validation_)[a-z][a-z0-9_]*_(mean|weighted|bottom)", re.ASCII)
 _COUNTS = ("round", "participants", "skipped")
 
 

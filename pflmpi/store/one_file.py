@@ -144,8 +144,8 @@ def _put_texts(writing: Writing, run: Path, round: int) -> None:
     length = int(writing.about["metrics_csv"][0])
     writing.about["metrics_text"] = metrics_file.text(run)[:length].decode()
     if (counts := verify.partition(run, writing.about["run"])) is not None:
-        for name, array in (("train_by_class", counts.train), ("test_by_class", counts.test)):
-            writing.write_dataset(f"partition/{name}", array, PARTITION[name])
+        for name, array in counts.sides.items():
+            writing.write_dataset(f"partition/{name}_by_class", array, PARTITION[f"{name}_by_class"])
 
 
 def _put_clients(

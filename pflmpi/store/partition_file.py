@@ -1,6 +1,5 @@
 """RUN/partition.csv: number of samples of each class on every client, for later analysis."""
 
-import csv
 import io
 import os
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.text import for_shell
 
-_HEADER = ("client", "class", "train", "test")
+_HEADER = ("client", "class", "train", "test", "validation")  # the last where there are such samples
 _AT_ONCE = 100_000  # lines
 
 
@@ -24,10 +23,18 @@ class SampleCounts:
     Attributes:
         train: [N, K] int64.
         test: [N, K] int64.
+        validation: [N, K] int64; None where there are none at all.
     """
 
     train: np.ndarray
     test: np.ndarray
+    validation: np.ndarray | None = None
+
+    @property
+    def sides(self) -> dict[str, np.ndarray]:
+        """[N, K] by what the samples are for."""
+        sides = {"train": self.train, "test": self.test}
+        return sides if self.validation is None else {**sides, "validation": self.validation}
 
 
 def path(run: Path) -> Path:
@@ -71,15 +78,17 @@ def read(run: Path) -> SampleCounts | None:
         return None
     try:
         header, _, lines = regular_file.read(path(run)).decode().partition("\n")
-        if header != ",".join(_HEADER) or not lines.strip():
-            raise ValueError("it does not begin with " + ",".join(_HEADER) + " and a line of numbers")
+        names = header.split(",")
+        if tuple(names) not in (_HEADER, _HEADER[:-1]) or not lines.strip():
+            raise ValueError("it does not begin with " + ",".join(_HEADER[:-1]) + " and a line of numbers")
         table = np.loadtxt(io.StringIO(lines), np.int64, comments=None, delimiter=",", ndmin=2)
         shape = tuple(table[-1, :2] + 1)
-        train, test = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        train[table[:, 0], table[:, 1]], test[table[:, 0], table[:, 1]] = table[:, 2], table[:, 3]
+        sides = {name: np.zeros(shape, np.int64) for name in names[2:]}
+        for name, values in zip(sides, table.T[2:], strict=True):
+            sides[name][table[:, 0], table[:, 1]] = values
     except (OSError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path(run)} is damaged: {error}; copy it again, or delete it") from error
-    return SampleCounts(train, test)
+    return SampleCounts(**sides)
 
 
 def _checksum(content: bytes) -> str:
@@ -87,11 +96,11 @@ def _checksum(content: bytes) -> str:
 
 
 def _content(counts: SampleCounts) -> bytes:
-    present = (counts.train + counts.test) > 0
+    present = np.sum([*counts.sides.values()], axis=0) > 0
     present[-1, -1] = True
-    table = np.column_stack([*np.nonzero(present), counts.train[present], counts.test[present]])
+    table = np.column_stack([*np.nonzero(present), *(samples[present] for samples in counts.sides.values())])
     parts = np.array_split(table, 1 + len(table) // _AT_ONCE)
-    return b"".join([",".join(_HEADER).encode(), b"\n", *map(_lines, parts)])
+    return b"".join([",".join((*_HEADER[:2], *counts.sides)).encode(), b"\n", *map(_lines, parts)])
 
 
 def _lines(table: np.ndarray) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pflmpi.cluster.status import is_done
+from pflmpi.cluster.waiting import is_done
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError

@@ -13,6 +13,7 @@ runs_of: fedgmh_table2.yaml     instead of base, columns, rows, exceptions and s
 Its cells are rows x columns x seeds, each with its configuration and its folder: one run.
 """
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import KEYS, located, merge, override, section
@@ -56,6 +58,39 @@ class ExceptionRule(BaseModel):
     set: Sections
 
 
+class Range(BaseModel):
+    """Numbers that a search draws, evenly or by their logarithm; whole ones where both ends are.
+
+    >>> rng = np.random.default_rng(0)
+    >>> Range(low=1, high=9).draw(rng), Range(low=0.01, high=1.0, log=True).draw(rng)
+    (8, 0.03464)
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    low: int | float
+    high: int | float
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Range":
+        if not 0 < self.high - self.low < math.inf or (self.log and self.low <= 0):
+            raise ValueError(f"from {self.low} to {self.high}: low must be below high, and with log above 0")
+        return self
+
+    def draw(self, rng: np.random.Generator) -> int | float:
+        """A number, rounded to 4 digits where it is no whole one."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        if whole and not self.log:
+            return int(rng.integers(int(self.low), int(self.high) + 1))
+        value = (
+            math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+            if self.log
+            else rng.uniform(self.low, self.high)
+        )
+        return round(value) if whole else float(f"{value:.4g}")
+
+
 class SweepTable(BaseModel):
     """The contents of a table file.
 
@@ -69,6 +104,8 @@ class SweepTable(BaseModel):
         figure: which value the paper prints: the best round's (for `spread` the round of the best mean, for losses
             the lowest), among the last twenty rounds alone, the last round's, or the mean of the last ten rounds.
         published: by row and column, a figure (of accuracies in percent) and, where given, its spread.
+        search: by patterns of rows, what `pflmpi search` draws: for `section.key` a range or a list of values, null
+            for nothing; besides the learning rate and what the algorithm declares.
         runs_of: the file, in the same folder, whose runs these are; "" for its own.
     """
 
@@ -86,6 +123,7 @@ class SweepTable(BaseModel):
     exceptions: list[ExceptionRule] = []
     published: dict[Name, dict[Name, Published]] = {}
     notes: list[str] = []
+    search: dict[Name, dict[str, Range | Annotated[list[Any], Field(min_length=1)] | None]] = {}
     runs_of: str = ""
 
     @field_validator("metric")
@@ -165,6 +203,13 @@ def _check(table: SweepTable) -> None:
         for kind, pattern, names in (("row", rule.row, table.rows), ("column", rule.column, table.columns)):
             if not any(like(name, pattern) for name in names):
                 raise ConfigError(f"exceptions.{number}.{kind} = {pattern!r} matches none of {', '.join(names)}")
+    for pattern, ranges in table.search.items():
+        if not any(like(name, pattern) for name in table.rows):
+            raise ConfigError(f"search: {pattern!r} matches none of the rows {', '.join(table.rows)}")
+        for key in ranges:
+            if key == "seed" or "." not in key:
+                raise ConfigError(f"search.{pattern}: {key!r} is no section.key that can be drawn, such as training.lr")
+            _check_keys(f"search.{pattern}", {key.partition(".")[0]: {}})
     for row, columns in table.published.items():
         if row not in table.rows:
             raise ConfigError(f"published: {unknown('row', row, list(table.rows))}")

@@ -32,6 +32,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"schedule": "cosine", "decay_rounds": 3},
     {"clip_norm": 0.1},
     {"label_smoothing": 0.1},
+    {"micro_batch": 3},
 ]
 
 

@@ -14,7 +14,6 @@ from pflmpi.analysis.selection import named, some_clients, which_clients
 from pflmpi.analysis.series import diagnostics, similarity
 from pflmpi.analysis.series.clients import single_clients
 from pflmpi.cli import main
-from pflmpi.store import partition_file
 
 CLIENTS, PARTICIPANTS = 20_000, 30
 
@@ -93,9 +92,3 @@ def test_a_report_is_small_and_has_all_numbers_where_they_are_asked_for(run, tmp
     assert lines["partition.csv"] == 1 + 2 * 3 * CLIENTS > 100_000
     short = [path.name for path in tables if len(path.read_text().splitlines()) < lines[path.name]]
     assert short == ["partition.csv"], "a shorter table has also what is not drawn"
-
-
-def test_the_partition_is_read_in_whole_arrays(run, monkeypatch):
-    monkeypatch.setattr(partition_file, "csv", None)
-    counts = partition_file.read(run.path)
-    assert counts is not None and counts.train.shape == (CLIENTS, 3)

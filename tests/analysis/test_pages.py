@@ -183,9 +183,10 @@ def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each
 def test_what_single_runs_lack_is_said_in_one_line():
     sections = [
         Section("a", figures=[Missing("CKA", "not probed"), Missing("Bytes", "a sends nothing")]),
-        Section("b", figures=[Missing("CKA", "not probed either")]),
+        Section("b", figures=[Missing("CKA", "not probed")]),
+        Section("c", figures=[Missing("CKA", "all the same")]),
     ]
-    assert _missing(sections) == "CKA: a, b (not probed); Bytes: a (a sends nothing)."
+    assert _missing(sections) == "CKA: a, b (not probed); Bytes: a (a sends nothing); CKA: c (all the same)."
     assert not sections[0].figures and _missing(sections) == ""
 
 

@@ -1,5 +1,7 @@
 """What a report says of runs: cost to an accuracy, gain over training alone, further measures."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import yaml
@@ -127,6 +129,13 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_mean_deviation_and
     rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
     assert [row["last (%)"] for row in rows] == ["60.00 ± 14.14", "90.00"]
     assert [row["run"] for row in rows] == ["fedavg a", "fedavg b/0"]
+
+
+def test_folders_are_shown_from_where_they_part_also_where_runs_were_named_by_relative_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = named([*seeded(Path("a"), (0.5, 0.7)), *seeded(Path("b"), (0.9,), mu=1)])
+    shown = runs_table(over_seeds(runs, summaries(runs)))
+    assert [row[-1] for row in shown.rows] == ["a", "b/0"]
 
 
 def test_the_same_seed_twice_is_no_second_seed(tmp_path):

@@ -21,7 +21,7 @@ import processes
 import quick_run
 import testbed
 from pflmpi.cli import main
-from pflmpi.cluster import jobs, status
+from pflmpi.cluster import jobs, waiting
 from pflmpi.cluster.batch_script import seconds
 from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
@@ -606,7 +606,7 @@ def test_filters_in_the_environment_hide_no_jobs(fake, monkeypatch):
 
 
 def test_status_imports_no_torch():
-    code = "import sys, pflmpi.cluster.status, pflmpi.commands.status; assert 'torch' not in sys.modules"
+    code = "import sys, pflmpi.cluster.waiting, pflmpi.commands.status; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -705,8 +705,8 @@ def test_a_folder_of_runs_shows_them_and_their_jobs(tmp_path, fake, capsys):
     ("events", "code"), [([], 3), ([{"event": "end", "exit_code": 75}], 75), ([{"event": "x"}], 3)]
 )
 def test_waiting_for_a_process_ends_with_the_exit_code_of_its_run(events, code, tmp_path, fake, monkeypatch, capsys):
-    monkeypatch.setattr(status, "_PAUSE", 0.05)
-    monkeypatch.setattr(status, "_GRACE", 0.2)
+    monkeypatch.setattr(waiting, "_PAUSE", 0.05)
+    monkeypatch.setattr(waiting, "_GRACE", 0.2)
     write(tmp_path, rounds=9, done=3)
     lock, seen = take(tmp_path, {}, take_over=False), []
 
@@ -741,12 +741,12 @@ def test_waiting_for_a_run_waits_for_its_job(tmp_path, fake, capsys):
 
 def test_a_lock_of_another_host_that_nobody_touches_is_left_behind(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(status.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     write(tmp_path, rounds=9, done=3)
     lock = take(tmp_path, {}, take_over=False)
     owner = json.loads((tmp_path / "lock.json").read_text()) | {"system": "another"}
     (tmp_path / "lock.json").write_text(json.dumps(owner))
-    writers, states = status.Writers(), []
+    writers, states = waiting.Writers(), []
     for passed in (0, 59, 2):
         now[0] += passed
         states.append(writers.write(tmp_path))

@@ -38,6 +38,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "prune": "--dry-run --every --keep",
     "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --json --launcher --only --out --ranks "
     "--python --seeds --set",
+    "search": "--budget --jobs --out --ranks --rungs --seed --set --submit",
     "inspect": "--allow-older --diff --digest --json --round --verify",
     "watch": "--every",
     "compare": "--json",

@@ -14,7 +14,7 @@ import processes
 import quick_run
 from pflmpi.analysis import report as analysis_report
 from pflmpi.cli import main
-from pflmpi.cluster import status
+from pflmpi.cluster import status, waiting
 from pflmpi.commands import report, watch
 from pflmpi.store import config_file, metrics_file
 from pflmpi.store.run_lock import take
@@ -22,8 +22,8 @@ from pflmpi.store.run_lock import take
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    monkeypatch.setattr(status, "_PAUSE", 0.05)
-    monkeypatch.setattr(status, "_GRACE", 0.3)
+    monkeypatch.setattr(waiting, "_PAUSE", 0.05)
+    monkeypatch.setattr(waiting, "_GRACE", 0.3)
 
 
 def begin(run, rounds):

@@ -347,3 +347,83 @@ def test_numbers_of_test_samples_by_class_need_the_official_split_by_label(name,
         toy(), partition({"name": "iid", "clients": 3}), DataConfig(name="toy", split="official", test_per_class=2), 0
     )
     assert (shared.test_class_counts == 2).all()
+
+
+# --- validation samples -------------------------------------------------------------------------------------
+
+
+@every_partition
+@both_splits
+def test_validation_samples_come_out_of_the_training_samples_alone(name, split):
+    dataset, section = toy(), partition({"name": name, **SECTIONS[name]})
+    without, held_out = (
+        build(dataset, section, DataConfig(name="toy", split=split, validation=share), 0) for share in (0.0, 0.3)
+    )
+    assert not without.validation and without.digest != held_out.digest
+    assert all(map(np.array_equal, without.test, held_out.test))
+    for before, train, validation in zip(without.train, held_out.train, held_out.validation, strict=True):
+        assert len(validation) == np.floor(0.3 * len(before) + 0.5)
+        assert np.array_equal(before, np.sort(np.concatenate([train, validation])))
+        assert (np.diff(train) > 0).all() and (np.diff(validation) > 0).all()
+    assert np.array_equal(held_out.class_counts.sum(1), held_out.num_train)
+
+
+def test_validation_samples_follow_from_the_seed():
+    section, data = partition({"name": "iid", "clients": 4}), DataConfig(name="toy", split="pooled", validation=0.5)
+    first, again = (build(toy(), section, data, 7) for _ in range(2))
+    assert same(first, again) and all(map(np.array_equal, first.validation, again.validation))
+    assert not all(map(np.array_equal, first.validation, build(toy(), section, data, 8).validation))
+
+
+def of_sizes(*sizes):
+    """Data of as many clients, the writers, of whom the last half of each's samples is for testing."""
+    writers = np.repeat(np.arange(len(sizes)), sizes)
+    tests = np.concatenate([np.arange(size) >= -(-size // 2) for size in sizes])
+    images = np.arange(len(writers), dtype=np.uint8).reshape(-1, 1, 1, 1)
+    return assemble("sized", images, writers % 2, tests, 2, writers)
+
+
+def test_a_share_that_leaves_a_client_nothing_to_train_on_is_refused_with_its_number():
+    data = DataConfig(name="sized", split="official", validation=0.6)
+    with pytest.raises(DataError, match=r"data.validation = 0.6 takes all 1 training samples of client 2 for valid"):
+        build(of_sizes(40, 20, 2), partition({"name": "writers"}), data, 0)
+
+
+def test_clients_without_validation_samples_are_counted(caplog):
+    data = DataConfig(name="sized", split="official", validation=0.1)
+    found = build(of_sizes(40, 20, 8, 6), partition({"name": "writers"}), data, 0)
+    assert found.num_validation.tolist() == [2, 1, 0, 0]
+    assert "2 of 4 clients have no validation samples" in caplog.text
+    with pytest.raises(DataError, match="none of the 2 clients of dataset 'sized' has a validation sample; raise data"):
+        build(of_sizes(8, 6), partition({"name": "writers"}), data, 0)
+
+
+def test_samples_that_the_data_marks_validate_and_no_others(tmp_path):
+    marks = np.arange(400) % 5 == 0
+    marks[300:] = False  # these are test samples
+    plain = toy()
+    arrays = plain.images, plain.labels, plain.official_test, 4, plain.writers
+    marked = assemble("toy", *arrays, official_validation=marks)
+    assert marked.digest != plain.digest and limited(marked, 100, rng()).official_validation.sum() in range(10, 30)
+    section = partition({"name": "iid", "clients": 4})
+    found = build(marked, section, DataConfig(name="toy", split="official"), 0)
+    assert np.array_equal(np.sort(np.concatenate(found.validation)), np.flatnonzero(marks))
+    assert not marks[np.concatenate(found.train)].any()
+    assert not build(marked, section, DataConfig(name="toy", split="pooled"), 0).validation
+    both = DataConfig(name="toy", split="official", validation=0.1)
+    with pytest.raises(DataError, match=r"data.validation = 0.1, but dataset 'toy' marks validation samples already"):
+        build(marked, section, both, 0)
+
+
+def test_a_saved_partition_keeps_its_validation_samples(tmp_path):
+    path, dataset = tmp_path / "p.npz", toy()
+    data = DataConfig(name="toy", split="pooled", validation=0.25)
+    first = build(dataset, partition({"name": "iid", "clients": 4}), data, 0)
+    save(first, path)
+    again = build(dataset, PartitionConfig(path=str(path)), DataConfig(name="toy"), 9)
+    assert same(first, again) and all(map(np.array_equal, first.validation, again.validation))
+    with pytest.raises(DataError, match=r"data.validation = 0.25, but partition .* has validation samples already"):
+        build(dataset, PartitionConfig(path=str(path)), data, 0)
+    save(federation("iid"), path)  # drawn for one that was saved without any
+    drawn = build(dataset, PartitionConfig(path=str(path)), data, 0)
+    assert drawn.num_validation.sum() == pytest.approx(0.25 * federation("iid").num_train.sum(), abs=4)

@@ -395,3 +395,47 @@ def test_a_picture_has_samples_of_each_class_and_the_clients(kind, tmp_path, cap
     assert main(["data", str(path), "--picture", str(drawn)]) == 0
     assert f"picture  {drawn}" in capfd.readouterr().out
     assert drawn.read_bytes().startswith(b"\x89PNG") and drawn.stat().st_size > 5000
+
+
+@pytest.mark.parametrize("suffix", ["npz", "h5", "csv"])
+def test_data_says_what_is_for_validation(suffix, tmp_path, capsys):
+    path, x, y = tmp_path / f"my.{suffix}", RNG.normal(size=(40, 2)), np.arange(40) % 2
+    sides = {"test": np.arange(40) >= 30, "validation": np.arange(40) % 10 == 0}
+    sides["validation"][30:] = False
+
+    def write():
+        if suffix == "npz":
+            np.savez(path, x=x, y=y, **sides)
+        elif suffix == "h5":
+            with h5py.File(path, "w") as file:
+                for name, value in {"x": x, "y": y, **sides}.items():
+                    file[name] = value
+        else:
+            rows = np.column_stack([x, y, sides["test"], sides["validation"]])
+            path.write_text("\n".join(["a,b,label,test,validation", *(",".join(map(str, row)) for row in rows)]))
+
+    write()
+    assert np.array_equal(read_own(path).official_validation, sides["validation"])
+    assert main(["data", str(path)]) == 0
+    assert "3 are marked as validation, and not trained on either" in capsys.readouterr().out
+    sides["validation"][35] = True
+    write()
+    with pytest.raises(DataError, match="sample 35 is marked as test and as validation; choose one"):
+        read_own(path)
+    sides["validation"][:] = False
+    write()
+    assert read_own(path).official_validation is None
+
+
+def test_a_run_on_marked_data_validates_on_the_marked_samples(tmp_path, caplog):
+    x, y = RNG.normal(size=(200, 3)).astype(np.float32), np.arange(200) % 2
+    sides = {"test": np.arange(200) >= 150, "validation": np.arange(200) < 40}
+    np.savez(tmp_path / "my.npz", x=x, y=y, **sides)
+    raw = quick_run.settings(
+        data={"name": "mine", "path": str(tmp_path / "my.npz"), "limit": None},
+        partition={"name": "iid", "clients": 4},
+        training={"rounds": 1},
+    )
+    quick_run.run(raw, tmp_path / "run")
+    assert open_run(tmp_path / "run").round(1).metrics["validation_total"].sum() == 40
+    assert "validates on the 40 samples that the data marks so" in caplog.text

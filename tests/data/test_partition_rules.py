@@ -2,12 +2,13 @@
 
 import logging
 import time
+from itertools import chain
 
 import numpy as np
 import pytest
 
 from partition_helpers import counts_of, rng
-from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.partitions import PARTITIONS, pfllib
 from pflmpi.data.partitions.by_label import deal_labels
 from pflmpi.data.partitions.dirichlet import draw_counts, draw_labels
 from pflmpi.data.splits import apportion
@@ -326,19 +327,21 @@ def test_pfllib_shuffles_a_class_before_it_draws_the_shares_and_caps_who_has_eno
     ]
 
 
-def test_pfllib_cuts_labels_among_their_holders_and_gives_the_last_one_what_nobody_may_take():
-    """What FedGMH's own code gives for these labels, where it divides by zero: both have their share by label 2."""
+def test_pfllib_cuts_labels_among_their_holders_and_gives_the_last_one_what_rounding_leaves():
+    """What FedGMH's own code gives for these labels."""
     parts = PARTITIONS["exdir"](
-        np.repeat([0, 1, 2, 3], [10, 41, 9, 15]), 2, None, classes_per_client=2, alpha=5, draw="pfllib"
+        np.repeat([0, 1, 2, 3], [5, 11, 8, 24]), 4, None, classes_per_client=2, alpha=5, draw="pfllib"
     )
-    assert [test.tolist() for _, test in parts] == [
-        [3, 5, 9, 61, 63, 71, 74],
-        [10, 20, 22, 23, 24, 30, 31, 32, 34, 42, 47, 51, 55],
-    ]
-    assert [train.tolist() for train, _ in parts] == [
-        [0, 1, 2, 4, 6, 7, 8, 60, 62, *range(64, 71), 72, 73],
-        sorted({*range(10, 60)} - {*parts[1][1].tolist()}),
-    ]
+    tests = [[16, 18, 40], [0, 30, 45], [1, 25, 38, 41], [6, 7, 10, 14]]
+    assert [test.tolist() for _, test in parts] == tests and [len(train) for train, _ in parts] == [8, 7, 9, 10]
+    assert sorted(np.concatenate([*chain(*parts)]).tolist()) == [*range(48)]
+
+
+def test_pfllib_gives_a_label_whose_holders_all_have_their_share_to_the_last_of_them():
+    """There it divides by zero, which comes to this."""
+    labels, holds = np.repeat([0, 1, 2, 3], [6, 6, 2, 4]), np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]], bool)
+    parts = pfllib.cut_labels(labels, holds, 5.0, True, 1, 1, np.random.RandomState(1), "alpha")
+    assert [sorted(labels[part]) for part in parts] == [[0] * 6, [1] * 6 + [2] * 2, [3] * 4]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,18 @@ from project import ROOT
 
 _PIP = [sys.executable, "-W", "ignore", "-m", "pip", "--quiet", "--disable-pip-version-check"]
 _CLEAN = {key: value for key, value in processes.ENVIRONMENT.items() if not key.startswith("PYTHON")}
-_SOURCE = ("pflmpi", "configs", "examples", "launch", "slurm", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+_SOURCE = (
+    "pflmpi",
+    "configs",
+    "examples",
+    "launch",
+    "slurm",
+    "docs",
+    "setup.cfg",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 _TRACKERS = ("wandb", "mlflow")
 
 
@@ -66,8 +77,22 @@ def build_wheel(folder):
             shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True)
         else:
             shutil.copy(ROOT / name, folder / "source" / name)
+    return wheel_of(folder / "source", folder)
+
+
+def sdist_of(source, folder):
+    """The source distribution of a checkout, built in a folder."""
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    built = processes.call([sys.executable, "-c", build, str(folder)], env=_CLEAN, cwd=source)
+    assert built.returncode == 0, built.stderr
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+def wheel_of(source, folder):
+    """The wheel of a checkout or a source distribution, built in a folder."""
     words = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
-    built = processes.call([*_PIP, *words, str(folder / "source")], env=_CLEAN, cwd=folder)
+    built = processes.call([*_PIP, *words, str(source)], env=_CLEAN, cwd=folder)
     assert built.returncode == 0, built.stderr
     (path,) = folder.glob("*.whl")
     return path

@@ -35,7 +35,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import pflmpi
-from installed import OutsideWorld
+from installed import OutsideWorld, sdist_of, wheel_of
 from outside_world import CONFIGURATIONS
 from pflmpi.analysis.run import open_run
 from pflmpi.store import run_folder
@@ -153,6 +153,23 @@ def test_the_commands_work(world):
         assert expected in said, f"pflmpi {line}\n{said}"
     headed = world.call(["bash", "-c", "set -o pipefail; pflmpi list training | head -n 1; echo ${PIPESTATUS[0]}"])
     assert headed.split()[-1] == "0"
+
+
+def test_a_source_distribution_makes_the_same_wheel(wheel, tmp_path):
+    again = wheel_of(sdist_of(wheel.parent / "source", tmp_path), tmp_path)
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
+        files = [
+            {entry.filename: (entry.CRC, entry.external_attr >> 16 & 0o777) for entry in archive.infolist()}
+            for archive in (one, other)
+        ]
+    for found in files:
+        found.pop(next(name for name in found if name.endswith("/RECORD")))
+    assert files[0] == files[1]
+
+
+def test_the_documentation_comes_with_it(world):
+    assert "new-algorithm  An algorithm of your own" in world.call(["pflmpi", "docs"])
+    assert world.call(["pflmpi", "docs", "gpus"]).strip() == (ROOT / "docs" / "gpus.md").read_text().strip()
 
 
 def test_the_examples_work_where_they_are_written(environment, tmp_path):

@@ -77,7 +77,15 @@ def test_the_benchmark_runs_and_its_promises_hold():
 
 @pytest.mark.slow
 def test_the_check_of_a_gpu_runs_and_writes_each_figure_as_it_goes(tmp_path):
-    steps = ["failed_capture", "captures", "workloads", "papers", "messages"]  # the promises have a test above
+    steps = [
+        "sums",
+        "failed_capture",
+        "captures",
+        "workloads",
+        "passes",
+        "papers",
+        "messages",
+    ]  # the promises have a test above
     words = ["launch/gpu-check", "--device", "cpu", "--tiny", "--out", str(tmp_path), "--only", *steps]
     done = processes.call(words, timeout=600, cwd=ROOT)
     lines = [json.loads(line) for line in (tmp_path / "gpu_check.jsonl").read_text().splitlines()]

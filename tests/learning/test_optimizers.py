@@ -1,5 +1,7 @@
 """Adam, AdamW, clipping, smoothing and schedules, against PyTorch's; in lanes as in the loop."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 import small_task
 from pflmpi import tree
 from pflmpi.learning import sgd
-from pflmpi.learning.client import Batch, cross_entropy, model_loss
+from pflmpi.learning.client import Batch, cross_entropy, micro_batches, model_loss
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.optimizers import initial_state
 from pflmpi.learning.participation import Participation
@@ -183,3 +185,73 @@ def test_participations_are_drawn_once_for_the_clients_of_a_round(monkeypatch):
     first += 1  # the caller's own
     assert rounds.counts(150).tolist() == (first - 1).tolist()
     assert sorted(drawn) == list(range(1, 151))
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "clip_norm": 0.1}, {"optimizer": "adam"}], ids=str)
+def test_micro_batches_step_as_pytorchs_accumulated_gradients(options):
+    """Batches of 6 samples in parts of 4 and 2: weighted by their samples they are the mean over all 6."""
+    task, batches = small_task.task(micro_batch=4, **options), [small_task.batch(seed) for seed in range(3)]
+    model, whole = task.init(), small_task.task(**options)
+    parts = [[(Batch(one.x[at], one.y[at]), share) for at, share in _PARTS] for one in batches]
+    found = sgd.train(task, model, batches, _with_a_penalty(task), 0.05)
+    trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), model)
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+    adam, momentum = options.get("optimizer") == "adam", options.get("momentum", 0.0)
+    optimizer = torch.optim.Adam(leaves, 0.05) if adam else torch.optim.SGD(leaves, 0.05, momentum)
+    for micro in parts:
+        optimizer.zero_grad()
+        for part, share in micro:
+            (share * _with_a_penalty(task)(trained, part)).backward()
+        if "clip_norm" in options:
+            torch.nn.utils.clip_grad_norm_(leaves, options["clip_norm"])
+        optimizer.step()
+    at_once = sgd.train(whole, model, batches, _with_a_penalty(task), 0.05)
+    for path, leaf in tree.leaves(trained):
+        torch.testing.assert_close(tree.at(found, path), leaf.detach(), rtol=0, atol=0 if not options else 2e-6)
+        torch.testing.assert_close(tree.at(found, path), tree.at(at_once, path), rtol=0, atol=1e-5)
+
+
+_PARTS = ((slice(0, 4), 4 / 6), (slice(4, 6), 2 / 6))
+
+
+def _with_a_penalty(task):
+    """A loss with a term that is no mean over samples, and must count once."""
+    return lambda params, batch: model_loss(task)(params, batch) + 0.1 * params["head"]["weight"].square().sum()
+
+
+def test_a_batch_that_fits_has_the_bits_of_one_without_micro_batches():
+    batches = [small_task.batch(seed) for seed in range(3)]
+    task = small_task.task()
+    model, loss = task.init(), model_loss(task)
+    found = sgd.train(small_task.task(micro_batch=6), model, batches, loss, 0.05)
+    for path, leaf in tree.leaves(sgd.train(task, model, batches, loss, 0.05)):
+        assert torch.equal(tree.at(found, path), leaf)
+
+
+def test_micro_batches_in_lanes_are_those_of_the_loop_and_padding_counts_nothing():
+    task, batches = small_task.task(micro_batch=2), [small_task.batch(seed, 5) for seed in range(4)]
+    model, loss = task.init(), _with_a_penalty(task)
+
+    def in_lane(model, weight):
+        local = LocalTraining(None, ())
+        lane = task.replace(batched=True, local=local)
+        trained = sgd.train(lane, model, [small_task.padded(one.x, one.y, weight) for one in batches], loss, 0.05)
+        return trained, local.mean_loss(weight)
+
+    weights = torch.tensor([[1.0, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
+    lanes, losses = torch.func.vmap(in_lane)(tree.stack([model] * 3), weights)
+    for lane, samples in enumerate((5, 3)):
+        local = LocalTraining(None, ())
+        mine = [Batch(one.x[:samples], one.y[:samples]) for one in batches]
+        looped = sgd.train(task.replace(local=local), model, mine, loss, 0.05)
+        torch.testing.assert_close(losses[lane], local.mean_loss(weights), rtol=0, atol=1e-6)
+        for path, leaf in tree.leaves(looped):
+            torch.testing.assert_close(tree.at(tree.row(lanes, lane), path), leaf, rtol=0, atol=1e-5)
+    for path, leaf in tree.leaves(model):
+        assert torch.equal(tree.at(tree.row(lanes, 2), path), leaf), "a lane of padding alone does not move"
+
+
+def test_each_micro_batch_draws_noise_of_its_own():
+    batch = replace(small_task.batch(0), key=torch.tensor(7))
+    keys = [int(part.key) for part, _ in micro_batches(batch, 2) if part.key is not None]
+    assert keys[0] == 7 and len(set(keys)) == 3

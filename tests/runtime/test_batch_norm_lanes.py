@@ -11,7 +11,10 @@ from torch.nn import functional as F
 import quick_run
 import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
-from pflmpi.errors import PflmpiError
+from pflmpi import tree
+from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.learning import sgd
+from pflmpi.learning.client import Batch, model_loss
 from pflmpi.models.padded_norm import OverRealSamples
 from pflmpi.testing import conformance
 from pflmpi.testing.conformance import Runs
@@ -147,3 +150,19 @@ def test_a_batch_of_one_sample_is_refused(executor, tmp_path):
 def test_auto_leaves_batch_norm_to_the_loop(tmp_path):
     experiment = Runs({"algorithm": {"name": "fedavg"}, "model": MODEL}, tmp_path).experiment()
     assert experiment.config.runtime.executor == "loop" and np.unique(experiment.cohort).size == 1
+
+
+def test_batch_norm_sees_each_micro_batch_as_a_batch(tmp_path):
+    settings = {"algorithm": {"name": "fedavg"}, "model": MODEL, "training": {"batch_size": 10, "micro_batch": 6}}
+    task = Runs(settings, tmp_path).experiment().tasks[0]
+    x, y = torch.randn(10, *task.architecture.shape), torch.arange(10) % task.num_classes
+    model, expected = task.init(), task.init()
+    trained = sgd.train(task, model, [Batch(x, y)], model_loss(task), 0.1)
+    with torch.no_grad():
+        for part in (x[:6], x[6:]):
+            task.predict(expected, part, training=True)
+    for path, leaf in tree.leaves(tree.part(expected, "stats")):
+        assert torch.equal(tree.at(tree.part(trained, "stats"), path), leaf), path
+    lanes = {**settings, "runtime": {"executor": "lanes"}}
+    with pytest.raises(ConfigError, match=r"micro_batch = 6 with a model that has batch norm, in lanes"):
+        Runs(lanes, tmp_path).experiment()

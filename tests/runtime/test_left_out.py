@@ -40,7 +40,7 @@ def test_the_others_are_drawn_as_ever_and_the_bits_are_those_on_any_ranks(algori
     [
         ({"without_clients": [7]}, r"training.without_clients has 7; the clients are 0 to 6"),
         ({"without_clients": [*range(7)]}, r"leaves nobody to train in round 1"),
-        ({"without_clients": [-1]}, r"training.without_clients = .-1.: value error, must be a list"),
+        ({"without_clients": [-1]}, r"training.without_clients = .-1.: must be a list"),
         ({"without_clients": 3}, r"training.without_clients = 3"),
     ],
 )

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import quick_run
+from pflmpi import tree
 from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, ConfigError
@@ -134,6 +136,32 @@ def test_a_client_takes_the_first_of_its_steps():
     assert partial.participation.most_steps.min() > 0 or partial.participation.most_steps.max() > 1
 
 
+def repeated(value, count):
+    return tree.map(lambda leaf: leaf.expand(count, *leaf.shape).clone(), value)
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_fednova_and_scaffold_go_by_the_steps_that_were_taken(executor):
+    for name in ("fednova", "scaffold"):
+        computes = executor_of(settings(name, executor, **SLOW))
+        algorithm, task, most = computes.algorithm, computes.tasks[0], computes.participation.most_steps
+        clients = np.flatnonzero(most)
+        whole = np.array([task.training.num_steps(int(size)) for size in computes.federation.num_train])[clients]
+        steps = torch.tensor(np.minimum(most[clients], whole))
+        assert len(steps.unique()) > 1 and (steps.numpy() < whole).any()
+        server = algorithm.init_server(task)
+        received = algorithm.publish(task, server, clients)
+        rows = {key: repeated(value, len(clients)) for key, value in received.items()}
+        client = repeated(algorithm.init_client(task), len(clients))
+        result = computes.update(clients, client, rows, 1)()
+        if name == "fednova":
+            assert result.up["steps"]["gradients"].tolist() == steps.tolist()
+            continue
+        moved = received["model"]["head"]["bias"] - result.up["model"]["head"]["bias"]
+        slope = moved / (steps.unsqueeze(1) * task.training.learning_rate(1))
+        torch.testing.assert_close(result.states["control"]["head"]["bias"], slope, rtol=1e-5, atol=1e-6)
+
+
 def test_the_round_lasts_until_the_slowest_has_taken_its_steps(tmp_path):
     raw = settings(step_seconds=1.0, step_spread=0.7)
     executor = executor_of(raw)
@@ -158,11 +186,20 @@ def test_where_all_are_as_fast_a_deadline_is_a_number_of_steps(tmp_path):
 
 
 OWN = """
+import numpy as np
+
 def mine(round, count, num_train, rng):
     return rng.permutation(len(num_train))[:count] if round % 2 else num_train.argsort()[-count:]
 
 def twice(round, count, num_train, rng):
     return num_train * 0
+
+def changing(round, count, num_train, rng):
+    num_train[:] = 0
+    return num_train
+
+def unseeded(round, count, num_train, rng):
+    return np.random.default_rng().permutation(len(num_train))[:count]
 
 def failing(round, count, num_train, rng):
     return 1 / 0
@@ -208,7 +245,9 @@ def test_a_trace_that_has_changed_is_another_run(tmp_path, monkeypatch):
         ("fedavg", {"selection": "no.csv", "participation": 1.0}, "no.csv' cannot be read .*expected a CSV file"),
         ("fedavg", {"selection": "no.csv", "participation": 0.5}, "participation = 0.5 has an effect with a training"),
         ("fedavg", {"selection": "{code}:twice"}, "twice: round 1 has client 0 twice; "),
-        ("fedavg", {"selection": "{code}:failing"}, r"rules\.py:9, in failing: ZeroDivisionError"),
+        ("fedavg", {"selection": "{code}:failing"}, r"rules\.py:18, in failing: ZeroDivisionError"),
+        ("fedavg", {"selection": "{code}:changing"}, r"in changing: ValueError: .* read-only"),
+        ("fedavg", {"selection": "{code}:unseeded", "rounds": 9}, "returns other clients at a second call; it must"),
         ("fedavg", {"dropout": 1.0}, "training.dropout = 1.0"),
     ],
 )

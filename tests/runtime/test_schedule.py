@@ -7,7 +7,7 @@ import pytest
 
 import quick_run
 from every_algorithm import every_algorithm
-from pflmpi.learning.training import TrainingConfig
+from pflmpi.learning.participation import Participation
 from pflmpi.runtime.round_schedule import RoundSchedule
 from planned_run import Planned, planned
 
@@ -78,13 +78,13 @@ def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round():
 
 
 def test_participants_are_drawn_once_for_each_round(monkeypatch):
-    run, drawn, draw = ready("fedamp", evaluation={"absent": "last_received"}), [], TrainingConfig.participants
+    run, drawn, draw = ready("fedamp", evaluation={"absent": "last_received"}), [], Participation.participants
 
-    def noted(training: TrainingConfig, seed: int, round: int, num_clients: int) -> np.ndarray:
+    def noted(participation: Participation, round: int) -> np.ndarray:
         drawn.append(round)
-        return draw(training, seed, round, num_clients)
+        return draw(participation, round)
 
-    monkeypatch.setattr(TrainingConfig, "participants", noted)
+    monkeypatch.setattr(Participation, "participants", noted)
     assert len(list(run.schedule())) == 8
     assert drawn == list(range(1, 8))
 

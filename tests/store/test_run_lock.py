@@ -166,8 +166,8 @@ def test_a_run_that_is_written_is_neither_resumed_nor_started_again(tmp_path):
 def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(ranks, tmp_path, monkeypatch):
     run, append = tmp_path / "run", metrics_file.append
 
-    def then_take_over(folder, line):
-        written = append(folder, line)
+    def then_take_over(folder, *line):
+        written = append(folder, *line)
         take(folder, take_over=True)
         return written
 

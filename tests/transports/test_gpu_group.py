@@ -1,6 +1,8 @@
 """What each rank asks NCCL to do, by PyTorch's process group that moves nothing."""
 
+import itertools
 from collections import Counter
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -11,7 +13,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pflmpi import tree
 from pflmpi.messages.deliver import deliver
-from pflmpi.messages.kinds import tensor
+from pflmpi.messages.kinds import Mean, tensor
+from pflmpi.messages.slices import Entries, cut_slices
 from pflmpi.transports import gpu_group
 from pflmpi.transports.base import Transport
 from pflmpi.transports.gpu_group import GpuGroup
@@ -129,3 +132,76 @@ def test_rows_that_are_sent_and_received_are_in_memory_that_the_transport_makes(
     with mock.patch.object(Transport, "host_buffer", buffer):
         run_ranks(2, work)
     assert [len(one) for one in made] == [12, 12], "of the sender and of the receiver"
+
+
+def a_round(group, rank, size):
+    """A client's entries to each owner, slices to rank 0, the model to all, few bytes to rank 0, rows to a receiver.
+
+    Returns the bytes that the group leaves to the hosts, of each exchange: sent and received, by the other rank.
+    """
+    others, part, few = [other for other in range(size) if other != rank], 5 * SMALL, 8
+    model = Entries.of({"model": Mean({"x": tensor(size * SMALL)})})
+    cut = cut_slices(model, [[np.array([client])] for client in range(size)], np.zeros(size, np.int64))
+    up = [{other: int(ends[other]) for other in others} for ends in (cut.sent_by(rank), cut.received_by(rank))]
+    finished = cut.finished
+    left = []
+    for number, (sent, received) in enumerate(
+        (
+            up,
+            ({0: finished[rank]} if rank else {}, {} if rank else dict(enumerate(finished[1:], 1))),
+            ({0: few} if rank else {}, {} if rank else dict.fromkeys(others, few)),
+            ({(rank + 1) % size: part}, {(rank - 1) % size: part}),
+        )
+    ):
+        parts = [{other: np.empty(count, np.uint8) for other, count in ends.items()} for ends in (sent, received)]
+        left.append([{other: one.nbytes for other, one in ends.items()} for ends in group.exchange(*parts)])
+        if number == 1:
+            group.broadcast(torch.zeros(7 * SMALL, dtype=torch.uint8))
+    return left
+
+
+@pytest.mark.parametrize(("ranks", "server_has_a_gpu"), [(9, False), (9, True), (64, True), (65, False)])
+def test_no_rank_waits_for_what_no_other_sends(ranks, server_has_a_gpu, monkeypatch):
+    monkeypatch.setattr(gpu_group, "STAGED", 2 * SMALL)
+    members = [*range(0 if server_has_a_gpu else 1, ranks)]
+    left = list[list[Any]]()
+    calls = [
+        of_rank(rank, ranks, members, lambda group, rank=rank: left.append(a_round(group, rank, ranks)))
+        for rank in range(ranks)
+    ]
+    assert server_has_a_gpu or not calls[0], "a rank without a GPU calls none of it"
+    run_against_each_other({rank: calls[rank] for rank in members})
+    for rank, other in itertools.permutations(range(ranks), 2):  # what goes between hosts
+        for mine, theirs in zip(left[rank], left[other], strict=True):
+            assert mine[0].get(other) == theirs[1].get(rank)
+
+
+def test_calls_that_do_not_fit_each_other_are_found():
+    exchange = [("exchange", Counter({1: 8}), Counter()), ("exchange", Counter(), Counter({0: 9}))]
+    for wrong in (exchange, [("broadcast", Counter(), Counter()), exchange[1]]):
+        with pytest.raises(AssertionError, match=r"\[0, 1\] wait for each other"):
+            run_against_each_other({rank: [call] for rank, call in enumerate(wrong)})
+
+
+def run_against_each_other(calls):
+    """Let each rank make its calls in order.
+
+    A part moves when both ends are in a batch that has it, with one size; a batch ends when all its parts have moved,
+    a collective call when all ranks are in the same one.
+    """
+    calls = {
+        rank: [(name, dict(sent), dict(received)) for name, sent, received in made] for rank, made in calls.items()
+    }
+    while any(calls.values()):
+        now = {rank: made[0] for rank, made in calls.items() if made}
+        moved = False
+        for rank, (name, sent, _) in now.items():
+            for other, size in [*sent.items()] if name == "exchange" else ():
+                if other in now and now[other][2].get(rank) == size:
+                    del sent[other], now[other][2][rank]
+        together = len(now) == len(calls) and all(call == now[min(now)] for call in now.values())
+        for rank, (name, sent, received) in now.items():
+            if together or (name == "exchange" and not sent and not received):
+                calls[rank].pop(0)
+                moved = True
+        assert moved, f"ranks {[*now]} wait for each other"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.comparable import seed_groups
+from pflmpi.analysis.metrics import best
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, spread_over
@@ -64,7 +65,7 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
     curves = [_mean_accuracy(named_run, alone) for named_run in runs if evaluated(named_run).any()]
     if not curves:
         return Missing(_TITLE, "no round has been evaluated yet")
-    caption = f"Mean over clients; a ring marks the best round. {_BAND if alone else ''}".strip()
+    caption = f"Mean over clients; a ring marks the best round{ring_by(runs)}. {_BAND if alone else ''}".strip()
     if alone and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:
         columns, seen = runs[0].run.columns, evaluated(runs[0])
         x, y, std = (columns[name][seen] for name in ("round", "accuracy_mean", "accuracy_std"))
@@ -81,6 +82,12 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
         curves=tuple(curves),
         percent=True,
     )
+
+
+def ring_by(runs: Sequence[NamedRun]) -> str:
+    """What of a caption says how a best round was chosen, if by validation samples; curves of seeds then mark none."""
+    chosen = any("validation_accuracy_mean" in named_run.run.columns for named_run in runs)
+    return " by validation accuracy, where a run has that" if chosen else ""
 
 
 def bands_over_rounds(groups: Sequence[SeedGroup], most: int) -> list[Multiples]:
@@ -113,8 +120,8 @@ def _mean_of_seeds(group: SeedGroup) -> Curve | None:
     if len(curves) < 2 or (count := _common_points(curves, over_rounds=True)) is None:
         return replace(curves[0], label=group.runs[0].label if len(group.runs) > 1 else group.label)
     y, low, high = (np.mean([getattr(curve, side)[:count] for curve in curves], 0) for side in ("y", "low", "high"))
-    best = int(y.argmax())
-    return replace(curves[0], label=group.title, x=curves[0].x[:count], y=y, low=low, high=high, mark=best)
+    mark = None if ring_by(group.runs) else int(y.argmax())
+    return replace(curves[0], label=group.title, x=curves[0].x[:count], y=y, low=low, high=high, mark=mark)
 
 
 def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
@@ -179,8 +186,8 @@ def _mean_accuracy(named_run: NamedRun, banded: bool) -> Curve:
         for number, accuracy in accuracy_by_round(run).items():
             place = np.flatnonzero(rounds == number)
             low[place], high[place] = (100 * np.nanquantile(accuracy, quantile) for quantile in _QUANTILES)
-    best = int(np.nanargmax(mean))
-    return Curve(named_run.legend, rounds, mean, low, high, best, style=named_run.style, source=named_run.label)
+    mark = best(run.columns, seen)
+    return Curve(named_run.legend, rounds, mean, low, high, mark, style=named_run.style, source=named_run.label)
 
 
 # --- several seeds
@@ -199,6 +206,8 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
         if len(of_group) < 2 or (count := _common_points(of_group, plot.by_round)) is None:
             continue
         mean = _mean_curve(f"{group.label}, {len(of_group)} seeds", of_group, count, plot.percent)
+        if ring_by(group.runs):
+            mean = replace(mean, mark=None)
         curves = [mean if curve is of_group[0] else curve for curve in curves if curve not in of_group[1:]]
     if len(curves) == len(plot.curves):
         return plot

@@ -285,7 +285,7 @@ def _samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Bars]:
             continue
         names = class_names(owners[0].run, counts.train.shape[1])
         panel = some([named_run.label for named_run in owners])
-        for part, samples in (("training", counts.train), ("test", counts.test)):
+        for part, samples in zip(("training", "test", "validation"), counts.sides.values(), strict=False):
             for client in (client for client in choices if client < len(samples)):
                 labels = np.flatnonzero(samples[client])
                 bars += [(client, panel, names[label], part, int(samples[client, label])) for label in labels]

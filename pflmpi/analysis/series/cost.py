@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from pflmpi.analysis.metrics import best
 from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
 from pflmpi.analysis.selection import NamedRun, SeedGroup
 from pflmpi.analysis.series.accuracy import evaluated
@@ -59,8 +60,8 @@ def _against(
     for named_run, total in totals:
         seen = evaluated(named_run)
         mean = 100 * named_run.run.columns["accuracy_mean"][seen]
-        best, style = int(np.nanargmax(mean)), named_run.style
-        curves.append(Curve(named_run.legend, total[seen], mean, mark=best, style=style, source=named_run.label))
+        mark, style = best(named_run.run.columns, seen), named_run.style
+        curves.append(Curve(named_run.legend, total[seen], mean, mark=mark, style=style, source=named_run.label))
     ends = [float(total[-1]) for _, total in totals]
     return Curves(
         name=name,

@@ -14,6 +14,7 @@ from pflmpi.store.partition_file import SampleCounts
 from pflmpi.text import some
 
 _TITLE = "The partition"
+_SIDES = ("training samples", "test samples", "validation samples")
 
 
 def counts_of(run: Run) -> SampleCounts | None:
@@ -38,7 +39,7 @@ def same_partition(runs: Sequence[NamedRun]) -> list[tuple[SampleCounts | None, 
     groups: dict[tuple[object, ...], tuple[SampleCounts | None, list[NamedRun]]] = {}
     for named_run in runs:
         counts = counts_of(named_run.run)
-        key = (counts.train.shape, counts.train.tobytes(), counts.test.tobytes()) if counts else ()
+        key = (counts.train.shape, *(side.tobytes() for side in counts.sides.values())) if counts else ()
         groups.setdefault(key, (counts, []))[1].append(named_run)
     return list(groups.values())
 
@@ -68,7 +69,7 @@ def partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
 
 
 def partition(run: Run) -> Matrices | Missing:
-    """Training and test samples of each client (rows) and class (columns)."""
+    """Training, test and validation samples of each client (rows) and class (columns)."""
     try:
         counts = run.counts
     except CheckpointError as error:
@@ -86,7 +87,7 @@ def partition(run: Run) -> Matrices | Missing:
         value_label="samples",
         panels=tuple(
             Panel(name, np.where(samples > 0, samples, np.nan).astype(np.float64), range(clients), names)
-            for name, samples in {"training samples": counts.train, "test samples": counts.test}.items()
+            for name, samples in zip(_SIDES, counts.sides.values(), strict=False)
         ),
     )
 

@@ -142,7 +142,7 @@ def cka_figures(run: Run) -> list[Matrices | Curves | Missing]:
     """
     rounds = probe_file.rounds(run.path)
     if not rounds:
-        return [Missing(_CKA_TITLE, f"`pflmpi probe {run.path}`, where torch and the data are, has not been run")]
+        return [Missing(_CKA_TITLE, "`pflmpi probe RUN`, where torch and the data are, has not been run")]
     probes = [probe_file.read(run.path, number) for number in spread_over(rounds, _MOST_PROBES)]
     last = probes[-1]
     if all(_alike(layer.cka) for probe in probes for layer in probe.layers.values()):

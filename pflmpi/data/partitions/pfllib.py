@@ -35,7 +35,7 @@ def cut_by_dirichlet(
     """
     rng = np.random.RandomState(SEED)
     holds = np.ones((clients, len(class_sizes(labels, clients)[0])), bool)
-    return _split(_cut(labels, holds, beta, cap, min_samples, max_tries, rng, "beta"), rng)
+    return _split(cut_labels(labels, holds, beta, cap, min_samples, max_tries, rng, "beta"), rng)
 
 
 def cut_among_holders(
@@ -64,13 +64,13 @@ def cut_among_holders(
             break
     else:
         raise too_few_holders(clients, classes_per_client, len(classes), needed, max_tries)
-    parts = _cut(labels, holds, alpha, cap, min_samples, max_tries, rng, "alpha")
+    parts = cut_labels(labels, holds, alpha, cap, min_samples, max_tries, rng, "alpha")
     for samples in parts:
         rng.shuffle(samples)
     return _split(parts, rng)
 
 
-def _cut(
+def cut_labels(
     labels: np.ndarray,
     holds: np.ndarray,
     concentration: float,

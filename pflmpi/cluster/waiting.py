@@ -1,0 +1,79 @@
+"""Waiting for jobs, and for the processes that write runs."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pflmpi.cluster import jobs as slurm
+from pflmpi.cluster.jobs import cells_below
+from pflmpi.cluster.status import current, jobs_of, named_jobs, no_run, run_status
+from pflmpi.errors import RunError, Stopped
+from pflmpi.store import config_file, events_file, run_lock
+
+_GRACE = 20.0  # seconds after which nobody will start the ranks of a run again
+_PAUSE = 2.0  # seconds between two looks at runs that are waited for
+
+
+class Writers:
+    """Which runs are being written, as their locks say: those of another host as long as they are touched."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, float] = {}
+        self._touched: dict[Path, float] = {}
+
+    def write(self, run: Path) -> bool:
+        """Whether a process writes the run, or has until a moment ago, so that its ranks may be starting again."""
+        owner, now = run_lock.owner(run), time.monotonic()
+        if owner is not None:
+            with suppress(OSError):
+                touched = run_lock.touched(run_lock.path(run))
+                if owner.near() or self._touched.get(run) != touched:
+                    self._seen[run], self._touched[run] = now, touched
+        patience = _GRACE if owner is None else run_lock.SILENCE
+        return now - self._seen.get(run, -patience) < patience
+
+
+def is_done(run: Path) -> bool:
+    """Whether all rounds of a run are complete."""
+    state = run_status(run)
+    return state is not None and state.done
+
+
+def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str], of_sweep: bool) -> int:
+    """Wait until jobs, and the processes that write runs, have ended; the exit code of the run.
+
+    That of a job is Slurm's, that of another process the one in its events (`output.events`), else 3.
+
+    Args:
+        jobs: their ids.
+        of_sweep: whether these are runs of a sweep: it is 0 if all are done, 75 if all others were stopped, else 1.
+    """
+    ended = [job for name in jobs for job in slurm.wait(name, environ)]
+    writers = Writers()
+    while not jobs and any([not is_done(run) and writers.write(run) for run in runs]):
+        time.sleep(_PAUSE)
+    left = [run for run in runs if not is_done(run)]
+    if not left:
+        return 0
+    codes = {job.exit_code or RunError.exit_code for job in ended if job.state != "COMPLETED"}
+    if not jobs:
+        codes = {events_file.exit_code(run) or RunError.exit_code for run in left}
+    if of_sweep:
+        return Stopped.exit_code if codes == {Stopped.exit_code} else 1
+    return next(iter(codes), RunError.exit_code)
+
+
+def wait_for(what: Path | str, environ: Mapping[str, str]) -> int:
+    """`wait` for a job, or for the jobs and processes of a run, a sweep or a folder of runs."""
+    if isinstance(what, str):
+        jobs = named_jobs(what, environ)
+        runs = [job.folder for job in jobs if job.folder is not None]
+        cells = [cell for run in runs for cell in cells_below(run)]
+        return wait([what] if jobs[0].state else [], cells or runs, environ, bool(cells))
+    jobs, cells = jobs_of(what, environ)[0], cells_below(what.resolve())
+    if not (jobs or cells or config_file.path(what).exists() or run_lock.owner(what)):
+        raise no_run(what)
+    newest = [] if run_lock.owner(what) else current(jobs)
+    numbers = dict.fromkeys(job.array or job.number for job in [job for job in jobs if job.in_queue] or newest)
+    return wait(numbers, cells or [what], environ, bool(cells))

@@ -1,0 +1,268 @@
+"""Tune every row of a table with as many trials on validation samples, then test the best on fresh seeds."""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pflmpi import arguments, atomic
+from pflmpi.errors import ConfigError, RunError, Stopped
+from pflmpi.text import comma_separated
+
+if TYPE_CHECKING:
+    from pflmpi.sweep.search import Trial
+    from pflmpi.sweep.table import Cell, SweepTable
+
+_FAILED = 1  # exit code of a sweep
+_CONFIDENCE = 0.95
+_LOST = -math.inf  # the score of a trial that diverged
+_DIVERGED = "are not finite"  # in the error of a run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Registers the command-line arguments."""
+    arguments.add_overrides(parser)
+    parser.add_argument("table", type=Path, metavar="TABLE", help="a YAML file as for sweep, with data.validation")
+    parser.add_argument(
+        "--budget", type=int, required=True, metavar="N", help="trials of each row and column, the table's own first"
+    )
+    rungs = "steps: each has three times the rounds of the one before, and a third of its trials (default: 3)"
+    parser.add_argument("--rungs", type=int, default=3, metavar="N", help=rungs)
+    seed = "of the search; none of the table's, which test what it finds (default: the lowest that is none)"
+    parser.add_argument("--seed", type=int, metavar="N", help=seed)
+    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: searches/NAME)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="processes of each run, as for sweep")
+    submit = "submit what is left of the next step as a job array with these options of submit, such as '--time=30'"
+    parser.add_argument("--submit", metavar="OPTIONS", help=submit)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Go on with a search to its end, or submit its next step; return the exit code."""
+    from pflmpi.sweep import search
+    from pflmpi.sweep import table as tables
+
+    _check(options)
+    table = tables.load(options.table)
+    out = options.out or Path("searches") / options.table.stem
+    selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
+    for cell, config in selected:
+        if not config.data.validation and config.data.path is None and config.partition.path is None:
+            raise ConfigError(f"{cell.row}/{cell.column} has no validation samples; set data.validation, such as 0.1")
+    left = search.trials(table, selected, options.budget, seed)
+    tried: dict[str, dict[str, Any]] = {}
+    for step in range(options.rungs):
+        left = {key: of_cell[: search.count_at(step, options.budget)] for key, of_cell in left.items()}
+        trials = {trial.name: trial for of_cell in left.values() for trial in of_cell}
+        file, runs = out / f"step{step + 1}.yaml", out / "trials"
+        search.write(search.step_table(table, [*trials.values()], step, options.rungs, seed), file)
+        print(f"step {step + 1} of {options.rungs}: {len(trials)} trials", flush=True)
+        cells = tables.cells(tables.load(file), [], None)
+        if code := _complete(options, file, runs, cells):
+            return code
+        scores = {cell.row: _score(table, runs, cell) for cell in cells}
+        tried |= {name: _tried(trials[name], cell, scores[name]) for name, cell in zip(trials, cells, strict=True)}
+        left = {key: sorted(of_cell, key=lambda trial: -scores[trial.name]) for key, of_cell in left.items()}
+        _write(out / "tried.csv", [*tried.values()])
+        for (row, column), of_cell in left.items():
+            if scores[of_cell[0].name] == _LOST:
+                raise RunError(f"all trials of {row}/{column} diverged ({out / 'tried.csv'}); narrow its ranges")
+    return _test(options, search.tuned_table(table, [of_cell[0] for of_cell in left.values()], options.budget), out)
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("budget", "rungs"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name} {getattr(options, name)}: must be at least 1")
+
+
+def _seed(options: argparse.Namespace, table: "SweepTable") -> int:
+    """The seed of the trials, which is none of those that the best ones are tested with."""
+    if options.seed is None:
+        return next(seed for seed in range(len(table.seeds) + 1) if seed not in table.seeds)
+    if options.seed in table.seeds or options.seed < 0:
+        raise ConfigError(f"--seed {options.seed}: the search needs one of its own, not of the table ({table.seeds})")
+    return int(options.seed)
+
+
+def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequence[Cell]") -> int:
+    """Run what is left of the cells of a table, or submit it; 0 once all are done or have diverged."""
+    from pflmpi.commands import submit, sweep
+
+    if not any(_is_left(cell, out) for cell in cells):
+        return 0
+    words = [str(file), "--out", str(out)]
+    if options.submit is not None:
+        code = _call(submit, ["--array", *words, *arguments.shell_words("--submit", options.submit)])
+        print("the same command goes on once this job has ended", flush=True)
+        return code or Stopped.exit_code
+    ranks = [] if options.ranks is None else ["--ranks", str(options.ranks)]
+    code = _call(sweep, [*words, "--jobs", str(options.jobs), *ranks])
+    return 0 if code == _FAILED and not any(_is_left(cell, out) for cell in cells) else code
+
+
+def _call(command: ModuleType, words: Sequence[str]) -> int:
+    """Call another command of pflmpi; its exit code."""
+    parser = argparse.ArgumentParser(prog=f"pflmpi {command.__name__.rpartition('.')[2]}")
+    command.add_arguments(parser)
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end])
+    options.debug, options.words, options.unknown, options.sbatch = False, list(words), [], list(words[end + 1 :])
+    code: int = command.run(options)
+    return code
+
+
+def _is_left(cell: "Cell", out: Path) -> bool:
+    """Whether a run has rounds left; raises for one that was made with other settings."""
+    from pflmpi.analysis.table import decisive
+    from pflmpi.config import yaml_file
+    from pflmpi.learning.early_stop import EarlyStop
+    from pflmpi.store import metrics_file, run_folder
+
+    run, path, training = cell.run(out), cell.config(out), cell.raw["training"]
+    done = max(run_folder.rounds(run), default=0)
+    if done and not (path.exists() and decisive(yaml_file.read(path)) == decisive(cell.raw)):
+        raise ConfigError(f"{run} was made with another configuration; choose another --out")
+    ended = done >= training["rounds"] or EarlyStop.of(training, metrics_file.read(run)).met
+    return not ended and not _has_diverged(cell, out)
+
+
+def _has_diverged(cell: "Cell", out: Path) -> bool:
+    from pflmpi.cluster.job_log import last_error
+
+    return _DIVERGED in last_error(cell.log(out))
+
+
+def _score(table: "SweepTable", out: Path, cell: "Cell") -> float:
+    """The figure of the table on validation samples, higher is better, by the rounds that the cell is to have."""
+    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.table import metric_of, pick
+    from pflmpi.learning.early_stop import lower_is_better
+    from pflmpi.store import run_folder
+
+    rounds, prefix = cell.raw["training"]["rounds"], "validation_"
+    if max(run_folder.rounds(cell.run(out)), default=0) < rounds and _has_diverged(cell, out):
+        return _LOST
+    run = open_run(cell.run(out))
+    measures = {
+        "test_loss" if name == "validation_loss" else name.removeprefix(prefix): values[:rounds]
+        for name, values in run.columns.items()
+        if name.startswith(prefix)
+    }
+    if not measures:
+        raise ConfigError(f"{cell.name} has no validation samples; set data.validation, such as 0.1")
+    metric = table.metric if table.metric != "spread" and metric_of(table.metric).column in measures else "mean"
+    value = pick(measures, metric, table.figure)
+    signed = -value if lower_is_better(metric_of(metric).column) else value
+    return _LOST if math.isnan(signed) else signed
+
+
+def _tried(trial: "Trial", cell: "Cell", score: float) -> dict[str, Any]:
+    """A line of tried.csv."""
+    return {
+        "row": trial.row,
+        "column": trial.column,
+        "trial": trial.number,
+        "rounds": cell.raw["training"]["rounds"],
+        "validation": "diverged" if score == _LOST else f"{abs(score):.4f}",
+        "settings": json.dumps(dict(trial.values)),
+    }
+
+
+def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
+    """Run the best trial of each cell with the table's seeds; show the table, and whether its rows differ."""
+    from pflmpi.commands import table as table_command
+    from pflmpi.sweep import search
+    from pflmpi.sweep import table as tables
+
+    file, runs = out / "tuned.yaml", out / "tuned"
+    search.write(tuned, file)
+    cells = tables.cells(tables.load(file), [], None)
+    if code := _complete(options, file, runs, cells):
+        return code
+    code = _call(table_command, [str(file), "--out", str(runs), "--write", str(out)])
+    lines = _compared(tuned, cells, runs)
+    _write(out / "compared.csv", lines)
+    _show(lines)
+    return code
+
+
+def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[dict[str, Any]]:
+    """A line for each cell: mean, spread and interval over seeds, and the paired test against the best row."""
+    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.table import metric_of, pick
+    from pflmpi.learning.early_stop import lower_is_better
+
+    figures: dict[str, dict[str, list[float]]] = {}
+    for cell in cells:
+        value = pick(open_run(cell.run(out)).columns, table.metric, table.figure)
+        figures.setdefault(cell.column, {}).setdefault(cell.row, []).append(value)
+    shown = metric_of(table.metric)
+    best_of = min if lower_is_better(shown.column) or shown.lowest else max
+    lines = []
+    for column, rows in figures.items():
+        best = best_of(rows, key=lambda row: statistics.fmean(rows[row]))
+        for row, values in rows.items():
+            half = interval(values)
+            lines.append(
+                {
+                    "column": column,
+                    "row": row,
+                    "mean": f"{statistics.fmean(values):.2f}",
+                    "std": f"{statistics.stdev(values):.2f}" if len(values) > 1 else "",
+                    f"interval_{100 * _CONFIDENCE:.0f}": "" if math.isnan(half) else f"{half:.2f}",
+                    "seeds": len(values),
+                    "best": best,
+                    "p": "" if row == best or len(values) < 2 else f"{paired_test(values, rows[best]):.4f}",
+                }
+            )
+    return lines
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half of the confidence interval of a mean, by Student's t; NaN of one value.
+
+    >>> round(interval([1.0, 2.0, 3.0]), 4)  # 4.3027 / sqrt(3)
+    2.4841
+    """
+    if len(values) < 2:
+        return math.nan
+    special: Any = import_module("scipy.special")
+    quantile = float(special.stdtrit(len(values) - 1, (1 + _CONFIDENCE) / 2))
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def paired_test(values: Sequence[float], others: Sequence[float]) -> float:
+    """The two-sided p of the paired t-test of two rows, whose values are of the same seeds.
+
+    >>> round(paired_test([1.0, 2.0, 4.0], [1.5, 3.0, 4.5]), 4)  # t = -4, 2 degrees of freedom
+    0.0572
+    """
+    differences = [value - other for value, other in zip(values, others, strict=True)]
+    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
+    if spread == 0:
+        return float(mean == 0)
+    special: Any = import_module("scipy.special")
+    return float(2 * special.stdtr(len(differences) - 1, -abs(mean) / spread * math.sqrt(len(differences))))
+
+
+def _show(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Print the comparison."""
+    from rich.table import Table
+
+    from pflmpi.terminal import console
+
+    grid = Table(*lines[0], title="p: paired t-test against the best row of the column", title_justify="left")
+    for line in lines:
+        grid.add_row(*map(str, line.values()))
+    console(highlight=False).print(grid)
+
+
+def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with atomic.refusing(path, "choose another --out"):
+        atomic.write(path, comma_separated([[*lines[0]], *([*line.values()] for line in lines)]).encode())

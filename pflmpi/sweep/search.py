@@ -1,0 +1,145 @@
+"""A fair search: as many trials for every row of a table, by successive halving; each step of it is a table of its own.
+
+Trials are drawn from ranges and compared on validation samples. A step has the rounds of the one before times three,
+and a third of its trials: they go on from their checkpoints, so no round is computed twice.
+"""
+
+import glob
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pflmpi import atomic
+from pflmpi.config import yaml_file
+from pflmpi.config.sections import override
+from pflmpi.rng import stream
+from pflmpi.sweep.table import Cell, Range, SweepTable, like
+
+if TYPE_CHECKING:
+    from pflmpi.config.load import Config
+
+_FACTOR = 3  # between the rounds of two steps, and between their trials
+_COLUMN = "trial"  # of a step's table, whose rows are the trials
+COMMON: Mapping[str, Range] = {"training.lr": Range(low=0.001, high=1.0, log=True)}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A cell of the table with other values of some settings.
+
+    Attributes:
+        number: 0 has the settings of the table.
+        raw: the configuration.
+        rounds: of the last step.
+        values: what was drawn, by dotted key.
+    """
+
+    row: str
+    column: str
+    number: int
+    raw: dict[str, Any]
+    rounds: int
+    values: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The row of a step's table, and of a folder."""
+        return f"{self.row}, {self.column}, {self.number}"
+
+
+def rounds_at(step: int, steps: int, rounds: int) -> int:
+    """The rounds of a trial at the end of a step, counted from 0, if it is to have `rounds` after the last.
+
+    >>> [rounds_at(step, 3, 90) for step in range(3)], [rounds_at(step, 3, 2) for step in range(3)]
+    ([10, 30, 90], [1, 1, 2])
+    """
+    return max(1, round(rounds / float(_FACTOR ** (steps - 1 - step))))
+
+
+def count_at(step: int, budget: int) -> int:
+    """How many trials of a cell are in a step.
+
+    >>> [count_at(step, 20) for step in range(3)]
+    [20, 7, 3]
+    """
+    return math.ceil(budget / float(_FACTOR**step))
+
+
+def trials(
+    table: SweepTable, cells: "Sequence[tuple[Cell, Config]]", budget: int, seed: int
+) -> dict[tuple[str, str], list[Trial]]:
+    """As many trials for each row and column; the first of them are the same whatever the budget.
+
+    Args:
+        cells: one for each row and column.
+    """
+    drawn = {}
+    for cell, config in cells:
+        own = {
+            f"algorithm.{name}": Range(low=low, high=high, log=bool(log))
+            for name, (low, high, *log) in type(config.algorithm).search.items()
+        }
+        ranges: dict[str, Any] = {**COMMON, **own}
+        for pattern, others in table.search.items():
+            ranges |= others if like(cell.row, pattern) else {}
+        ranges = {key: values for key, values in ranges.items() if values is not None}
+        of_cell = []
+        for number in range(budget):
+            values = {} if number == 0 else {key: _draw(key, ranges[key], cell.row, number, seed) for key in ranges}
+            raw = override(cell.raw, [f"{key}={json.dumps(value)}" for key, value in values.items()])
+            raw = _with_fixed_schedule({**raw, "seed": seed}, config)
+            of_cell.append(Trial(cell.row, cell.column, number, raw, config.training.rounds, values))
+        drawn[cell.row, cell.column] = of_cell
+    return drawn
+
+
+def _draw(key: str, values: Range | Sequence[Any], row: str, number: int, seed: int) -> Any:
+    rng = stream(seed, number, -1, f"search/{row}/{key}")
+    return values.draw(rng) if isinstance(values, Range) else values[int(rng.integers(len(values)))]
+
+
+def _with_fixed_schedule(raw: dict[str, Any], config: "Config") -> dict[str, Any]:
+    """The configuration with a cosine over all rounds said in numbers, so that a trial can go on to more rounds."""
+    training = config.training
+    if training.schedule != "cosine" or training.decay_rounds is not None:
+        return raw
+    return {**raw, "training": {**raw.get("training", {}), "decay_rounds": training.rounds}}
+
+
+def step_table(table: SweepTable, some: Sequence[Trial], step: int, steps: int, seed: int) -> SweepTable:
+    """A table whose rows are the trials of a step."""
+    rows = {trial.name: _sections(trial.raw, rounds=rounds_at(step, steps, trial.rounds)) for trial in some}
+    about = {"title": f"Trials of: {table.title}", "source": "none; a step of a search", "seeds": [seed]}
+    return SweepTable.model_validate({**about, "columns": {_COLUMN: {}}, "rows": rows})
+
+
+def tuned_table(table: SweepTable, best: Sequence[Trial], budget: int) -> SweepTable:
+    """The table with the settings of the best trial in each cell, for its own seeds."""
+    sets = [
+        {"row": glob.escape(trial.row), "column": glob.escape(trial.column), "set": _sections(trial.raw)}
+        for trial in best
+    ]
+    note = f"every cell has the settings of the best of {budget} trials on validation samples, with another seed"
+    no_sections: dict[str, Any] = {
+        "base": {},
+        "rows": {name: {} for name in table.rows},
+        "columns": {name: {} for name in table.columns},
+    }
+    changes = {**no_sections, "exceptions": sets, "search": {}, "runs_of": ""}
+    return SweepTable.model_validate({**table.model_dump(), **changes, "notes": [*table.notes, note]})
+
+
+def _sections(raw: Mapping[str, Any], **training: Any) -> dict[str, Any]:
+    """The sections of a configuration, without the seed."""
+    sections = {name: value for name, value in raw.items() if name != "seed"}
+    return {**sections, "training": {**(sections.get("training") or {}), **training}}
+
+
+def write(table: SweepTable, path: Path) -> None:
+    """Write a table as a file that `sweep` and `table` read."""
+    with atomic.refusing(path, "choose another --out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, yaml_file.dump(table.model_dump(exclude_defaults=True)).encode())

@@ -1,0 +1,99 @@
+"""Classes in place of names: `model=Net`, also of a notebook or a script."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+import pflmpi
+import processes
+from pflmpi.algorithms.fedavg import FedAvg
+from pflmpi.config.keywords import Config
+from pflmpi.errors import ConfigError
+from pflmpi.store import run_folder
+
+SMALL = {"data": "digits", "partition": {"name": "iid", "clients": 3}, "training": {"rounds": 1}}
+CELLS = [
+    "import torch.nn as nn\nfrom math import prod\n\nWIDTH = 9\nNOISE = __import__('random').random()",
+    "def wide(shape):\n    return prod(shape) * 1\n",
+    "class Net(nn.Module):\n    pass\n",
+    """
+class Net(nn.Module):
+    '''The newer of the two.'''
+
+    def __init__(self, num_classes: int, shape: tuple[int, ...], width: int = WIDTH):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(wide(shape), width), nn.ReLU())
+        self.fc = nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+""",
+    "this is no Python",
+    "class Noisy(Net):\n    noise = NOISE\n",
+    "from dataclasses import dataclass\nfrom pflmpi.algorithms.fedavg import FedAvg\n",
+    "x = __import__('torch').zeros(3)  # which no x of a function is\n",
+    "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n    pass\n",
+]
+
+
+@pytest.fixture
+def notebook(monkeypatch, tmp_path):
+    """The main module of a notebook whose cells have run."""
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.chdir(tmp_path)
+    main.In = CELLS
+    for cell in CELLS:
+        if "no Python" not in cell:
+            exec(cell, main.__dict__)
+    return main
+
+
+def test_a_class_of_a_notebook_is_written_into_a_file_with_all_that_it_uses(notebook, tmp_path):
+    net = {"name": notebook.Net, "head": "fc"}
+    config = Config(**SMALL, model=net, algorithm=FedAvg)
+    (file,) = (tmp_path / "pflmpi_classes").iterdir()
+    assert config.resolved()["model"]["name"] == f"{file}:Net" and config.resolved()["algorithm"]["name"] == "fedavg"
+    text = file.read_text()
+    assert "The newer of the two" in text and "NOISE" not in text and "FedAvg" not in text
+    assert (
+        Config(**SMALL, model={"head": "fc", "name": notebook.Net}, algorithm="fedavg").resolved() == config.resolved()
+    )
+    wider = config.replace(model={**net, "width": 5}, algorithm=FedAvg(weighting="clients"))
+    assert wider.resolved()["model"]["width"] == 5 and len(list(file.parent.iterdir())) == 1
+    mine = config.replace(algorithm=notebook.Mine).resolved()["algorithm"]["name"]
+    assert mine == config.replace(algorithm=notebook.Mine(weighting="clients")).resolved()["algorithm"]["name"]
+    assert mine.endswith(":Mine") and "pflmpi_classes/Mine_" in mine
+    run = pflmpi.run(config, out=tmp_path / "run", quiet=True, ranks=1)
+    alike = pflmpi.run(config, out=tmp_path / "alike", quiet=True, in_process=True)
+    assert run_folder.digest(run.path, 1) == run_folder.digest(alike.path, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Noisy", r"model: Noisy uses NOISE, which is the result of a call; .*'\./my_file.py:Noisy'"),
+        (
+            "Older",
+            r"model: .*Net'> is not the Net in the source of this notebook or script any more; make it anew",
+        ),
+        ("Typed", r"model: the source of Typed cannot be found; "),
+    ],
+)
+def test_what_has_no_source_that_can_stand_alone_is_refused(name, said, notebook, tmp_path):
+    notebook.Typed = type("Typed", (notebook.Net,), {"__module__": "__main__"})
+    notebook.Older = type("Net", (notebook.Net,), {"__module__": "__main__"})
+    with pytest.raises(ConfigError, match=said):
+        Config(**SMALL, model=getattr(notebook, name), algorithm="fedavg")
+    assert not (tmp_path / "pflmpi_classes").exists()
+
+
+def test_a_script_may_define_a_class_and_run_it_without_running_itself_again(tmp_path):
+    script = f"{CELLS[0]}\n{CELLS[1]}\n{CELLS[3]}\nimport pflmpi\nprint('once')\nSMALL = {SMALL!r}\n"
+    script += "config = pflmpi.Config(**SMALL, model={'name': Net, 'head': 'fc'}, algorithm='fedavg')\n"
+    script += "pflmpi.run(config, out='run', ranks=1, quiet=True)\n"
+    (tmp_path / "script.py").write_text(script)
+    done = processes.call([sys.executable, "script.py"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+    assert run_folder.rounds(tmp_path / "run") == [0, 1]

@@ -1,0 +1,198 @@
+"""A fair search: as many trials for every row, no round twice, the best on fresh seeds."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+import table_file
+from pflmpi.cli import main
+from pflmpi.commands.search import interval, paired_test
+from pflmpi.errors import ConfigError
+from pflmpi.store import metrics_file, run_folder
+from pflmpi.sweep import search
+from pflmpi.sweep.table import SweepTable, load, selected
+
+BASE = {
+    **table_file.TABLE["base"],
+    "data": {"name": "digits", "limit": 200, "validation": 0.2},
+    "training": {"rounds": 3, "lr": 0.1},
+}
+ROWS = {"FedAvg": {"algorithm": {"name": "fedavg"}}, "FedProx": {"algorithm": {"name": "fedprox"}}}
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write(folder, **changes):
+    return table_file.write(folder, **{"base": BASE, "columns": {"few": {}}, "rows": ROWS, **changes})
+
+
+def drawn(path, budget, seed=2):
+    return search.trials(load(path), selected(path, [], 1, []), budget, seed)
+
+
+def lines(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_row_has_as_many_trials_the_first_with_its_own_settings(tmp_path):
+    path = write(tmp_path)
+    found = drawn(path, 5)
+    assert {key: len(trials) for key, trials in found.items()} == {("FedAvg", "few"): 5, ("FedProx", "few"): 5}
+    for (row, _), trials in found.items():
+        assert trials[0].values == {} and trials[0].raw["training"]["lr"] == 0.1
+        expected = {"training.lr"} | ({"algorithm.prox_weight"} if row == "FedProx" else set())
+        for trial in trials[1:]:
+            assert set(trial.values) == expected and trial.raw["seed"] == 2
+            assert 0.001 <= trial.values["training.lr"] == trial.raw["training"]["lr"] <= 1
+    assert len({trial.values["training.lr"] for trial in found["FedProx", "few"][1:]}) == 4
+
+
+def test_what_is_drawn_follows_from_the_seed_and_not_from_the_budget(tmp_path):
+    path = write(tmp_path)
+    few, many, other = drawn(path, 3), drawn(path, 9), drawn(path, 3, seed=5)
+    for key in few:
+        assert [trial.values for trial in many[key][:3]] == [trial.values for trial in few[key]]
+        assert other[key][1].values != few[key][1].values
+
+
+def test_a_table_overrides_ranges_by_row(tmp_path):
+    ranges = {
+        "*": {"training.lr": None, "training.batch_size": [8, 16]},
+        "FedProx": {"algorithm.prox_weight": {"low": 2, "high": 4}},
+    }
+    found = drawn(write(tmp_path, search=ranges), 20)
+    sizes = {trial.values["training.batch_size"] for trial in found["FedAvg", "few"][1:]}
+    assert sizes == {8, 16} and not any("training.lr" in trial.values for trial in found["FedAvg", "few"])
+    weights = [trial.values["algorithm.prox_weight"] for trial in found["FedProx", "few"][1:]]
+    assert {*weights} == {2, 3, 4} and all(isinstance(weight, int) for weight in weights)
+
+
+@pytest.mark.parametrize(
+    "ranges, expected",
+    [
+        ({"Ditto": {"training.lr": [1]}}, "search: 'Ditto' matches none of the rows FedAvg, FedProx"),
+        ({"*": {"training.lr": {"low": 1, "high": 0.1}}}, "low must be below high"),
+        ({"*": {"training.lr": {"low": 0, "high": 1, "log": True}}}, "with log above 0"),
+        ({"*": {"training.lr": []}}, "at least 1 item"),
+        ({"*": {"seed": [1]}}, "'seed' is no section.key"),
+        ({"*": {"trainin.lr": [1]}}, "unknown section 'trainin'"),
+    ],
+)
+def test_ranges_that_cannot_be_are_refused(ranges, expected, tmp_path):
+    with pytest.raises(ConfigError, match=expected):
+        load(write(tmp_path, search=ranges))
+
+
+def test_a_cosine_over_all_rounds_is_said_in_numbers_so_that_a_trial_can_go_on(tmp_path):
+    path = write(tmp_path, base={**BASE, "training": {"rounds": 9, "schedule": "cosine"}})
+    assert all(trial.raw["training"]["decay_rounds"] == 9 for trials in drawn(path, 2).values() for trial in trials)
+
+
+def test_the_tuned_table_has_the_settings_of_each_cell_and_the_seeds_of_the_table(tmp_path):
+    path = write(tmp_path, rows={"Fed[1]": ROWS["FedAvg"], "Fed*": ROWS["FedProx"]})
+    found = drawn(path, 3)
+    tuned = search.tuned_table(load(path), [found["Fed[1]", "few"][1], found["Fed*", "few"][2]], 3)
+    search.write(tuned, tmp_path / "tuned.yaml")
+    assert isinstance(load(tmp_path / "tuned.yaml"), SweepTable)
+    rates = {}
+    for cell, config in selected(tmp_path / "tuned.yaml", [], None, []):
+        rates.setdefault(cell.row, set()).add((config.training.lr, cell.seed in (0, 1)))
+    assert rates == {
+        "Fed[1]": {(found["Fed[1]", "few"][1].values["training.lr"], True)},
+        "Fed*": {(found["Fed*", "few"][2].values["training.lr"], True)},
+    }
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_from_its_checkpoints_and_tests_the_best_on_fresh_seeds(tmp_path, capfd):
+    # With the largest rate values overflow: that trial has diverged, and counts as the worst.
+    path = write(
+        tmp_path, search={"*": {"training.lr": [0.001, 0.3, 1e20]}, "FedProx": {"algorithm.prox_weight": None}}
+    )
+    words = ["search", str(path), "--budget", "4", "--rungs", "2", "--ranks", "1", "--jobs", "2"]
+    assert main(words) == 0
+    out = Path("searches/small")
+    shown = capfd.readouterr().out
+    assert "step 1 of 2: 8 trials" in shown and "step 2 of 2: 4 trials" in shown
+    tried = lines(out / "tried.csv")
+    assert [(line["row"], line["trial"]) for line in tried] == [(row, str(n)) for row in ROWS for n in range(4)]
+    for row in ROWS:
+        of_row = [line for line in tried if line["row"] == row]
+        assert sorted(int(line["rounds"]) for line in of_row) == [1, 1, 3, 3]
+        assert all(line["validation"] == "diverged" for line in of_row if "1e+20" in line["settings"])
+    for line in tried:  # seed 2: none of the table's
+        folder = out / "trials" / f"{line['row']}_few_{line['trial']}" / "trial" / "seed2"
+        if line["validation"] != "diverged":
+            rounds, columns = int(line["rounds"]), metrics_file.read(folder)
+            assert run_folder.rounds(folder)[-1] == len(columns) == rounds
+            best = max(float(found["validation_accuracy_mean"]) for found in columns)
+            assert float(line["validation"]) == pytest.approx(100 * best, abs=1e-3)
+            first = folder / "round_00001.h5"  # of a survivor, from before the second step
+            assert first.stat().st_mtime <= (out / "step2.yaml").stat().st_mtime
+    for cell, config in selected(out / "tuned.yaml", [], None, []):
+        whole = [line for line in tried if line["row"] == cell.row and line["rounds"] == "3"]
+        scores = [-1.0 if line["validation"] == "diverged" else float(line["validation"]) for line in whole]
+        rates = {
+            json.loads(line["settings"]).get("training.lr", 0.1)
+            for line, score in zip(whole, scores, strict=True)
+            if score == max(scores)
+        }
+        assert config.training.lr in rates and cell.seed in (0, 1) and config.training.rounds == 3
+    compared = lines(out / "compared.csv")
+    assert [line["seeds"] for line in compared] == ["2", "2"] and {line["p"] == "" for line in compared} == {
+        True,
+        False,
+    }
+    times = {file: file.stat().st_mtime_ns for file in out.glob("t*/**/*.h5")}
+    assert main(words) == 0  # nothing is left to compute
+    assert {file: file.stat().st_mtime_ns for file in out.glob("t*/**/*.h5")} == times
+    assert lines(out / "compared.csv") == compared
+    path = write(tmp_path, base={**BASE, "training": {"rounds": 3, "lr": 0.2}})
+    assert main(words) == 2 and "was made with another configuration" in capfd.readouterr().err
+
+
+def test_a_search_without_validation_samples_is_refused(tmp_path, capfd):
+    assert main(["search", str(write(tmp_path, base=table_file.TABLE["base"])), "--budget", "3"]) == 2
+    assert "FedAvg/few has no validation samples; set data.validation" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--budget", "0"], "--budget 0: must be at least 1"),
+        (["--budget", "3", "--rungs", "0"], "--rungs 0: must be at least 1"),
+        (["--budget", "3", "--seed", "1"], "--seed 1: the search needs one of its own, not of the table"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(words, expected, tmp_path, capfd):
+    assert main(["search", str(write(tmp_path)), *words]) == 2
+    assert expected in capfd.readouterr().err
+
+
+def test_the_paired_test_and_the_interval_are_those_of_scipy():
+    values, others = np.array([90.0, 91.5, 89.0, 92.0]), np.array([91.0, 91.0, 90.5, 93.0])
+    assert paired_test(values, others) == pytest.approx(stats.ttest_rel(values, others).pvalue, rel=1e-12)
+    low, high = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
+    assert interval(values.tolist()) == pytest.approx((high - low) / 2, rel=1e-12)
+    assert paired_test([1.0, 2.0], [1.0, 2.0]) == 1 and paired_test([1.0, 2.0], [0.0, 1.0]) == 0
+
+
+def test_submit_makes_a_job_array_of_the_next_step(tmp_path, capfd, monkeypatch):
+    seen = []
+    monkeypatch.setattr("pflmpi.commands.submit.run", lambda options: seen.append(options) or 0)
+    words = ["search", str(write(tmp_path)), "--budget", "3", "--submit=--time=30 --ntasks=2 -- --exclusive"]
+    assert main(words) == 75
+    (options,) = seen
+    assert (options.array, options.out) == (Path("searches/small/step1.yaml"), Path("searches/small/trials"))
+    assert (options.time, options.ntasks, options.sbatch) == ("30", "2", ["--exclusive"])
+    assert len(yaml.safe_load(options.array.read_text())["rows"]) == 6
+    assert "the same command goes on once this job has ended" in capfd.readouterr().out
