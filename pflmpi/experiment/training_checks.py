@@ -53,8 +53,8 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
     if training.micro_batch is not None and type(task.problem).weights is not Problem.weights:
         raise ConfigError(
             f"training.micro_batch = {training.micro_batch} with data.task {type(task.problem).__name__.lower()}, "
-            "whose samples count differently in the mean of a batch, so that the gradients of its parts do not add up to "
-            "the batch's; leave it null, and lower training.batch_size"
+            "whose samples count differently in the mean of a batch, so that the gradients of its parts do not add up "
+            "to the batch's; leave it null, and lower training.batch_size"
         )
     _check_simulation(algorithm, task)
     if algorithm.own_steps:
