@@ -35,7 +35,7 @@ def uniform(round: int, count: int, num_train: np.ndarray, rng: np.random.Genera
 
 
 def by_samples(round: int, count: int, num_train: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One after another, each with a probability in proportion to its training samples."""
+    """One after another, in proportion to training samples."""
     return rng.choice(len(num_train), size=count, replace=False, p=num_train / num_train.sum())
 
 
