@@ -44,8 +44,8 @@ def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Ten
     total = samples = torch.zeros((), device=task.device)
     with torch.no_grad():
         for batch in batches:
-            size = batch.y.new_ones(len(batch.x), dtype=torch.int64)
-            size = size if batch.padding is None else batch.padding.weight
+            ones, padding = batch.y.new_ones, batch.padding
+            size = ones(len(batch.x), dtype=torch.int64) if padding is None else padding.weight
             losses = [task_loss(task, task.predict(model, batch.x), batch) for model in models]
             total, samples = total + size.sum() * torch.stack(losses), samples + size.sum()
     return total / samples

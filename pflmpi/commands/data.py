@@ -79,7 +79,7 @@ def _partition(federation: "Federation") -> dict[str, Any]:
     return {
         "dataset": federation.dataset.name,
         "clients": federation.num_clients,
-        "classes": federation.dataset.num_classes,
+        "classes": federation.dataset.num_strata,
         "train_samples": federation.num_train,
         "test_samples": federation.num_test,
         "validation_samples": federation.num_validation if federation.validation else None,

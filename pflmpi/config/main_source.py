@@ -35,14 +35,18 @@ def reference(section: str, kind: Any) -> str:
     if getattr(sys.modules[where], name, None) != kind:
         older = f"{kind!r} is not the {name} in the source of this notebook or script any more"
         raise ConfigError(f"{section}: {older}; make it anew, or {instead}")
-    needed: dict[str, ast.stmt] = {}
+    needed: dict[str, None] = {}  # in the order in which they are first needed
     for used in _needed(name, statements):
-        needed[used] = statements[used]
-        if isinstance(needed[used], ast.Assign | ast.AnnAssign) and _calls(needed[used]):
-            raise ConfigError(f"{section}: {name} uses {used}, which is the result of a call; {instead}")
-    source = "\n\n".join(dict.fromkeys(map(ast.unparse, needed.values()))) + "\n"
-    digest = hashlib.sha256(source.encode()).hexdigest()[:8]
-    file = Path(FOLDER, f"{name}_{digest}.py")
+        statement, value = statements[used], getattr(sys.modules[where], used, None)
+        text = ast.unparse(statement)
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            if _is_literal(value):  # as it is now, whatever has changed it
+                text = f"{used} = {value!r}"
+            elif any(isinstance(node, ast.Call) for node in ast.walk(statement)):
+                raise ConfigError(f"{section}: {name} uses {used}, a {type(value).__name__} made by a call; {instead}")
+        needed[text] = None
+    source = "\n\n".join(needed) + "\n"
+    file = Path(FOLDER, f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py")
     if not file.exists():
         with atomic.refusing(file, instead):
             atomic.write(file, source.encode())
@@ -89,5 +93,9 @@ def _global_names(scope: SymbolTable) -> Iterator[str]:
         yield from _global_names(inner)
 
 
-def _calls(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Call) for node in ast.walk(statement))
+def _is_literal(value: object) -> bool:
+    """Whether its `repr` makes it again."""
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError):
+        return False

@@ -36,7 +36,9 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
     """
     problem = PROBLEMS[config.task]()
     dataset = _read(config, problem, cache)
-    if dataset.problem != problem:
+    if dataset.problem.classes and problem.classes:
+        dataset = replace(dataset, problem=problem)  # whose loss may be another
+    elif dataset.problem != problem:
         raise DataError(
             f"data.task = {shown(config.task)}, and the labels of dataset {dataset.name!r} are of "
             f"{PROBLEMS.name_of(type(dataset.problem))}; set data.task to that, or choose other data"

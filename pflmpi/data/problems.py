@@ -138,10 +138,9 @@ class Tokens(Problem):
         return label_shape
 
     def loss(self, scores: "Tensor", y: "Tensor") -> "Tensor":
-        from torch.nn.functional import cross_entropy
-
-        each = cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED, reduction="none")
-        return each.view(len(y), -1).sum(1)
+        # Gathered, since on a GPU `nll_loss` of some shapes has no deterministic kernel.
+        likely = scores.log_softmax(-1).gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return -(likely * (y != IGNORED)).flatten(1).sum(1)
 
     def weights(self, y: "Tensor") -> "Tensor":
         return (y != IGNORED).flatten(1).sum(1).float()

@@ -16,7 +16,6 @@ from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import by_key, override
 from pflmpi.data.class_names import CLASS_NAMES
-from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.outside_code import changes, code_hashes, renamed
@@ -80,7 +79,7 @@ def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str,
         "summary": algorithm.summary,
         "paper": algorithm.paper,
         "personal": personal.to_json(algorithm.personal(task)),
-        "class_names": list(experiment.federation.dataset.class_names or _names_of(experiment.config.data)),
+        "class_names": list(_class_names(experiment)),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
         **({"modules": len(modules)} if (modules := _modules(experiment)) else {}),  # described in modules.h5
     }
@@ -121,9 +120,12 @@ def _array(value: torch.Tensor) -> np.ndarray:
     return to_numpy(value.float() if value.dtype == torch.bfloat16 else value)
 
 
-def _names_of(data: DataConfig) -> tuple[str, ...]:
-    """Class names of a dataset of the package."""
-    return CLASS_NAMES.get(data.name, ()) if data.path is None else ()
+def _class_names(experiment: Experiment) -> tuple[str, ...]:
+    """Class names of a dataset of the package, or those that the data has."""
+    data, dataset = experiment.config.data, experiment.federation.dataset
+    if not dataset.problem.classes:
+        return ("all samples",)
+    return dataset.class_names or (CLASS_NAMES.get(data.name, ()) if data.path is None else ())
 
 
 def stored_config(run: Path, overrides: Sequence[str]) -> Config:

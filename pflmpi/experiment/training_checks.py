@@ -53,8 +53,8 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
     if training.micro_batch is not None and type(task.problem).weights is not Problem.weights:
         raise ConfigError(
             f"training.micro_batch = {training.micro_batch} with data.task {type(task.problem).__name__.lower()}, "
-            "whose samples count differently in the mean of a batch, so that the gradients of its parts do not add up to the "
-            "batch's; leave it null, and lower training.batch_size"
+            "whose samples count differently in the mean of a batch, so that gradients of its parts do not add up to "
+            "that of the batch; leave it null, and lower training.batch_size"
         )
     _check_simulation(algorithm, task)
     if algorithm.own_steps:
@@ -81,15 +81,16 @@ def check_participation(config: Config, task: Task, participation: Participation
     if all(getattr(training, key) == getattr(_DEFAULT, key) for key in _LEAVE_OUT):
         return
     rounds = range(done + 1, training.rounds + 1)
-    clients = {round: participation.participants(round) for round in rounds}
-    if SELECTIONS.reference(training.selection) and any(
-        not np.array_equal(participation.participants(round), clients[round]) for round in rounds
-    ):
-        raise ConfigError(
-            f"training.selection = {shown(training.selection)} returns other clients at a second call; it must follow "
-            "from its arguments alone, and draw from `rng`"
-        )
-    left = {round: len(ids) for round, ids in clients.items()}
+    left = dict[int, int]()
+    for round in rounds:
+        clients = participation.participants(round)
+        left[round] = len(clients)
+        own = SELECTIONS.reference(training.selection) is not None
+        if own and not np.array_equal(participation.participants(round), clients):
+            raise ConfigError(
+                f"training.selection = {shown(training.selection)} returns other clients at a second call; it must "
+                "follow from its arguments alone, and draw from `rng`"
+            )
     fewest = min(rounds, key=left.__getitem__, default=None)
     if fewest is None:
         return
@@ -165,6 +166,9 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
         rounds = range(1, min(task.training.rounds, _TRIED) + 1)
         if not any(trial.counts_loss(0, round) for round in rounds):
             why = f"the local training of {type(algorithm).__name__} measures no loss"
+    measure = "f1_macro" if stop.metric.startswith("f1") else "accuracy" if "accuracy" in stop.metric else ""
+    if measure and not task.problem.classes and measure not in trial.measures:
+        why = "the labels of this data.task are no classes"
     if why:
         raise ConfigError(f"training.stop.metric = {shown(stop.metric)}, but {why}; choose another metric")
 
@@ -352,7 +356,7 @@ def example_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator)
     """Labels of made-up samples of a shape: classes, or numbers that are 0 and 1, which labels of any task may be."""
     if task.problem.classes:
         return torch.from_numpy(rng.integers(0, task.num_classes, shape))
-    values = rng.integers(0, min(2, task.num_classes + 1), (*shape, *task.label_shape))
+    values = rng.integers(0, 2, (*shape, *task.label_shape))
     return torch.from_numpy(task.problem.labels(values.reshape(-1, *task.label_shape)).reshape(values.shape))
 
 

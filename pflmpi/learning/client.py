@@ -87,7 +87,7 @@ def micro_batches(batch: Batch, size: int) -> Iterator[tuple[Batch, Tensor | flo
             scale = 1 / weight.clamp(min=1 / count)  # without a real sample all that is scaled is 0
             target = None if padding.target is None else padding.target[rows] * scale
             padding = replace(padding, weight=padding.weight[rows], share=padding.share[rows] * scale, target=target)
-        key = batch.key + number * _APART if batch.key is not None and number else batch.key
+        key = batch.key + number * _APART % (1 << 62) if batch.key is not None and number else batch.key
         yield replace(batch, x=batch.x[rows], y=batch.y[rows], padding=padding, key=key), weight
 
 

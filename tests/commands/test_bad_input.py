@@ -47,7 +47,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"model": {"name": "mlp", "hidden": 0}}, ["model.hidden = 0"]),
     ({"model": {"name": "cnn"}}, ["8x8", "kernel"]),
     ({"model": []}, ["model = []"]),
-    ({"model": "mlp"}, ["model = 'mlp'", "mapping"]),
+    ({"model": 5.0}, ["model = 5.0", "mapping"]),
     ({"data": {"name": "digit"}}, ["unknown dataset 'digit'", "did you mean 'digits'"]),
     ({"data": {"name": "mnist", "root": "/nowhere"}}, ["/nowhere", "download"]),
     ({"partition": {"name": "exdir", "clients": 20, "classes_per_client": 12, "alpha": 1.0}}, ["12", "10"]),

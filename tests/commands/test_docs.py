@@ -1,8 +1,13 @@
 """`pflmpi docs`: the documentation that comes with the package."""
 
+import dataclasses
+import re
+
 import pytest
 
+from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main
+from pflmpi.config import load
 from project import ROOT
 
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
@@ -24,3 +29,26 @@ def test_another_page_is_refused_with_those_that_there_are(capfd):
     with pytest.raises(SystemExit) as ended:
         main(["docs", "gpu"])
     assert ended.value.code == 2 and "'networks'" in capfd.readouterr().err
+
+
+def rows(page):
+    """The cells of the tables of a page, without heads and rules."""
+    lines = [line for line in (ROOT / "docs" / f"{page}.md").read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_what_flags_of_other_frameworks_become_exists_here():
+    table = [row for row in rows("coming-from") if row[-1] != "here"]
+    for key in re.findall(r"\b([a-z]+\.[a-z_]+)\b(?=[:`])", " ".join(row[-1] for row in table)):
+        section, name = key.split(".")
+        if section in load.SECTIONS:
+            assert name in load.SECTIONS[section].model_fields, key
+    options = [row for row in table if len(row) == 4]
+    assert len(options) > 10
+    for names, *_, keys in options:
+        for name in names.split(", "):
+            fields = {field.name for field in dataclasses.fields(ALGORITHMS[name.lower()])}
+            assert set(re.findall(r"`([a-z_0-9]+)", keys)) <= fields, name
+    partitions = re.findall(r"`partition: (\{.*?\})", " ".join(row[-1] for row in table))
+    for text in partitions:
+        load.partition(load.override({}, [f"partition={text}"])["partition"])

@@ -171,6 +171,11 @@ def test_every_algorithm_trains_numbers_or_refuses_them(name, raw, tmp_path):
             {"partition": {"name": "dirichlet", "clients": 3, "beta": 1.0}},
             "choose iid, lognormal, writers",
         ),
+        (
+            "regression",
+            {"training": {"rounds": 3, "stop": {"metric": "accuracy_mean", "patience": 1}}},
+            "labels of this data.task are no classes",
+        ),
         ("regression", {"training": {"label_smoothing": 0.1}}, "spreads labels over classes"),
         ("regression", {"evaluation": {"measures": ["auroc"]}}, "auroc has no meaning .* choose rmse, mae, r2"),
         ("multilabel", {"evaluation": {"measures": ["perplexity"]}}, "choose accuracy, f1_macro, auroc"),
@@ -222,6 +227,38 @@ def test_a_task_of_ones_own_has_its_loss(raw, tmp_path):
         quick_run.resume(tmp_path / "run", ("training.rounds=2",))
 
 
+FOCAL = """
+from pflmpi.data.problems import Classification
+
+class Focal(Classification):
+    summary = "focal loss, gamma = 2"
+
+    def loss(self, scores, y):
+        likely = scores.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return -likely * (1 - likely.exp()) ** 2
+"""
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_another_loss_of_classes(executor, tmp_path):
+    (tmp_path / "own.py").write_text(FOCAL)
+    data = {"name": "digits", "limit": 400, "task": f"{tmp_path / 'own.py'}:Focal"}
+    raw = quick_run.settings(data=data, algorithm={"name": "fedavg"}, runtime={"executor": executor, "lanes": 2})
+    quick_run.run(quick_run.settings(raw, training={"rounds": 1, "batch_size": 1000}), tmp_path / "run")
+    experiment = prepare(configuration.parse(raw), torch.device("cpu"))
+    task, data = experiment.tasks[0], experiment.federation
+    metrics = run_folder.read_metrics(tmp_path / "run", 1)
+    for client, loss in zip(metrics["participants"], metrics["client_train_loss"], strict=True):
+        part = data.train[client]
+        y = torch.tensor(data.dataset.labels[part])
+        scores = task.predict(task.init(), task.prepare(torch.tensor(data.dataset.images[part])))
+        likely = scores.softmax(-1)[torch.arange(len(y)), y]
+        assert loss == pytest.approx((-likely.log() * (1 - likely) ** 2).mean().item(), abs=1e-5)
+    assert metrics["test_loss"] < metrics["accuracy"].size * np.log(10) and "hits" in metrics
+    with pytest.raises(ConfigError, match="FedGMH computes with classes, and is not said"):
+        quick_run.run(quick_run.settings(raw, algorithm={"name": "fedgmh"}), tmp_path / "other")
+
+
 def test_columns_of_a_table_are_numbers_to_predict(tmp_path, capfd):
     (tmp_path / "table.csv").write_text("a,price,size\n1,2.5,7\n2,3.5,8\n3,4.5,9\n")
     dataset = read_own(tmp_path / "table.csv", "price", problem=PROBLEMS["regression"]())
@@ -249,7 +286,8 @@ def test_a_run_of_numbers_is_shown(raw, tmp_path, capsys):
     ):
         assert quick_run.command(words) == 0
         if "report" in words:
-            assert "rmse over rounds" in Path(page, "report.html").read_text()
+            text = Path(page, "report.html").read_text()
+            assert "rmse over rounds" in text and "the labels are no classes" in text
 
 
 @pytest.mark.parametrize("task", TASKS)

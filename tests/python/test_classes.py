@@ -14,7 +14,7 @@ from pflmpi.store import run_folder
 
 SMALL = {"data": "digits", "partition": {"name": "iid", "clients": 3}, "training": {"rounds": 1}}
 CELLS = [
-    "import torch.nn as nn\nfrom math import prod\n\nWIDTH = 9\nNOISE = __import__('random').random()",
+    "import torch.nn as nn\nfrom math import prod\n\nWIDTH = 9\nNOISE = __import__('torch').rand(3)",
     "def wide(shape):\n    return prod(shape) * 1\n",
     "class Net(nn.Module):\n    pass\n",
     """
@@ -30,6 +30,7 @@ class Net(nn.Module):
         return self.fc(self.body(x))
 """,
     "this is no Python",
+    "WIDTH += 2",
     "class Noisy(Net):\n    noise = NOISE\n",
     "from dataclasses import dataclass\nfrom pflmpi.algorithms.fedavg import FedAvg\n",
     "x = __import__('torch').zeros(3)  # which no x of a function is\n",
@@ -56,7 +57,7 @@ def test_a_class_of_a_notebook_is_written_into_a_file_with_all_that_it_uses(note
     (file,) = (tmp_path / "pflmpi_classes").iterdir()
     assert config.resolved()["model"]["name"] == f"{file}:Net" and config.resolved()["algorithm"]["name"] == "fedavg"
     text = file.read_text()
-    assert "The newer of the two" in text and "NOISE" not in text and "FedAvg" not in text
+    assert "The newer of the two" in text and "WIDTH = 11" in text and "NOISE" not in text and "FedAvg" not in text
     assert (
         Config(**SMALL, model={"head": "fc", "name": notebook.Net}, algorithm="fedavg").resolved() == config.resolved()
     )
@@ -73,7 +74,7 @@ def test_a_class_of_a_notebook_is_written_into_a_file_with_all_that_it_uses(note
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Noisy", r"model: Noisy uses NOISE, which is the result of a call; .*'\./my_file.py:Noisy'"),
+        ("Noisy", r"model: Noisy uses NOISE, a Tensor made by a call; .*'\./my_file.py:Noisy'"),
         (
             "Older",
             r"model: .*Net'> is not the Net in the source of this notebook or script any more; make it anew",
