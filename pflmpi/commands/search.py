@@ -71,7 +71,10 @@ def run(options: argparse.Namespace) -> int:
         _write(out / "tried.csv", [*tried.values()])
         for (row, column), of_cell in left.items():
             if math.isnan(scores[of_cell[0].name][1]):
-                raise RunError(f"all trials of {row}/{column} diverged ({out / 'tried.csv'}); narrow its ranges")
+                raise RunError(
+                    f"no trial of {row}/{column} has a figure on validation samples ({out / 'tried.csv'}): all have "
+                    "diverged, or its metric is not measured; narrow the ranges, or choose another metric"
+                )
     return _test(options, search.tuned_table(table, [of_cell[0] for of_cell in left.values()], options.budget), out)
 
 

@@ -16,7 +16,7 @@ from pflmpi.config import load as configuration
 from pflmpi.data.own_files import read_own
 from pflmpi.data.problems import PROBLEMS
 from pflmpi.errors import ConfigError, DataError
-from pflmpi.experiment.build import prepare
+from pflmpi.experiment.build import load_federation, prepare
 from pflmpi.store import metrics_file, run_folder
 from project import ROOT
 
@@ -301,3 +301,17 @@ def test_the_examples_learn(task, tmp_path):
     quick_run.run(raw, tmp_path / "run")
     first, last = (float(line["test_loss"]) for line in metrics_file.read(tmp_path / "run"))
     assert last < first
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_validation_samples_have_the_measures_of_the_task(task, raw, tmp_path):
+    settings = raw(task, data={"validation": 0.2})
+    assert quick_run.run(settings, tmp_path / "one") == quick_run.run(settings, tmp_path / "three", 3)
+    line, metrics = metrics_file.read(tmp_path / "one")[-1], run_folder.read_metrics(tmp_path / "one", 2)
+    held_out = load_federation(configuration.parse(settings)).num_validation
+    assert held_out.sum() == pytest.approx(0.2 * 90 * 0.75, abs=3)
+    of_test = [name for name in line if name.endswith("_mean") and not name.startswith(("valid", "unseen", "trained"))]
+    for name in of_test:
+        assert bool(line[f"validation_{name}"]) == bool(line[name]), name
+    losses = metrics["validation_client_loss"]
+    assert len(losses) == 5 and float(line["validation_loss"]) == pytest.approx(losses.mean(), abs=1e-6)
