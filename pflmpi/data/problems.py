@@ -118,7 +118,7 @@ class Regression(Problem):
 class Tokens(Problem):
     """A class for each position, labels [n, T, ...] with -100 for padding: cross-entropy, mean over positions."""
 
-    summary = "a class for each position, such as the next token; -100 is padding"
+    summary = "a class for each position; -100 is padding"
     default_measures = ("accuracy", "perplexity")
     measures = Classification.measures
 

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 
 
 def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Share of the samples, or of all yes and no of several labels, that are right."""
+    """Share of the samples, or of several labels, that are right."""
     return float((_chosen(scores, labels) == labels).mean())
 
 
@@ -42,7 +42,10 @@ def f1_macro(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Area under the ROC curve of each class against the rest, mean over those with samples of both kinds."""
+    """Area under the ROC curve, of each class against the rest.
+
+    It is the mean over the classes with samples of both kinds.
+    """
     likely = np.exp(_log_softmax(scores)) if labels.ndim == 1 else scores
     return _mean([_area(*pair) for pair in zip(likely.T, _one_hot(labels, scores.shape[1]).T, strict=True)])
 
@@ -53,7 +56,10 @@ def perplexity(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Expected calibration error: |accuracy - confidence| in 15 bins of the confidence; lower is better."""
+    """Expected calibration error, in 15 bins; lower is better.
+
+    The mean of |accuracy - confidence| over the bins of the confidence.
+    """
     confidence = np.exp(_log_softmax(scores).max(1))
     gaps = (scores.argmax(1) == labels) - confidence
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
@@ -71,7 +77,7 @@ def rmse(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def r2(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Explained share of the variance, mean over the outputs that vary."""
+    """Explained share of the variance, mean over outputs that vary."""
     spread = np.square(labels - labels.mean(0)).sum(0)
     error = np.square(labels - scores).sum(0)
     return _mean(1 - error[spread > 0] / spread[spread > 0])

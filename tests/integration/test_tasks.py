@@ -117,13 +117,14 @@ def nested(leaves):
 def test_the_same_bits_on_any_ranks_and_after_a_resume(task, raw, tmp_path):
     settings = raw(task, algorithm={"name": "fedper"}, training={"rounds": 3, "batch_size": 4, "participation": 0.6})
     settings = quick_run.settings(settings, runtime={"executor": "lanes", "lanes": 2}, evaluation={"unseen": 0.2})
+    settings["data"]["validation"] = 0.2
     whole = quick_run.run(settings, tmp_path / "one")
     assert [quick_run.run(settings, tmp_path / f"{ranks}", ranks) for ranks in (2, 3)] == [whole] * 2
     quick_run.run(quick_run.settings(settings, training={"rounds": 1}), tmp_path / "begun")
     assert quick_run.resume(tmp_path / "begun", ("training.rounds=3",), ranks=2) == whole
     lines = [metrics_file.read(tmp_path / name)[2] for name in ("one", "3", "begun")]
     for name in PROBLEMS[task].default_measures:
-        assert lines[0][f"{name}_mean"] and lines[0][f"unseen_{name}_mean"]
+        assert all(lines[0][f"{prefix}{name}_mean"] for prefix in ("", "unseen_", "validation_"))
         assert len({line[f"{name}_mean"] for line in lines}) == 1
     run = open_run(tmp_path / "one")
     assert run.config["evaluation"]["measures"] == list(PROBLEMS[task].default_measures)
