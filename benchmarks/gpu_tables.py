@@ -99,7 +99,10 @@ def _options() -> argparse.Namespace:
 
 
 def plan(budget: Budget) -> str:
-    """A line for each run that is to be done, cheapest first: its seconds, the hours up to here, its name."""
+    """A line for each run that is to be done, cheapest first: its seconds, the hours up to here, its name.
+
+    The seconds are inf as long as no run in the folder says how long such a cell takes.
+    """
     lines, total = [], 0.0
     for task in budget.cheapest_first():
         if task.command:

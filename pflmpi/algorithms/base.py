@@ -99,6 +99,7 @@ class Algorithm(ABC):
         frozen_head: whether it has a meaning for models whose head is not trained.
         personal_parts: whether `model.personal` says what stays with a client (`Task.personal`).
         search: by field, from where to where `pflmpi search` draws it, and "log" where evenly by the logarithm.
+        any_task: whether it has a meaning for labels that are no classes, as its losses are `model_loss`, `task_loss`.
     """
 
     summary: ClassVar[str]
@@ -115,6 +116,7 @@ class Algorithm(ABC):
     frozen_head: ClassVar[bool] = False
     personal_parts: ClassVar[bool] = False
     search: ClassVar[Mapping[str, tuple[float, float] | tuple[float, float, str]]] = {}
+    any_task: ClassVar[bool] = False
 
     def check(self, task: Task, participants: int) -> None:
         """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import only
-from pflmpi.learning.client import Batch, cross_entropy, squared_distance
+from pflmpi.learning.client import Batch, squared_distance, task_loss
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import NOBODY
 from pflmpi.tree import Tree
@@ -40,12 +40,13 @@ def unstack(rows: Tree, count: int) -> list[Tree]:
 
 
 def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Tensor:
-    """The mean cross-entropy of each model over all samples of the batches, [models]."""
+    """The mean loss of each model over all samples of the batches, [models]."""
     total = samples = torch.zeros((), device=task.device)
     with torch.no_grad():
         for batch in batches:
-            size = torch.ones_like(batch.y) if batch.padding is None else batch.padding.weight
-            losses = [cross_entropy(task.predict(model, batch.x), batch) for model in models]
+            ones, padding = batch.y.new_ones, batch.padding
+            size = ones(len(batch.x), dtype=torch.int64) if padding is None else padding.weight
+            losses = [task_loss(task, task.predict(model, batch.x), batch) for model in models]
             total, samples = total + size.sum() * torch.stack(losses), samples + size.sum()
     return total / samples
 

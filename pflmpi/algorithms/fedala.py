@@ -51,6 +51,7 @@ class FedALA(Algorithm):
     summary: ClassVar[str] = "own and global model mixed, a learned weight for each entry"
     paper: ClassVar[str] = "Zhang et al., AAAI 2023"
     search: ClassVar = {"weight_lr": (0.1, 10.0, "log")}
+    any_task: ClassVar[bool] = True
 
     adaptive_layers: Annotated[int, Field(ge=1, description="p, highest layers that are mixed")] = 1
     share: Annotated[float, Field(gt=0, le=1, description="s, share of the data that trains the weights")] = 0.8

@@ -20,5 +20,6 @@ class FedAvg(WeightedSharedParts):
 
     summary: ClassVar[str] = "one global model, the sample-weighted mean"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    any_task: ClassVar[bool] = True
     frozen_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("model",)

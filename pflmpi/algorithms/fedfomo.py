@@ -58,6 +58,7 @@ class FedFomo(Algorithm):
 
     summary: ClassVar[str] = "every client weighs others' models on held out samples"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
+    any_task: ClassVar[bool] = True
     frozen_head: ClassVar[bool] = True
 
     received_models: Annotated[

@@ -28,6 +28,7 @@ class FedPer(PersonalPaths):
 
     summary: ClassVar[str] = "shared body, personal head"
     paper: ClassVar[str] = "Arivazhagan et al., 2019"
+    any_task: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("body",)
 
     message: ClassVar[str] = "body"

@@ -10,7 +10,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.shared_parts import ClientWeighting
-from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
+from pflmpi.learning.client import Batch, ClientData, model_loss, task_loss
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
@@ -55,7 +55,7 @@ class FedRep(FedPer):
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         def head_loss(model: Tree, batch: Batch) -> Tensor:
-            return cross_entropy(task.predict(model, batch.x), batch)
+            return task_loss(task, task.predict(model, batch.x), batch)
 
         model, rate = self.whole(client, down["body"]), data.learning_rate
         body, head = (tuple(dict(tree.leaves(half))) for half in (down["body"], client))

@@ -44,6 +44,7 @@ class FedRoD(FedAvg):
 
     summary: ClassVar[str] = "a balanced generic model and a personal head beside its own"
     paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
+    any_task: ClassVar[bool] = False
     frozen_head: ClassVar[bool] = False
 
     predict_with: Annotated[

@@ -47,6 +47,7 @@ class FeSEM(Algorithm):
 
     summary: ClassVar[str] = "K global models, each client trains and uses the nearest"
     paper: ClassVar[str] = "Xie et al., WWW Journal 2023"
+    any_task: ClassVar[bool] = True
     frozen_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("centre",)
 

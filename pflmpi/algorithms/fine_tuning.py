@@ -22,6 +22,7 @@ class FineTuned(WeightedSharedParts):
     """A model, or a part of it, is averaged; a client fine-tunes it on its own data to be tested, and keeps nothing."""
 
     adapts_with: ClassVar[tuple[str, ...]] = ("fine_tuning",)
+    any_task: ClassVar[bool] = True
 
     fine_tuning_epochs: Annotated[int, Field(ge=1, description="epochs of fine-tuning before a test")] = 5
     fine_tuned: Annotated[Literal["model", "head", "body"], Field(description="what fine-tuning changes")] = "model"

@@ -58,6 +58,7 @@ class L2GD(SharedParts):
     summary: ClassVar[str] = "personal models drawn to their mean, when a coin says so"
     paper: ClassVar[str] = "Hanzely and Richtarik, 2020"
     search: ClassVar = {"prox_weight": (0.01, 10.0, "log")}
+    any_task: ClassVar[bool] = True
     partial_work: ClassVar[bool] = False  # the steps between two averages are drawn for all clients alike
     frozen_head: ClassVar[bool] = True
     message: ClassVar[str] = "mean"

@@ -28,6 +28,7 @@ class LGFedAvg(SharedHead):
 
     summary: ClassVar[str] = "personal body, shared head"
     paper: ClassVar[str] = "Liang et al., 2020"
+    any_task: ClassVar[bool] = True
 
     weighting: ClientWeighting = "clients"
 

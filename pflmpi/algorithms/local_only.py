@@ -21,6 +21,7 @@ class Local(Algorithm):
 
     summary: ClassVar[str] = "every client alone; nothing travels"
     paper: ClassVar[str] = "-"
+    any_task: ClassVar[bool] = True
     frozen_head: ClassVar[bool] = True
     unlike_models: ClassVar[bool] = True
 

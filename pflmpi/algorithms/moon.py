@@ -42,6 +42,7 @@ class Moon(FedAvg):
     summary: ClassVar[str] = "FedAvg with features contrasted against the last model's"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     search: ClassVar = {"contrast_weight": (0.1, 10.0, "log"), "temperature": (0.1, 1.0)}
+    any_task: ClassVar[bool] = False
     frozen_head: ClassVar[bool] = False
 
     contrast_weight: Annotated[

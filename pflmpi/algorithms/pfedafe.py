@@ -12,7 +12,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.shared_parts import ClientWeighting
-from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
+from pflmpi.learning.client import Batch, ClientData, model_loss, task_loss
 from pflmpi.learning.diagnostics import Diagnostic, PerClient
 from pflmpi.learning.parts import overlay, take
 from pflmpi.learning.personal import Kept, Mix, NotAModel, Personal, Received
@@ -87,7 +87,7 @@ class PFedAFE(FedPer):
             model = mixed(part(params, "own"), part(params, "shared"), leaf(params, "beta"))
             # PyTorch has no derivative by running statistics.
             fixed = tree.map(Tensor.detach, only(model, ("stats",)))
-            return cross_entropy(task.predict({**model, **fixed}, batch.x), batch)
+            return task_loss(task, task.predict({**model, **fixed}, batch.x), batch)
 
         beta = torch.full_like(leaf(client, "beta"), self.beta_init)
         if self.adaptive:

@@ -60,6 +60,7 @@ class PFedCFR(Algorithm):
     summary: ClassVar[str] = "feature layers fused by distance, decision layers averaged"
     paper: ClassVar[str] = "Yang et al., 2023"
     search: ClassVar = {"alpha": (1e2, 1e5, "log"), "prox_weight": (0.01, 10.0, "log")}
+    any_task: ClassVar[bool] = True
 
     num_personal_layers: Annotated[int | None, Field(ge=0, description="the fused layers (r); null: the body")] = None
     thresholds: Annotated[

@@ -64,7 +64,8 @@ def batch_means(z: Tensor, batch: Batch, num_classes: int) -> tuple[Tensor, Tens
     Args:
         z: [B, d] features of the batch.
     """
-    member = one_hot(batch, num_classes) / len(z) if batch.padding is None else -batch.padding.target  # [B, K]
+    target = None if batch.padding is None else batch.padding.target
+    member = one_hot(batch, num_classes) / len(z) if target is None else -target  # [B, K]
     share = member.sum(0)
     return share, member.mT @ z / torch.where(share > 0, share, 1).unsqueeze(-1)
 

@@ -22,7 +22,7 @@ _NAMES = {
 }
 _KEYS = {
     "data": """
-        name path label client layout normalize transform root download split test_share test_per_class
+        name path label task client layout normalize transform root download split test_share test_per_class
         validation limit
     """.split(),
     "training": """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pflmpi.data.federation import Federation
 
 _OF_A_CONFIG = {"overrides": "-s", "save": "--save"}
-_OF_DATA = {"label": "--label", "client": "--client", "layout": "--layout", "picture": "--picture"}
+_OF_DATA = {"label": "--label", "task": "--task", "client": "--client", "layout": "--layout", "picture": "--picture"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", type=Path, help="an .npz, .h5 or .csv file or a folder, as for data.path; or a configuration (.yaml)"
     )
-    parser.add_argument("--label", metavar="COLUMN", help="column of the labels in a .csv, as data.label")
+    parser.add_argument(
+        "--label", metavar="COLUMN", help="column of the labels in a .csv, as data.label; of several A,B"
+    )
+    parser.add_argument("--task", metavar="TASK", help="what the labels are, as data.task (default: classification)")
     parser.add_argument("--client", metavar="COLUMN", help="column of the clients in a .csv, as data.client")
     parser.add_argument(
         "--layout", choices=("nchw", "nhwc"), help="axes of an array of images, channels first or last, as data.layout"
@@ -76,7 +79,7 @@ def _partition(federation: "Federation") -> dict[str, Any]:
     return {
         "dataset": federation.dataset.name,
         "clients": federation.num_clients,
-        "classes": federation.dataset.num_classes,
+        "classes": federation.dataset.num_strata,
         "train_samples": federation.num_train,
         "test_samples": federation.num_test,
         "validation_samples": federation.num_validation if federation.validation else None,
@@ -89,11 +92,16 @@ def _partition(federation: "Federation") -> dict[str, Any]:
 def _show_data(options: argparse.Namespace) -> int:
     """Show what was understood, and draw it if asked."""
     from pflmpi.data.own_files import read_own
+    from pflmpi.data.problems import PROBLEMS
 
     arguments.check_output(options.picture, "--picture", force=True)
     if options.picture is not None and options.picture.suffix not in (".png", ".svg"):
         raise ConfigError(f"--picture {options.picture}: expected a name that ends with .png or .svg")
-    dataset = read_own(options.path, options.label, options.client, options.layout)
+    problem = PROBLEMS[options.task or "classification"]()
+    if options.picture is not None and not problem.classes:
+        raise ConfigError("--picture draws samples of each class, and the labels are no classes; leave it out")
+    label = options.label.split(",") if options.label and "," in options.label else options.label
+    dataset = read_own(options.path, label, options.client, options.layout, problem)
     if options.picture is not None:
         from pflmpi.analysis.drawing.samples import draw_samples
 
@@ -114,9 +122,12 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
     from pflmpi.data.dataset import standardised, unscaled
 
     x, names, standard = dataset.images, dataset.class_names or dataset.written_labels, standardised(dataset)
-    classes, counts = np.unique(dataset.labels, return_counts=True)
-    untrained = np.setdiff1d(classes, dataset.labels[~dataset.official_test])
+    labels = dataset.labels if dataset.problem.classes else np.empty(0, np.int64)
+    classes, counts = np.unique(labels, return_counts=True)
+    untrained = np.setdiff1d(classes, labels[~dataset.official_test[: len(labels)]])
+    others = {} if dataset.problem.classes else {"outputs": dataset.num_classes, "labels": _of_labels(dataset)}
     return {
+        **others,
         "samples": len(x),
         "bytes": x.nbytes,
         "shape": x.shape[1:],
@@ -138,6 +149,12 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
     }
 
 
+def _of_labels(dataset: "Dataset") -> str:
+    """Shape and range of labels that are no classes."""
+    y = dataset.labels
+    return f"{y.dtype} {list(y.shape)}, {y.min():g} to {y.max():g}"
+
+
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield lines with what `_facts` found."""
     from pflmpi.text import format_numbers, size, some
@@ -153,7 +170,10 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield f"standard mean {mean}, deviation {std} (data.normalize: standard)"
     if problem := facts["scale_problem"]:
         yield f"scale    {problem}"
-    yield f"classes  {len(classes)} ({some(classes)}), {counts.min()} to {counts.max()} samples each"
+    if classes:
+        yield f"classes  {len(classes)} ({some(classes)}), {counts.min()} to {counts.max()} samples each"
+    else:
+        yield f"labels   {facts['labels']}; {facts['outputs']} output{'s' * (facts['outputs'] > 1)}"
     if facts["untrained_classes"]:
         yield f"         only in samples marked as test: {some(facts['untrained_classes'])}"
     yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"

@@ -112,6 +112,7 @@ def described(name: str) -> "Iterator[RenderableType]":
         rows = keys(section, full, registered)  # first, because it refuses a wrong field
         in_yaml = {
             "transform": f"data: {{transform: [{full}]}}",
+            "task": f"data: {{task: {full}}}",
             "measure": f"evaluation: {{measures: [{full}]}}",
             "selection": f"training: {{selection: {full}}}",
         }

@@ -129,16 +129,33 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
         over_all.add_row(_WORDS.get(name, name), _percent(value) if name in _SHARES else _number(value))
     terminal.print(over_all)
     classes = Table("class", "samples", "accuracy")
-    for label, (samples, share) in enumerate(zip(counts.total.sum(0), counts.class_accuracy, strict=True)):
-        classes.add_row(class_names[label] if label < len(class_names) else str(label), str(samples), _percent(share))
-    terminal.print(classes)
-    clients = Table("client", "samples", "correct", "accuracy", "macro F1", "loss")
-    figures_of = zip(counts.samples, counts.correct, counts.accuracy, counts.macro_f1, counts.mean_loss, strict=True)
-    for client, (samples, correct, *values, loss) in list(enumerate(figures_of))[:_MOST_SHOWN]:
-        clients.add_row(str(client), str(samples), str(correct), *map(_percent, values), _number(loss))
+    for label, share in enumerate(counts.class_accuracy if counts.by_class else ()):
+        name = class_names[label] if label < len(class_names) else str(label)
+        classes.add_row(name, str(counts.total[:, label].sum()), _percent(share))
+    if counts.by_class:
+        terminal.print(classes)
+    columns = _of_clients(counts)
+    clients = Table("client", *(name.replace("f1_macro", "macro F1") for name in columns))
+    for client, values in list(enumerate(zip(*columns.values(), strict=True)))[:_MOST_SHOWN]:
+        texts = [
+            str(value) if name in _COUNTS else _percent(value) if name in _CLIENT_SHARES else _number(value)
+            for name, value in zip(columns, values, strict=True)
+        ]
+        clients.add_row(str(client), *texts)
     terminal.print(clients)
     if (more := len(counts.samples) - _MOST_SHOWN) > 0:
         terminal.print(f"... and {more} more clients; -o FILE writes them all")
+
+
+_COUNTS, _CLIENT_SHARES = ("samples", "correct"), ("accuracy", "f1_macro")
+
+
+def _of_clients(counts: "Counts") -> dict[str, Any]:
+    """What each client has of each figure, [N]."""
+    columns: dict[str, Any] = {"samples": counts.samples}
+    if counts.by_class:
+        columns |= {"correct": counts.correct, "accuracy": counts.accuracy, "f1_macro": counts.macro_f1}
+    return {**columns, "loss": counts.mean_loss, **counts.values}
 
 
 def _against(round: "Checkpoint", counts: "Counts", before: str) -> str:
@@ -157,13 +174,11 @@ def _write(path: Path, counts: "Counts") -> None:
     """Write a line for each client: its figures, and its accuracy in each class."""
     from pflmpi.runtime.measures import share
 
-    by_class = share(counts.hits, counts.total)  # [N, K]
+    by_class = share(counts.hits, counts.total[:, : counts.hits.shape[1]])  # [N, K]
     classes = [f"accuracy_class_{label}" for label in range(by_class.shape[1])]
-    header = ["client", "samples", "correct", "accuracy", "f1_macro", "loss", *counts.values, *classes]
-    lines: list[list[Any]] = [header]
-    figures = [counts.samples, counts.correct, counts.accuracy, counts.macro_f1, counts.mean_loss]
-    figures += counts.values.values()
-    for client, values in enumerate(zip(*figures, strict=True)):
+    columns = _of_clients(counts)
+    lines: list[list[Any]] = [["client", *columns, *classes]]
+    for client, values in enumerate(zip(*columns.values(), strict=True)):
         lines.append([client, *values, *by_class[client]])
     with atomic.refusing(path, "choose another -o"):
         atomic.write(path, comma_separated(lines).encode())

@@ -17,7 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_round(parser)
     parser.add_argument("--samples", type=int, default=256, metavar="N", help="test samples, at most (default: 256)")
     parser.add_argument(
-        "--clients", type=int, default=20, metavar="N", help="clients, at most, spread evenly (default: 20)"
+        "--clients",
+        type=int,
+        default=20,
+        metavar="N",
+        help="clients, at most, spread evenly, of more than 100 over those that have trained (default: 20)",
     )
 
 
@@ -32,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 
     from pflmpi.analysis.probe import LEAST_SAMPLES, compare_layers, probe_samples
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.selection import spread_over
+    from pflmpi.analysis.selection import MOST_CLIENTS, spread_over
     from pflmpi.commands.progress import bar
     from pflmpi.experiment.restore import reopened
     from pflmpi.store import probe_file
@@ -47,7 +51,9 @@ def run(options: argparse.Namespace) -> int:
     torch.set_num_threads(num_cores(os.environ))
     experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)
-    clients = np.array(spread_over(range(experiment.federation.num_clients), options.clients))
+    everyone, trained = np.arange(round.num_clients), np.flatnonzero(round.trained)
+    many = len(everyone) > MOST_CLIENTS and len(trained) >= options.clients
+    clients = np.array(spread_over(trained if many else everyone, options.clients))
     path = probe_file.path(opened.path, round.number)
     with bar("clients") as update:
         layers = compare_layers(round, experiment, clients, samples, update)

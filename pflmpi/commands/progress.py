@@ -20,6 +20,7 @@ from pflmpi.text import printable, size
 
 if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
     from pflmpi.config.load import Config
+    from pflmpi.runtime.measures import Counts
     from pflmpi.runtime.progress import Progress as Round
 
 
@@ -90,7 +91,7 @@ class RunProgress:
         self._rounds = rounds
         self._rank = rank
         self._quiet = quiet
-        self._accuracy = "-"
+        self._score = "accuracy -"
         self._moved = [0, 0]
         self._left = TimeLeft(rounds)
         terminal = console(stderr=True, force_terminal=True if bar else None)
@@ -112,8 +113,8 @@ class RunProgress:
     def __call__(self, round: "Round") -> None:
         """Show the end of a round."""
         if round.scores is not None:
-            unseen = "" if round.unseen is None else f" (unseen {100 * round.unseen.mean:.2f} %)"
-            self._accuracy = f"{100 * round.scores.mean:.2f} %{unseen}"
+            unseen = "" if round.unseen is None else f" (unseen {_score(round.unseen).removeprefix('accuracy ')})"
+            self._score = f"{_score(round.scores)}{unseen}"
         up, down = int(round.bytes["up"].sum()), int(round.bytes["down"].sum())
         self._moved = [self._moved[0] + up, self._moved[1] + down]
         left = self._left.after(round.round, round.seconds["round"])
@@ -124,16 +125,23 @@ class RunProgress:
         if not self._bar.disable:
             self._bar.start()
             moved = f"up {size(self._moved[0])}  down {size(self._moved[1])}{rest}"
-            self._bar.update(self._task, completed=round.round, description=f"accuracy {self._accuracy}  {moved}")
+            self._bar.update(self._task, completed=round.round, description=f"{self._score}  {moved}")
         elif not self._quiet:
             line = (
                 f"round {round.round}/{self._rounds}  participants {len(round.participants)}  "
-                f"{round.seconds['round']:.2f} s  up {size(up)}  down {size(down)}  accuracy {self._accuracy}{rest}"
+                f"{round.seconds['round']:.2f} s  up {size(up)}  down {size(down)}  {self._score}{rest}"
             )
             if self._display is None:
                 print(line, file=sys.stderr, flush=True)
             else:
                 self._display(line)
+
+
+def _score(counts: "Counts") -> str:
+    """The mean accuracy of clients, or their loss where the task has none."""
+    if counts.by_class or "accuracy" in counts.values:
+        return f"accuracy {100 * counts.mean:.2f} %"
+    return f"loss {counts.mean_loss[counts.samples > 0].mean():.4f}"
 
 
 def show_summary(run: Path, config: "Config") -> None:
@@ -155,6 +163,8 @@ def show_summary(run: Path, config: "Config") -> None:
         table.add_row("spread over clients at the end", _percent(last["accuracy_std"]))
         if unseen := last.get("unseen_accuracy_mean"):
             table.add_row("last accuracy of unseen clients, mean", _percent(unseen))
+    elif losses := [row["test_loss"] for row in rows if row["test_loss"]]:
+        table.add_row("last test loss, mean over clients", losses[-1])
     if skipped := sum(int(row["skipped"]) for row in rows):
         table.add_row("updates skipped, as clients failed", str(skipped))
     for way in ("up", "down"):

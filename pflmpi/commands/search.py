@@ -1,6 +1,7 @@
 """Tune every row of a table with as many trials on validation samples, then test the best on fresh seeds."""
 
 import argparse
+import glob
 import json
 import math
 import statistics
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _FAILED = 1  # exit code of a sweep
 _CONFIDENCE = 0.95
-_LOST = -math.inf  # the score of a trial that diverged
 _DIVERGED = "are not finite"  # in the error of a run
 
 
@@ -63,14 +63,14 @@ def run(options: argparse.Namespace) -> int:
         search.write(search.step_table(table, [*trials.values()], step, options.rungs, seed), file)
         print(f"step {step + 1} of {options.rungs}: {len(trials)} trials", flush=True)
         cells = tables.cells(tables.load(file), [], None)
-        if code := _complete(options, file, runs, cells):
+        if code := _complete(options, file, runs, cells, may_diverge=True):
             return code
         scores = {cell.row: _score(table, runs, cell) for cell in cells}
-        tried |= {name: _tried(trials[name], cell, scores[name]) for name, cell in zip(trials, cells, strict=True)}
-        left = {key: sorted(of_cell, key=lambda trial: -scores[trial.name]) for key, of_cell in left.items()}
+        tried |= {name: _tried(trials[name], cell, scores[name][1]) for name, cell in zip(trials, cells, strict=True)}
+        left = {key: sorted(of_cell, key=lambda trial: scores[trial.name][0]) for key, of_cell in left.items()}
         _write(out / "tried.csv", [*tried.values()])
         for (row, column), of_cell in left.items():
-            if scores[of_cell[0].name] == _LOST:
+            if math.isnan(scores[of_cell[0].name][1]):
                 raise RunError(f"all trials of {row}/{column} diverged ({out / 'tried.csv'}); narrow its ranges")
     return _test(options, search.tuned_table(table, [of_cell[0] for of_cell in left.values()], options.budget), out)
 
@@ -90,20 +90,28 @@ def _seed(options: argparse.Namespace, table: "SweepTable") -> int:
     return int(options.seed)
 
 
-def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequence[Cell]") -> int:
-    """Run what is left of the cells of a table, or submit it; 0 once all are done or have diverged."""
+def _complete(
+    options: argparse.Namespace, file: Path, out: Path, cells: "Sequence[Cell]", may_diverge: bool = False
+) -> int:
+    """Run what is left of the cells of a table, or submit it; 0 once all are done, or have diverged if they may."""
     from pflmpi.commands import submit, sweep
 
-    if not any(_is_left(cell, out) for cell in cells):
+    def is_left() -> bool:
+        return any(_is_left(cell, out) and not (may_diverge and _has_diverged(cell, out)) for cell in cells)
+
+    if not is_left():
         return 0
     words = [str(file), "--out", str(out)]
+    behind = [cell for cell in cells if _rounds_done(cell, out) <= cell.raw["training"]["rounds"]]
+    if len(behind) < len(cells):  # others have gone on in a search with a smaller budget
+        words += [word for cell in behind for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
     if options.submit is not None:
         code = _call(submit, ["--array", *words, *arguments.shell_words("--submit", options.submit)])
         print("the same command goes on once this job has ended", flush=True)
         return code or Stopped.exit_code
     ranks = [] if options.ranks is None else ["--ranks", str(options.ranks)]
     code = _call(sweep, [*words, "--jobs", str(options.jobs), *ranks])
-    return 0 if code == _FAILED and not any(_is_left(cell, out) for cell in cells) else code
+    return 0 if code == _FAILED and not is_left() else code
 
 
 def _call(command: ModuleType, words: Sequence[str]) -> int:
@@ -122,14 +130,18 @@ def _is_left(cell: "Cell", out: Path) -> bool:
     from pflmpi.analysis.table import decisive
     from pflmpi.config import yaml_file
     from pflmpi.learning.early_stop import EarlyStop
-    from pflmpi.store import metrics_file, run_folder
+    from pflmpi.store import metrics_file
 
-    run, path, training = cell.run(out), cell.config(out), cell.raw["training"]
-    done = max(run_folder.rounds(run), default=0)
+    run, path, training, done = cell.run(out), cell.config(out), cell.raw["training"], _rounds_done(cell, out)
     if done and not (path.exists() and decisive(yaml_file.read(path)) == decisive(cell.raw)):
         raise ConfigError(f"{run} was made with another configuration; choose another --out")
-    ended = done >= training["rounds"] or EarlyStop.of(training, metrics_file.read(run)).met
-    return not ended and not _has_diverged(cell, out)
+    return done < training["rounds"] and not EarlyStop.of(training, metrics_file.read(run)).met
+
+
+def _rounds_done(cell: "Cell", out: Path) -> int:
+    from pflmpi.store import run_folder
+
+    return max(run_folder.rounds(cell.run(out)), default=0)
 
 
 def _has_diverged(cell: "Cell", out: Path) -> bool:
@@ -138,16 +150,18 @@ def _has_diverged(cell: "Cell", out: Path) -> bool:
     return _DIVERGED in last_error(cell.log(out))
 
 
-def _score(table: "SweepTable", out: Path, cell: "Cell") -> float:
-    """The figure of the table on validation samples, higher is better, by the rounds that the cell is to have."""
+def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
+    """What trials are sorted by, and the figure of the table on validation samples; NaN where values diverged.
+
+    Of all rounds that the cell is to have now, whatever it has in a later step.
+    """
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.table import metric_of, pick
     from pflmpi.learning.early_stop import lower_is_better
-    from pflmpi.store import run_folder
 
     rounds, prefix = cell.raw["training"]["rounds"], "validation_"
-    if max(run_folder.rounds(cell.run(out)), default=0) < rounds and _has_diverged(cell, out):
-        return _LOST
+    if _is_left(cell, out):
+        return math.inf, math.nan
     run = open_run(cell.run(out))
     measures = {
         "test_loss" if name == "validation_loss" else name.removeprefix(prefix): values[:rounds]
@@ -158,18 +172,18 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> float:
         raise ConfigError(f"{cell.name} has no validation samples; set data.validation, such as 0.1")
     metric = table.metric if table.metric != "spread" and metric_of(table.metric).column in measures else "mean"
     value = pick(measures, metric, table.figure)
-    signed = -value if lower_is_better(metric_of(metric).column) else value
-    return _LOST if math.isnan(signed) else signed
+    order = value if lower_is_better(metric_of(metric).column) else -value
+    return math.inf if math.isnan(order) else order, value
 
 
-def _tried(trial: "Trial", cell: "Cell", score: float) -> dict[str, Any]:
+def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
     """A line of tried.csv."""
     return {
         "row": trial.row,
         "column": trial.column,
         "trial": trial.number,
         "rounds": cell.raw["training"]["rounds"],
-        "validation": "diverged" if score == _LOST else f"{abs(score):.4f}",
+        "validation": "diverged" if math.isnan(figure) else f"{figure:.4f}",
         "settings": json.dumps(dict(trial.values)),
     }
 

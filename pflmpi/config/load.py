@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from pflmpi.config.sections import KEYS, check_numbers, located, mapping, overri
 from pflmpi.config.yaml_file import read
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.problems import PROBLEMS
 from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
 from pflmpi.learning.participation import SELECTIONS, is_trace
@@ -86,7 +87,10 @@ def parse(raw: Mapping[str, Any]) -> Config:
             TRANSFORMS[name]
         if not is_trace(config.training.selection):
             SELECTIONS[config.training.selection]
-        measures_of(config.evaluation.measures)
+        if config.evaluation.measures is None:
+            default = [*PROBLEMS[config.data.task].default_measures]
+            config = replace(config, evaluation=config.evaluation.model_copy(update={"measures": default}))
+        measures_of(config.evaluation.measures or ())
         return config
 
 

@@ -56,7 +56,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration whose files (names, weights, path, selection, transform, measure, tracker) are made absolute.
+    """Raw configuration with absolute files (names, weights, path, task, selection, transform, measure, tracker).
 
     Args:
         folder: relative files are taken as below it.
@@ -79,10 +79,11 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
             sections[name] = {**part, "path": os.path.abspath(expanded(part["path"], folder))}
-    part = sections.get("training")
-    if isinstance(part, Mapping) and isinstance(selection := part.get("selection"), str):
-        found = os.path.abspath(expanded(selection, folder)) if selection.endswith(".csv") else selection
-        sections["training"] = {**part, "selection": outside.located(found, folder)}
+    for name, key in (("training", "selection"), ("data", "task")):
+        part = sections.get(name)
+        if isinstance(part, Mapping) and isinstance(value := part.get(key), str):
+            found = os.path.abspath(expanded(value, folder)) if value.endswith(".csv") else value
+            sections[name] = {**part, key: outside.located(found, folder)}
     for name, key in (("data", "transform"), ("evaluation", "measures"), ("output", "trackers")):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get(key), list):

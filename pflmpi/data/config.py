@@ -16,8 +16,13 @@ class DataConfig(BaseModel):
         str | None, Field(description="data of one's own: an .npz, .h5 or .csv file, or a folder; null: by name")
     ] = None
     label: Annotated[
-        str | None, Field(description="column of the labels in a .csv; null: label, y, class, or last")
+        str | list[str] | None,
+        Field(description="column of the labels in a .csv, or several; null: label, y, class, or last"),
     ] = None
+    task: Annotated[
+        str,
+        Field(description="what the labels are: classification, multilabel, regression, tokens, or ./my_file.py:Class"),
+    ] = "classification"
     client: Annotated[str | None, Field(description="column in a .csv that says whose samples they are")] = None
     layout: Annotated[
         Literal["nchw", "nhwc"] | None,

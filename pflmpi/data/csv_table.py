@@ -16,12 +16,12 @@ _SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.
 
 
 def read_table(
-    path: Path, label: str | None, client: str | None
+    path: Path, label: str | list[str] | None, client: str | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, dict[str, np.ndarray], tuple[str, ...]]:
     """The table in a file, which begins with a line of names.
 
-    Returns values [n, D], float32; labels [n] and whose samples they are [n], or None, as texts; whether they are for
-    testing or validation [n], as far as it says so; what the values are called [D].
+    Returns values [n, D], float32; labels [n], or [n, columns] of several, and whose samples they are [n], or None, as
+    texts; whether they are for testing or validation [n], as far as it says so; what the values are called [D].
 
     Args:
         path: of the file, UTF-8.
@@ -36,29 +36,31 @@ def read_table(
             raise ValueError(f"line {number} has {len(row)} values, the header has {len(names)}")
     _check_header(names, rows, label, client)
     columns = {name: np.array([row[place].strip() for row in rows]) for place, name in enumerate(names)}
-    for key, wanted in (("label", label), ("client", client)):
+    several, wanted_labels = isinstance(label, list), label if isinstance(label, list) else [label]
+    for key, wanted in (*(("label", name) for name in wanted_labels), ("client", client)):
         if wanted is not None and wanted not in columns:
             raise ValueError(f"there is no column data.{key} = {wanted!r}; known: {', '.join(names)}")
     guessed = label is None and not {*_LABELS} & {*names}
-    label = label or next((name for name in _LABELS if name in columns), names[-1])
+    labels = [name or next((known for known in _LABELS if known in columns), names[-1]) for name in wanted_labels]
     client = client or ("client" if "client" in columns else None)
-    for name in filter(None, (label, client, *names)):
+    for name in filter(None, (*labels, client, *names)):
         if (empty := np.flatnonzero(columns[name] == "")).size:
             raise ValueError(f"line {at[empty[0]]} has no {name}; fill it in, or leave the line out")
-    for name in filter(None, (label, client)):
+    for name in filter(None, (*labels, client)):
         if (lost := first_missing(as_numbers(columns[name]))) is not None:
             raise ValueError(f"line {at[lost]} has {name} = {columns[name][lost]}; fill it in, or leave the line out")
     features = {
-        name: _features(name, columns[name], at, guessed) for name in names if name not in (label, client, *_MARKS)
+        name: _features(name, columns[name], at, guessed) for name in names if name not in (*labels, client, *_MARKS)
     }
     if not features:
-        raise ValueError(f"there are no columns besides {label!r}; separate columns by commas")
+        raise ValueError(f"there are no columns besides {', '.join(labels)!r}; separate columns by commas")
     sides = {name: _sides(name, columns[name], at) for name in _MARKS if name in columns}
     values = np.stack([*features.values()], 1)
-    return values, columns[label], columns.get(client or ""), sides, tuple(features)
+    chosen = np.stack([columns[name] for name in labels], 1) if several else columns[labels[0]]
+    return values, chosen, columns.get(client or ""), sides, tuple(features)
 
 
-def _check_header(names: list[str], rows: list[list[str]], label: str | None, client: str | None) -> None:
+def _check_header(names: list[str], rows: list[list[str]], label: str | list[str] | None, client: str | None) -> None:
     """Raise `ValueError` unless the first line has a name for each column, and is not a sample.
 
     A sample has numbers. So has a header that pandas numbers, or in which a column has the name that the user gives, or
@@ -75,7 +77,7 @@ def _check_header(names: list[str], rows: list[list[str]], label: str | None, cl
     if len({*names}) < len(names):
         raise ValueError(f"two columns are called {max(names, key=names.count)!r}; rename one, or begin with a header")
     number = next(filter(_is_number, names), None)
-    if number is None or {label, client} & {*names}:
+    if number is None or {*(label if isinstance(label, list) else [label]), client} & {*names}:
         return
     named = {names.index(name): name for name in (*_LABELS, "client", *_MARKS) if name in names}
     if all(any(row[place].strip() == name for row in rows) for place, name in named.items()):

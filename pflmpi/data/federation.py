@@ -16,7 +16,7 @@ from pflmpi import atomic
 from pflmpi.data.array_files import read_npz
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import Dataset
-from pflmpi.data.partitions import PARTITIONS, divides
+from pflmpi.data.partitions import PARTITIONS, WITHOUT_CLASSES, divides
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_marked, split_pooled, split_share
 from pflmpi.errors import DataError
@@ -122,7 +122,7 @@ def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, see
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")
     by_writer = divides(partition.name) == "writers"
-    key = _writers(dataset, partition.name) if by_writer else dataset.labels
+    key = _writers(dataset, partition.name) if by_writer else _labels(dataset, partition.name)
     split = resolved_split(data, dataset)
     if data.test_per_class is not None and (split == "pooled" or by_writer):
         raise DataError(
@@ -139,12 +139,12 @@ def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, see
     parts = cut(pool[np.concatenate(shares)], _lengths(shares))
     if split == "pooled":
         drawn_from = partial(streams, seed, 0, purpose="split")
-        return _federation(dataset, *split_pooled(parts, dataset.labels, data.test_share, drawn_from))
+        return _federation(dataset, *split_pooled(parts, dataset.strata, data.test_share, drawn_from))
     official = np.flatnonzero(dataset.official_test)
     if by_writer:
         tests = official_by_writer(parts, key, official)
     else:
-        counts, labels = _class_counts(dataset, parts), dataset.labels[official]
+        counts, labels = _class_counts(dataset, parts), dataset.strata[official]
         tests = official_by_class(counts, labels, official, rng, data.test_per_class)
         if (unused := len(official) - sum(map(len, tests))) and data.test_per_class is None:
             logger.warning("%d of %d test samples are left out: no client trains on their class", unused, len(official))
@@ -338,13 +338,25 @@ def _digest(
 
 
 def _class_counts(dataset: Dataset, parts: Sequence[np.ndarray]) -> np.ndarray:
-    num_clients, num_classes = len(parts), dataset.num_classes
-    cells = np.repeat(np.arange(num_clients) * num_classes, _lengths(parts)) + dataset.labels[np.concatenate(parts)]
+    num_clients, num_classes = len(parts), dataset.num_strata
+    cells = np.repeat(np.arange(num_clients) * num_classes, _lengths(parts)) + dataset.strata[np.concatenate(parts)]
     return np.bincount(cells, minlength=num_clients * num_classes).reshape(num_clients, num_classes)
 
 
 def _lengths(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.fromiter(map(len, parts), np.int64, len(parts))
+
+
+def _labels(dataset: Dataset, partition: str) -> np.ndarray:
+    """The labels [n, ...] that a partition divides by; those of the package do without, or need classes."""
+    if dataset.problem.classes or PARTITIONS.reference(partition):
+        return dataset.labels
+    if partition not in WITHOUT_CLASSES:
+        raise DataError(
+            f"partition {partition!r} divides by class, and the labels of dataset {dataset.name!r} are no classes "
+            f"(data.task); choose {', '.join(WITHOUT_CLASSES)}, or one of your own"
+        )
+    return dataset.strata
 
 
 def _writers(dataset: Dataset, partition: str) -> np.ndarray:

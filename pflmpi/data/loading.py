@@ -12,6 +12,7 @@ from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import Dataset, assemble, standardised, standardised_by_pixel
 from pflmpi.data.own_files import read_own
+from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
 from pflmpi.data.splits import apportion, merged
@@ -33,7 +34,15 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
         ConfigError: an unknown name.
         DataError: a dataset that is missing, unreadable, or cannot be downloaded.
     """
-    dataset = _read(config, cache)
+    problem = PROBLEMS[config.task]()
+    dataset = _read(config, problem, cache)
+    if dataset.problem.classes and problem.classes:
+        dataset = replace(dataset, problem=problem)  # whose loss may be another
+    elif dataset.problem != problem:
+        raise DataError(
+            f"data.task = {shown(config.task)}, and the labels of dataset {dataset.name!r} are of "
+            f"{PROBLEMS.name_of(type(dataset.problem))}; set data.task to that, or choose other data"
+        )
     if config.normalize == "standard":
         dataset = standardised(dataset)
     if config.normalize == "pixel":
@@ -43,9 +52,9 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
     return limited(dataset, config.limit, stream(seed, 0, -1, "limit"))
 
 
-def _read(config: DataConfig, cache: str | None) -> Dataset:
+def _read(config: DataConfig, problem: Problem, cache: str | None) -> Dataset:
     if config.path is not None:
-        return read_own(Path(config.path), config.label, config.client, config.layout)
+        return read_own(Path(config.path), config.label, config.client, config.layout, problem)
     source = SOURCES[config.name]
     if isinstance(source, type):
         dataset = source(**config.options).read(Path(_folder(config) or "."))
@@ -66,14 +75,15 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
     """
     if limit >= len(dataset.labels):
         return dataset
-    sizes = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    strata = dataset.strata
+    sizes = np.bincount(strata, minlength=dataset.num_strata)
     present = np.flatnonzero(sizes)
     # One sample for each class first and the rest by what is left of each: a class never gets more than it has.
     floor = int(limit >= len(present))
     counts = apportion(limit, sizes[present] - floor, floor=floor)
     chosen = []
     for label, count in zip(present, counts, strict=True):
-        member = dataset.labels == label
+        member = strata == label
         sides = [rng.permutation(np.flatnonzero(member & (dataset.official_test == test))) for test in (False, True)]
         shares = apportion(int(count), np.array([len(side) for side in sides], dtype=np.float64))
         chosen += [side[:share] for side, share in zip(sides, shares, strict=True)]
@@ -86,6 +96,7 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         dataset.num_classes,
         None if dataset.writers is None else dataset.writers[samples],
         official_validation=None if marks is None else marks[samples],
+        problem=dataset.problem,
     )
     fields = ("mean", "std", "class_names", "written_labels", "written_clients", "may_be_tokens", "columns")
     return replace(subset, **{name: getattr(dataset, name) for name in fields})

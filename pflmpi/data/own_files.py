@@ -12,6 +12,7 @@ from pflmpi.data.array_files import read_h5, read_npz
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
 from pflmpi.data.pfllib import is_split_by_client, read_folder
+from pflmpi.data.problems import CLASSIFICATION, Problem
 from pflmpi.errors import DataError
 
 _HOW = (
@@ -49,7 +50,13 @@ class OwnArrays:
     validation: np.ndarray | None = None
 
 
-def read_own(path: Path, label: str | None = None, client: str | None = None, layout: str | None = None) -> Dataset:
+def read_own(
+    path: Path,
+    label: str | list[str] | None = None,
+    client: str | None = None,
+    layout: str | None = None,
+    problem: Problem = CLASSIFICATION,
+) -> Dataset:
     """The dataset in a file or folder.
 
     Samples of bytes are images: [n, H, W], [n, C, H, W], or [n, H, W, C] with 1 or 3 channels. All others become
@@ -57,6 +64,7 @@ def read_own(path: Path, label: str | None = None, client: str | None = None, la
 
     Args:
         label, client: columns of a table; None for those called so, and for the last one as the label.
+        problem: what the labels are.
         layout: `nchw` or `nhwc`, the axes of arrays [n, ., ., .]; None where the shape leaves no doubt.
 
     Raises:
@@ -80,7 +88,7 @@ def read_own(path: Path, label: str | None = None, client: str | None = None, la
             arrays = _csv(path, label, client)
         else:
             raise DataError(f"data.path = {str(path)!r} has an unknown suffix; {_HOW}")
-        return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout))
+        return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout), problem)
     except (OSError, ValueError) as error:
         raise DataError(f"data.path = {str(path)!r} cannot be used: {error}") from error
     except MemoryError as error:
@@ -90,36 +98,54 @@ def read_own(path: Path, label: str | None = None, client: str | None = None, la
         ) from error
 
 
-def _dataset(name: str, arrays: OwnArrays) -> Dataset:
+def _dataset(name: str, arrays: OwnArrays, problem: Problem) -> Dataset:
     x, count = _samples(arrays.x, arrays.layout), len(arrays.x)
     sides = {"test": arrays.test, "validation": arrays.validation}
     for what, array in {"y": arrays.y, "client": arrays.client, **sides}.items():
-        if array is not None and array.shape != (count,):
+        axes = None if what == "y" and not problem.classes else 1  # the others are the problem's to judge
+        if array is not None and (array.shape[:1] != (count,) or axes not in (None, array.ndim)):
             raise ValueError(f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]")
     if not count:
         raise ValueError("it has no samples")
-    validation = _check_sides(arrays.test, arrays.validation)
+    arrays = replace(arrays, validation=_check_sides(arrays.test, arrays.validation))
     y = as_numbers(arrays.y)
-    for what, values in (("label", y), ("client", arrays.client)):
+    for what, values in (("label", y if problem.classes else None), ("client", arrays.client)):
         if values is not None and (lost := first_missing(values)) is not None:
             raise ValueError(f"sample {lost} has no {what} ({values[lost]}); give each sample one, or leave it out")
-    classes, labels = np.unique(y, return_inverse=True)
-    if len(classes) > _MOST_CLASSES or (y.dtype.kind == "f" and (classes != np.round(classes)).any()):
-        raise ValueError(
-            f"y has {len(classes)} different values, such as {classes[0].item()!r}; expected labels of classes"
-        )
-    if arrays.num_classes is not None:  # some of which no sample may be of
-        classes, labels = np.arange(arrays.num_classes), y
     clients, writers = (np.empty(0), None) if arrays.client is None else _clients(arrays.client)
     test = arrays.test.astype(bool)
-    dataset = assemble(name, x, labels.astype(np.int64), test, len(classes), writers, official_validation=validation)
+    if problem.classes:
+        dataset = _of_classes(name, x, y, test, writers, arrays)
+    else:
+        labels = problem.labels(y)
+        about = (name, x, labels, test, problem.num_outputs(labels), writers)
+        dataset = assemble(*about, official_validation=arrays.validation, problem=problem)
     return replace(
         dataset,
-        class_names=_names(classes, arrays.class_names),
-        written_labels=_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes),
         written_clients=_texts(clients),
         may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
+        problem=problem,
+    )
+
+
+def _of_classes(
+    name: str, x: np.ndarray, y: np.ndarray, test: np.ndarray, writers: np.ndarray | None, arrays: OwnArrays
+) -> Dataset:
+    """The dataset of samples x with labels y [n] of any kind, which are classes."""
+    classes, labels = np.unique(y, return_inverse=True)
+    if len(classes) > _MOST_CLASSES or (y.dtype.kind == "f" and (classes != np.round(classes)).any()):
+        raise ValueError(
+            f"y has {len(classes)} different values, such as {classes[0].item()!r}; expected labels of classes, or "
+            "data.task: regression for numbers"
+        )
+    if arrays.num_classes is not None:  # some of which no sample may be of
+        classes, labels = np.arange(arrays.num_classes), y
+    about = (name, x, labels.astype(np.int64), test, len(classes), writers)
+    return replace(
+        assemble(*about, official_validation=arrays.validation),
+        class_names=_names(classes, arrays.class_names),
+        written_labels=_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes),
     )
 
 
@@ -230,7 +256,7 @@ def _with(x: np.ndarray, y: np.ndarray, others: Mapping[str, np.ndarray]) -> Own
     return OwnArrays(x, y, others.get("client"), test, class_names=names, validation=validation)
 
 
-def _csv(path: Path, label: str | None, client: str | None) -> OwnArrays:
+def _csv(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
     x, y, clients, sides, columns = read_table(path, label, client)
     test = sides.get("test", np.zeros(len(x), bool))
     return OwnArrays(x, y, clients, test, columns=columns, validation=sides.get("validation"))

@@ -88,7 +88,7 @@ def _summary(federation: Federation, cells: _Cells) -> list[str]:
         f"{federation.num_clients} clients, {', '.join(sides)} and {federation.num_test.sum()} test samples "
         f"of {federation.dataset.name}",
         f"samples per client: {_range(train + held + federation.num_test)}",
-        f"classes per client: {_range(classes_held)} of {federation.dataset.num_classes}",
+        f"classes per client: {_range(classes_held)} of {federation.dataset.num_strata}",
     ]
     if federation.num_shared:
         lines.append(f"{federation.num_shared} samples are held by more than one client")

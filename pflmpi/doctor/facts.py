@@ -310,14 +310,19 @@ def try_messages(transport: Transport, config: "Config | None") -> str:
     device = device_of(placed, rank)
     if between_gpus.ranks:
         transport.use_gpus(between_gpus.ranks, device)
-    part = np.zeros(_MESSAGE, np.uint8)
-    on_device: Buffer = part
-    if rank in between_gpus.ranks:
+
+    def part(size: int) -> Buffer:
+        if rank not in between_gpus.ranks:
+            return np.zeros(size, np.uint8)
         import torch
 
-        on_device = torch.zeros(_MESSAGE, dtype=torch.uint8, device=device)
-    to_next = {(rank + 1) % size: part}, {(rank - 1) % size: _MESSAGE}, size * _MESSAGE
-    calls = (lambda: transport.broadcast(on_device), lambda: transport.exchange(*to_next))
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+
+    whole, moved = part(_MESSAGE), size * _MESSAGE
+    calls = (
+        lambda: transport.broadcast(whole),
+        lambda: transport.exchange({(rank + 1) % size: whole}, {(rank - 1) % size: _MESSAGE}, moved, empty=part),
+    )
     seconds = transport.maximum(np.array([_seconds(transport, call) for call in calls]))
     way = between_gpus.text or {"mpi": "MPI", "torch": "gloo"}.get(transport.name, transport.name)
     to_all, to_the_next = (f"{1e3 * value:.3g} ms" for value in seconds)

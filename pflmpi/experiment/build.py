@@ -31,6 +31,7 @@ from pflmpi.experiment.training_checks import (
     check_padding,
     check_participation,
     check_passes,
+    check_problem,
     check_stop,
     only_first_client,
 )
@@ -99,8 +100,8 @@ class Experiment:
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """What is measured besides what a task of classes always has."""
-        measures = measures_of(self.config.evaluation.measures)
-        return {name: measure for name, measure in measures.items() if name != "accuracy"}
+        problem, measures = self.federation.dataset.problem, measures_of(self.config.evaluation.measures or ())
+        return {name: measure for name, measure in measures.items() if name != "accuracy" or not problem.classes}
 
     @cached_property
     def pool(self) -> Pool:
@@ -206,6 +207,8 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
     """The task of the clients that have a model; what of it is frozen is on the device from now on."""
     architecture = model.bind(dataset.images.shape[1:], dataset.num_classes)
     task = Task(architecture, config.training, num_clients, config.seed, dataset.mean, dataset.std, device)
+    task = task.replace(problem=dataset.problem, label_shape=dataset.labels.shape[1:])
+    _check_axes(task)
     if not (architecture.frozen or model.trainable is not None or model.personal is not None):
         return task
     head = architecture.recipe.head if isinstance(architecture, ModuleArchitecture) else None
@@ -217,6 +220,18 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
     trained = {path: name for path, name in names.items() if path not in paths}
     personal = () if model.personal is None else matching("model.personal", model.personal, trained, architecture.name)
     return task.replace(personal=personal)
+
+
+def _check_axes(task: Task) -> None:
+    """Raise `ConfigError` for a model with scores of other axes than the labels of the task need."""
+    architecture, needed = task.architecture, task.score_shape[:-1]
+    axes = architecture.findings.axes if isinstance(architecture, ModuleArchitecture) else ()
+    if axes != needed:
+        scores, allowed = (", ".join(["B", *map(str, some), "K"]) for some in (axes, needed))
+        raise ConfigError(
+            f"model {architecture.name} has scores [{scores}], and labels of this data.task need [{allowed}]; choose a "
+            "model that has them, such as a module of your own"
+        )
 
 
 def check_executor(experiment: Experiment, configured: str) -> str:
@@ -250,6 +265,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         experiment = experiment.with_executor(runtime.model_copy(update={"executor": executor}))
     config, cohort, tasks = experiment.config, experiment.cohort, experiment.tasks
     algorithm, training = config.algorithm, config.training
+    check_problem(algorithm, tasks[0])
     check_parts(algorithm, tasks)
     if any(model.cache_features for model in config.models):
         check_cached_features(config, tasks[0], experiment.transform, experiment.federation.dataset.images[:2])

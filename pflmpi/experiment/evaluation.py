@@ -169,7 +169,7 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
         changes = {"path": str(expanded(text)), "name": Path(text).stem, "limit": None, "layout": layout}
         section = config.model_copy(update=changes)
     else:
-        section = DataConfig(name=text, root=config.root)
+        section = DataConfig(name=text, root=config.root, task=config.task)
     return load(section, 0)
 
 
@@ -186,7 +186,13 @@ def _matched(first: Dataset, other: Dataset) -> Dataset:
         raise ConfigError(
             f"--data {other.name} has samples of {other_kind}, the run {kind}; give data of the same kind"
         )
-    labels = _matching_labels(first, other)[other.labels]
+    if first.problem.classes:
+        labels = _matching_labels(first, other)[other.labels]
+    elif (labels := other.labels).shape[1:] != first.labels.shape[1:] or other.num_classes > first.num_classes:
+        shapes = f"{list(labels.shape[1:])} with {other.num_classes} outputs, the run {list(first.labels.shape[1:])}"
+        raise ConfigError(
+            f"--data {other.name} has labels {shapes} with {first.num_classes}; give data of the same kind"
+        )
     return replace(other, images=images, labels=labels, num_classes=first.num_classes)
 
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pflmpi import tree
 from pflmpi.data.federation import Federation
 from pflmpi.errors import ConfigError, PflmpiError
-from pflmpi.learning.client import Batch, model_loss
+from pflmpi.learning.client import Batch, model_loss, task_loss
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import TrainingConfig
@@ -107,7 +106,7 @@ def _plain(architecture: ModuleArchitecture, task: Task, batches: Sequence[Batch
     module.train()
     try:
         for batch in batches:
-            F.cross_entropy(module(batch.x), batch.y).backward()  # type: ignore[no-untyped-call]
+            task_loss(task, module(batch.x), batch).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 for place, parameter in enumerate(trained):
                     if parameter.grad is None:
@@ -147,7 +146,8 @@ def _in_lanes(task: Task, initial: Tree, batches: Sequence[Sequence[Batch]]) -> 
     """The models of both clients, from one vmapped call."""
     task, shape = task.replace(batched=True), (2, _STEPS, max(_SIZES))
     images = torch.zeros(*shape, *batches[0][0].x.shape[1:])
-    labels, weight = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+    y = batches[0][0].y
+    labels, weight = torch.zeros(*shape, *y.shape[1:], dtype=y.dtype), torch.zeros(shape)
     for client, (of_client, size) in enumerate(zip(batches, _SIZES, strict=True)):
         images[client, :, :size] = torch.stack([batch.x for batch in of_client])
         labels[client, :, :size] = torch.stack([batch.y for batch in of_client])

@@ -13,6 +13,7 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.config.load import Config
 from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import OwnSource
 from pflmpi.errors import CheckpointError, ConfigError
@@ -31,6 +32,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "selection": SELECTIONS,
     "transform": TRANSFORMS,
     "measure": MEASURES,
+    "task": PROBLEMS,
 }
 _LISTS = (  # place, section, key
     ("transform", "data", "transform"),
@@ -80,6 +82,8 @@ def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
             return [of(f"{place}/{number}" if number else place, item) for number, item in enumerate(section)]
         if isinstance(section, Mapping) and place in now and _same_object(str(section.get("name")), now[place]):
             section = {**section, "name": now[place]}
+        if place == "data" and "task" in section:
+            section = {**section, "task": moved("task", section["task"])}
         for kind, of_section, key in _LISTS:
             if place == of_section and key in section:
                 names, one = section[key], isinstance(section[key], str)
@@ -117,11 +121,11 @@ def _section(name: str, kind: object) -> str:
         names = [*inspect.signature(kind).parameters] if inspect.isfunction(kind) else []
         known = {"x key": "transform", "scores labels": "measure", "round count num_train rng": "selection"}
         return "partition" if {"clients", "rng"} <= {*names} else known.get(" ".join(names), "model")
-    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module))
+    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module), ("task", Problem))
     for section, base in bases:
         if issubclass(kind, base):
             return section
-    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module")
+    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module, Problem")
 
 
 def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -130,6 +134,7 @@ def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         names = raw.get(section, {}).get(key, ())
         for number, name in enumerate([names] if isinstance(names, str) else names):
             yield f"{kind}/{number}", name
+    yield "task", raw.get("data", {}).get("task", "classification")
     for key in ("algorithm", "data", "model", "partition"):
         sections = raw[key] if isinstance(raw[key], list) else [raw[key]]
         for number, section in enumerate(sections):

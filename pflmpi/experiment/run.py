@@ -300,9 +300,11 @@ def _run_rounds(
             if not _has_ended(run, config, context):
                 scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
                 totals, timeout = experiment.federation.test_class_counts, config.runtime.timeout
-                measures, validation = [*setup.executor.measures], experiment.counts.validation
+                untested = setup.executor.untested(range(len(totals)))
+                validation, clients = setup.validation, range(experiment.federation.num_clients)
+                unvalidated = None if validation is None else validation.untested(clients)
                 hooks = RoundHooks(
-                    totals, transport, checkpoints, observer, context.stop, timeout, measures, validation
+                    totals, transport, checkpoints, observer, context.stop, timeout, untested, unvalidated
                 )
                 skips = config.runtime.client_errors == "skip"
                 rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)

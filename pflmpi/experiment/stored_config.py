@@ -16,7 +16,6 @@ from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import by_key, override
 from pflmpi.data.class_names import CLASS_NAMES
-from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.outside_code import changes, code_hashes, renamed
@@ -80,7 +79,7 @@ def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str,
         "summary": algorithm.summary,
         "paper": algorithm.paper,
         "personal": personal.to_json(algorithm.personal(task)),
-        "class_names": list(experiment.federation.dataset.class_names or _names_of(experiment.config.data)),
+        "class_names": list(_class_names(experiment)),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
         **({"modules": len(modules)} if (modules := _modules(experiment)) else {}),  # described in modules.h5
     }
@@ -121,9 +120,12 @@ def _array(value: torch.Tensor) -> np.ndarray:
     return to_numpy(value.float() if value.dtype == torch.bfloat16 else value)
 
 
-def _names_of(data: DataConfig) -> tuple[str, ...]:
-    """Class names of a dataset of the package."""
-    return CLASS_NAMES.get(data.name, ()) if data.path is None else ()
+def _class_names(experiment: Experiment) -> tuple[str, ...]:
+    """Class names of a dataset of the package, or those that the data has."""
+    data, dataset = experiment.config.data, experiment.federation.dataset
+    if not dataset.problem.classes:
+        return ("all samples",)
+    return dataset.class_names or (CLASS_NAMES.get(data.name, ()) if data.path is None else ())
 
 
 def stored_config(run: Path, overrides: Sequence[str]) -> Config:
@@ -220,7 +222,7 @@ def _parsed(run: Path, values: Mapping[str, Any], config: Config) -> Config:
 def _parse(run: Path, values: Mapping[str, Any]) -> Config:
     """The configuration of a run; which code is executed for it is said first: a stranger's may do anything."""
     sections = [part for value in values.values() for part in (value if isinstance(value, list) else [value])]
-    named = [text for part in sections if isinstance(part, Mapping) for text in (part.get("name"), *_functions(part))]
+    named = [text for part in sections if isinstance(part, Mapping) for text in _references(part)]
     announce(run, [text for text in named if isinstance(text, str)])
     return parse(values)
 
@@ -231,9 +233,10 @@ def announce(run: Path, names: Sequence[str]) -> None:
         _announce(f"{run} names code, which is executed now: {', '.join(code)}")
 
 
-def _functions(section: Mapping[str, Any]) -> list[Any]:
-    lists = [name for key in ("transform", "measures") if isinstance(names := section.get(key), list) for name in names]
-    return [*lists, section.get("selection")]
+def _references(section: Mapping[str, Any]) -> list[Any]:
+    """What may name code from outside."""
+    lists = [names for key in ("transform", "measures") if isinstance(names := section.get(key), list)]
+    return [*map(section.get, ("name", "task", "selection")), *(name for names in lists for name in names)]
 
 
 @cache  # also for the ranks that are forks

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
+from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, training_passes
 from pflmpi.config.load import Config
+from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.unseen import Division
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
-from pflmpi.learning.scoring import Measure, values_of
+from pflmpi.learning.scoring import MEASURES, Measure, values_of
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
 from pflmpi.learning.transforms import Transform
@@ -48,6 +50,12 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
         ("keep_optimizer", adam or training.momentum > 0, "momentum, or training.optimizer: adam or adamw"),
     ):
         _check_effect(training, key, allowed, where)
+    if training.micro_batch is not None and type(task.problem).weights is not Problem.weights:
+        raise ConfigError(
+            f"training.micro_batch = {training.micro_batch} with data.task {type(task.problem).__name__.lower()}, "
+            "whose samples count differently in the mean of a batch, so that gradients of its parts do not add up to "
+            "that of the batch; leave it null, and lower training.batch_size"
+        )
     _check_simulation(algorithm, task)
     if algorithm.own_steps:
         for key in ("optimizer", "clip_norm", "keep_optimizer"):
@@ -73,15 +81,16 @@ def check_participation(config: Config, task: Task, participation: Participation
     if all(getattr(training, key) == getattr(_DEFAULT, key) for key in _LEAVE_OUT):
         return
     rounds = range(done + 1, training.rounds + 1)
-    clients = {round: participation.participants(round) for round in rounds}
-    if SELECTIONS.reference(training.selection) and any(
-        not np.array_equal(participation.participants(round), clients[round]) for round in rounds
-    ):
-        raise ConfigError(
-            f"training.selection = {shown(training.selection)} returns other clients at a second call; it must follow "
-            "from its arguments alone, and draw from `rng`"
-        )
-    left = {round: len(ids) for round, ids in clients.items()}
+    left = dict[int, int]()
+    for round in rounds:
+        clients = participation.participants(round)
+        left[round] = len(clients)
+        own = SELECTIONS.reference(training.selection) is not None
+        if own and not np.array_equal(participation.participants(round), clients):
+            raise ConfigError(
+                f"training.selection = {shown(training.selection)} returns other clients at a second call; it must "
+                "follow from its arguments alone, and draw from `rng`"
+            )
     fewest = min(rounds, key=left.__getitem__, default=None)
     if fewest is None:
         return
@@ -157,17 +166,44 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
         rounds = range(1, min(task.training.rounds, _TRIED) + 1)
         if not any(trial.counts_loss(0, round) for round in rounds):
             why = f"the local training of {type(algorithm).__name__} measures no loss"
+    measure = "f1_macro" if stop.metric.startswith("f1") else "accuracy" if "accuracy" in stop.metric else ""
+    if measure and not task.problem.classes and measure not in trial.measures:
+        why = "the labels of this data.task are no classes"
     if why:
         raise ConfigError(f"training.stop.metric = {shown(stop.metric)}, but {why}; choose another metric")
 
 
 def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
-    """Raise `ConfigError` for a measure that has no value for made-up scores of each class."""
-    k = task.num_classes
+    """Raise `ConfigError` for a measure that has no meaning for the task, or no value for made-up scores."""
+    rng, count = np.random.default_rng(0), 2 * task.num_classes + 1
+    for name in measures:
+        if name in [*MEASURES] and task.problem.measures and name not in task.problem.measures:
+            raise ConfigError(
+                f"evaluation.measures: {name} has no meaning for the labels of this data (data.task); choose "
+                f"{', '.join(task.problem.measures)}, or a function of your own"
+            )
     try:
-        values_of(measures, np.random.default_rng(0).normal(size=(2 * k + 1, k)), np.arange(2 * k + 1) % k)
+        scores, labels = rng.normal(size=(count, *task.score_shape)), example_labels(task, (count,), rng).numpy()
+        values_of(measures, *task.problem.scored(scores, labels))
     except RunError as error:
         raise ConfigError(f"evaluation.measures: {error}") from error
+
+
+def check_problem(algorithm: Algorithm, task: Task) -> None:
+    """Raise `ConfigError` for an algorithm, or an option, that has a meaning for cross-entropy of classes alone."""
+    if task.problem.cross_entropy:
+        return
+    name = PROBLEMS.name_of(type(task.problem))
+    if not algorithm.any_task:
+        others = ", ".join(name for name, kind in ALGORITHMS.items() if kind.any_task)
+        raise ConfigError(
+            f"data.task = {shown(name)}: {type(algorithm).__name__} computes with classes, and is not said to have a "
+            f"meaning for others (any_task); choose {others}"
+        )
+    if smoothing := task.training.label_smoothing:
+        raise ConfigError(
+            f"training.label_smoothing = {smoothing} spreads labels over classes, and data.task is {name}; leave it out"
+        )
 
 
 def _check_schedule(training: TrainingConfig) -> None:
@@ -284,13 +320,15 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
     rng = stream(task.seed, 0, client, "padding check")
     shape = (2, _WIDTH, *task.architecture.shape)  # two steps, of which one may be left out
     images = torch.from_numpy(rng.integers(0, 256, shape, np.uint8))
-    labels = torch.from_numpy(rng.integers(0, task.num_classes, shape[:2]))
+    labels = example_labels(task, shape[:2], rng)
     weight = torch.zeros(shape[:2])
     weight[0, :_REAL] = 1
     if not filled:
         images[weight == 0], labels[weight == 0] = 0, 0
     keys = torch.arange(2)
-    counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
+    counts = torch.tensor([float(_REAL)])
+    if task.problem.classes:
+        counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
     training = task.training.model_copy(update={"lr": min(task.training.lr, _LARGEST_RATE)})
     batched = task.replace(batched=True, training=training)
 
@@ -312,6 +350,14 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
         inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
         received = {name: tree.stack([value]) for name, value in down.items()}
         return torch.func.vmap(in_lane)(lanes, received, *inputs)
+
+
+def example_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
+    """Labels of made-up samples of a shape: classes, or numbers that are 0 and 1, which labels of any task may be."""
+    if task.problem.classes:
+        return torch.from_numpy(rng.integers(0, task.num_classes, shape))
+    values = rng.integers(0, 2, (*shape, *task.label_shape))
+    return torch.from_numpy(task.problem.labels(values.reshape(-1, *task.label_shape)).reshape(values.shape))
 
 
 def example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:

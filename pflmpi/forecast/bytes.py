@@ -100,7 +100,7 @@ def pool_bytes(setup: Setup, rank: int) -> int:
     dataset, samples, task = setup.executor.federation.dataset, setup.samples(rank), setup.task
     sample_bytes = 4 * task.num_features if task.cached_features else dataset.images[:1].nbytes
     count = len(dataset.labels) if samples is None else len(samples)
-    return count * (sample_bytes + dataset.labels.itemsize)
+    return count * (sample_bytes + dataset.labels[:1].nbytes)
 
 
 def mapped_bytes(federation: Federation) -> int:

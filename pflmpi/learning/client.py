@@ -55,7 +55,7 @@ class Padding:
 
     weight: Tensor  # [B] float32, 1 for real samples, 0 for padding
     share: Tensor  # [B] float32, the weight over the number of real samples
-    target: Tensor  # [B, K] float32, minus the one-hot label times the share
+    target: Tensor | None  # [B, K] float32, minus the one-hot label times the share; None where labels are no classes
     active: Tensor | None  # [] float32, 0 where there is no real sample at all; None: there is one in every lane
     full: bool = False  # every sample is real, in every lane; known where the model has batch norm
 
@@ -65,7 +65,7 @@ class Batch:
     """One minibatch, prepared and on the device."""
 
     x: Tensor  # [B, C, H, W] float32
-    y: Tensor  # [B] int64
+    y: Tensor  # [B] int64; of other tasks than classification [B, ...]
     padding: Padding | None = None  # None: every sample is real
     key: Tensor | None = None  # [] int64, drawn for this batch alone; for what `draws_noise`
     smoothing: float = 0.0  # share of each label that cross-entropy spreads over all classes
@@ -85,9 +85,9 @@ def micro_batches(batch: Batch, size: int) -> Iterator[tuple[Batch, Tensor | flo
         if padding is not None:
             weight = padding.share[rows].sum()
             scale = 1 / weight.clamp(min=1 / count)  # without a real sample all that is scaled is 0
-            share, target = padding.share[rows] * scale, padding.target[rows] * scale
-            padding = replace(padding, weight=padding.weight[rows], share=share, target=target)
-        key = batch.key + number * _APART if batch.key is not None and number else batch.key
+            target = None if padding.target is None else padding.target[rows] * scale
+            padding = replace(padding, weight=padding.weight[rows], share=padding.share[rows] * scale, target=target)
+        key = batch.key + number * _APART % (1 << 62) if batch.key is not None and number else batch.key
         yield replace(batch, x=batch.x[rows], y=batch.y[rows], padding=padding, key=key), weight
 
 
@@ -107,7 +107,7 @@ class ClientData:
 
     passes: dict[str, Iterable[Batch]]  # the shuffled passes that the algorithm asked for, by name
     train: Iterable[Batch]  # the whole training split once, in stored order
-    class_counts: Tensor  # [K] float32, training samples of each class
+    class_counts: Tensor  # [K] float32, training samples of each class; [1], of all, where labels are no classes
     learning_rate: Rate  # of this round
     round: int  # counts from 1; 0 in an introduction
     decay: Rate = 1.0  # the factor on `training.lr` in it, for rates of the algorithm's own
@@ -149,18 +149,36 @@ def average(values: Tensor, batch: Batch) -> Tensor:
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """The mean cross-entropy of logits [B, K] over the real samples of a batch."""
+    if batch.y.ndim > 1 or batch.y.is_floating_point():
+        raise ValueError("the labels are no classes: task_loss(task, scores, batch) is the loss of any task")
     if batch.padding is None:
         return F.cross_entropy(logits, batch.y, label_smoothing=batch.smoothing)
     # A product with the one-hot label instead of nll_loss, whose batched form is several times slower.
     target = batch.padding.target
+    assert target is not None, "they are classes"
     if batch.smoothing:
         target = target * (1 - batch.smoothing) - batch.padding.share.unsqueeze(-1) * batch.smoothing / logits.shape[-1]
     return (F.log_softmax(logits, -1) * target).sum()
 
 
+def task_loss(task: Task, scores: Tensor, batch: Batch) -> Tensor:
+    """The mean loss of scores [B, ...] over the real samples of a batch, as the task has it: of classes cross-entropy.
+
+    Of tokens it is the mean over all positions of the batch that have a label, 0 without any.
+    """
+    if task.problem.cross_entropy:
+        return cross_entropy(scores, batch)
+    losses, weights = task.problem.loss(scores, batch.y), task.problem.weights(batch.y)
+    if weights is None:
+        return average(losses, batch)
+    if batch.padding is not None:
+        losses, weights = losses * batch.padding.weight, weights * batch.padding.weight
+    return losses.sum() / weights.sum().clamp(min=1)
+
+
 def model_loss(task: Task) -> Loss:
-    """The plain loss: cross-entropy of the model's own logits."""
-    return lambda model, batch: cross_entropy(task.predict(model, batch.x, training=True), batch)
+    """The plain loss: the task's, of the model's own scores."""
+    return lambda model, batch: task_loss(task, task.predict(model, batch.x, training=True), batch)
 
 
 def class_means(task: Task, model: Tree, data: ClientData) -> Tree:

@@ -35,7 +35,7 @@ def uniform(round: int, count: int, num_train: np.ndarray, rng: np.random.Genera
 
 
 def by_samples(round: int, count: int, num_train: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One after another, each with a probability in proportion to its training samples."""
+    """One after another, in proportion to training samples."""
     return rng.choice(len(num_train), size=count, replace=False, p=num_train / num_train.sum())
 
 
@@ -86,19 +86,21 @@ class Participation:
         """
         training, num_clients = self.training, len(self.num_train)
         if is_trace(training.selection):
-            chosen = _traced(training.selection).get(round, np.empty(0, np.int64))
+            chosen = self._trace.get(round, np.empty(0, np.int64))
         else:
             rng, sizes = stream(self.seed, round, -1, "participants"), self.num_train.view()
             sizes.flags.writeable = False
             with outside.as_config_error():
                 chosen = SELECTIONS[training.selection](round, training.num_drawn(num_clients), sizes, rng)
         chosen = _checked(np.asarray(chosen), num_clients, f"training.selection = {training.selection}: round {round}")
-        if training.dropout:
+        if self.most_steps is not None:
+            chosen = chosen[self.most_steps[chosen] > 0]
+        if training.dropout and len(chosen):
             draws = stream(self.seed, round, -1, "dropout").random(len(chosen))
             chosen = chosen[(draws >= training.dropout) | (draws == draws.max())]
         if training.without_clients:
             chosen = np.setdiff1d(chosen, training.without_clients)
-        return chosen if self.most_steps is None else chosen[self.most_steps[chosen] > 0]
+        return chosen
 
     @functools.cached_property
     def seconds_per_step(self) -> np.ndarray | None:
@@ -114,7 +116,23 @@ class Participation:
         """[N] int64, local steps that each client can take in a round before the deadline; None without one."""
         if self.training.deadline is None or self.seconds_per_step is None:
             return None
-        return np.minimum(self.training.deadline / self.seconds_per_step, 2.0**31).astype(np.int64)
+        steps = self.training.deadline / self.seconds_per_step
+        return np.minimum(steps * (1 + 1e-12), 2.0**31).astype(np.int64)  # three steps of 0.1 s in 0.3 s
+
+    @functools.cached_property
+    def _trace(self) -> dict[int, np.ndarray]:
+        """The clients of each round in the file, whose columns are round and client."""
+        path, clients = self.training.selection, dict[int, list[int]]()
+        try:
+            with Path(path).open(newline="") as file:
+                for line in csv.DictReader(file):
+                    clients.setdefault(int(line["round"]), []).append(int(line["client"]))
+        except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
+            raise ConfigError(
+                f"training.selection = {shown(path)} cannot be read ({error!r}); expected a CSV file with a first line "
+                "`round,client`, and a line for each round and client that takes part in it"
+            ) from error
+        return {round: np.array(of_round) for round, of_round in clients.items()}
 
     def counts(self, round: int) -> np.ndarray:
         """[N] int64, in how many of the rounds 1 to `round` each client takes part."""
@@ -135,26 +153,6 @@ def _checked(chosen: np.ndarray, num_clients: int, what: str) -> np.ndarray:
     raise ConfigError(
         f"{what} has {problem}; expected ids of clients, 0 to {num_clients - 1}, at least one, none twice"
     )
-
-
-@functools.lru_cache(maxsize=4)
-def _traced(path: str) -> dict[int, np.ndarray]:
-    """The clients of each round in a file with the columns round and client.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    clients: dict[int, list[int]] = {}
-    try:
-        with Path(path).open(newline="") as file:
-            for line in csv.DictReader(file):
-                clients.setdefault(int(line["round"]), []).append(int(line["client"]))
-    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
-        raise ConfigError(
-            f"training.selection = {shown(path)} cannot be read ({error!r}); expected a CSV file with a first line "
-            "`round,client`, and a line for each round and client that takes part in it"
-        ) from error
-    return {round: np.array(of_round) for round, of_round in clients.items()}
 
 
 @functools.lru_cache(maxsize=2)

@@ -97,15 +97,20 @@ class OnDevice:
         added = [*sums]
         for values, weights in terms:
             factors = (weights * 2.0**shift).unsqueeze(1)
-            blocks = [block.double().mul_(factors).round_().long().sum(0) for block in self._blocks(values)]
-            added.append(torch.cat(blocks))
+            blocks = [torch.mul(block, factors).round_().long().sum(0) for block in self._blocks(values)]
+            added.append(_together(blocks))
         return reduce(torch.add, added)
 
     def _blocks(self, values: Sequence[Tensor]) -> Iterator[Tensor]:
         """The values [m, w] of all groups, some columns at a time."""
         count, width = values[0].shape[1], max(1, _ENTRIES // sum(map(len, values)))
         for start in range(0, count, width):
-            yield torch.cat([group[:, start : start + width].to(self.device) for group in values])
+            yield _together([group[:, start : start + width].to(self.device) for group in values])
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """The parts one behind another; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 def on_host(messages: Messages) -> Messages:

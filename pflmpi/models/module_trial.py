@@ -35,6 +35,7 @@ class Findings:
         looks_back: its backward pass reads the module again, as `torch.utils.checkpoint` does.
         entries: the names in its state dict, and the path of each in a model; "" for constants.
         frozen: paths of the parameters with `requires_grad = False`.
+        axes: of the features between samples and d, such as the T of [B, T, d].
     """
 
     num_features: int
@@ -44,6 +45,7 @@ class Findings:
     looks_back: bool
     entries: tuple[tuple[str, str], ...]
     frozen: tuple[str, ...]
+    axes: tuple[int, ...] = ()
 
 
 def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, InstalledModule]:
@@ -71,7 +73,8 @@ def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, Installe
     frozen = tuple(path for path, value in parameters(module, recipe.head).items() if not value.requires_grad)
     module.set_submodule(recipe.head, nn.Identity())
     body = InstalledModule(module, state, renewed, name)
-    return Findings(head.in_features, state, renewed, not is_plain(head), trial.looks_back(body), entries, frozen), body
+    own_head, looks_back = not is_plain(head), trial.looks_back(body)
+    return Findings(head.in_features, state, renewed, own_head, looks_back, entries, frozen, trial.axes), body
 
 
 class _Trial:
@@ -83,6 +86,7 @@ class _Trial:
         self._name, self._module, self._head, self._layer = name, module, head, layer
         self._x = torch.linspace(0, 1, 2 * int(np.prod(shape))).view(2, *shape)
         self._size = "x".join(map(str, shape))
+        self.axes: tuple[int, ...] = ()
 
     def mode(self, training: bool) -> None:
         """Check two passes in a mode: the first may fill caches, the second changes nothing but buffers in training."""
@@ -117,13 +121,19 @@ class _Trial:
         own = dict(self._module.named_parameters())
         return {name: value.clone() for name, value in (own if training else own | buffers(self._module)).items()}
 
+    def _features(self, z: Tensor) -> bool:
+        """Whether these are features [2, ..., d], whose axes are noted."""
+        first, *axes, last = z.shape if z.ndim > 1 else (0, 0)
+        self.axes = tuple(axes)
+        return (first, last) == (2, self._layer.in_features)
+
     def _check_output(self, output: object, seen: list[Tensor], training: bool) -> None:
         where, layer = " in training" if training else "", self._layer
         if not isinstance(output, Tensor):
             what = type(output).__name__
             raise ConfigError(f"model {self._name} returns a {what}{where}; forward must return scores [B, K] alone")
         with torch.no_grad():
-            ends = len(seen) == 1 and seen[0].shape == (2, layer.in_features) and equal(output, layer(seen[0]))
+            ends = len(seen) == 1 and self._features(seen[0]) and equal(output, layer(seen[0]))
         if not ends:
             raise ConfigError(
                 f"model {self._name} does not end with {self._head}{where}: its output must be that of {self._head} "

@@ -27,12 +27,12 @@ class EvaluationConfig(BaseModel):
         int, Field(ge=1, le=10_000, description="local updates of an unseen client before it is tested, if it trains")
     ] = 1
     measures: Annotated[
-        list[str],
+        list[str] | None,
         Field(
             description="what is measured besides, such as auroc, balanced_accuracy, calibration_error, or "
-            "./my_file.py:function; each has columns NAME_mean, NAME_weighted and NAME_bottom"
+            "./my_file.py:function; each has columns NAME_mean, NAME_weighted and NAME_bottom; null: as data.task says"
         ),
-    ] = []
+    ] = None
 
 
 class CheckpointConfig(BaseModel):

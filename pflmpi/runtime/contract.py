@@ -337,12 +337,12 @@ def check_state(algorithm: Algorithm, method: str, state: object, expected: Tree
         )
 
 
-def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, num_classes: int) -> None:
-    """Raise `AlgorithmError` unless scores are [B, K]."""
-    if tuple(scores.shape) != (samples, num_classes):
+def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, of_sample: tuple[int, ...]) -> None:
+    """Raise `AlgorithmError` unless scores are [B, K], or [B, *of_sample]."""
+    if tuple(scores.shape) != (samples, *of_sample):
         raise AlgorithmError(
             f"{type(algorithm).__name__}.predict returned scores of shape {list(scores.shape)} for {samples} samples "
-            f"and {num_classes} classes; allowed is [{samples}, {num_classes}]"
+            f"and {of_sample[-1]} classes; allowed is {[samples, *of_sample]}"
         )
 
 

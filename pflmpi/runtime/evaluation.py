@@ -104,7 +104,7 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
     return lambda: counts(
         executor.federation,
         clients,
-        torch.cat([torch.empty(0, task.num_classes), *done()])[: len(samples)],
+        torch.cat([torch.empty(0, *task.score_shape), *done()])[: len(samples)],
         executor.measures,
     )
 

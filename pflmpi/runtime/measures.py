@@ -1,7 +1,7 @@
 """Test results of personal models: counts by client and class, and every figure of an evaluation from them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
+from pflmpi.data.problems import Problem
 from pflmpi.learning.client import Batch
 from pflmpi.learning.early_stop import lower_is_better
 from pflmpi.learning.scoring import Measure, values_of
@@ -25,10 +26,10 @@ class Counts:
     """Test results of clients; their rows can be put together in any order and number.
 
     Attributes:
-        hits: [N, K] int64, samples of each class that are classified correctly.
-        predicted: [N, K] int64, samples that are classified as each class.
-        total: [N, K] int64, samples of each class.
-        loss: [N] float64, sum over the samples of the cross-entropy of the scores, taken as logits.
+        hits: [N, K] int64, samples of each class that are classified correctly; [N, 0] where labels are no classes.
+        predicted: [N, K] int64, samples that are classified as each class; as `hits`.
+        total: [N, K] int64, samples of each class; [N, 1] where labels are no classes.
+        loss: [N] float64, sum over the samples of the task's loss, such as the cross-entropy of scores as logits.
         values: by name, [N] float64, the further measures (`evaluation.measures`); NaN where one has no meaning.
     """
 
@@ -39,10 +40,11 @@ class Counts:
     values: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def none(cls, total: np.ndarray, measures: Iterable[str] = ()) -> "Counts":
+    def none(cls, total: np.ndarray, measures: Iterable[str] = (), classes: bool = True) -> "Counts":
         """Counts before any test; `total` [N, K]."""
         nothing = {name: np.full(len(total), np.nan) for name in measures}
-        return cls(np.zeros_like(total), np.zeros_like(total), total, np.zeros(len(total)), nothing)
+        hits = np.zeros_like(total if classes else total[:, :0])
+        return cls(hits, hits.copy(), total, np.zeros(len(total)), nothing)
 
     def rows(self, places: np.ndarray | slice) -> "Counts":
         """The counts of some clients, chosen by positions, a mask or a slice."""
@@ -59,6 +61,11 @@ class Counts:
         return copies
 
     @property
+    def by_class(self) -> bool:
+        """Whether labels are classes."""
+        return bool(self.hits.shape[1])
+
+    @property
     def samples(self) -> np.ndarray:
         """[N] int64, samples of each client."""
         return np.asarray(self.total.sum(1))
@@ -70,7 +77,9 @@ class Counts:
 
     @property
     def accuracy(self) -> np.ndarray:
-        """[N] float64, in 0..1; NaN for a client without samples."""
+        """[N] float64, in 0..1; NaN for a client without samples, and where nothing measures it."""
+        if not self.by_class:
+            return self.values.get("accuracy", np.full(len(self.loss), np.nan))
         return share(self.correct, self.samples)
 
     @property
@@ -125,6 +134,13 @@ def figures(counts: Counts) -> dict[str, float]:
     nan
     """
     accuracy = counts.accuracy
+    if not counts.by_class:
+        figures = {"test_loss": _over_clients(np.mean, counts.mean_loss)}
+        if "accuracy" in counts.values:
+            figures["accuracy_std"] = _over_clients(np.std, accuracy)
+        if "f1_macro" in counts.values:
+            figures["f1_macro"] = _over_clients(np.mean, counts.values["f1_macro"])
+        return figures | _of_measures(counts)
     figures = {
         "accuracy_mean": counts.mean,
         "accuracy_weighted": float(share(counts.correct.sum(), counts.samples.sum())),
@@ -133,6 +149,11 @@ def figures(counts: Counts) -> dict[str, float]:
         "f1_macro": _over_clients(np.mean, counts.macro_f1),
         "test_loss": _over_clients(np.mean, counts.mean_loss),
     }
+    return figures | _of_measures(counts)
+
+
+def _of_measures(counts: Counts) -> dict[str, float]:
+    figures: dict[str, float] = {}
     for name, values in counts.values.items():
         figures |= zip(columns_of(name), _summaries(name, values, counts.samples), strict=True)
     return figures
@@ -177,7 +198,7 @@ def predictions(
     with torch.no_grad():
         for batch in batches:
             scores.append(algorithm.predict(task, state, received, batch.x))
-            check_scores(algorithm, scores[-1], len(batch.x), task.num_classes)
+            check_scores(algorithm, scores[-1], len(batch.x), task.score_shape)
     return scores
 
 
@@ -193,6 +214,11 @@ def counts(
     """
     tests, num_classes = [federation.test[client] for client in clients], federation.dataset.num_classes
     labels, sizes = federation.dataset.labels[np.concatenate(tests)], federation.num_test[clients]
+    problem = federation.dataset.problem
+    values = _values(measures or {}, problem, scores, labels, sizes)
+    if not problem.classes:
+        untested = Counts.none(sizes[:, None], classes=False)
+        return replace(untested, loss=_losses(problem, scores, labels, sizes), values=values)
     whose = np.repeat(np.arange(len(clients)), sizes)
     chosen = scores.argmax(1).numpy()
     right = chosen == labels
@@ -201,22 +227,36 @@ def counts(
         counts_by_class = np.bincount(whose * num_classes + classes, minlength=len(clients) * num_classes)
         return counts_by_class.reshape(len(clients), num_classes)
 
-    likely = scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels]
-    loss, starts = np.zeros(len(clients)), np.cumsum(sizes) - sizes
-    for size in np.unique(sizes):  # each client's sum as it is alone
-        those = np.flatnonzero(sizes == size)
-        loss[those] = -likely[starts[those, None] + np.arange(size)].sum(1)
-    values = _values(measures or {}, scores, labels, sizes)
+    loss = _losses(problem, scores, labels, sizes)
     return Counts(by_class(whose[right], labels[right]), by_class(whose, chosen), by_class(whose, labels), loss, values)
 
 
+def _losses(problem: Problem, scores: Tensor, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """[m], the sum of the losses of each client's samples, of which there are so many."""
+    if problem.cross_entropy:
+        return -_sums(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
+    y = torch.from_numpy(labels)
+    lost = _sums(problem.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy(), sizes)
+    weights = problem.weights(y)
+    return lost if weights is None else np.nan_to_num(share(lost, _sums(weights.double().numpy(), sizes)) * sizes)
+
+
+def _sums(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """[m], the sum of the values of each client, as it is alone."""
+    sums, starts = np.zeros(len(sizes)), np.cumsum(sizes) - sizes
+    for size in np.unique(sizes):
+        those = np.flatnonzero(sizes == size)
+        sums[those] = values[starts[those, None] + np.arange(size)].sum(1)
+    return sums
+
+
 def _values(
-    measures: Mapping[str, Measure], scores: Tensor, labels: np.ndarray, sizes: Sequence[int]
+    measures: Mapping[str, Measure], problem: Problem, scores: Tensor, labels: np.ndarray, sizes: np.ndarray
 ) -> dict[str, np.ndarray]:
     """By measure, its value [m] for the samples [n] of each client, of which there are so many."""
     if not measures:
         return {}
     cuts = np.cumsum(sizes)[:-1]
     pairs = zip(np.split(scores.double().numpy(), cuts), np.split(labels, cuts), strict=True)
-    rows = np.array([values_of(measures, *pair) for pair in pairs]).reshape(-1, len(measures))
+    rows = np.array([values_of(measures, *problem.scored(*pair)) for pair in pairs]).reshape(-1, len(measures))
     return dict(zip(measures, rows.T, strict=True))

@@ -104,7 +104,11 @@ class Progress:
                     "predicted": scores.predicted.astype(np.int32),
                     "class_accuracy": scores.class_accuracy,
                 }
+                if not scores.by_class:  # none of which has a meaning
+                    by_client = {name: by_client[name] for name in ("total", "client_test_loss")}
                 by_client |= {f"client_{name}": values for name, values in scores.values.items()}
+                if "client_accuracy" in by_client:
+                    by_client["accuracy"] = by_client.pop("client_accuracy")
                 over_all = {name: np.array(value) for name, value in figures(scores).items()}
                 for name, value in (by_client | over_all).items():
                     arrays[f"{prefix}{name}" if prefix != "validation_" else of_validation(name)] = value
@@ -140,7 +144,7 @@ def _figures(scores: Counts | None, names: Sequence[str]) -> list[str]:
     if scores is None:
         return [""] * len(names)
     values = figures(scores)
-    return [f"{values[name]:.6f}" for name in names]
+    return [f"{values[name]:.6f}" if name in values else "" for name in names]
 
 
 def _mean(losses: np.ndarray) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -89,7 +89,7 @@ def gather(
             and from 2 (N + U) on client 2 (N + U) + i is client i with its validation samples.
         validation_totals: [N, K] int64, validation samples of the trained clients by class; None if there are none.
     """
-    lengths = _lengths(testing, training, 2 * totals.shape[1] + 1 + len(measured.tested.values))
+    lengths = _lengths(testing, training, 2 * measured.tested.hits.shape[1] + 1 + len(measured.tested.values))
     reports = transport.gather(_packed(measured).view(np.uint8), (8 * lengths.sum(1)).tolist())
     if reports is None:
         return None
@@ -100,8 +100,8 @@ def gather(
     heads = heads.reshape(-1, _HEAD)
     trained_for, tested_for, memory = heads[:, :3].T
     busy, computes = (trained_for + tested_for) / 1e6, lengths[:, 1:].any(1)
-    measures = [*measured.tested.values]
-    tested, unseen, trained, validated = _scores(scores, testing, totals, num_clients, measures, validation_totals)
+    like = measured.tested
+    tested, unseen, trained, validated = _scores(scores, testing, totals, num_clients, like, validation_totals)
     return RoundReport(
         tested=tested,
         unseen=unseen if len(unseen.loss) else None,
@@ -136,20 +136,24 @@ def _scores(
     testing: list[list[ClientGroup]],
     totals: np.ndarray,
     num_clients: int,
-    measures: Sequence[str],
+    like: Counts,
     validation_totals: np.ndarray | None,
 ) -> tuple[Counts, Counts, Counts, Counts]:
-    """The scores of the tested clients, of the unseen ones, of the participants after training, and on validation."""
-    clients, (everyone, num_classes) = rank_by_rank(testing), totals.shape
+    """The scores of the tested clients, of the unseen ones, of the participants after training, and on validation.
+
+    Args:
+        like: counts of any clients of the run.
+    """
+    clients, everyone, num_classes = rank_by_rank(testing), len(totals), like.hits.shape[1]
     order = np.argsort(clients, kind="stable")
-    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1 + len(measures))[order]
+    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1 + len(like.values))[order]
     hits, predicted, others = np.split(rows, [num_classes, 2 * num_classes], axis=1)
     loss, *values = others.T
     total = totals[clients % everyone]
     starts = np.searchsorted(clients, [num_clients, everyone, 2 * everyone])
     if validation_totals is not None:
         total[starts[2] :] = validation_totals[clients[starts[2] :] - 2 * everyone]
-    by_measure = dict(zip(measures, values, strict=True))
+    by_measure = dict(zip(like.values, values, strict=True))
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), total, loss, by_measure)
     tested, unseen, trained, validated = (counts.rows(slice(*ends)) for ends in pairwise([0, *starts, len(clients)]))
     return tested, unseen, trained, validated
@@ -187,8 +191,8 @@ class RoundHooks:
         checkpoints: get the metrics of each round.
         observe: called on rank 0 after every round.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
-        measures: names of what is measured besides accuracy, F1 and loss.
-        validation_class_counts: [N, K] int64, validation samples; None if there are none.
+        untested: of all clients; None: of a task of classes without further measures.
+        unvalidated: likewise with the validation samples; None if there are none.
     """
 
     def __init__(
@@ -199,15 +203,13 @@ class RoundHooks:
         observe: Observer,
         stop: Stop,
         timeout: float | None = None,
-        measures: Sequence[str] = (),
-        validation_class_counts: np.ndarray | None = None,
+        untested: Counts | None = None,
+        unvalidated: Counts | None = None,
     ) -> None:
         self._transport, self._checkpoints = transport, checkpoints
         self._observe, self.stop, self._timeout = observe, stop, timeout
-        self._scores = Counts.none(test_class_counts, measures)  # the newest of each client
-        self._validation = None
-        if validation_class_counts is not None:
-            self._validation = Counts.none(validation_class_counts, measures)
+        self._scores = untested or Counts.none(test_class_counts)  # the newest of each client
+        self._validation = unvalidated
         self._last_report = time.perf_counter()
         self._limit_waiting(_FIRST_ROUND)
 

@@ -228,6 +228,19 @@ def test_rows_of_a_matrix_begin_at_the_top_and_unknown_cells_are_empty():
     assert at[0, 0] == "rgb(59, 73, 108)" and at[2, 0] == "rgb(254, 232, 56)", "the lowest is dark, the highest yellow"
 
 
+def test_numbers_beside_axes_and_scales_keep_their_digits_and_places_of_marks_do_not():
+    panels = tuple(
+        Panel(name, np.array([[0, low], [low + 4e-4, 0]]), "ab", "ab") for name, low in (("x", 0.9991), ("y", 0.5))
+    )
+    plot = Matrices(
+        **ABOUT, row_label="r", column_label="c", value_label="v", panels=panels, own_scales=True, hide_diagonal=True
+    )
+    assert {"0.9991", "0.9995", "0.5", "0.5004"} <= {*texts(svg(chart(plot)))}
+    drawing = svg(chart(curves(Curve("a", np.arange(1, 4), np.array([0.001, 0.002, 0.0037])))))
+    assert [text for text in texts(drawing) if text.startswith("0.00")], "not 0 for 0.001"
+    assert not re.search(r' d="[^"]*\.\d{3}', drawing)
+
+
 def test_categories_have_colours_of_their_own_and_only_those_that_are_there_are_named():
     plot = matrix([[0, 2], [9, np.nan]], categories=tuple(map(str, range(10))))
     (cells,) = marks(plot, "rect")

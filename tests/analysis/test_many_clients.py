@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from pflmpi.analysis.selection import named, some_clients, which_clients
 from pflmpi.analysis.series import diagnostics, similarity
 from pflmpi.analysis.series.clients import single_clients
 from pflmpi.cli import main
+from pflmpi.store import probe_file
 
 CLIENTS, PARTICIPANTS = 20_000, 30
 
@@ -79,6 +81,14 @@ def test_clients_to_choose_are_those_of_the_figures(run):
     assert [curve.client for curve in drawn["client_accuracy"].curves] == chosen
     assert [curve.client for curve in drawn["client_layer_cosines"].curves] == chosen
     assert {bar[0] for bar in drawn["client_samples"].bars} == {*chosen}
+
+
+def test_a_probe_is_of_clients_that_have_trained(run, tmp_path):
+    shutil.copytree(run.path, tmp_path / "run")
+    assert main(["probe", str(tmp_path / "run"), "--clients", "5", "--samples", "8"]) == 0
+    (layer, *_) = probe_file.read(tmp_path / "run", 2).layers.values()
+    trained = np.flatnonzero(run.round(2).trained)
+    assert len(layer.clients) == 5 and np.isin(layer.clients, trained).all()
 
 
 def test_a_report_is_small_and_has_all_numbers_where_they_are_asked_for(run, tmp_path):

@@ -18,10 +18,9 @@ from pflmpi.cluster import batch_script
 from pflmpi.commands import described
 from pflmpi.commands.progress import RunProgress, TimeLeft
 from pflmpi.config import load as configuration
-from pflmpi.data import SOURCES
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.experiment.build import load_federation
-from pflmpi.learning.transforms import TRANSFORMS
+from pflmpi.experiment.outside_code import REGISTRIES
 from pflmpi.models import MODELS
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder
@@ -31,7 +30,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "examples": "",
     "docs": "",
     "list": "--json --markdown",
-    "data": "--client --force --json --label --layout --picture --save --set",
+    "data": "--client --force --json --label --layout --picture --save --set --task",
     "run": "--bar --changed-code --continue --out --quiet --ranks --restarts --set --take-over",
     "resume": "--bar --changed-code --quiet --ranks --restarts --set --take-over",
     "fork": "--allow-older --changed-code --out --round --set --without-client",
@@ -44,7 +43,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "watch": "--every",
     "compare": "--json",
     "bisect": "--replay",
-    "report": "--out --pdf --png --target --to --watch",
+    "report": "--csv --out --pdf --png --target --to --watch",
     "table": "--only --out --seeds --set --write",
     "export": "--all --allow-older --client --compress --force --leaf --out --round --server --table",
     "evaluate": "--after-training --allow-older --changed-code --data --force --out --round --set --split --unseen "
@@ -155,10 +154,10 @@ def test_list_has_one_line_of_80_columns_for_everything_registered(capsys, monke
     assert main(["list"]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
-    known = [name for registry in (ALGORITHMS, SOURCES, MODELS, PARTITIONS, TRANSFORMS) for name in registry]
+    known = [name for registry in REGISTRIES.values() for name in registry]
     assert [line.split()[0] for line in lines if line.startswith("  ")] == known
     assert max(map(len, lines)) <= 80 and "…" not in text, "no summary is cut"
-    assert len(lines) <= len(known) + 5 * 2 + 2
+    assert len(lines) <= len(known) + len(REGISTRIES) * 2 + 2
     assert "fedgmh" in text and ALGORITHMS["fedgmh"].summary in text
 
 

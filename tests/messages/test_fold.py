@@ -112,6 +112,9 @@ def check(what, layout, run=run_ranks, there=lambda group, name: False, device=H
             for group, messages in made
         ]
         found = send_up(transport, what, sent, assigned, device)
+        for (_, before), (_, after) in zip(made, sent, strict=True):
+            for path, leaf in tree.leaves({**before}):
+                assert torch.equal(tree.at({**after}, path).cpu(), leaf), "what a client keeps has changed"
         return found, transport.counter.take("data")
 
     results = run(len(assigned), work)
@@ -158,6 +161,20 @@ def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(way, layout, some, 
     members = range(len(layout)) if direct else ()
     run = partial(run_stub_ranks, members=members)
     check(declared(), layout, run, lambda group, _: not some or len(group) == 1, DEVICE)
+
+
+def test_of_the_models_of_one_process_their_mean_alone_crosses_to_the_host():
+    """In the type of the model: it was their sum, in int64."""
+    size, clients = 10**5, np.arange(5)
+    what = Declared({"model": Mean({"x": tensor(size)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
+
+    def work(transport, stub):
+        sent = [(group, tree.to(message, DEVICE)) for group, message in ups(what.up, [clients[:3], clients[3:]])]
+        stub.bytes_moved = 0
+        send_up(transport, what, sent, [[clients[:3], clients[3:]]], DEVICE)
+        return stub.bytes_moved
+
+    assert run_stub_ranks(1, work, ()) == [pytest.approx(4 * size, abs=1000)]
 
 
 @pytest.mark.parametrize("server_has_a_gpu", [True, False])

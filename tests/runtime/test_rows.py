@@ -225,7 +225,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_it_resumes(tmp_path, monkeyp
             {"state": "disk", "scratch": "./nowhere"},
             "runtime.scratch = './nowhere': nowhere is no folder here; name one",
         ),
-        ({"state": "disk", "scratch": "$NOT_SET/x"}, "runtime.scratch = '$NOT_SET/x': $NOT_SET/x is no folder here"),
+        ({"state": "disk", "scratch": "$NOT_SET/x"}, "$NOT_SET/x: the variable NOT_SET is not set; set it"),
         ({"state": "tape"}, "runtime.state = 'tape'"),
     ],
 )

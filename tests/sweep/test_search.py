@@ -113,6 +113,7 @@ def test_the_tuned_table_has_the_settings_of_each_cell_and_the_seeds_of_the_tabl
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(580)
 def test_a_search_goes_on_from_its_checkpoints_and_tests_the_best_on_fresh_seeds(tmp_path, capfd):
     # With the largest rate values overflow: that trial has diverged, and counts as the worst.
     path = write(
@@ -156,6 +157,11 @@ def test_a_search_goes_on_from_its_checkpoints_and_tests_the_best_on_fresh_seeds
     assert main(words) == 0  # nothing is left to compute
     assert {file: file.stat().st_mtime_ns for file in out.glob("t*/**/*.h5")} == times
     assert lines(out / "compared.csv") == compared
+    more = ["search", str(path), "--budget", "5", *words[4:]]
+    assert main(more) == 0  # those that had gone on stay as they are, and are compared by the same rounds
+    assert {file: file.stat().st_mtime_ns for file in times if "trials" in str(file)}.items() <= times.items()
+    assert [line["trial"] for line in lines(out / "tried.csv")] == [*"01234", *"01234"]
+    capfd.readouterr()
     path = write(tmp_path, base={**BASE, "training": {"rounds": 3, "lr": 0.2}})
     assert main(words) == 2 and "was made with another configuration" in capfd.readouterr().err
 

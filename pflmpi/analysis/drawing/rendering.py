@@ -23,6 +23,7 @@ ON_DARK = (
     *("#d3b57c", "#bdbdbd", "#f08ad4", "#c3e06a", "#5fd0d8", "#ffab8a"),
 )
 _SCALE = 2  # pixels of a PNG for one of a page
+_TAG = re.compile(r"<[^>]+>")
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
 _RGB = re.compile(r"rgb\((\d+), (\d+), (\d+)\)")
 # The page describes the whole; defaults of SVG.
@@ -74,13 +75,17 @@ def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
 
 
 def svg(spec: Spec) -> str:
-    """A chart as SVG without its hover layers; numbers with two digits."""
+    """A chart as SVG without its hover layers; coordinates have two digits."""
     if problem := limits.too_few_addresses_to_draw():
         raise UserError(problem)
     text: str = vl_convert.vegalite_to_svg(_without_hover(spec))
-    text = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
+    text = _TAG.sub(lambda tag: _LONG_NUMBER.sub(_shortened, tag[0]), text)  # and not the texts
     text = _RGB.sub(lambda colour: "#{:02x}{:02x}{:02x}".format(*map(int, colour.groups())), text)
     return _UNUSED.sub("", text).replace(_FONT, "").replace("<svg", f"<svg{_FONT}", 1)
+
+
+def _shortened(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
 
 def picture(svg: str, kind: str) -> bytes:

@@ -64,7 +64,8 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
     alone = len(runs) == 1
     curves = [_mean_accuracy(named_run, alone) for named_run in runs if evaluated(named_run).any()]
     if not curves:
-        return Missing(_TITLE, "no round has been evaluated yet")
+        others = any(evaluated(named_run, "test_loss").any() for named_run in runs)
+        return Missing(_TITLE, "the labels are no classes" if others else "no round has been evaluated yet")
     caption = f"Mean over clients; a ring marks the best round{ring_by(runs)}. {_BAND if alone else ''}".strip()
     if alone and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:
         columns, seen = runs[0].run.columns, evaluated(runs[0])

@@ -68,6 +68,9 @@ PARTITIONS: Registry[Partition] = Registry(
 )
 
 
+WITHOUT_CLASSES = ("iid", "lognormal", "writers")  # which have a meaning where labels are no classes
+
+
 def divides(name: str) -> str:
     """What a partition divides by, the name of its first parameter: `labels` or `writers`."""
     return next(iter(inspect.signature(PARTITIONS[name]).parameters))

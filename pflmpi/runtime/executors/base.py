@@ -96,7 +96,8 @@ class Executor(ABC):
 
     def untested(self, clients: Sequence[int] | np.ndarray) -> Counts:
         """Counts of some clients before any test."""
-        return Counts.none(self.federation.test_class_counts[np.asarray(clients, np.int64)], self.measures)
+        total, problem = self.federation.test_class_counts[np.asarray(clients, np.int64)], self.tasks[0].problem
+        return Counts.none(total, self.measures, problem.classes)
 
     def task(self, clients: np.ndarray) -> Task:
         return self.tasks[int(self.cohort[clients[0]])]
@@ -331,7 +332,7 @@ class Loop(Executor):
             with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch):
                 scores += predictions(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)
-        none = torch.empty(0, task.num_classes)
+        none = torch.empty(0, *task.score_shape)
         return lambda: counts(self.federation, clients, torch.cat([none, *done()]), self.measures)
 
 

@@ -26,7 +26,7 @@ class Pool:
     """Samples of a dataset, on the device of the rank."""
 
     images: Tensor  # [n, C, H, W] uint8, or other samples
-    labels: Tensor  # [n] int64
+    labels: Tensor  # [n] int64; of other tasks than classification [n, ...]
     place_of: np.ndarray | None = None  # int64, of each sample of the dataset, -1 if it is not here; None: all are
 
     @classmethod
@@ -155,13 +155,15 @@ class LaneBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         images, labels = self.gather()
-        classes = torch.arange(self.task.num_classes, device=labels.device)
-        one_hot = (labels.unsqueeze(-1) == classes).to(self.weight.dtype)
         samples = self.weight.sum(1, keepdim=True)
         share = self.weight / samples.clamp(min=1)
         active = (samples.squeeze(1) > 0).to(self.weight.dtype).unbind(0)
         parts = (self._prepared(images), labels.unbind(0), self.weight.unbind(0), share.unbind(0))
-        targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
+        targets: Sequence[Tensor | None] = [None] * len(self)
+        if self.task.problem.classes:
+            classes = torch.arange(self.task.num_classes, device=labels.device)
+            one_hot = (labels.unsqueeze(-1) == classes).to(self.weight.dtype)
+            targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
         keys = _each(self.keys, len(self))
         full = self.full if self.task.architecture.has_batch_norm else ()
         for step, (x, y, weight, mean, target, key) in enumerate(zip(*parts, targets, keys, strict=True)):
@@ -237,7 +239,8 @@ def pass_in_order(samples: Sequence[np.ndarray], batch_size: int) -> LanePass:
 
 def gather_samples(pool: Pool, index: Tensor) -> Samples:
     """The samples [L, S, B, ...] of all lanes, on the device of the pool, where their places [L, S, B] are."""
-    return gather_images(pool, index), pool.labels.index_select(0, index.view(-1)).view(index.shape)
+    labels = pool.labels.index_select(0, index.view(-1))
+    return gather_images(pool, index), labels.view(*index.shape, *labels.shape[1:])
 
 
 def gather_images(pool: Pool, index: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class Lanes(Executor):
             images = tree.leaf(lane, "images")
             received = as_messages(tree.part(lane, "down"))
             scores = self.algorithm.predict(task, tree.part(lane, "state"), received, task.prepare(images))
-            check_scores(self.algorithm, scores, len(images), task.num_classes)
+            check_scores(self.algorithm, scores, len(images), task.score_shape)
             return {"scores": scores}
 
         scores = []

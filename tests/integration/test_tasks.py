@@ -1,0 +1,303 @@
+"""Tasks whose labels are no classes: from data to figures, with plain PyTorch as the oracle."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import quick_run
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.analysis.run import open_run
+from pflmpi.config import load as configuration
+from pflmpi.data.own_files import read_own
+from pflmpi.data.problems import PROBLEMS
+from pflmpi.errors import ConfigError, DataError
+from pflmpi.experiment.build import prepare
+from pflmpi.store import metrics_file, run_folder
+from project import ROOT
+
+LOSSES = {
+    "regression": F.mse_loss,
+    "multilabel": F.binary_cross_entropy_with_logits,
+    "tokens": lambda scores, y: F.cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=-100),
+}
+TASKS = list(LOSSES)
+NETWORK = """
+from torch import nn
+
+class Tagger(nn.Module):
+    def __init__(self, num_classes: int, width: int = 6):
+        super().__init__()
+        self.tokens = nn.Embedding(5, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        return self.head(self.tokens(x.long()).tanh())
+"""
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """A configuration of a task, with data of five clients."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "network.py").write_text(NETWORK)
+    table = rng.normal(size=(90, 4)).astype(np.float32)
+    arrays = {
+        "regression": (table, table @ rng.normal(size=(4, 2)) + 1),
+        "multilabel": (table, table[:, :3] > 0.3),
+        "tokens": (rng.integers(0, 5, (90, 6)), rng.integers(0, 3, (90, 6))),
+    }
+    arrays["tokens"][1][arrays["tokens"][0] == 4] = -100  # padding, of another length in each sample
+    for task, (x, y) in arrays.items():
+        np.savez(tmp_path / f"{task}.npz", x=x, y=y, client=np.sort(rng.integers(0, 5, 90)))
+
+    def of(task: str, **sections: Any) -> dict[str, Any]:
+        tagger = {"name": f"{tmp_path / 'network.py'}:Tagger", "head": "head"}
+        return quick_run.settings(
+            {
+                "data": {"name": task, "path": str(tmp_path / f"{task}.npz"), "task": task, "limit": None},
+                "partition": {"name": "writers", "clients": None},
+                "model": tagger if task == "tokens" else {"name": "mlp", "hidden": 8},
+                "algorithm": {"name": "fedavg"},
+                "training": {"rounds": 2, "participation": 1.0, "batch_size": 1000, "lr": 0.1},
+            },
+            **sections,
+        )
+
+    return of
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("task", TASKS)
+def test_fedavg_is_that_of_plain_pytorch(task, executor, raw, tmp_path):
+    """One step on all samples of each client a round, weighed by samples; the test loss is the mean over clients."""
+    settings = raw(task, runtime={"executor": executor, "lanes": 5})
+    quick_run.run(settings, tmp_path / "run")
+    experiment = prepare(configuration.parse(settings), torch.device("cpu"))
+    of, data = experiment.tasks[0], experiment.federation
+    samples = lambda part: (  # noqa: E731
+        of.prepare(torch.tensor(data.dataset.images[part])),
+        torch.tensor(data.dataset.labels[part]),
+    )
+    model = {path: leaf.requires_grad_() for path, leaf in flat(of.init()).items()}
+    for _ in range(2):
+        steps = {path: torch.zeros_like(leaf) for path, leaf in model.items()}
+        for part in data.train:
+            x, y = samples(part)
+            slopes = torch.autograd.grad(LOSSES[task](of.predict(nested(model), x), y), [*model.values()])
+            for path, slope in zip(model, slopes, strict=True):
+                steps[path] += slope * len(part) / data.num_train.sum()
+        model = {path: (leaf - 0.1 * steps[path]).detach().requires_grad_() for path, leaf in model.items()}
+    server = run_folder.read_server(tmp_path / "run", 2)
+    for path, leaf in model.items():
+        np.testing.assert_allclose(server[f"model/{path}"], leaf.detach(), atol=2e-6, err_msg=path)
+    with torch.no_grad():
+        losses = [LOSSES[task](of.predict(nested(model), x), y).item() for x, y in map(samples, data.test)]
+    line = metrics_file.read(tmp_path / "run")[1]
+    assert float(line["test_loss"]) == pytest.approx(np.mean(losses), abs=1e-5)
+
+
+def flat(model):
+    from pflmpi import tree
+
+    return dict(tree.leaves(model))
+
+
+def nested(leaves):
+    from pflmpi import tree
+
+    return tree.unflatten(leaves)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_same_bits_on_any_ranks_and_after_a_resume(task, raw, tmp_path):
+    settings = raw(task, algorithm={"name": "fedper"}, training={"rounds": 3, "batch_size": 4, "participation": 0.6})
+    settings = quick_run.settings(settings, runtime={"executor": "lanes", "lanes": 2}, evaluation={"unseen": 0.2})
+    whole = quick_run.run(settings, tmp_path / "one")
+    assert [quick_run.run(settings, tmp_path / f"{ranks}", ranks) for ranks in (2, 3)] == [whole] * 2
+    quick_run.run(quick_run.settings(settings, training={"rounds": 1}), tmp_path / "begun")
+    assert quick_run.resume(tmp_path / "begun", ("training.rounds=3",), ranks=2) == whole
+    lines = [metrics_file.read(tmp_path / name)[2] for name in ("one", "3", "begun")]
+    for name in PROBLEMS[task].default_measures:
+        assert lines[0][f"{name}_mean"] and lines[0][f"unseen_{name}_mean"]
+        assert len({line[f"{name}_mean"] for line in lines}) == 1
+    run = open_run(tmp_path / "one")
+    assert run.config["evaluation"]["measures"] == list(PROBLEMS[task].default_measures)
+    assert ("accuracy" in run.round().metrics) == (task != "regression") and "hits" not in run.round().metrics
+
+
+def test_measures_of_tokens_leave_out_padding(raw, tmp_path):
+    settings = raw("tokens", training={"rounds": 1}, evaluation={"measures": ["accuracy", "perplexity"]})
+    quick_run.run(settings, tmp_path / "run")
+    experiment = prepare(configuration.parse(settings), torch.device("cpu"))
+    task, data = experiment.tasks[0], experiment.federation
+    model = nested(
+        {
+            path.removeprefix("model/"): torch.tensor(leaf)
+            for path, leaf in run_folder.read_server(tmp_path / "run", 1).items()
+        }
+    )
+    metrics = run_folder.read_metrics(tmp_path / "run", 1)
+    for client, part in enumerate(data.test):
+        y = torch.tensor(data.dataset.labels[part])
+        scores = task.predict(model, task.prepare(torch.tensor(data.dataset.images[part])))
+        right = (scores.argmax(-1) == y)[y != -100].double().mean()
+        assert metrics["accuracy"][client] == pytest.approx(right.item())
+        assert np.log(metrics["client_perplexity"][client]) == pytest.approx(metrics["client_test_loss"][client])
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_trains_numbers_or_refuses_them(name, raw, tmp_path):
+    few = {"received_models": 2} if name == "fedfomo" else {}
+    settings = raw("regression", algorithm={"name": name, **few}, training={"rounds": 2, "batch_size": 8})
+    if ALGORITHMS[name].any_task:
+        quick_run.run(settings, tmp_path)
+        losses = [float(line["test_loss"]) for line in metrics_file.read(tmp_path)]
+        assert losses[1] < losses[0] or name in ("fedadagrad", "fedadam", "fedyogi", "l2gd")
+        return
+    with pytest.raises(ConfigError, match=r"data.task = 'regression': .* computes with classes.*choose apfl, "):
+        quick_run.run(settings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "task, sections, says",
+    [
+        (
+            "regression",
+            {"partition": {"name": "dirichlet", "clients": 3, "beta": 1.0}},
+            "choose iid, lognormal, writers",
+        ),
+        (
+            "regression",
+            {"training": {"rounds": 3, "stop": {"metric": "accuracy_mean", "patience": 1}}},
+            "labels of this data.task are no classes",
+        ),
+        ("regression", {"training": {"label_smoothing": 0.1}}, "spreads labels over classes"),
+        ("regression", {"evaluation": {"measures": ["auroc"]}}, "auroc has no meaning .* choose rmse, mae, r2"),
+        ("multilabel", {"evaluation": {"measures": ["perplexity"]}}, "choose accuracy, f1_macro, auroc"),
+        ("tokens", {"model": {"name": "mlp"}}, r"has scores \[B, K\], and labels of this data.task need \[B, 6, K\]"),
+        ("tokens", {"data": {"task": "multilabel"}}, "allowed: 0 and 1"),
+        ("tokens", {"data": {"task": "classification"}}, r"y has the shape \[90, 6\]"),
+        ("regression", {"data": {"task": "tokens"}}, "expected whole numbers"),
+        ("regression", {"data": {"task": "regresion"}}, "did you mean 'regression'"),
+        (
+            "regression",
+            {"data": {"name": "digits", "task": "regression"}, "partition": {"name": "iid", "clients": 3}},
+            "set data.task to that",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused_at_the_start(task, sections, says, raw, tmp_path):
+    with pytest.raises((ConfigError, DataError), match=says):
+        quick_run.run(raw(task, **sections), tmp_path / "run")
+
+
+@pytest.mark.parametrize("partition", [{"name": "iid"}, {"name": "lognormal", "classes_per_client": 1, "sigma": 1.0}])
+def test_partitions_that_need_no_classes_divide_numbers(partition, raw, tmp_path):
+    settings = raw("regression", partition={**partition, "clients": 4}, training={"rounds": 1}, data={"limit": 80})
+    quick_run.run(settings, tmp_path)
+    partition = open_run(tmp_path).round().partition
+    assert partition["train_samples"].sum() + partition["test_samples"].sum() == 80
+
+
+OWN = """
+from pflmpi.data.problems import Problem
+
+class Absolute(Problem):
+    summary = "numbers, mean absolute error"
+
+    def loss(self, scores, y):
+        return (scores - y).abs().mean(-1)
+"""
+
+
+def test_a_task_of_ones_own_has_its_loss(raw, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    task = f"{tmp_path / 'own.py'}:Absolute"
+    settings = raw("regression", data={"task": task}, training={"rounds": 1}, evaluation={"measures": ["mae"]})
+    quick_run.run(settings, tmp_path / "run")
+    line = metrics_file.read(tmp_path / "run")[0]
+    assert float(line["test_loss"]) == pytest.approx(float(line["mae_mean"]), abs=1e-5)
+    (tmp_path / "own.py").write_text(OWN.replace(".abs()", ".square()"))
+    with pytest.raises(Exception, match="the code of task has changed"):
+        quick_run.resume(tmp_path / "run", ("training.rounds=2",))
+
+
+FOCAL = """
+from pflmpi.data.problems import Classification
+
+class Focal(Classification):
+    summary = "focal loss, gamma = 2"
+
+    def loss(self, scores, y):
+        likely = scores.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return -likely * (1 - likely.exp()) ** 2
+"""
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_another_loss_of_classes(executor, tmp_path):
+    (tmp_path / "own.py").write_text(FOCAL)
+    data = {"name": "digits", "limit": 400, "task": f"{tmp_path / 'own.py'}:Focal"}
+    raw = quick_run.settings(data=data, algorithm={"name": "fedavg"}, runtime={"executor": executor, "lanes": 2})
+    quick_run.run(quick_run.settings(raw, training={"rounds": 1, "batch_size": 1000}), tmp_path / "run")
+    experiment = prepare(configuration.parse(raw), torch.device("cpu"))
+    task, data = experiment.tasks[0], experiment.federation
+    metrics = run_folder.read_metrics(tmp_path / "run", 1)
+    for client, loss in zip(metrics["participants"], metrics["client_train_loss"], strict=True):
+        part = data.train[client]
+        y = torch.tensor(data.dataset.labels[part])
+        scores = task.predict(task.init(), task.prepare(torch.tensor(data.dataset.images[part])))
+        likely = scores.softmax(-1)[torch.arange(len(y)), y]
+        assert loss == pytest.approx((-likely.log() * (1 - likely) ** 2).mean().item(), abs=1e-5)
+    assert metrics["test_loss"] < metrics["accuracy"].size * np.log(10) and "hits" in metrics
+    with pytest.raises(ConfigError, match="FedGMH computes with classes, and is not said"):
+        quick_run.run(quick_run.settings(raw, algorithm={"name": "fedgmh"}), tmp_path / "other")
+
+
+def test_columns_of_a_table_are_numbers_to_predict(tmp_path, capfd):
+    (tmp_path / "table.csv").write_text("a,price,size\n1,2.5,7\n2,3.5,8\n3,4.5,9\n")
+    dataset = read_own(tmp_path / "table.csv", "price", problem=PROBLEMS["regression"]())
+    assert (dataset.labels.tolist(), dataset.columns) == ([[2.5], [3.5], [4.5]], ("a", "size"))
+    both = read_own(tmp_path / "table.csv", ["price", "size"], problem=PROBLEMS["regression"]())
+    assert (both.labels.tolist(), both.num_classes) == ([[2.5, 7], [3.5, 8], [4.5, 9]], 2)
+    words = ["data", str(tmp_path / "table.csv"), "--task", "regression", "--label"]
+    assert quick_run.command([*words, "price,size"]) == 0
+    assert "labels   float32 [3, 2], 2.5 to 9; 2 outputs" in capfd.readouterr().out
+    assert quick_run.command([*words, "nonsense"]) == 2
+    assert "data.label = 'nonsense'; known: a, price, size" in capfd.readouterr().err
+
+
+def test_a_run_of_numbers_is_shown(raw, tmp_path, capsys):
+    run, other, page = (str(tmp_path / name) for name in ("run", "other", "page"))
+    quick_run.run(raw("regression"), Path(run))
+    quick_run.run(raw("regression", training={"lr": 0.01}), Path(other))
+    assert quick_run.command(["evaluate", run]) == 0
+    assert "rmse_mean" in capsys.readouterr().out
+    for words in (
+        ["inspect", run],
+        ["compare", run, other],
+        ["report", run, "--out", page],
+        ["report", run, other, "--out", page],
+    ):
+        assert quick_run.command(words) == 0
+        if "report" in words:
+            text = Path(page, "report.html").read_text()
+            assert "rmse over rounds" in text and "the labels are no classes" in text
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_examples_learn(task, tmp_path):
+    written = runpy.run_path(str(ROOT / "examples" / "tasks.py"))[task]()
+    np.savez(tmp_path / f"{task}.npz", **written)
+    raw = configuration.read(ROOT / "examples" / f"{task}.yaml")
+    raw["data"]["path"] = str(tmp_path / Path(raw["data"]["path"]).name)
+    raw["training"]["rounds"] = 2
+    raw["model"]["name"] = raw["model"]["name"].replace("./", f"{ROOT / 'examples'}/")
+    quick_run.run(raw, tmp_path / "run")
+    first, last = (float(line["test_loss"]) for line in metrics_file.read(tmp_path / "run"))
+    assert last < first
