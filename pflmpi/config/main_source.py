@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from symtable import SymbolTable, symtable
+from types import CodeType
 from typing import Any
 
 from pflmpi import atomic
@@ -46,6 +47,10 @@ def reference(section: str, kind: Any) -> str:
                 raise ConfigError(f"{section}: {name} uses {used}, a {type(value).__name__} made by a call; {instead}")
         needed[text] = None
     source = "\n\n".join(needed) + "\n"
+    made: dict[str, Any] = {"__name__": FOLDER}
+    exec(compile(source, f"<source of {name}>", "exec"), made)
+    if changed := [*_differing(kind, made[name])]:
+        raise ConfigError(f"{section}: {name} is not as its source makes it ({', '.join(changed)}); {instead}")
     file = Path(FOLDER, f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py")
     if not file.exists():
         with atomic.refusing(file, instead):
@@ -91,6 +96,32 @@ def _global_names(scope: SymbolTable) -> Iterator[str]:
             yield symbol.get_name()
     for inner in scope.get_children():
         yield from _global_names(inner)
+
+
+def _differing(kind: Any, made: Any) -> Iterator[str]:
+    """The attributes of a class that were changed after it was made from its source."""
+    pairs = [vars(each) if isinstance(each, type) else {kind.__name__: each} for each in (kind, made)]
+    for name in sorted({*pairs[0]} | {*pairs[1]}):
+        if name not in _OF_A_MODULE and _comparable(pairs[0].get(name)) != _comparable(pairs[1].get(name)):
+            yield name
+
+
+_OF_A_MODULE = ("__module__", "__dict__", "__weakref__", "__firstlineno__")  # of a class, wherever it stands
+
+
+def _comparable(value: object) -> object:
+    """Equal for functions of the same place with the same names and constants, and for the same literals.
+
+    Their bytecode would not do: it is another one where an import stands in the same cell.
+    """
+    if isinstance(value, property):
+        return [_comparable(function) for function in (value.fget, value.fset, value.fdel)]
+    function = getattr(value, "__func__", value)
+    code = function if isinstance(function, CodeType) else getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return value if _is_literal(value) else type(value).__qualname__
+    constants = [_comparable(constant) for constant in code.co_consts]
+    return getattr(function, "__qualname__", ""), code.co_names, code.co_varnames, constants
 
 
 def _is_literal(value: object) -> bool:

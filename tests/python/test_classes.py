@@ -31,6 +31,7 @@ class Net(nn.Module):
 """,
     "this is no Python",
     "WIDTH += 2",
+    "class Changed(Net):\n    grows = False\n\n    def forward(self, x):\n        return self.fc(self.body(x))\n",
     "class Noisy(Net):\n    noise = NOISE\n",
     "from dataclasses import dataclass\nfrom pflmpi.algorithms.fedavg import FedAvg\n",
     "x = __import__('torch').zeros(3)  # which no x of a function is\n",
@@ -80,11 +81,13 @@ def test_a_class_of_a_notebook_is_written_into_a_file_with_all_that_it_uses(note
             r"model: .*Net'> is not the Net in the source of this notebook or script any more; make it anew",
         ),
         ("Typed", r"model: the source of Typed cannot be found; "),
+        ("Changed", r"model: Changed is not as its source makes it \(forward, grows\); put it in a file"),
     ],
 )
 def test_what_has_no_source_that_can_stand_alone_is_refused(name, said, notebook, tmp_path):
     notebook.Typed = type("Typed", (notebook.Net,), {"__module__": "__main__"})
     notebook.Older = type("Net", (notebook.Net,), {"__module__": "__main__"})
+    notebook.Changed.forward, notebook.Changed.grows = lambda self, x: 2 * notebook.Net.forward(self, x), True
     with pytest.raises(ConfigError, match=said):
         Config(**SMALL, model=getattr(notebook, name), algorithm="fedavg")
     assert not (tmp_path / "pflmpi_classes").exists()
