@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pflmpi.sweep.table import Cell, SweepTable
 
 _FAILED = 1  # exit code of a sweep
-_CONFIDENCE = 0.95
 _DIVERGED = "are not finite"  # in the error of a run
 
 
@@ -47,7 +46,9 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
-    _check(options)
+    for name in ("budget", "rungs"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name} {getattr(options, name)}: must be at least 1")
     table = tables.load(options.table)
     out = options.out or Path("searches") / options.table.stem
     selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
@@ -76,12 +77,6 @@ def run(options: argparse.Namespace) -> int:
                     "diverged, or its metric is not measured; narrow the ranges, or choose another metric"
                 )
     return _test(options, search.tuned_table(table, [of_cell[0] for of_cell in left.values()], options.budget), out)
-
-
-def _check(options: argparse.Namespace) -> None:
-    for name in ("budget", "rungs"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name} {getattr(options, name)}: must be at least 1")
 
 
 def _seed(options: argparse.Namespace, table: "SweepTable") -> int:
@@ -160,17 +155,12 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
     """
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.table import metric_of, pick
-    from pflmpi.learning.early_stop import lower_is_better
+    from pflmpi.learning.early_stop import lower_is_better, of_validation
 
-    rounds, prefix = cell.raw["training"]["rounds"], "validation_"
     if _is_left(cell, out):
         return math.inf, math.nan
-    run = open_run(cell.run(out))
-    measures = {
-        "test_loss" if name == "validation_loss" else name.removeprefix(prefix): values[:rounds]
-        for name, values in run.columns.items()
-        if name.startswith(prefix)
-    }
+    rounds, columns = cell.raw["training"]["rounds"], open_run(cell.run(out)).columns
+    measures = {name: columns[other][:rounds] for name in columns if (other := of_validation(name)) in columns}
     if not measures:
         raise ConfigError(f"{cell.name} has no validation samples; set data.validation, such as 0.1")
     metric = table.metric if table.metric != "spread" and metric_of(table.metric).column in measures else "mean"
@@ -211,6 +201,7 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
 
 def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[dict[str, Any]]:
     """A line for each cell: mean, spread and interval over seeds, and the paired test against the best row."""
+    from pflmpi.analysis.metrics import CONFIDENCE, interval
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.table import metric_of, pick
     from pflmpi.learning.early_stop import lower_is_better
@@ -225,33 +216,19 @@ def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[d
     for column, rows in figures.items():
         best = best_of(rows, key=lambda row: statistics.fmean(rows[row]))
         for row, values in rows.items():
-            half = interval(values)
             lines.append(
                 {
                     "column": column,
                     "row": row,
                     "mean": f"{statistics.fmean(values):.2f}",
                     "std": f"{statistics.stdev(values):.2f}" if len(values) > 1 else "",
-                    f"interval_{100 * _CONFIDENCE:.0f}": "" if math.isnan(half) else f"{half:.2f}",
+                    f"interval_{100 * CONFIDENCE:.0f}": f"{interval(values):.2f}" if len(values) > 1 else "",
                     "seeds": len(values),
                     "best": best,
                     "p": "" if row == best or len(values) < 2 else f"{paired_test(values, rows[best]):.4f}",
                 }
             )
     return lines
-
-
-def interval(values: Sequence[float]) -> float:
-    """Half of the confidence interval of a mean, by Student's t; NaN of one value.
-
-    >>> round(interval([1.0, 2.0, 3.0]), 4)  # 4.3027 / sqrt(3)
-    2.4841
-    """
-    if len(values) < 2:
-        return math.nan
-    special: Any = import_module("scipy.special")
-    quantile = float(special.stdtrit(len(values) - 1, (1 + _CONFIDENCE) / 2))
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def paired_test(values: Sequence[float], others: Sequence[float]) -> float:
