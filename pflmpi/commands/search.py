@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
@@ -92,7 +91,6 @@ def _complete(
     options: argparse.Namespace, file: Path, out: Path, cells: "Sequence[Cell]", may_diverge: bool = False
 ) -> int:
     """Run what is left of the cells of a table, or submit it; 0 once all are done, or have diverged if they may."""
-    from pflmpi.commands import submit, sweep
 
     def is_left() -> bool:
         return any(_is_left(cell, out) and not (may_diverge and _has_diverged(cell, out)) for cell in cells)
@@ -104,34 +102,29 @@ def _complete(
     if len(behind) < len(cells):  # others have gone on in a search with a smaller budget
         words += [word for cell in behind for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
     if options.submit is not None:
-        code = _call(submit, ["--array", *words, *arguments.shell_words("--submit", options.submit)])
+        code = _call(options, "submit", "--array", *words, *arguments.shell_words("--submit", options.submit))
         print("the same command goes on once this job has ended", flush=True)
         return code or Stopped.exit_code
     ranks = [] if options.ranks is None else ["--ranks", str(options.ranks)]
-    code = _call(sweep, [*words, "--jobs", str(options.jobs), *ranks])
+    code = _call(options, "sweep", *words, "--jobs", str(options.jobs), *ranks)
     return 0 if code == _FAILED and not is_left() else code
 
 
-def _call(command: ModuleType, words: Sequence[str]) -> int:
+def _call(options: argparse.Namespace, command: str, *words: str) -> int:
     """Call another command of pflmpi; its exit code."""
-    parser = argparse.ArgumentParser(prog=f"pflmpi {command.__name__.rpartition('.')[2]}")
-    command.add_arguments(parser)
-    end = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:end])
-    options.debug, options.words, options.unknown, options.sbatch = False, list(words), [], list(words[end + 1 :])
-    code: int = command.run(options)
-    return code
+    from pflmpi.cli import main
+
+    return main([command, *["--debug"] * options.debug, *words])
 
 
 def _is_left(cell: "Cell", out: Path) -> bool:
     """Whether a run has rounds left; raises for one that was made with other settings."""
-    from pflmpi.analysis.table import decisive
-    from pflmpi.config import yaml_file
+    from pflmpi.analysis.table import is_of
     from pflmpi.learning.early_stop import EarlyStop
     from pflmpi.store import metrics_file
 
-    run, path, training, done = cell.run(out), cell.config(out), cell.raw["training"], _rounds_done(cell, out)
-    if done and not (path.exists() and decisive(yaml_file.read(path)) == decisive(cell.raw)):
+    run, training, done = cell.run(out), cell.raw["training"], _rounds_done(cell, out)
+    if done and not is_of(cell, out):
         raise ConfigError(f"{run} was made with another configuration; choose another --out")
     return done < training["rounds"] and not EarlyStop.of(training, metrics_file.read(run)).met
 
@@ -183,7 +176,6 @@ def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
 
 def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
     """Run the best trial of each cell with the table's seeds; show the table, and whether its rows differ."""
-    from pflmpi.commands import table as table_command
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
@@ -192,7 +184,7 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
     cells = tables.cells(tables.load(file), [], None)
     if code := _complete(options, file, runs, cells):
         return code
-    code = _call(table_command, [str(file), "--out", str(runs), "--write", str(out)])
+    code = _call(options, "table", str(file), "--out", str(runs), "--write", str(out))
     lines = _compared(tuned, cells, runs)
     _write(out / "compared.csv", lines)
     _show(lines)
