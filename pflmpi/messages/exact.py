@@ -77,10 +77,6 @@ class OnHost:
         """[p] float64, the largest magnitude in each of some pieces, times the weights."""
         return np.array([np.max([(magnitudes(values) * w).max() for values, w in terms]) for terms in pieces])
 
-    def numbers(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """[h, M] float64 of some parts of as many bytes."""
-        return np.stack([part.view(np.float64) for part in parts])
-
     def join(self, values: Sequence[np.ndarray], out: np.ndarray) -> None:
         """Write the values of all clients one below another."""
         np.concatenate(values, out=out)
