@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -217,18 +216,19 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
     """
     try:
         names = ("train", "num_train", "test", "num_test", "dataset_digest", "digest")
-        train, num_train, test, num_test, dataset_digest, digest = read_npz(path, names)
-        sides = [_parts(train, num_train), _parts(test, num_test)]
-        with zipfile.ZipFile(path) as archive:
-            has_validation = "validation.npy" in archive.namelist()
-        if has_validation:
-            sides.append(_parts(*read_npz(path, ("validation", "num_validation"))))
+        arrays = read_npz(path, names, ("validation", "num_validation"))
+        sides = [
+            _parts(arrays[name], arrays.get(f"num_{name}", np.empty(0)))
+            for name in ("train", "test", "validation")
+            if name in arrays
+        ]
     except FileNotFoundError:
         raise DataError(f"partition {path} does not exist; give the path of a saved partition") from None
     except (OSError, ValueError) as error:
         raise DataError(
             f"partition {path} cannot be read ({error}); put a good copy in its place, or make a new partition"
         ) from error
+    dataset_digest, digest = arrays["dataset_digest"], arrays["digest"]
     if str(dataset_digest) != dataset.digest:
         raise DataError(
             f"partition {path} was made for data with digest {dataset_digest}, dataset {dataset.name!r} has "
