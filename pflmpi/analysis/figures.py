@@ -69,6 +69,7 @@ def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
         "Diagnostics": lambda: diagnostics.figures(checkpoints),
         "Similarity of the clients' layers": lambda: similarity.cosine_figures(spread_over(checkpoints, _MOST_MODELS)),
         "CKA of the clients' layers": lambda: similarity.cka_figures(run),
+        clients.CONFUSION: lambda: [clients.confusion(run)],
     }
     for title, make in makers.items():
         try:

@@ -1,4 +1,4 @@
-"""Compare the layers of the clients' models, for `report`; it needs torch and the data."""
+"""Compare the layers of the clients' models and count their errors, for `report`; it needs torch and the data."""
 
 import argparse
 import os
@@ -38,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.selection import MOST_CLIENTS, spread_over
     from pflmpi.commands.progress import bar
+    from pflmpi.experiment.evaluation import confusion
     from pflmpi.experiment.restore import reopened
     from pflmpi.store import probe_file
 
@@ -57,7 +58,9 @@ def run(options: argparse.Namespace) -> int:
     path = probe_file.path(opened.path, round.number)
     with bar("clients") as update:
         layers = compare_layers(round, experiment, clients, samples, update)
+    with bar("groups of clients") as update:
+        errors = confusion(experiment, opened.path, round.number, update)
     with atomic.refusing(path, "probe a copy of the run"):
-        probe_file.write(opened.path, probe_file.Probe(round.number, len(samples), layers))
+        probe_file.write(opened.path, probe_file.Probe(round.number, len(samples), layers, errors))
     print(printable(path))
     return 0

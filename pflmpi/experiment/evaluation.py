@@ -1,6 +1,6 @@
 """Testing the clients of a run again, from a checkpoint: on their own samples, or on other data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, setup
+from pflmpi.learning.scoring import Measure
 from pflmpi.machine import expanded
 from pflmpi.messages.downlink import Homes, Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
@@ -35,8 +36,31 @@ Update = Callable[[int, int], None]
 _ALONE = InProcessTransport()
 
 
+def confusion(experiment: Experiment, run: Path, round: int, update: Update) -> np.ndarray | None:
+    """[K, K] int64: test samples of all clients, by their class and by what the models of a round take them for.
+
+    None where labels are no classes.
+    """
+    dataset = experiment.federation.dataset
+    if not dataset.problem.classes:
+        return None
+    samples = np.zeros((dataset.num_classes, dataset.num_classes), np.int64)
+
+    def note(scores: np.ndarray, labels: np.ndarray) -> float:
+        np.add.at(samples, (labels, scores.argmax(1)), 1)
+        return 0.0
+
+    count_trained(experiment, run, round, update, measures={"confusion": note})
+    return samples
+
+
 def count_trained(
-    experiment: Experiment, run: Path, round: int, update: Update, after_training: bool = False
+    experiment: Experiment,
+    run: Path,
+    round: int,
+    update: Update,
+    after_training: bool = False,
+    measures: Mapping[str, Measure] | None = None,
 ) -> Counts:
     """Test the clients of a run after a round, with the state of its checkpoint; exactly as the run tests them.
 
@@ -44,8 +68,11 @@ def count_trained(
         experiment: of the run; the test samples may be others, see `tested_on`.
         update: called with how many groups of clients are done, of how many.
         after_training: test all with the models that their training in the next round would leave.
+        measures: instead of those of the run.
     """
     ready = setup(experiment, 1, 1)
+    if measures is not None:
+        ready = replace(ready, executor=replace(ready.executor, measures=measures))
     if after_training:
         _check_answers(ready, run, round)
     everyone = np.arange(ready.task.num_clients)

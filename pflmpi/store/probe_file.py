@@ -1,4 +1,4 @@
-"""RUN/probe_NNNNN.h5: similarity (CKA) of the layers of the clients' models of a round, on a batch of samples."""
+"""RUN/probe_NNNNN.h5: similarity (CKA) of the layers of the clients' models of a round, and their confusion matrix."""
 
 import re
 from collections.abc import Mapping
@@ -30,17 +30,20 @@ class LayerSimilarity:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Layer similarities of the models of a round.
+    """Layer similarities and errors of the models of a round.
 
     Attributes:
         round: of the checkpoint.
         samples: number of samples in the batch.
         layers: by name, in forward order.
+        confusion: [K, K] int64, test samples of all clients by their class and by what their own models take them for;
+            None where labels are no classes, and in files of an earlier pflmpi.
     """
 
     round: int
     samples: int
     layers: Mapping[str, LayerSimilarity]
+    confusion: np.ndarray | None = None
 
 
 def path(run: Path, round: int) -> Path:
@@ -76,6 +79,9 @@ def write(run: Path, probe: Probe) -> None:
         for place, name in names.items():
             writing.write_dataset(f"{place}/client", probe.layers[name].clients)
             writing.write_dataset(f"{place}/cka", probe.layers[name].cka)
+        if probe.confusion is not None:
+            writing.about["confusion"] = True
+            writing.write_dataset("confusion", probe.confusion)
 
     checked_hdf5.write(path(run, probe.round), fill)
 
@@ -111,4 +117,5 @@ def read(run: Path, round: int) -> Probe:
             )
             for place, name in about["layers"].items()
         }
-        return Probe(int(about["round"]), int(about["samples"]), layers)
+        confusion = checked_hdf5.read_dataset(file, "confusion") if about.get("confusion") else None
+        return Probe(int(about["round"]), int(about["samples"]), layers, confusion)

@@ -15,7 +15,7 @@ from pflmpi import tree
 from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.probe import _products, centred, cka, probe_samples
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.series import similarity
+from pflmpi.analysis.series import clients, similarity
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.experiment.restore import reopened
@@ -198,6 +198,32 @@ def test_a_report_draws_the_newest_probe_and_all_rounds(local):
     found = [last.low[1], last.y[1], last.high[1]]
     assert found == pytest.approx([np.quantile(upper, 0.05), upper.mean(), np.quantile(upper, 0.95)])
     assert main(["inspect", str(local), "--verify"]) == 0
+
+
+def test_a_probe_says_which_classes_the_models_of_all_clients_take_for_which(local):
+    assert probe(local, "--clients", "2") == 0
+    checkpoint = open_run(local).round()
+    found = probe_file.read(local, checkpoint.number).confusion
+    for name, of_class in (("hits", np.diag(found)), ("predicted", found.sum(0))):
+        assert np.array_equal(checkpoint.metric(name).sum(0), of_class), name
+    assert np.array_equal(found.sum(1), open_run(local).counts.test.sum(0))
+    plot = clients.confusion(open_run(local))
+    assert plot.panels[0].values == pytest.approx(100 * found / found.sum(1, keepdims=True), nan_ok=True)
+    assert "confusion" in open_run(local).figures.details()
+
+
+def test_without_classes_a_probe_has_no_confusion_matrix(tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    np.savez(tmp_path / "numbers.npz", x=x, y=x.sum(1))
+    raw = quick_run.settings(training={"rounds": 1}, algorithm={"name": "local"}) | {
+        "data": {"path": str(tmp_path / "numbers.npz"), "task": "regression"},
+        "partition": {"name": "iid", "clients": 3},
+        "model": {"name": "mlp", "hidden": 4},
+    }
+    quick_run.run(raw, tmp_path / "run")
+    assert probe(tmp_path / "run", "--samples", "8") == 0
+    assert probe_file.read(tmp_path / "run", 1).confusion is None
+    assert isinstance(clients.confusion(open_run(tmp_path / "run")), Missing)
 
 
 def test_without_a_probe_the_report_says_how_to_make_one(tmp_path):

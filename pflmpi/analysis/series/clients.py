@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from pflmpi.analysis.plots import Bars, Curve, Curves, Dots, Matrices, Missing, Plot
+from pflmpi.analysis.plots import Bars, Curve, Curves, Dots, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, some_clients
 from pflmpi.analysis.series.accuracy import accuracy_by_round
 from pflmpi.analysis.series.partition import class_names, counts_of, same_partition
+from pflmpi.analysis.series.similarity import NOT_PROBED
 from pflmpi.errors import CheckpointError
+from pflmpi.store import probe_file
 from pflmpi.text import counted, some
 
+CONFUSION = "Confusion matrix"
 _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
 _MOST_NAMED = 8  # runs in the caption
@@ -72,6 +75,36 @@ def accuracy_by_class(runs: Sequence[NamedRun]) -> list[Curves]:
             percent=True,
         )
     ]
+
+
+def confusion(run: Run) -> Matrices | Missing:
+    """Which classes the clients' models take for which, in the last probe.
+
+    Raises:
+        CheckpointError: the probe is damaged, or of a newer format.
+    """
+    rounds = probe_file.rounds(run.path)
+    if not rounds:
+        return Missing(CONFUSION, NOT_PROBED)
+    probe = probe_file.read(run.path, rounds[-1])
+    if probe.confusion is None:
+        return Missing(CONFUSION, "the last probe has none, as labels are no classes, or it is of an earlier pflmpi")
+    names = class_names(run, len(probe.confusion))
+    samples = probe.confusion.sum(1, keepdims=True)
+    values = np.divide(100.0 * probe.confusion, samples, out=np.full(probe.confusion.shape, np.nan), where=samples > 0)
+    return Matrices(
+        name="confusion",
+        title=f"{CONFUSION}, round {probe.round}",
+        caption=(
+            "Which share of the test samples of a class, of all clients together, is taken for which class by the "
+            "clients' own models. The diagonal, which is right, is not drawn."
+        ),
+        row_label="class",
+        column_label="taken for",
+        value_label="samples of the class (%)",
+        panels=(Panel("", values, names, names),),
+        hide_diagonal=True,
+    )
 
 
 def _class_accuracy(run: Run) -> np.ndarray | None:

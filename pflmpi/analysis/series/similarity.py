@@ -14,6 +14,7 @@ from pflmpi.store import probe_file
 
 _COSINE_TITLE = "Similarity of the clients' layers"
 _CKA_TITLE = "CKA of the clients' layers"
+NOT_PROBED = "`pflmpi probe RUN`, where torch and the data are, has not been run"
 _SAME = "all clients predict with the same model, or there is one client alone"
 _ROUNDING = 1e-6  # of a similarity of 1, in float32
 _MOST_LAYERS = 6  # matrices in a figure
@@ -142,7 +143,7 @@ def cka_figures(run: Run) -> list[Matrices | Curves | Missing]:
     """
     rounds = probe_file.rounds(run.path)
     if not rounds:
-        return [Missing(_CKA_TITLE, "`pflmpi probe RUN`, where torch and the data are, has not been run")]
+        return [Missing(_CKA_TITLE, NOT_PROBED)]
     probes = [probe_file.read(run.path, number) for number in spread_over(rounds, _MOST_PROBES)]
     last = probes[-1]
     if all(_alike(layer.cka) for probe in probes for layer in probe.layers.values()):
