@@ -8,7 +8,7 @@ from typing import Any
 
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.selection import NamedRun, SeedGroup, labelled, spread_over
-from pflmpi.config.sections import by_key
+from pflmpi.config.sections import by_key, differing
 from pflmpi.errors import CheckpointError
 from pflmpi.store.checked_hdf5 import truncated_problem
 from pflmpi.store.names import round_path
@@ -79,11 +79,9 @@ def damaged(run: Run) -> list[str]:
 
 
 def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
-    a, b = decisive_options(first), decisive_options(other)
-    keys = [
-        key for key in sorted(a.keys() | b.keys()) if key.partition(".")[0] in sections and a.get(key) != b.get(key)
-    ]
-    return ", ".join(f"{key} is {b.get(key)!r} and not {a.get(key)!r}" for key in keys) or None
+    options = differing(decisive_options(first), decisive_options(other)).items()
+    texts = [f"{key} is {b!r} and not {a!r}" for key, (a, b) in options if key.partition(".")[0] in sections]
+    return ", ".join(texts) or None
 
 
 def _hashes(what: str, a: dict[str, Any], b: dict[str, Any]) -> str:

@@ -162,6 +162,12 @@ def mapping(name: str, value: object) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two mappings differ, ascending, with both values; None where one has none."""
+    pairs = {key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())}
+    return {key: values for key, values in pairs.items() if values[0] != values[1]}
+
+
 def by_key(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of all sections by `section.key`; a section without keys by its name.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pflmpi import regular_file
 from pflmpi.config import yaml_file
-from pflmpi.config.sections import by_key
+from pflmpi.config.sections import by_key, differing
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import config_file, verify
@@ -55,11 +55,10 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     if index is None:
         return values, ["no checkpoint vouches for its configuration"]
     before, now = (by_key(config) for config in (_written(run, index.attributes, values), values))
-    different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     notes = []
-    for key in different:
-        change = f"{key} = {shown(now.get(key))} in config.yaml, {shown(before.get(key))} in round {index.round}"
-        if key in before and key not in _MAY_CHANGE and _objects(before[key]) != _objects(now.get(key)):
+    for key, (old, new) in differing(before, now).items():
+        change = f"{key} = {shown(new)} in config.yaml, {shown(old)} in round {index.round}"
+        if key in before and key not in _MAY_CHANGE and _objects(old) != _objects(new):
             raise CheckpointError(
                 f"{config_file.path(run)} is not the one that the run was written with: {change}; put it back from a "
                 f"copy, or delete it: `pflmpi resume {for_shell(run)}` then takes that of the newest checkpoint"

@@ -12,6 +12,7 @@ from pflmpi import outside
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.config.load import Config
+from pflmpi.config.sections import differing
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
@@ -60,10 +61,8 @@ def changes(run: Path, before: Mapping[str, str], now: Mapping[str, str], allowe
         CheckpointError: there is such a change, and it is not allowed.
     """
     changed = [
-        f"the code of {place} has changed since {run} was written (hash {str(before.get(place))[:12]} then, "
-        f"{now.get(place, 'none')[:12]} now)"
-        for place in sorted(before.keys() | now.keys())
-        if before.get(place) != now.get(place)
+        f"the code of {place} has changed since {run} was written (hash {str(old)[:12]} then, {new or 'none':.12} now)"
+        for place, (old, new) in differing(before, now).items()
     ]
     if changed and not allowed:
         raise CheckpointError(

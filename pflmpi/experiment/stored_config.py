@@ -14,7 +14,7 @@ import pflmpi
 from pflmpi import outside, tree
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
-from pflmpi.config.sections import by_key, override
+from pflmpi.config.sections import by_key, differing, override
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
@@ -251,10 +251,7 @@ def values(run: Path) -> dict[str, Any]:
 
 def _differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     """The dotted keys in which two configurations differ: the value before, the value now."""
-    old, new = by_key(before.resolved()), by_key(now.resolved())
-    return {
-        key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
-    }
+    return differing(by_key(before.resolved()), by_key(now.resolved()))
 
 
 def _check_changes(run: Path, different: Mapping[str, tuple[Any, Any]], config: Config) -> None:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pflmpi import atomic
 from pflmpi.config import yaml_file
-from pflmpi.config.sections import by_key
+from pflmpi.config.sections import by_key, differing
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.sweep.table import PlannedRun
 from pflmpi.text import counted, some
@@ -116,9 +116,8 @@ def _differences(before: Scaling, now: Scaling) -> Sequence[str]:
         own = {name: getattr(scaling, name) for name in ("mode", "rounds", "cores")}
         return {**own, **by_key(scaling.config)}
 
-    old, new = values(before), values(now)
-    keys = sorted(old.keys() | new.keys())
-    return [f"{key} = {old.get(key)!r} there, {new.get(key)!r} now" for key in keys if old.get(key) != new.get(key)]
+    changed = differing(values(before), values(now))
+    return [f"{key} = {old!r} there, {new!r} now" for key, (old, new) in changed.items()]
 
 
 @dataclass(frozen=True)
