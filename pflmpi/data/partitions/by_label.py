@@ -1,5 +1,6 @@
 """Steps that the partitions by label share: check the numbers, deal labels, cut classes, hand out samples."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import numpy as np
@@ -28,9 +29,22 @@ def class_sizes(labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarra
     return classes, sizes.astype(np.int64)
 
 
-def too_few_holders(clients: int, classes_per_client: int, num_classes: int, needed: int, max_tries: int) -> DataError:
-    """The error where no draw of labels gives each of them enough holders."""
-    return DataError(
+def draw_holders(
+    clients: int, classes_per_client: int, num_classes: int, max_tries: int, draw: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """Holders bool [N, K] from a draw of distinct labels [N, C] that gives each label half its mean number of holders.
+
+    Raises:
+        DataError: impossible numbers, or no such draw among `max_tries`.
+    """
+    require_classes(clients, classes_per_client, num_classes)
+    needed = max(1, classes_per_client * clients // num_classes // 2)
+    for _ in range(max_tries):
+        holds = np.zeros((clients, num_classes), dtype=bool)
+        np.put_along_axis(holds, draw(), True, axis=1)
+        if holds.sum(axis=0).min() >= needed:
+            return holds
+    raise DataError(
         f"{max_tries} draws of {classes_per_client} labels for each of {clients} clients gave no set in which each of "
         f"{num_classes} labels has {needed} holders; raise partition.classes_per_client, partition.clients or "
         f"partition.max_tries, or use the partition 'pathological', which deals the labels"

@@ -5,13 +5,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import (
-    class_sizes,
-    hand_out,
-    require_classes,
-    require_samples,
-    too_few_holders,
-)
+from pflmpi.data.partitions.by_label import class_sizes, draw_holders, hand_out, require_samples
 from pflmpi.data.partitions.pfllib import Draw, Split, cut_among_holders, cut_by_dirichlet
 from pflmpi.data.splits import apportion
 from pflmpi.errors import DataError
@@ -172,18 +166,12 @@ def exdir(
 def draw_labels(
     clients: int, classes_per_client: int, num_classes: int, max_tries: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Holders bool [N, K]: `classes_per_client` labels in every row, enough holders in every column (level 1).
-
-    Raises:
-        DataError: impossible numbers, or no such draw among `max_tries`.
-    """
-    require_classes(clients, classes_per_client, num_classes)
-    needed = max(1, classes_per_client * clients // num_classes // 2)
-    for _ in range(max_tries):
-        # The first C of a random order of the labels, for every client: C distinct labels, all sets equally likely.
-        drawn = np.argsort(rng.random((clients, num_classes)), axis=1)[:, :classes_per_client]
-        holds = np.zeros((clients, num_classes), dtype=bool)
-        np.put_along_axis(holds, drawn, True, axis=1)
-        if holds.sum(axis=0).min() >= needed:
-            return holds
-    raise too_few_holders(clients, classes_per_client, num_classes, needed, max_tries)
+    """Holders bool [N, K]: `classes_per_client` labels in every row; see `draw_holders`."""
+    # The first C of a random order of the labels, for every client: C distinct labels, all sets equally likely.
+    return draw_holders(
+        clients,
+        classes_per_client,
+        num_classes,
+        max_tries,
+        lambda: np.argsort(rng.random((clients, num_classes)), axis=1)[:, :classes_per_client],
+    )

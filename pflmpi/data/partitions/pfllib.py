@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import class_sizes, require_classes, require_samples, too_few_holders
+from pflmpi.data.partitions.by_label import class_sizes, draw_holders, require_classes, require_samples
 from pflmpi.errors import DataError
 
 SEED = 1  # of every script of its
@@ -53,17 +53,12 @@ def cut_among_holders(
     holders all have their share, goes to the last of them: there PFLlib divides by zero, which comes to that.
     """
     classes, _ = class_sizes(labels, clients)
-    require_classes(clients, classes_per_client, len(classes))
     rng = np.random.RandomState(SEED)
-    needed = max(1, classes_per_client * clients // len(classes) // 2)
-    for _ in range(max_tries):
-        holds = np.zeros((clients, len(classes)), bool)
-        for own in holds:
-            own[rng.choice(len(classes), classes_per_client, replace=False)] = True
-        if holds.sum(0).min() >= needed:
-            break
-    else:
-        raise too_few_holders(clients, classes_per_client, len(classes), needed, max_tries)
+
+    def draw() -> np.ndarray:
+        return np.array([rng.choice(len(classes), classes_per_client, replace=False) for _ in range(clients)])
+
+    holds = draw_holders(clients, classes_per_client, len(classes), max_tries, draw)
     parts = cut_labels(labels, holds, alpha, cap, min_samples, max_tries, rng, "alpha")
     for samples in parts:
         rng.shuffle(samples)
