@@ -215,9 +215,9 @@ def run(experiment: Experiment, ready: Setup, ranks: int, folder: Path) -> tuple
         initialise(population, ready.algorithm, experiment.tasks)
         server = ready.algorithm.init_server(ready.task) if number == 0 else {}
         layout = Layout.unwritten(experiment.cohort)
-        config, totals = experiment.config, experiment.federation.test_class_counts
+        config = experiment.config
         checkpoints = Checkpoints(folder, ready, transport, described, layout, lock, config.checkpoint.keep)
-        hooks = RoundHooks(totals, transport, checkpoints, progress.append, Noting(transport))
+        hooks = RoundHooks(ready, transport, checkpoints, progress.append, Noting(transport))
         scheduled = schedule(ready, config.evaluation, config.checkpoint, None)
         rounds.run(ready, transport, scheduled, hooks, checkpoints, server, population, skips=False)
 

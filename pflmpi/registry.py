@@ -130,6 +130,17 @@ def subclass(base: type, *needed: str, of_client: Collection[str] = ()) -> Calla
     return accept
 
 
+def function(*arguments: str, returns: str) -> Callable[[object], Any]:
+    """What accepts a function with just these arguments; an error says what it `returns`."""
+
+    def accept(value: object) -> Any:
+        if not inspect.isfunction(value) or [*inspect.signature(value).parameters] != [*arguments]:
+            raise ConfigError(f"expected a function f({', '.join(arguments)}): {returns}")
+        return value
+
+    return accept
+
+
 def _check_signature(kind: type, name: str, method: object, expected: object, of_client: bool) -> None:
     if not (inspect.isfunction(method) and inspect.isfunction(expected)) or name.startswith("_"):
         return

@@ -17,6 +17,11 @@ _WITHIN = ("shards",)  # folders of a run
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def not_through_a_link(name: str, flags: int) -> int:
+    """Opener of a file that is written, which must not lie where a link leads."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
 def check(path: Path) -> int:
     """Length of a file of a run, in bytes.
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from numbers import Real
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from pflmpi.errors import ConfigError
 from pflmpi.learning.early_stop import judged_by, lower_is_better
@@ -12,6 +15,8 @@ from pflmpi.registry import unknown
 from pflmpi.store import metrics_file
 from pflmpi.store.verify import Metrics
 from pflmpi.text import shown
+
+CONFIDENCE = 0.95  # of intervals
 
 
 def columns(metrics: Metrics) -> dict[str, np.ndarray]:
@@ -37,6 +42,18 @@ def best(columns: Mapping[str, np.ndarray], seen: np.ndarray | slice = slice(Non
     """
     values = columns[judged_by("accuracy_mean", columns)][seen]
     return None if np.isnan(values).all() else int(np.nanargmax(values))
+
+
+def interval(values: ArrayLike) -> np.ndarray:
+    """Half of the confidence interval of the mean of values [n, ...], n > 1, by Student's t, [...].
+
+    >>> round(float(interval([1.0, 2.0, 3.0])), 4)  # 4.3027 / sqrt(3)
+    2.4841
+    """
+    values = np.asarray(values)
+    special: Any = import_module("scipy.special")  # here: few commands need it
+    quantile = special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)
+    return np.asarray(quantile * values.std(0, ddof=1) / len(values) ** 0.5)
 
 
 def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:

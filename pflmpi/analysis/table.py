@@ -180,11 +180,16 @@ def _seed_run(cell: Cell, out: Path) -> _SeedRun:
         lines = run.verified_metrics.lines
     except CheckpointError as error:
         return _SeedRun(training.rounds, problem=str(error))
-    done, path = len(lines), cell.config(out)
-    same = path.exists() and decisive(yaml_file.read(path)) == decisive(cell.raw)
-    other = done > 0 and not (same and done <= training.rounds)
+    done = len(lines)
+    other = done > 0 and not (is_of(cell, out) and done <= training.rounds)
     finished = not other and done > 0 and (done == training.rounds or EarlyStop(training.stop, lines).met)
     return _SeedRun(training.rounds, run, done, finished, other)
+
+
+def is_of(cell: Cell, out: Path) -> bool:
+    """Whether the run of a cell was made with the settings that decide its results."""
+    path = cell.config(out)
+    return path.exists() and decisive(yaml_file.read(path)) == decisive(cell.raw)
 
 
 def decisive(raw: Mapping[str, Any]) -> dict[str, Any]:

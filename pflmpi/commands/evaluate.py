@@ -24,7 +24,8 @@ _WORDS = {
     "f1_macro": "macro F1, mean over clients",
     "test_loss": "loss, mean over clients",
 }
-_SHARES = _WORDS.keys() - {"test_loss"}
+_COUNTS = ("samples", "correct")
+_SHARES = {*_WORDS, "accuracy"} - {"test_loss"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,28 +127,21 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
     over_all = Table(show_header=False)
     over_all.add_row("clients, samples", f"{len(counts.samples)}, {counts.samples.sum()}")
     for name, value in figures(counts).items():
-        over_all.add_row(_WORDS.get(name, name), _percent(value) if name in _SHARES else _number(value))
+        over_all.add_row(_WORDS.get(name, name), _text(name, value))
     terminal.print(over_all)
     classes = Table("class", "samples", "accuracy")
     for label, share in enumerate(counts.class_accuracy if counts.by_class else ()):
         name = class_names[label] if label < len(class_names) else str(label)
-        classes.add_row(name, str(counts.total[:, label].sum()), _percent(share))
+        classes.add_row(name, str(counts.total[:, label].sum()), _text("accuracy", share))
     if counts.by_class:
         terminal.print(classes)
     columns = _of_clients(counts)
     clients = Table("client", *(name.replace("f1_macro", "macro F1") for name in columns))
     for client, values in list(enumerate(zip(*columns.values(), strict=True)))[:_MOST_SHOWN]:
-        texts = [
-            str(value) if name in _COUNTS else _percent(value) if name in _CLIENT_SHARES else _number(value)
-            for name, value in zip(columns, values, strict=True)
-        ]
-        clients.add_row(str(client), *texts)
+        clients.add_row(str(client), *map(_text, columns, values))
     terminal.print(clients)
     if (more := len(counts.samples) - _MOST_SHOWN) > 0:
         terminal.print(f"... and {more} more clients; -o FILE writes them all")
-
-
-_COUNTS, _CLIENT_SHARES = ("samples", "correct"), ("accuracy", "f1_macro")
 
 
 def _of_clients(counts: "Counts") -> dict[str, Any]:
@@ -184,9 +178,8 @@ def _write(path: Path, counts: "Counts") -> None:
         atomic.write(path, comma_separated(lines).encode())
 
 
-def _percent(share: float) -> str:
-    return "-" if share != share else f"{100 * share:.2f} %"
-
-
-def _number(value: float) -> str:
-    return "-" if value != value else f"{value:.4f}"
+def _text(name: str, value: float) -> str:
+    """A figure of all clients, or of one."""
+    if value != value:
+        return "-"
+    return str(value) if name in _COUNTS else f"{100 * value:.2f} %" if name in _SHARES else f"{value:.4f}"

@@ -34,10 +34,10 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def updating_display() -> Callable[[str], None] | None:
-    """In a Jupyter notebook a display that shows a text in place of the one before; None elsewhere."""
+def round_display() -> Callable[[str], None]:
+    """What shows the line of a round: in a Jupyter notebook in place of the one before, elsewhere on stderr."""
     if not console().is_jupyter:
-        return None
+        return lambda line: print(line, file=sys.stderr, flush=True)
     displays: list[Any] = []  # made with its first text
 
     def show(text: str) -> None:
@@ -98,7 +98,7 @@ class RunProgress:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
         hidden = quiet or not terminal.is_terminal
         self._bar = Progress(*columns, console=terminal, refresh_per_second=4, disable=hidden)
-        self._display = updating_display()
+        self._show_line = round_display()
         self._task = self._bar.add_task("round", total=rounds)
 
     def __enter__(self) -> "RunProgress":
@@ -127,14 +127,10 @@ class RunProgress:
             moved = f"up {size(self._moved[0])}  down {size(self._moved[1])}{rest}"
             self._bar.update(self._task, completed=round.round, description=f"{self._score}  {moved}")
         elif not self._quiet:
-            line = (
+            self._show_line(
                 f"round {round.round}/{self._rounds}  participants {len(round.participants)}  "
                 f"{round.seconds['round']:.2f} s  up {size(up)}  down {size(down)}  {self._score}{rest}"
             )
-            if self._display is None:
-                print(line, file=sys.stderr, flush=True)
-            else:
-                self._display(line)
 
 
 def _score(counts: "Counts") -> str:

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from pflmpi.sweep.table import Cell, SweepTable
 
 _FAILED = 1  # exit code of a sweep
-_CONFIDENCE = 0.95
 _DIVERGED = "are not finite"  # in the error of a run
 
 
@@ -47,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
-    _check(options)
+    for name in ("budget", "rungs"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name} {getattr(options, name)}: must be at least 1")
     table = tables.load(options.table)
     out = options.out or Path("searches") / options.table.stem
     selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
@@ -78,12 +78,6 @@ def run(options: argparse.Namespace) -> int:
     return _test(options, search.tuned_table(table, [of_cell[0] for of_cell in left.values()], options.budget), out)
 
 
-def _check(options: argparse.Namespace) -> None:
-    for name in ("budget", "rungs"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name} {getattr(options, name)}: must be at least 1")
-
-
 def _seed(options: argparse.Namespace, table: "SweepTable") -> int:
     """The seed of the trials, which is none of those that the best ones are tested with."""
     if options.seed is None:
@@ -97,7 +91,6 @@ def _complete(
     options: argparse.Namespace, file: Path, out: Path, cells: "Sequence[Cell]", may_diverge: bool = False
 ) -> int:
     """Run what is left of the cells of a table, or submit it; 0 once all are done, or have diverged if they may."""
-    from pflmpi.commands import submit, sweep
 
     def is_left() -> bool:
         return any(_is_left(cell, out) and not (may_diverge and _has_diverged(cell, out)) for cell in cells)
@@ -109,34 +102,29 @@ def _complete(
     if len(behind) < len(cells):  # others have gone on in a search with a smaller budget
         words += [word for cell in behind for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
     if options.submit is not None:
-        code = _call(submit, ["--array", *words, *arguments.shell_words("--submit", options.submit)])
+        code = _call(options, "submit", "--array", *words, *arguments.shell_words("--submit", options.submit))
         print("the same command goes on once this job has ended", flush=True)
         return code or Stopped.exit_code
     ranks = [] if options.ranks is None else ["--ranks", str(options.ranks)]
-    code = _call(sweep, [*words, "--jobs", str(options.jobs), *ranks])
+    code = _call(options, "sweep", *words, "--jobs", str(options.jobs), *ranks)
     return 0 if code == _FAILED and not is_left() else code
 
 
-def _call(command: ModuleType, words: Sequence[str]) -> int:
+def _call(options: argparse.Namespace, command: str, *words: str) -> int:
     """Call another command of pflmpi; its exit code."""
-    parser = argparse.ArgumentParser(prog=f"pflmpi {command.__name__.rpartition('.')[2]}")
-    command.add_arguments(parser)
-    end = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:end])
-    options.debug, options.words, options.unknown, options.sbatch = False, list(words), [], list(words[end + 1 :])
-    code: int = command.run(options)
-    return code
+    from pflmpi.cli import main
+
+    return main([command, *["--debug"] * options.debug, *words])
 
 
 def _is_left(cell: "Cell", out: Path) -> bool:
     """Whether a run has rounds left; raises for one that was made with other settings."""
-    from pflmpi.analysis.table import decisive
-    from pflmpi.config import yaml_file
+    from pflmpi.analysis.table import is_of
     from pflmpi.learning.early_stop import EarlyStop
     from pflmpi.store import metrics_file
 
-    run, path, training, done = cell.run(out), cell.config(out), cell.raw["training"], _rounds_done(cell, out)
-    if done and not (path.exists() and decisive(yaml_file.read(path)) == decisive(cell.raw)):
+    run, training, done = cell.run(out), cell.raw["training"], _rounds_done(cell, out)
+    if done and not is_of(cell, out):
         raise ConfigError(f"{run} was made with another configuration; choose another --out")
     return done < training["rounds"] and not EarlyStop.of(training, metrics_file.read(run)).met
 
@@ -160,17 +148,12 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
     """
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.table import metric_of, pick
-    from pflmpi.learning.early_stop import lower_is_better
+    from pflmpi.learning.early_stop import lower_is_better, of_validation
 
-    rounds, prefix = cell.raw["training"]["rounds"], "validation_"
     if _is_left(cell, out):
         return math.inf, math.nan
-    run = open_run(cell.run(out))
-    measures = {
-        "test_loss" if name == "validation_loss" else name.removeprefix(prefix): values[:rounds]
-        for name, values in run.columns.items()
-        if name.startswith(prefix)
-    }
+    rounds, columns = cell.raw["training"]["rounds"], open_run(cell.run(out)).columns
+    measures = {name: columns[other][:rounds] for name in columns if (other := of_validation(name)) in columns}
     if not measures:
         raise ConfigError(f"{cell.name} has no validation samples; set data.validation, such as 0.1")
     metric = table.metric if table.metric != "spread" and metric_of(table.metric).column in measures else "mean"
@@ -193,7 +176,6 @@ def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
 
 def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
     """Run the best trial of each cell with the table's seeds; show the table, and whether its rows differ."""
-    from pflmpi.commands import table as table_command
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
@@ -202,7 +184,7 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
     cells = tables.cells(tables.load(file), [], None)
     if code := _complete(options, file, runs, cells):
         return code
-    code = _call(table_command, [str(file), "--out", str(runs), "--write", str(out)])
+    code = _call(options, "table", str(file), "--out", str(runs), "--write", str(out))
     lines = _compared(tuned, cells, runs)
     _write(out / "compared.csv", lines)
     _show(lines)
@@ -211,6 +193,7 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
 
 def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[dict[str, Any]]:
     """A line for each cell: mean, spread and interval over seeds, and the paired test against the best row."""
+    from pflmpi.analysis.metrics import CONFIDENCE, interval
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.table import metric_of, pick
     from pflmpi.learning.early_stop import lower_is_better
@@ -225,33 +208,19 @@ def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[d
     for column, rows in figures.items():
         best = best_of(rows, key=lambda row: statistics.fmean(rows[row]))
         for row, values in rows.items():
-            half = interval(values)
             lines.append(
                 {
                     "column": column,
                     "row": row,
                     "mean": f"{statistics.fmean(values):.2f}",
                     "std": f"{statistics.stdev(values):.2f}" if len(values) > 1 else "",
-                    f"interval_{100 * _CONFIDENCE:.0f}": "" if math.isnan(half) else f"{half:.2f}",
+                    f"interval_{100 * CONFIDENCE:.0f}": f"{interval(values):.2f}" if len(values) > 1 else "",
                     "seeds": len(values),
                     "best": best,
                     "p": "" if row == best or len(values) < 2 else f"{paired_test(values, rows[best]):.4f}",
                 }
             )
     return lines
-
-
-def interval(values: Sequence[float]) -> float:
-    """Half of the confidence interval of a mean, by Student's t; NaN of one value.
-
-    >>> round(interval([1.0, 2.0, 3.0]), 4)  # 4.3027 / sqrt(3)
-    2.4841
-    """
-    if len(values) < 2:
-        return math.nan
-    special: Any = import_module("scipy.special")
-    quantile = float(special.stdtrit(len(values) - 1, (1 + _CONFIDENCE) / 2))
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def paired_test(values: Sequence[float], others: Sequence[float]) -> float:

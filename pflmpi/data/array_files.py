@@ -12,8 +12,8 @@ from pflmpi.contained_hdf5 import refuse_external_links, refuse_unstored
 from pflmpi.text import first_line, size
 
 
-def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
-    """The named arrays.
+def read_npz(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """The named arrays, and those of the optional ones that are there.
 
     Raises:
         FileNotFoundError: no such file.
@@ -27,7 +27,8 @@ def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
             if not zipfile.is_zipfile(file):
                 raise ValueError("not an .npz archive, or cut short")
             with zipfile.ZipFile(file) as archive:
-                return [_npz_array(archive, name) for name in names]
+                there = [name for name in optional if f"{name}.npy" in archive.namelist()]
+                return {name: _npz_array(archive, name) for name in (*names, *there)}
         except MemoryError:
             raise
         except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds for damaged bytes

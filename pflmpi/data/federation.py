@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -104,7 +103,7 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
         train, validation = split_share(federation.train, data.validation, stream(seed, 0, -1, "validation"))
     else:
         train, validation = split_marked(federation.train, marks[np.concatenate(federation.train)])
-    return _with_validation(federation, train, validation)
+    return _federation(dataset, train, federation.test, validation)
 
 
 def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> Federation:
@@ -217,18 +216,19 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
     """
     try:
         names = ("train", "num_train", "test", "num_test", "dataset_digest", "digest")
-        train, num_train, test, num_test, dataset_digest, digest = read_npz(path, names)
-        sides = [_parts(train, num_train), _parts(test, num_test)]
-        with zipfile.ZipFile(path) as archive:
-            has_validation = "validation.npy" in archive.namelist()
-        if has_validation:
-            sides.append(_parts(*read_npz(path, ("validation", "num_validation"))))
+        arrays = read_npz(path, names, ("validation", "num_validation"))
+        sides = [
+            _parts(arrays[name], arrays.get(f"num_{name}", np.empty(0)))
+            for name in ("train", "test", "validation")
+            if name in arrays
+        ]
     except FileNotFoundError:
         raise DataError(f"partition {path} does not exist; give the path of a saved partition") from None
     except (OSError, ValueError) as error:
         raise DataError(
             f"partition {path} cannot be read ({error}); put a good copy in its place, or make a new partition"
         ) from error
+    dataset_digest, digest = arrays["dataset_digest"], arrays["digest"]
     if str(dataset_digest) != dataset.digest:
         raise DataError(
             f"partition {path} was made for data with digest {dataset_digest}, dataset {dataset.name!r} has "
@@ -240,7 +240,7 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
             f"put a good copy in its place, or make a new partition"
         )
     federation = _federation(dataset, *sides[:2])
-    return _with_validation(federation, federation.train, sides[2]) if sides[2:] else federation
+    return _federation(dataset, *sides) if sides[2:] else federation
 
 
 def _parts(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
@@ -295,32 +295,22 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
     return shares
 
 
-def _federation(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -> Federation:
-    untested = sum(not len(samples) for samples in test)
-    if untested == len(test):
-        raise DataError(
-            f"none of the {len(test)} clients of dataset {dataset.name!r} has a test sample; give them two samples or "
-            "more each, or another partition"
-        )
-    if untested:
-        logger.warning("%d of %d clients have no test samples", untested, len(test))
-    counts = _class_counts(dataset, train)
-    return Federation(dataset, tuple(train), tuple(test), _digest(dataset, train, test), counts)
-
-
-def _with_validation(
-    federation: Federation, train: Sequence[np.ndarray], validation: Sequence[np.ndarray]
+def _federation(
+    dataset: Dataset,
+    train: Sequence[np.ndarray],
+    test: Sequence[np.ndarray],
+    validation: Sequence[np.ndarray] = (),
 ) -> Federation:
-    dataset = federation.dataset
-    if without := sum(not len(samples) for samples in validation):
-        if without == len(validation):
-            raise DataError(
-                f"none of the {without} clients of dataset {dataset.name!r} has a validation sample; raise "
-                "data.validation, or give each client more samples"
-            )
-        logger.warning("%d of %d clients have no validation samples", without, len(validation))
-    counts, digest = _class_counts(dataset, list(train)), _digest(dataset, train, federation.test, validation)
-    return replace(federation, train=tuple(train), validation=tuple(validation), class_counts=counts, digest=digest)
+    """The federation; one with validation samples is made of another, whose test samples are looked at already."""
+    kind, samples, remedy = "test", test, "give them two samples or more each, or another partition"
+    if validation:
+        kind, samples, remedy = "validation", validation, "raise data.validation, or give each client more samples"
+    if (without := sum(not len(of_client) for of_client in samples)) == len(samples):
+        raise DataError(f"none of the {without} clients of dataset {dataset.name!r} has a {kind} sample; {remedy}")
+    if without:
+        logger.warning("%d of %d clients have no %s samples", without, len(samples), kind)
+    digest, counts = _digest(dataset, train, test, validation), _class_counts(dataset, train)
+    return Federation(dataset, tuple(train), tuple(test), digest, counts, tuple(validation))
 
 
 def _digest(

@@ -1,7 +1,6 @@
 """Data of one's own: an .npz or .h5 file, a table as .csv, a folder of pictures, or one with files of each client."""
 
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,9 +80,9 @@ def read_own(
         if path.is_dir():
             arrays = _folder(path)
         elif path.suffix == ".npz":
-            arrays = _npz(path)
+            arrays = _named(read_npz(path, ("x", "y"), _OPTIONAL))
         elif path.suffix in (".h5", ".hdf5"):
-            arrays = _h5(path)
+            arrays = _named(_h5(path))
         elif path.suffix == ".csv":
             arrays = _csv(path, label, client)
         else:
@@ -235,25 +234,18 @@ def _layout(x: np.ndarray) -> str:
     )
 
 
-def _npz(path: Path) -> OwnArrays:
-    x, y = read_npz(path, ("x", "y"))
-    with zipfile.ZipFile(path) as archive:
-        others = {name: read_npz(path, (name,))[0] for name in _OPTIONAL if f"{name}.npy" in archive.namelist()}
-    return _with(x, y, others)
-
-
-def _h5(path: Path) -> OwnArrays:
+def _h5(path: Path) -> dict[str, np.ndarray]:
     arrays = read_h5(path, ("x", "y", *_OPTIONAL))
     for name in ("x", "y"):
         if name not in arrays:
             raise ValueError(f"no array {name!r} in it")
-    return _with(arrays["x"], arrays["y"], arrays)
+    return arrays
 
 
-def _with(x: np.ndarray, y: np.ndarray, others: Mapping[str, np.ndarray]) -> OwnArrays:
-    test = others.get("test", np.zeros(len(x), bool))
-    names, validation = others.get("class_names"), others.get("validation")
-    return OwnArrays(x, y, others.get("client"), test, class_names=names, validation=validation)
+def _named(arrays: Mapping[str, np.ndarray]) -> OwnArrays:
+    x, test = arrays["x"], arrays.get("test", np.zeros(len(arrays["x"]), bool))
+    names, validation = arrays.get("class_names"), arrays.get("validation")
+    return OwnArrays(x, arrays["y"], arrays.get("client"), test, class_names=names, validation=validation)
 
 
 def _csv(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:

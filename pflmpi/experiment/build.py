@@ -20,21 +20,10 @@ from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.data.unseen import Division, divide, trained_on
 from pflmpi.errors import ConfigError
+from pflmpi.experiment import training_checks as checks
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.run_weights import run_weights
-from pflmpi.experiment.training_checks import (
-    OneStep,
-    check_cached_features,
-    check_measures,
-    check_options,
-    check_padding,
-    check_participation,
-    check_passes,
-    check_problem,
-    check_stop,
-    only_first_client,
-)
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.scoring import Measure, measures_of
 from pflmpi.learning.task import HOST, SERVER, Task
@@ -138,7 +127,7 @@ class Experiment:
     def check_participation(self, done: int) -> None:
         """Raise `ConfigError` where a round after `done` cannot be with the clients that take part."""
         participation = Participation(self.config.training, self.config.seed, self.federation.num_train)
-        check_participation(self.config, self.tasks[0], participation, done)
+        checks.check_participation(self.config, self.tasks[0], participation, done)
 
     @property
     def counts(self) -> SampleCounts:
@@ -265,26 +254,26 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         experiment = experiment.with_executor(runtime.model_copy(update={"executor": executor}))
     config, cohort, tasks = experiment.config, experiment.cohort, experiment.tasks
     algorithm, training = config.algorithm, config.training
-    check_problem(algorithm, tasks[0])
+    checks.check_problem(algorithm, tasks[0])
     check_parts(algorithm, tasks)
     if any(model.cache_features for model in config.models):
-        check_cached_features(config, tasks[0], experiment.transform, experiment.federation.dataset.images[:2])
+        checks.check_cached_features(config, tasks[0], experiment.transform, experiment.federation.dataset.images[:2])
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
-    check_options(algorithm, tasks[0])
-    check_measures(experiment.measures, tasks[0])
+    checks.check_options(algorithm, tasks[0])
+    checks.check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
-    check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
+    checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
     if config.runtime.executor == "lanes":
         for number, task in enumerate(tasks):
-            check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
+            checks.check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply)
     experiment = dataclasses.replace(experiment, templates=templates)
     if training.stop is not None:
-        trial = dataclasses.replace(experiment, division=only_first_client(experiment.division))
-        check_stop(training.stop, config.evaluation, executor_of(trial, OneStep))
+        trial = dataclasses.replace(experiment, division=checks.only_first_client(experiment.division))
+        checks.check_stop(training.stop, config.evaluation, executor_of(trial, checks.OneStep))
     return experiment
 
 

@@ -299,13 +299,8 @@ def _run_rounds(
         with tracked(TrackedRun(run, *about), output, observe) as observer:
             if not _has_ended(run, config, context):
                 scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
-                totals, timeout = experiment.federation.test_class_counts, config.runtime.timeout
-                untested = setup.executor.untested(range(len(totals)))
-                validation, clients = setup.validation, range(experiment.federation.num_clients)
-                unvalidated = None if validation is None else validation.untested(clients)
-                hooks = RoundHooks(
-                    totals, transport, checkpoints, observer, context.stop, timeout, untested, unvalidated
-                )
+                timeout = config.runtime.timeout
+                hooks = RoundHooks(setup, transport, checkpoints, observer, context.stop, timeout)
                 skips = config.runtime.client_errors == "skip"
                 rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)
     except Stopped:

@@ -24,6 +24,15 @@ def lower_is_better(metric: str) -> bool:
     return re.sub("_(mean|weighted|bottom)$", "", metric).endswith(_LOWER)
 
 
+def of_validation(measure: str) -> str:
+    """What a measure of the test samples is called of the validation samples.
+
+    >>> of_validation("accuracy_mean"), of_validation("test_loss")
+    ('validation_accuracy_mean', 'validation_loss')
+    """
+    return f"validation_{measure.replace('test_loss', 'loss')}"
+
+
 def judged_by(metric: str, columns: Container[str]) -> str:
     """The column of metrics.csv that rounds are chosen by: of validation samples where there are some.
 
@@ -31,8 +40,8 @@ def judged_by(metric: str, columns: Container[str]) -> str:
     >>> judged_by("accuracy_mean", columns), judged_by("test_loss", columns), judged_by("train_loss", columns)
     ('validation_accuracy_mean', 'validation_loss', 'train_loss')
     """
-    of_validation = f"validation_{metric.removeprefix('unseen_').removeprefix('trained_').removeprefix('test_')}"
-    return of_validation if of_validation in columns else metric
+    judge = of_validation(metric.removeprefix("unseen_").removeprefix("trained_"))
+    return judge if judge in columns else metric
 
 
 class EarlyStopConfig(BaseModel):

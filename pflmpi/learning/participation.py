@@ -10,7 +10,6 @@ many training samples each has. `rng` is its only source of randomness, and the 
 
 import csv
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from pflmpi import outside
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
-from pflmpi.registry import Registry
+from pflmpi.registry import Registry, function
 from pflmpi.rng import stream
 from pflmpi.text import shown
 
@@ -44,16 +43,10 @@ def round_robin(round: int, count: int, num_train: np.ndarray, rng: np.random.Ge
     return ((round - 1) * count + np.arange(count)) % len(num_train)
 
 
-def _accept(function: object) -> Rule:
-    """A function from outside the package, if it has the arguments of a rule."""
-    expected = ["round", "count", "num_train", "rng"]
-    if not inspect.isfunction(function) or list(inspect.signature(function).parameters) != expected:
-        raise ConfigError(f"expected a function f({', '.join(expected)}): ids of the clients that take part")
-    return function
-
-
 SELECTIONS: Registry[Rule] = Registry(
-    "selection", {"uniform": uniform, "by_samples": by_samples, "round_robin": round_robin}, accept=_accept
+    "selection",
+    {"uniform": uniform, "by_samples": by_samples, "round_robin": round_robin},
+    accept=function("round", "count", "num_train", "rng", returns="ids of the clients that take part"),
 )
 
 

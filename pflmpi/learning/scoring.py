@@ -5,7 +5,6 @@
 It is called once for each client, with all its test samples; of tokens, n counts the positions that have a label.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from pflmpi import outside
 from pflmpi.errors import ConfigError, RunError
-from pflmpi.registry import Registry
+from pflmpi.registry import Registry, function
 from pflmpi.text import shown
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
@@ -83,20 +82,13 @@ def r2(scores: np.ndarray, labels: np.ndarray) -> float:
     return _mean(1 - error[spread > 0] / spread[spread > 0])
 
 
-def _accept(function: object) -> Measure:
-    """A function from outside the package, if it has the arguments of a measure."""
-    if not inspect.isfunction(function) or list(inspect.signature(function).parameters) != ["scores", "labels"]:
-        raise ConfigError("expected a function f(scores, labels) that returns a number")
-    return function
-
-
 MEASURES: Registry[Measure] = Registry(
     "measure",
     {
         measure.__name__: measure
         for measure in (accuracy, balanced_accuracy, f1_macro, auroc, perplexity, calibration_error, mae, rmse, r2)
     },
-    accept=_accept,
+    accept=function("scores", "labels", returns="a number"),
 )
 
 

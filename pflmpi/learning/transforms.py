@@ -6,7 +6,6 @@
 the bits are the same on any number of ranks, in loop and in lanes. A test never sees a transform.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from pflmpi import outside
 from pflmpi.errors import ConfigError
 from pflmpi.models.noise import derived, uniform
-from pflmpi.registry import Registry
+from pflmpi.registry import Registry, function
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,15 +39,10 @@ def random_crop(x: Tensor, key: Tensor) -> Tensor:
     return x
 
 
-def _accept(function: object) -> Function:
-    """A function from outside the package, if it has the arguments of a transform."""
-    if not inspect.isfunction(function) or list(inspect.signature(function).parameters) != ["x", "key"]:
-        raise ConfigError("expected a function f(x, key): changed samples of the same shape and type")
-    return function
-
-
 TRANSFORMS: Registry[Function] = Registry(
-    "transform", {"horizontal_flip": horizontal_flip, "random_crop": random_crop}, accept=_accept
+    "transform",
+    {"horizontal_flip": horizontal_flip, "random_crop": random_crop},
+    accept=function("x", "key", returns="changed samples of the same shape and type"),
 )
 
 

@@ -58,9 +58,6 @@ class OnDevice:
         found = [self._largest(terms) for terms in pieces]
         return torch.stack(found).cpu().numpy()
 
-    def numbers(self, parts: Sequence[Tensor]) -> np.ndarray:
-        return torch.stack([*parts]).cpu().numpy().view(np.float64)
-
     def join(self, values: Sequence[Sequence[Tensor]], out: Tensor) -> None:
         groups = [group.to(self.device) for of_some in values for group in of_some]
         out.copy_(torch.cat(groups).view(torch.uint8))

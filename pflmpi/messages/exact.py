@@ -37,20 +37,6 @@ def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
     return shift
 
 
-def add_fixed(total: np.ndarray, terms: Sequence[Terms], shift: int) -> None:
-    """Add values times weights to int64 sums [n] of multiples of 2**-shift, each rounded to nearest even."""
-    for block, sums in _summed(terms, [total], shift, len(total)):
-        total[block] = sums
-
-
-def fold_exactly(
-    terms: Sequence[Terms], sums: Sequence[np.ndarray], shift: int, divisor: float, out: np.ndarray
-) -> None:
-    """Write values times weights and sums [n] of `add_fixed`, added and divided, to `out` [n]."""
-    for block, total in _summed(terms, sums, shift, len(out)):
-        out[block] = total / (divisor * 2.0**shift)
-
-
 def magnitudes(rows: np.ndarray) -> np.ndarray:
     """[m] float64, the largest magnitude in each of the rows [m, n]; not finite where a value is not."""
     with np.errstate(invalid="ignore"):  # NaN is an answer
@@ -91,18 +77,14 @@ class OnHost:
         """[p] float64, the largest magnitude in each of some pieces, times the weights."""
         return np.array([np.max([(magnitudes(values) * w).max() for values, w in terms]) for terms in pieces])
 
-    def numbers(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """[h, M] float64 of some parts of as many bytes."""
-        return np.stack([part.view(np.float64) for part in parts])
-
     def join(self, values: Sequence[np.ndarray], out: np.ndarray) -> None:
         """Write the values of all clients one below another."""
         np.concatenate(values, out=out)
 
     def add(self, out: np.ndarray, terms: Sequence[Terms], shift: int) -> None:
-        """Write the sums of a piece, as `add_fixed`."""
-        out[:] = 0
-        add_fixed(out, terms, shift)
+        """Write int64 sums [n] of values times weights, as multiples of 2**-shift, each rounded to nearest even."""
+        for block, total in _summed(terms, [], shift, len(out)):
+            out[block] = total
 
     def finish(
         self,
@@ -113,8 +95,9 @@ class OnHost:
         dtype: torch.dtype,
         out: np.ndarray,
     ) -> None:
-        """Write the sums or means of a piece, as `fold_exactly`."""
-        fold_exactly(terms, sums, shift, divisor, out)
+        """Write values times weights and sums [n] of `add`, added and divided, to `out` [n]."""
+        for block, total in _summed(terms, sums, shift, len(out)):
+            out[block] = total / (divisor * 2.0**shift)
 
 
 def _values(leaves: Sequence[np.ndarray], piece: Piece) -> np.ndarray:

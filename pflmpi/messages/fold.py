@@ -117,7 +117,7 @@ class Fold:
             elif not slices.sums.any():  # this rank has all entries
                 largest = np.maximum(largest, self._largest(addends[-1:], entries.pieces(start, stop)))
         if heads:
-            largest = np.max([largest, *self.adds.numbers(heads)], 0)
+            largest = np.max([largest, *(self.adds.to_host(head).view(np.float64) for head in heads)], 0)
         shifts = self._shifts(largest)
 
         def write(piece: Piece, out: Part) -> None:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from pflmpi import early_signals, outside
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.commands.launch import num_ranks
-from pflmpi.commands.progress import RunProgress, updating_display
+from pflmpi.commands.progress import RunProgress, round_display
 from pflmpi.commands.rank import connect, context_of, end_of_jobs, show_start
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path, wrong_type
@@ -261,10 +261,10 @@ def _stop(process: "subprocess.Popen[str]") -> None:
 def _show(process: "subprocess.Popen[str]") -> None:
     """Show what a process says where this one shows things, which in a notebook is no file."""
     assert process.stderr is not None
-    display = updating_display()
+    show_round = round_display()
     for line in process.stderr:
-        if display is not None and line.startswith("round "):
-            display(line.rstrip("\n"))
+        if line.startswith("round "):
+            show_round(line.rstrip("\n"))
         else:
             print(line, end="", file=sys.stderr, flush=True)
 

@@ -7,6 +7,7 @@ from itertools import chain
 
 import numpy as np
 
+from pflmpi.learning.early_stop import of_validation
 from pflmpi.runtime.measures import Counts, columns_of, figures
 from pflmpi.store import metrics_file
 
@@ -113,15 +114,6 @@ class Progress:
                 for name, value in (by_client | over_all).items():
                     arrays[f"{prefix}{name}" if prefix != "validation_" else of_validation(name)] = value
         return arrays
-
-
-def of_validation(measure: str) -> str:
-    """What a measure of the test samples is called of the validation samples.
-
-    >>> of_validation("accuracy_mean"), of_validation("test_loss")
-    ('validation_accuracy_mean', 'validation_loss')
-    """
-    return f"validation_{measure.replace('test_loss', 'loss')}"
 
 
 def metric_columns(measures: Sequence[str], simulated: bool, validates: bool = False) -> list[str]:

@@ -15,6 +15,7 @@ from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
+from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Pause, Stop
 from pflmpi.transports.base import Transport
 
@@ -187,29 +188,25 @@ class RoundHooks:
         stop: whether this rank has a reason to stop.
 
     Args:
-        test_class_counts: [N, K] int64, test samples of each client by class.
         checkpoints: get the metrics of each round.
         observe: called on rank 0 after every round.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
-        untested: of all clients; None: of a task of classes without further measures.
-        unvalidated: likewise with the validation samples; None if there are none.
     """
 
     def __init__(
         self,
-        test_class_counts: np.ndarray,
+        setup: Setup,
         transport: Transport,
         checkpoints: Checkpoints,
         observe: Observer,
         stop: Stop,
         timeout: float | None = None,
-        untested: Counts | None = None,
-        unvalidated: Counts | None = None,
     ) -> None:
         self._transport, self._checkpoints = transport, checkpoints
         self._observe, self.stop, self._timeout = observe, stop, timeout
-        self._scores = untested or Counts.none(test_class_counts)  # the newest of each client
-        self._validation = unvalidated
+        everyone = range(setup.task.num_clients)
+        self._scores = setup.executor.untested(everyone)  # the newest of each client
+        self._validation = None if setup.validation is None else setup.validation.untested(everyone)
         self._last_report = time.perf_counter()
         self._limit_waiting(_FIRST_ROUND)
 

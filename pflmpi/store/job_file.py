@@ -6,7 +6,6 @@
 
 import dataclasses
 import json
-import os
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -130,12 +129,8 @@ def path(folder: Path) -> Path:
 def append(folder: Path, job: str, restarts: str = "-", record: Submission | Start | End | None = None) -> None:
     """Add a line; the folder exists."""
     more = f" {json.dumps(dataclasses.asdict(record))}" if record else ""
-    with open(path(folder), "a", encoding="utf-8", opener=_not_through_a_link) as file:
+    with open(path(folder), "a", encoding="utf-8", opener=regular_file.not_through_a_link) as file:
         file.write(f"{job} {restarts} {socket.gethostname()}{more}\n")
-
-
-def _not_through_a_link(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 
 def record(run: Path, jobs: Mapping[str, int], record: Start | End | None) -> None:

@@ -122,7 +122,7 @@ def append(run: Path, line: Sequence[str | int], columns: Sequence[str] = COLUMN
     assert len(line) == len(columns)
     csv.writer(written := io.StringIO(), lineterminator="\n").writerow(line)
     try:
-        with open(path(run), "a", newline="", opener=_not_through_a_link) as file:
+        with open(path(run), "a", newline="", opener=regular_file.not_through_a_link) as file:
             if not file.tell():
                 logger.warning("%s was deleted meanwhile; the figures of the rounds before are lost", path(run))
                 csv.writer(file, lineterminator="\n").writerow(columns)
@@ -133,7 +133,3 @@ def append(run: Path, line: Sequence[str | int], columns: Sequence[str] = COLUMN
             f"{atomic.remedy(error)} and continue with `pflmpi resume {for_shell(run)}`"
         ) from error
     return written.getvalue()
-
-
-def _not_through_a_link(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW, 0o666)

@@ -103,8 +103,8 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
         seen: list[Any] = []
         checkpoints = mock.MagicMock(take_seconds=lambda: 0.0)
         before = Counts() if stub is None else replace(stub.counts)
-        transport, totals = InProcessTransport(), setup.executor.federation.test_class_counts
-        hooks = RoundHooks(totals, transport, checkpoints, seen.append, Stop())
+        transport = InProcessTransport()
+        hooks = RoundHooks(setup, transport, checkpoints, seen.append, Stop())
         scheduled = schedule(setup, config.evaluation, config.checkpoint, None)
         skips = config.runtime.client_errors == "skip"
         server = rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)

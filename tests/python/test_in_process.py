@@ -11,7 +11,7 @@ import torch
 
 import pflmpi
 import quick_run
-from pflmpi.commands.progress import updating_display
+from pflmpi.commands.progress import round_display
 from pflmpi.config.keywords import Config
 from pflmpi.errors import ConfigError
 from pflmpi.python import run as from_python
@@ -138,5 +138,6 @@ def test_the_rounds_of_other_processes_are_in_one_display_too(notebook, capsys):
     assert capsys.readouterr().err == "fedavg on digits\npflmpi: a warning\n"
 
 
-def test_elsewhere_there_is_no_display():
-    assert updating_display() is None
+def test_elsewhere_a_round_is_a_line_of_stderr(capsys):
+    round_display()("round 1/2")
+    assert capsys.readouterr().err == "round 1/2\n"

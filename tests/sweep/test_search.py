@@ -10,8 +10,9 @@ import yaml
 from scipy import stats
 
 import table_file
+from pflmpi.analysis.metrics import interval
 from pflmpi.cli import main
-from pflmpi.commands.search import interval, paired_test
+from pflmpi.commands.search import paired_test
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep import search

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 
 from pflmpi.analysis.comparable import seed_groups
-from pflmpi.analysis.metrics import best
+from pflmpi.analysis.metrics import CONFIDENCE, best, interval
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, spread_over
@@ -19,7 +17,6 @@ from pflmpi.text import some
 _QUANTILES = (0.1, 0.9)
 _TITLE = "Accuracy over rounds"
 _BAND = f"The band has the middle 80 % of the clients, in at most {MOST_ROUNDS} rounds that have a checkpoint."
-_CONFIDENCE = 0.95
 _MOST_NAMED = 8  # groups in a caption
 _BETTER = {True: "lower", False: "higher"}
 _LOSS = "loss, mean over clients"
@@ -212,7 +209,7 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
         curves = [mean if curve is of_group[0] else curve for curve in curves if curve not in of_group[1:]]
     if len(curves) == len(plot.curves):
         return plot
-    band = f"with its {100 * _CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
+    band = f"with its {100 * CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
     caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}."
     curves = [replace(curve, style=style_of[curve.source]) for curve in curves]
     return replace(plot, curves=tuple(curves), caption=caption)
@@ -231,10 +228,7 @@ def _common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
 def _mean_curve(label: str, curves: Sequence[Curve], count: int, percent: bool) -> Curve:
     """Mean of curves point by point, with the confidence interval of the mean; none where a value is infinite."""
     x, y = (np.array([getattr(curve, axis)[:count] for curve in curves]) for axis in "xy")
-    special: Any = import_module("scipy.special")
-    spread = np.where(np.isfinite(y), y, np.nan).std(0, ddof=1)
-    half = special.stdtrit(len(curves) - 1, (1 + _CONFIDENCE) / 2) * spread / len(curves) ** 0.5
-    mean = y.mean(0)
+    mean, half = y.mean(0), interval(np.where(np.isfinite(y), y, np.nan))
     least, most = 0.0 if (y >= 0).all() else -np.inf, 100.0 if percent else np.inf
     low, high = (np.clip(side, least, most) for side in (mean - half, mean + half))
     mark = None if curves[0].mark is None else int(mean.argmax())

@@ -64,7 +64,7 @@ class Femnist:
 
     def _sample(self, path: Path) -> Dataset:
         try:
-            images, labels, test, writers = read_npz(path, ("images", "labels", "test", "writer"))
+            images, labels, test, writers = read_npz(path, ("images", "labels", "test", "writer")).values()
         except (OSError, ValueError) as error:
             raise unreadable(self.name, path, error) from error
         if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (SIDE, SIDE):

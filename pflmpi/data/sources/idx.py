@@ -86,7 +86,7 @@ class IdxSource:
         """Writer of each sample int64 [n], training first, after checking that the file describes these labels."""
         try:
             names = ("train_writer", "test_writer", "train_label", "test_label")
-            train, test, *labels = read_npz(path, names)
+            train, test, *labels = read_npz(path, names).values()
         except (OSError, ValueError) as error:
             raise unreadable(self.name, path, error) from error
         for writers, described, expected in zip((train, test), labels, (train_y, test_y), strict=True):
