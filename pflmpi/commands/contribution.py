@@ -59,8 +59,12 @@ def run(options: argparse.Namespace) -> int:
     if detect(os.environ).kind != "alone":
         raise ConfigError("contribution starts the ranks of its runs itself, one run after the other: start it alone")
     whole = open_run(options.run)
-    if whole.newest()[0].number != whole.config["training"]["rounds"]:
+    last = whole.newest()[0]
+    if last.number != whole.config["training"]["rounds"] and not whole.stopped_early:
         raise ConfigError(f"{options.run} has not reached its last round; resume it first")
+    if last.metric("accuracy") is None:
+        task = whole.config["data"].get("task")
+        raise ConfigError(f"{options.run} has no accuracy, which contribution compares (data.task = {task})")
     lines = []
     for client in dict.fromkeys(options.clients):
         others = _others(whole, _left_out(whole, client, options), client)
@@ -96,5 +100,5 @@ def _others(whole: "Run", without: "Run", client: int) -> Sequence[float]:
     """Mean accuracy of all clients but one at the end of both runs, as shares."""
     import numpy as np
 
-    rows = [run.round(whole.config["training"]["rounds"]).metrics["accuracy"] for run in (whole, without)]
+    rows = [run.newest()[0].metrics["accuracy"] for run in (whole, without)]
     return [float(np.nanmean(np.delete(accuracy, client))) for accuracy in rows]

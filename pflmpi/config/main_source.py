@@ -4,7 +4,7 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from symtable import SymbolTable, symtable
 from types import CodeType
@@ -36,26 +36,42 @@ def reference(section: str, kind: Any) -> str:
     if getattr(sys.modules[where], name, None) != kind:
         older = f"{kind!r} is not the {name} in the source of this notebook or script any more"
         raise ConfigError(f"{section}: {older}; make it anew, or {instead}")
-    needed: dict[str, None] = {}  # in the order in which they are first needed
-    for used in _needed(name, statements):
-        statement, value = statements[used], getattr(sys.modules[where], used, None)
-        text = ast.unparse(statement)
-        if isinstance(statement, ast.Assign | ast.AnnAssign):
-            if _is_literal(value):  # as it is now, whatever has changed it
-                text = f"{used} = {value!r}"
-            elif any(isinstance(node, ast.Call) for node in ast.walk(statement)):
-                raise ConfigError(f"{section}: {name} uses {used}, a {type(value).__name__} made by a call; {instead}")
-        needed[text] = None
-    source = "\n\n".join(needed) + "\n"
+    now = vars(sys.modules[where])
+    try:
+        needed = {used: _text(used, statements.get(used), now[used]) for used in _needed(name, statements, now)}
+    except ValueError as error:
+        raise ConfigError(f"{section}: {name} uses {error}; {instead}") from None
+    source = "\n\n".join(dict.fromkeys(needed.values())) + "\n"
     made: dict[str, Any] = {"__name__": FOLDER}
-    exec(compile(source, f"<source of {name}>", "exec"), made)
-    if changed := [*_differing(kind, made[name])]:
-        raise ConfigError(f"{section}: {name} is not as its source makes it ({', '.join(changed)}); {instead}")
+    try:
+        exec(compile(source, f"<source of {name}>", "exec"), made)
+    except Exception as error:
+        raise ConfigError(f"{section}: the source of {name} does not stand alone ({error}); {instead}") from error
+    for used in needed:
+        if changed := [*_differing(used, now[used], made[used])]:
+            raise ConfigError(f"{section}: {used} is not as its source makes it ({', '.join(changed)}); {instead}")
     file = Path(FOLDER, f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py")
     if not file.exists():
         with atomic.refusing(file, instead):
             atomic.write(file, source.encode())
     return f"{file.absolute()}:{name}"
+
+
+def _text(used: str, statement: ast.stmt | None, value: object) -> str:
+    """A statement that gives a name its value; a `ValueError` says of what there is none.
+
+    Args:
+        statement: the last that binds it at the top level; None: it is bound otherwise.
+    """
+    if statement is not None and not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return ast.unparse(statement)
+    if _is_literal(value):  # as it is now, whatever has changed it
+        return f"{used} = {value!r}"
+    if statement is None:
+        raise ValueError(f"{used}, a {type(value).__name__} that no statement of its own makes at the top level")
+    if any(isinstance(node, ast.Call) for node in ast.walk(statement)):
+        raise ValueError(f"{used}, a {type(value).__name__} made by a call")
+    return ast.unparse(statement)
 
 
 def _statements() -> dict[str, ast.stmt]:
@@ -81,11 +97,18 @@ def _statements() -> dict[str, ast.stmt]:
     return statements
 
 
-def _needed(name: str, statements: dict[str, ast.stmt], seen: tuple[str, ...] = ()) -> Iterator[str]:
-    """The names that the statement of a name uses, each after those that it uses itself; it comes last."""
-    for used in sorted(set(_global_names(symtable(ast.unparse(statements[name]), "", "exec")))):
-        if used in statements and used not in (name, *seen):
-            yield from _needed(used, statements, (*seen, name))
+def _needed(
+    name: str, statements: dict[str, ast.stmt], now: Mapping[str, Any], seen: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """The names that the statement of a name uses, each after those that it uses itself; it comes last.
+
+    Args:
+        now: the names of the main module.
+    """
+    text = ast.unparse(statements[name]) if name in statements else ""
+    for used in sorted(set(_global_names(symtable(text, "", "exec")))):
+        if used in now and used not in (name, *seen, "__name__"):
+            yield from _needed(used, statements, now, (*seen, name))
     yield name
 
 
@@ -98,30 +121,40 @@ def _global_names(scope: SymbolTable) -> Iterator[str]:
         yield from _global_names(inner)
 
 
-def _differing(kind: Any, made: Any) -> Iterator[str]:
-    """The attributes of a class that were changed after it was made from its source."""
-    pairs = [vars(each) if isinstance(each, type) else {kind.__name__: each} for each in (kind, made)]
+def _differing(used: str, now: Any, made: Any) -> Iterator[str]:
+    """What of a value was changed after it was made from its source: attributes of a class, or all of it."""
+    if now is made:  # imported
+        return
+    pairs = [vars(each) if isinstance(each, type) else {used: each} for each in (now, made)]
     for name in sorted({*pairs[0]} | {*pairs[1]}):
         if name not in _OF_A_MODULE and _comparable(pairs[0].get(name)) != _comparable(pairs[1].get(name)):
             yield name
 
 
-_OF_A_MODULE = ("__module__", "__dict__", "__weakref__", "__firstlineno__")  # of a class, wherever it stands
+_OF_A_MODULE = ("__module__", "__dict__", "__weakref__", "__firstlineno__", "__annotations__", "__annotations_cache__")
+# Of a class, wherever it stands.
 
 
 def _comparable(value: object) -> object:
-    """Equal for functions of the same place with the same names and constants, and for the same literals.
+    """Equal for functions of the same place with the same names, constants and defaults, and for the same literals.
 
     Their bytecode would not do: it is another one where an import stands in the same cell.
     """
     if isinstance(value, property):
         return [_comparable(function) for function in (value.fget, value.fset, value.fdel)]
+    if isinstance(value, list | tuple):
+        return [_comparable(item) for item in value]
+    if isinstance(value, dict):
+        return {repr(key): _comparable(item) for key, item in value.items()}
+    if isinstance(value, type):
+        return value.__qualname__
     function = getattr(value, "__func__", value)
     code = function if isinstance(function, CodeType) else getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         return value if _is_literal(value) else type(value).__qualname__
-    constants = [_comparable(constant) for constant in code.co_consts]
-    return getattr(function, "__qualname__", ""), code.co_names, code.co_varnames, constants
+    defaults = getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)
+    values = [_comparable(each) for each in (code.co_consts, *defaults)]
+    return getattr(function, "__qualname__", ""), code.co_names, code.co_varnames, values
 
 
 def _is_literal(value: object) -> bool:

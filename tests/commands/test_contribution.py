@@ -62,3 +62,21 @@ def test_what_cannot_be_compared_is_refused(whole, tmp_path, capfd, monkeypatch)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     assert "start it alone" in refused(whole)
+
+
+def test_runs_that_stop_early_are_compared_at_their_ends(tmp_path):
+    stop = {"metric": "train_loss", "patience": 1, "min_delta": 99}
+    quick_run.run(quick_run.settings(training={"rounds": 9, "stop": stop}, checkpoint={"keep": 0}), tmp_path / "run")
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "2") == 0
+    assert open_run(tmp_path / "out/without-2").stopped_early
+
+
+def test_a_run_without_accuracies_is_refused(tmp_path, capfd):
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    np.savez(tmp_path / "numbers.npz", x=x, y=x.sum(1))
+    data = {"path": str(tmp_path / "numbers.npz"), "task": "regression"}
+    partition, model = {"name": "iid", "clients": 4}, {"name": "mlp", "hidden": 4}
+    raw = quick_run.settings(data=data, partition=partition, model=model, algorithm={"name": "fedavg"})
+    quick_run.run(raw, tmp_path / "run")
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "2") == 2
+    assert "has no accuracy" in capfd.readouterr().err

@@ -1,6 +1,7 @@
 """Classes in place of names: `model=Net`, also of a notebook or a script."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -21,8 +22,9 @@ CELLS = [
 class Net(nn.Module):
     '''The newer of the two.'''
 
-    def __init__(self, num_classes: int, shape: tuple[int, ...], width: int = WIDTH):
+    def __init__(self, num_classes: int, shape: tuple[int, ...], width: int = 0):
         super().__init__()
+        width = width or WIDTH
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(wide(shape), width), nn.ReLU())
         self.fc = nn.Linear(width, num_classes)
 
@@ -35,6 +37,14 @@ class Net(nn.Module):
     "class Noisy(Net):\n    noise = NOISE\n",
     "from dataclasses import dataclass\nfrom pflmpi.algorithms.fedavg import FedAvg\n",
     "x = __import__('torch').zeros(3)  # which no x of a function is\n",
+    "LAYERS = [nn.ReLU]\nGAIN = 1\nHIGH, LOW = 3, 2\nif True:\n    import json\n",
+    "def louder(x, gain=GAIN):\n    return gain * x\n",
+    "class Loud(Net):\n    gain = louder\n",
+    "class Layered(Net):\n    layer = LAYERS[0]\n",
+    "class Inherits(Changed):\n    pass\n",
+    "class Reads(Net):\n    form = json\n",
+    "class Quiet(Net):\n    low = LOW\n",
+    "GAIN = 100\nLAYERS[0] = nn.Tanh\n",
     "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n    pass\n",
 ]
 
@@ -67,6 +77,8 @@ def test_a_class_of_a_notebook_is_written_into_a_file_with_all_that_it_uses(note
     mine = config.replace(algorithm=notebook.Mine).resolved()["algorithm"]["name"]
     assert mine == config.replace(algorithm=notebook.Mine(weighting="clients")).resolved()["algorithm"]["name"]
     assert mine.endswith(":Mine") and "pflmpi_classes/Mine_" in mine
+    quiet = config.replace(model={**net, "name": notebook.Quiet}).resolved()["model"]["name"]
+    assert Path(quiet.removesuffix(":Quiet")).read_text().startswith("LOW = 2\n\n")
     run = pflmpi.run(config, out=tmp_path / "run", quiet=True, ranks=1)
     alike = pflmpi.run(config, out=tmp_path / "alike", quiet=True, in_process=True)
     assert run_folder.digest(run.path, 1) == run_folder.digest(alike.path, 1)
@@ -82,6 +94,10 @@ def test_a_class_of_a_notebook_is_written_into_a_file_with_all_that_it_uses(note
         ),
         ("Typed", r"model: the source of Typed cannot be found; "),
         ("Changed", r"model: Changed is not as its source makes it \(forward, grows\); put it in a file"),
+        ("Inherits", r"model: Changed is not as its source makes it \(forward, grows\); put it in a file"),
+        ("Loud", r"model: louder is not as its source makes it \(louder\); "),  # the default of `gain`
+        ("Layered", r"model: LAYERS is not as its source makes it \(LAYERS\); "),
+        ("Reads", r"model: Reads uses json, a module that no statement of its own makes at the top level; "),
     ],
 )
 def test_what_has_no_source_that_can_stand_alone_is_refused(name, said, notebook, tmp_path):
