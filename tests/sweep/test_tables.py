@@ -109,7 +109,7 @@ def test_folders_of_cells_have_safe_names_below_the_folder_of_the_sweep(tmp_path
         ({"seeds": []}, ["table.seeds", "at least 1"]),
         ({"seeds": [0, 1, 0]}, ["table.seeds", "give each seed once"]),
         ({"seeds": [-1]}, ["table.seeds.0 = -1"]),
-        ({"metric": "accuracy"}, ["table.metric = 'accuracy'", "'weighted'"]),
+        ({"metric": "accuracy"}, ["table.metric = 'accuracy'", "weighted"]),
         ({"figure": "first"}, ["table.figure = 'first'", "'last10'"]),
         ({"colums": {}}, ["unknown key", "'colums'", "did you mean 'columns'"]),
         ({"base": {"modle": {}}}, ["base", "'modle'", "did you mean 'model'"]),
