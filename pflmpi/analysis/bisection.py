@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.comparable import with_later
 from pflmpi.analysis.run import Run
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
@@ -110,7 +111,7 @@ def _bits(array: np.ndarray | None) -> Any:
 
 def differing_settings(first: Run, second: Run) -> Iterator[tuple[str, Any, Any]]:
     """Yield what differs in configuration, hashes of data and code, device and versions: key, and both values."""
-    sides = [by_key(run.config) for run in (first, second)]
+    sides = [with_later(by_key(run.config)) for run in (first, second)]
     for key in sorted((sides[0].keys() | sides[1].keys()) - _OF_A_RUN):
         if sides[0].get(key) != sides[1].get(key):
             yield key, sides[0].get(key), sides[1].get(key)

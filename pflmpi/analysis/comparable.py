@@ -2,14 +2,18 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.selection import NamedRun, SeedGroup, labelled, spread_over
 from pflmpi.config.sections import by_key, differing
+from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.runtime.config import EvaluationConfig
 from pflmpi.store.checked_hdf5 import truncated_problem
 from pflmpi.store.names import round_path
 
@@ -130,7 +134,19 @@ def seed_groups(runs: Sequence[NamedRun]) -> list[SeedGroup]:
 def decisive_options(run: Run) -> dict[str, Any]:
     """The options of a run that results depend on, by `section.key`."""
     options = by_key({key: value for key, value in run.config.items() if key not in _NOT_COMPARED})
-    return {key: value for key, value in options.items() if key not in _WHERE_ONLY}
+    return {key: value for key, value in with_later(options).items() if key not in _WHERE_ONLY}
+
+
+def with_later(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by `section.key` with those that came after the run, whose defaults are what it did."""
+    return {**options, **{key: value for key, value in _defaults().items() if key not in options}}
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    sections = {"data": DataConfig(name=""), "training": TrainingConfig(), "evaluation": EvaluationConfig(measures=[])}
+    keys = by_key({name: section.model_dump() for name, section in sections.items()})
+    return {**keys, "model.cache_features": False, "partition.draw": "run"}
 
 
 def yaml_text(value: object) -> str:

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 import quick_run
+from pflmpi.analysis.bisection import differing_settings
+from pflmpi.analysis.comparable import differing_options, seed_groups, why_incomparable
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
+from pflmpi.analysis.selection import named
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError, UserError
 
@@ -47,6 +50,32 @@ def test_options_that_differ_and_figures_are_shown(runs, capfd):
         assert shown["time (s)"][place] == f"{np.sum(columns['seconds']):.2f}"
     assert float(shown["up (KiB)"][0]) > 0 and shown["rounds"] == shown["of"] == ["3", "3"]
     assert "unseen (%)" not in shown
+
+
+def test_options_that_came_after_a_run_are_their_defaults_in_it(tmp_path):
+    later = {
+        "data": ("task", "validation"),
+        "partition": ("draw",),
+        "model": ("cache_features",),
+        "training": ("selection", "dropout", "step_seconds", "step_spread", "deadline", "micro_batch"),
+        "evaluation": ("measures",),
+    }
+    runs = []
+    for seed in (0, 1):
+        quick_run.run(quick_run.settings(seed=seed, training={"rounds": 1}), tmp_path / f"seed{seed}")
+        runs.append(open_run(tmp_path / f"seed{seed}"))
+    for section, keys in later.items():
+        for key in keys:
+            runs[0].config[section].pop(key, None)
+    assert why_incomparable(*runs) is None
+    assert differing_options(runs) == {"seed": ["0", "1"]}
+    assert [len(group.runs) for group in seed_groups(named(runs))] == [2]
+    assert {key for key, *_ in differing_settings(*runs)} <= {
+        "seed",
+        "recorded.data",
+        "recorded.partition",
+        "recorded.partition_csv",
+    }
 
 
 def test_a_folder_is_compared_as_its_runs_and_seeds_are_one_column(runs, tmp_path, capfd, monkeypatch):

@@ -253,5 +253,6 @@ def test_a_figure_in_a_notebook_is_a_chart_with_the_values_of_the_run(alike_run)
     assert [row["y"] for row in rows if row["series"] == run.name] == pytest.approx(expected, rel=1e-4)
     assert "seconds_per_round" in run.figures.details()
     with pytest.raises(CheckpointError, match="no round has been evaluated yet"):
-        run.__dict__["columns"] = {**run.columns, "accuracy_mean": np.full(len(accuracy), np.nan)}
+        nothing = np.full(len(accuracy), np.nan)
+        run.__dict__["columns"] = {**run.columns, "accuracy_mean": nothing, "test_loss": nothing}
         run.figures.accuracy()
