@@ -22,9 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", type=Path, help="an .npz, .h5 or .csv file or a folder, as for data.path; or a configuration (.yaml)"
     )
-    parser.add_argument(
-        "--label", metavar="COLUMN", help="column of the labels in a .csv, as data.label; of several A,B"
-    )
+    label = "column of the labels in a .csv, as data.label; of several A,B"
+    parser.add_argument("--label", action="extend", type=lambda text: text.split(","), metavar="COLUMN", help=label)
     parser.add_argument("--task", metavar="TASK", help="what the labels are, as data.task (default: classification)")
     parser.add_argument("--client", metavar="COLUMN", help="column of the clients in a .csv, as data.client")
     parser.add_argument(
@@ -100,7 +99,7 @@ def _show_data(options: argparse.Namespace) -> int:
     problem = PROBLEMS[options.task or "classification"]()
     if options.picture is not None and not problem.classes:
         raise ConfigError("--picture draws samples of each class, and the labels are no classes; leave it out")
-    label = options.label.split(",") if options.label and "," in options.label else options.label
+    label = options.label[0] if options.label and len(options.label) == 1 else options.label
     dataset = read_own(options.path, label, options.client, options.layout, problem)
     if options.picture is not None:
         from pflmpi.analysis.drawing.samples import draw_samples

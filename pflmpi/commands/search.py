@@ -15,6 +15,7 @@ from pflmpi.errors import ConfigError, RunError, Stopped
 from pflmpi.text import comma_separated
 
 if TYPE_CHECKING:
+    from pflmpi.config.load import Config
     from pflmpi.sweep.search import Trial
     from pflmpi.sweep.table import Cell, SweepTable
 
@@ -51,9 +52,7 @@ def run(options: argparse.Namespace) -> int:
     table = tables.load(options.table)
     out = options.out or Path("searches") / options.table.stem
     selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
-    for cell, config in selected:
-        if not config.data.validation and config.data.path is None and config.partition.path is None:
-            raise ConfigError(f"{cell.row}/{cell.column} has no validation samples; set data.validation, such as 0.1")
+    _check_validation(selected)
     left = search.trials(table, selected, options.budget, seed)
     tried: dict[str, dict[str, Any]] = {}
     for step in range(options.rungs):
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         search.write(search.step_table(table, [*trials.values()], step, options.rungs, seed), file)
         print(f"step {step + 1} of {options.rungs}: {len(trials)} trials", flush=True)
         cells = tables.cells(tables.load(file), [], None)
-        if code := _complete(options, file, runs, cells, may_diverge=True):
+        if code := _complete(options, file, runs, cells, trials=True):
             return code
         scores = {cell.row: _score(table, runs, cell) for cell in cells}
         tried |= {name: _tried(trials[name], cell, scores[name][1]) for name, cell in zip(trials, cells, strict=True)}
@@ -78,6 +77,19 @@ def run(options: argparse.Namespace) -> int:
     return _test(options, search.tuned_table(table, [of_cell[0] for of_cell in left.values()], options.budget), out)
 
 
+def _check_validation(selected: "Sequence[tuple[Cell, Config]]") -> None:
+    """Refuse cells without validation samples, which data and partitions of the user's own may have."""
+    from pflmpi.experiment.build import load_federation
+
+    having: list[object] = []
+    for cell, config in selected:
+        if config.data.validation or (config.data, config.partition) in having:
+            continue
+        if not load_federation(config).validation:
+            raise ConfigError(f"{cell.row}/{cell.column} has no validation samples; set data.validation, such as 0.1")
+        having.append((config.data, config.partition))
+
+
 def _seed(options: argparse.Namespace, table: "SweepTable") -> int:
     """The seed of the trials, which is none of those that the best ones are tested with."""
     if options.seed is None:
@@ -87,17 +99,21 @@ def _seed(options: argparse.Namespace, table: "SweepTable") -> int:
     return int(options.seed)
 
 
-def _complete(
-    options: argparse.Namespace, file: Path, out: Path, cells: "Sequence[Cell]", may_diverge: bool = False
-) -> int:
-    """Run what is left of the cells of a table, or submit it; 0 once all are done, or have diverged if they may."""
+def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequence[Cell]", trials: bool = False) -> int:
+    """Run what is left of the cells of a table, or submit it; 0 once all are done, or have diverged if they may.
+
+    Args:
+        trials: they may diverge, and stay as they are; others, of an earlier best trial, start anew.
+    """
 
     def is_left() -> bool:
-        return any(_is_left(cell, out) and not (may_diverge and _has_diverged(cell, out)) for cell in cells)
+        return any(
+            _is_left(cell, out, changes=not trials) and not (trials and _has_diverged(cell, out)) for cell in cells
+        )
 
     if not is_left():
         return 0
-    words = [str(file), "--out", str(out)]
+    words = [str(file), "--out", str(out), *([] if trials else ["--anew"])]
     behind = [cell for cell in cells if _rounds_done(cell, out) <= cell.raw["training"]["rounds"]]
     if len(behind) < len(cells):  # others have gone on in a search with a smaller budget
         words += [word for cell in behind for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
@@ -117,14 +133,16 @@ def _call(options: argparse.Namespace, command: str, *words: str) -> int:
     return main([command, *["--debug"] * options.debug, *words])
 
 
-def _is_left(cell: "Cell", out: Path) -> bool:
-    """Whether a run has rounds left; raises for one that was made with other settings."""
+def _is_left(cell: "Cell", out: Path, changes: bool = False) -> bool:
+    """Whether a run has rounds left; one with other settings has where these may change, and else is refused."""
     from pflmpi.analysis.table import is_of
     from pflmpi.learning.early_stop import EarlyStop
     from pflmpi.store import metrics_file
 
     run, training, done = cell.run(out), cell.raw["training"], _rounds_done(cell, out)
     if done and not is_of(cell, out):
+        if changes:
+            return True
         raise ConfigError(f"{run} was made with another configuration; choose another --out")
     return done < training["rounds"] and not EarlyStop.of(training, metrics_file.read(run)).met
 
@@ -154,8 +172,6 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
         return math.inf, math.nan
     rounds, columns = cell.raw["training"]["rounds"], open_run(cell.run(out)).columns
     measures = {name: columns[other][:rounds] for name in columns if (other := of_validation(name)) in columns}
-    if not measures:
-        raise ConfigError(f"{cell.name} has no validation samples; set data.validation, such as 0.1")
     metric = table.metric if table.metric != "spread" and metric_of(table.metric).column in measures else "mean"
     value = pick(measures, metric, table.figure)
     order = value if lower_is_better(metric_of(metric).column) else -value

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pflmpi import arguments
 from pflmpi.errors import ConfigError
+from pflmpi.machine import expanded
 from pflmpi.terminal import print_json
 from pflmpi.text import printable
 
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
     what: str | None = options.what
     is_job = what is not None and re.fullmatch(r"\d+(_\d+)?", what)
-    named = what if what is None or is_job else _folder(Path(what))
+    named = what if what is None or is_job else _folder(expanded(what))
     if options.wait and named is None:
         raise ConfigError("--wait without a run or job to wait for; name it")
     code = waiting.wait_for(named, os.environ) if options.wait and named is not None else 0

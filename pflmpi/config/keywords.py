@@ -18,6 +18,7 @@ from pflmpi.config.main_source import reference
 from pflmpi.config.sections import KEYS, NAMED, merge
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.problems import PROBLEMS
 from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
@@ -77,7 +78,7 @@ class Config(load.Config):
 
     def __repr__(self) -> str:
         """The keywords that make it, without values that are the defaults."""
-        raw = self.resolved()
+        raw = self._without_measures_of_task()
         kinds = {**load.SECTIONS, "algorithm": fields_model(type(self.algorithm))}
         if self.partition.name is not None:
             kinds["partition"] = partition_model(self.partition.name)
@@ -104,7 +105,14 @@ class Config(load.Config):
 
     def replace(self, **sections: Any) -> "Config":
         """The same configuration with other sections: with a name, a new one; without, keys of the one there."""
-        return Config(**merged(self.resolved(), sections))
+        return Config(**merged(self._without_measures_of_task(), sections))
+
+    def _without_measures_of_task(self) -> dict[str, Any]:
+        """All values, but null for the measures of `data.task`: another task has others."""
+        raw = self.resolved()
+        if raw["evaluation"]["measures"] == [*PROBLEMS[self.data.task].default_measures]:
+            raw["evaluation"] = {**raw["evaluation"], "measures": None}
+        return raw
 
 
 def merged(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:

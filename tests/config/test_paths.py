@@ -48,6 +48,11 @@ def test_they_are_expanded_in_the_folders_of_a_configuration(home):
         load_data(DataConfig(name="mnist", root="$DATA/none"), 0)
 
 
+def test_they_are_expanded_in_what_status_shows(home, capfd):
+    assert main(["status", "~/data/run"]) == 2
+    assert f"{home}/data/run is not the folder of a run" in capfd.readouterr().err
+
+
 def test_they_are_expanded_in_options_and_from_python(home):
     options = parser("run").parse_args(["run", "--out=~/runs", "$DATA/c.yaml"])
     assert (options.out, options.config) == (home / "runs", home / "data" / "c.yaml")

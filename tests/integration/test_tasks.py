@@ -267,8 +267,9 @@ def test_columns_of_a_table_are_numbers_to_predict(tmp_path, capfd):
     both = read_own(tmp_path / "table.csv", ["price", "size"], problem=PROBLEMS["regression"]())
     assert (both.labels.tolist(), both.num_classes) == ([[2.5, 7], [3.5, 8], [4.5, 9]], 2)
     words = ["data", str(tmp_path / "table.csv"), "--task", "regression", "--label"]
-    assert quick_run.command([*words, "price,size"]) == 0
-    assert "labels   float32 [3, 2], 2.5 to 9; 2 outputs" in capfd.readouterr().out
+    for labels in (["price,size"], ["price", "--label", "size"]):  # no label becomes a column to predict from
+        assert quick_run.command([*words, *labels]) == 0
+        assert "labels   float32 [3, 2], 2.5 to 9; 2 outputs" in capfd.readouterr().out
     assert quick_run.command([*words, "nonsense"]) == 2
     assert "data.label = 'nonsense'; known: a, price, size" in capfd.readouterr().err
 

@@ -159,6 +159,9 @@ def test_yaml_and_options_take_a_name_in_place_of_a_section_too(tmp_path):
 def test_a_configuration_shows_what_differs_from_the_defaults_as_keywords_that_make_it_again():
     short = Config(data="digits", partition={"name": "iid", "clients": 4}, algorithm="fedavg")
     assert repr(short) == "Config(seed=0, data='digits', partition={'name': 'iid', 'clients': 4}, algorithm='fedavg')"
+    numbers = short.replace(data={"name": "digits", "task": "regression"})  # whose measures are those of its own task
+    assert numbers.evaluation.measures == ["rmse", "mae", "r2"] and "measures" not in repr(numbers)
+    assert numbers.replace(data="digits") == short
     assert "training={'rounds': 3" in repr(CONFIG) and "lr_decay" not in repr(CONFIG)
     for config in (short, CONFIG, CONFIG.replace(model=["mlp", {"name": "mlp", "hidden": 9}])):
         assert eval(repr(config)).resolved() == config.resolved()

@@ -172,6 +172,35 @@ def test_a_search_without_validation_samples_is_refused(tmp_path, capfd):
     assert "FedAvg/few has no validation samples; set data.validation" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_samples_that_the_data_marks_are_validation_samples_which_is_known_before_the_first_trial(
+    marked, tmp_path, monkeypatch, capfd
+):
+    data = np.random.default_rng(0)
+    arrays = {"x": data.random((60, 4)), "y": np.arange(60) % 2, "client": np.arange(60) // 20}
+    np.savez(tmp_path / "my.npz", **arrays, **({"validation": np.arange(60) % 5 == 0} if marked else {}))
+    monkeypatch.setattr("pflmpi.commands.search._complete", lambda *_, **__: 75)
+    base = {**BASE, "data": {"path": "my.npz"}, "partition": {"name": "writers"}}
+    assert main(["search", str(write(tmp_path, base=base)), "--budget", "3"]) == (75 if marked else 2)
+    assert ("FedAvg/few has no validation samples" in capfd.readouterr().err) is not marked
+
+
+@pytest.mark.slow
+def test_a_best_trial_of_a_larger_budget_is_tested_in_the_place_of_the_one_before(tmp_path, monkeypatch, capfd):
+    drawn = iter([1e-6, 0.3])
+    monkeypatch.setattr("pflmpi.sweep.search._draw", lambda *_: next(drawn))
+    one = {"rows": {"Local": {"algorithm": {"name": "local"}}}, "search": {"*": {"training.lr": [1e-6, 0.3]}}}
+    path = write(tmp_path, base={**BASE, "training": {"rounds": 2, "lr": 1e-5}}, **one)
+    words = ["search", str(path), "--rungs", "1", "--ranks", "1", "--budget"]
+    assert main([*words, "2"]) == 0
+    drawn = iter([1e-6, 0.3])
+    before = lines(Path("searches/small/compared.csv"))
+    assert main([*words, "3"]) == 0
+    assert "was made with another configuration" not in capfd.readouterr().err
+    assert float(lines(Path("searches/small/compared.csv"))[0]["mean"]) > float(before[0]["mean"])
+    assert len(list(Path("searches/small/tuned/Local/few").glob("old-seed*"))) == 2  # they are kept
+
+
 @pytest.mark.parametrize(
     "words, expected",
     [
