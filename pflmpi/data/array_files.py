@@ -2,6 +2,7 @@
 
 import zipfile
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import h5py as _h5py
@@ -10,6 +11,8 @@ import numpy as np
 from pflmpi import machine
 from pflmpi.contained_hdf5 import refuse_external_links, refuse_unstored
 from pflmpi.text import first_line, size
+
+_READING = Lock()  # numpy parses heads by `ast`, which in early versions of Python 3.11 fails in two threads at once
 
 
 def read_npz(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
@@ -22,7 +25,7 @@ def read_npz(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ())
     if path.exists() and not path.is_file():
         raise ValueError("it is no regular file")
     # Opened here: numpy leaves the file open when the archive is damaged.
-    with path.open("rb") as file:
+    with _READING, path.open("rb") as file:
         try:
             if not zipfile.is_zipfile(file):
                 raise ValueError("not an .npz archive, or cut short")
