@@ -23,8 +23,6 @@ from pflmpi.registry import Registry, function
 from pflmpi.rng import stream
 from pflmpi.text import shown
 
-_BLOCK = 100  # rounds whose participations are counted together
-
 Rule = Callable[[int, int, np.ndarray, np.random.Generator], np.ndarray]
 
 
@@ -129,7 +127,19 @@ class Participation:
 
     def counts(self, round: int) -> np.ndarray:
         """[N] int64, in how many of the rounds 1 to `round` each client takes part."""
-        return _counts(self, round).copy()
+        done, counts = self._newest_counts[0]
+        if done > round:
+            done, counts = 0, np.zeros_like(counts)
+        counts = counts.copy()
+        for number in range(done + 1, round + 1):
+            counts[self.participants(number)] += 1
+        self._newest_counts[0] = round, counts
+        return counts.copy()
+
+    @functools.cached_property
+    def _newest_counts(self) -> list[tuple[int, np.ndarray]]:
+        """The counts that were asked for last, and of which round they are: rounds follow each other."""
+        return [(0, np.zeros(len(self.num_train), np.int64))]
 
 
 def _checked(chosen: np.ndarray, num_clients: int, what: str) -> np.ndarray:
@@ -146,24 +156,3 @@ def _checked(chosen: np.ndarray, num_clients: int, what: str) -> np.ndarray:
     raise ConfigError(
         f"{what} has {problem}; expected ids of clients, 0 to {num_clients - 1}, at least one, none twice"
     )
-
-
-@functools.lru_cache(maxsize=2)
-def _counts(participation: Participation, round: int) -> np.ndarray:
-    blocks, rest = divmod(round, _BLOCK)
-    counts = _counted(participation, range(round - rest + 1, round + 1))
-    for block in range(blocks):
-        counts += _of_block(participation, block)
-    return counts
-
-
-@functools.cache
-def _of_block(participation: Participation, block: int) -> np.ndarray:
-    return _counted(participation, range(block * _BLOCK + 1, (block + 1) * _BLOCK + 1))
-
-
-def _counted(participation: Participation, rounds: range) -> np.ndarray:
-    counts = np.zeros(len(participation.num_train), np.int64)
-    for round in rounds:
-        counts[participation.participants(round)] += 1
-    return counts

@@ -47,6 +47,17 @@ def test_round_robin_goes_through_the_clients():
     assert [rounds.participants(round).tolist() for round in (1, 2, 3, 4)] == [[0, 1], [2, 3], [0, 4], [1, 2]]
 
 
+def test_rounds_are_counted_in_any_order():
+    rounds, expected = participation(selection="by_samples"), np.zeros((8, 5), np.int64)
+    for round in range(1, 8):
+        expected[round] = expected[round - 1]
+        expected[round][rounds.participants(round)] += 1
+    for round in (2, 3, 7, 7, 1, 5, 0):
+        counts = rounds.counts(round)
+        assert counts.tolist() == expected[round].tolist(), round
+        counts += 1  # the caller's own
+
+
 def test_a_trace_says_who_takes_part(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("round,client\n1,4\n1,0\n3,2\n")
