@@ -101,6 +101,19 @@ def test_fedavg_is_that_of_plain_pytorch(task, executor, raw, tmp_path):
     assert float(line["test_loss"]) == pytest.approx(np.mean(losses), abs=1e-5)
 
 
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_micro_batches_of_numbers_have_the_mean_of_the_batch(executor, raw, tmp_path):
+    """Clients of unlike sizes, so that lanes have padding; only the order of the sums differs."""
+    ends = []
+    for size in (None, 7):
+        training, run = {"rounds": 2, "micro_batch": size}, tmp_path / str(size)
+        quick_run.run(raw("regression", training=training, runtime={"executor": executor, "lanes": 5}), run)
+        ends.append(run_folder.read_server(run, 2))
+    for path, values in ends[0].items():
+        np.testing.assert_allclose(ends[1][path], values, atol=2e-6, err_msg=path)
+    assert any((ends[1][path] != values).any() for path, values in ends[0].items()), "micro batches were taken"
+
+
 def flat(model):
     from pflmpi import tree
 
@@ -178,6 +191,7 @@ def test_every_algorithm_trains_numbers_or_refuses_them(name, raw, tmp_path):
             "labels of this data.task are no classes",
         ),
         ("regression", {"training": {"label_smoothing": 0.1}}, "spreads labels over classes"),
+        ("tokens", {"training": {"micro_batch": 2}}, "micro_batch = 2 with data.task tokens, whose samples count"),
         ("regression", {"evaluation": {"measures": ["auroc"]}}, "auroc has no meaning .* choose rmse, mae, r2"),
         ("multilabel", {"evaluation": {"measures": ["perplexity"]}}, "choose accuracy, f1_macro, auroc"),
         ("tokens", {"model": {"name": "mlp"}}, r"has scores \[B, K\], and labels of this data.task need \[B, 6, K\]"),
