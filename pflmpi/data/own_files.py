@@ -1,7 +1,6 @@
 """Data of one's own: an .npz or .h5 file, a table as .csv, a folder of pictures, or one with files of each client."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +19,12 @@ _HOW = (
 )
 _MOST_CLASSES = 10_000
 _OPTIONAL = ("client", "test", "validation", "class_names")  # arrays of a file
+_SIDES = ("train", "val", "test")
+_BY_SIDE = [  # instead of x and y of all samples, those of each side, as MedMNIST and Keras call them
+    {side: (x.format(side), y.format(side)) for side in _SIDES}
+    for x, y in (("{}_images", "{}_labels"), ("x_{}", "y_{}"))
+]
+_ARRAYS = ("x", "y", *_OPTIONAL, *(name for names in _BY_SIDE for pair in names.values() for name in pair))
 
 
 @dataclass(frozen=True)
@@ -80,9 +85,9 @@ def read_own(
         if path.is_dir():
             arrays = _folder(path)
         elif path.suffix == ".npz":
-            arrays = _named(read_npz(path, ("x", "y"), _OPTIONAL))
+            arrays = _named(read_npz(path, (), _ARRAYS))
         elif path.suffix in (".h5", ".hdf5"):
-            arrays = _named(_h5(path))
+            arrays = _named(read_h5(path, _ARRAYS))
         elif path.suffix == ".csv":
             arrays = _csv(path, label, client)
         else:
@@ -98,12 +103,21 @@ def read_own(
 
 
 def _dataset(name: str, arrays: OwnArrays, problem: Problem) -> Dataset:
+    if problem.classes and arrays.y.ndim == 2 and arrays.y.shape[1] == 1:
+        arrays = replace(arrays, y=arrays.y[:, 0])
     x, count = _samples(arrays.x, arrays.layout), len(arrays.x)
     sides = {"test": arrays.test, "validation": arrays.validation}
     for what, array in {"y": arrays.y, "client": arrays.client, **sides}.items():
         axes = None if what == "y" and not problem.classes else 1  # the others are the problem's to judge
         if array is not None and (array.shape[:1] != (count,) or axes not in (None, array.ndim)):
-            raise ValueError(f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]")
+            several = (
+                "; set data.task (pflmpi data: --task) for several labels of a sample"
+                if what == "y" and array.ndim > 1
+                else ""
+            )
+            raise ValueError(
+                f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]{several}"
+            )
     if not count:
         raise ValueError("it has no samples")
     arrays = replace(arrays, validation=_check_sides(arrays.test, arrays.validation))
@@ -234,18 +248,39 @@ def _layout(x: np.ndarray) -> str:
     )
 
 
-def _h5(path: Path) -> dict[str, np.ndarray]:
-    arrays = read_h5(path, ("x", "y", *_OPTIONAL))
+def _named(arrays: dict[str, np.ndarray]) -> OwnArrays:
+    """What the arrays of a file hold: x and y of all samples, or of those for training, validation and testing."""
+    for names in _BY_SIDE:
+        if (of_training := names["train"][0]) in arrays:
+            for name in ("x", "test", "validation"):
+                if name in arrays:
+                    raise ValueError(f"it has {of_training!r} and {name!r}; leave one of them out")
+            arrays |= _joined(arrays, names)
     for name in ("x", "y"):
         if name not in arrays:
             raise ValueError(f"no array {name!r} in it")
-    return arrays
-
-
-def _named(arrays: Mapping[str, np.ndarray]) -> OwnArrays:
     x, test = arrays["x"], arrays.get("test", np.zeros(len(arrays["x"]), bool))
     names, validation = arrays.get("class_names"), arrays.get("validation")
     return OwnArrays(x, arrays["y"], arrays.get("client"), test, class_names=names, validation=validation)
+
+
+def _joined(arrays: dict[str, np.ndarray], names: dict[str, tuple[str, str]]) -> dict[str, np.ndarray]:
+    """x, y, test and validation of the samples of all sides, of which each has the arrays with these names."""
+    sides = [side for side in _SIDES if not {*names[side]}.isdisjoint(arrays)]
+    for side in sides:
+        for name, of_training in zip(names[side], names["train"], strict=True):
+            if name not in arrays:
+                raise ValueError(f"no array {name!r} in it")
+            array, like = arrays[name], arrays[of_training]
+            if array.dtype != like.dtype or array.shape[1:] != like.shape[1:]:
+                described = (f"{each.dtype} {list(each.shape)}" for each in (array, like))
+                raise ValueError("{} is {}, and {} is {}".format(name, next(described), of_training, next(described)))
+        x, y = (arrays[name] for name in names[side])
+        if len(x) != len(y):
+            raise ValueError(f"{names[side][0]} has {len(x)} samples, and {names[side][1]} has {len(y)} labels")
+    side_of = np.repeat(sides, [len(arrays[names[side][0]]) for side in sides])
+    x, y = (np.concatenate([arrays[names[side][place]] for side in sides]) for place in (0, 1))
+    return {"x": x, "y": y, "test": side_of == "test", "validation": side_of == "val"}
 
 
 def _csv(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
