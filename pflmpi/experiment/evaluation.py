@@ -23,8 +23,8 @@ from pflmpi.machine import expanded
 from pflmpi.messages.downlink import Homes, Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
 from pflmpi.runtime.contract import calling
+from pflmpi.runtime.counts import Counts, in_client_order
 from pflmpi.runtime.evaluation import evaluate, evaluate_trained
-from pflmpi.runtime.measures import Counts, in_client_order
 from pflmpi.runtime.rounds import train
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import evaluate_unseen, mean_answers

@@ -14,7 +14,7 @@ from pflmpi.analysis.series.accuracy import measures_over_rounds
 from pflmpi.analysis.table import pick
 from pflmpi.errors import ConfigError
 from pflmpi.learning.scoring import MEASURES
-from pflmpi.runtime.measures import Counts, figures
+from pflmpi.runtime.counts import Counts, figures
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep.table import SweepTable
 

@@ -23,9 +23,9 @@ from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.rng import stream
 from pflmpi.runtime.contract import calling, check_state, method_inputs, state_and_messages
+from pflmpi.runtime.counts import Counts, counts, predictions
 from pflmpi.runtime.executors.batches import ClientBatches, Pool, in_order
 from pflmpi.runtime.executors.transfers import Update, download_all, download_update, streams_of, upload
-from pflmpi.runtime.measures import Counts, counts, predictions
 from pflmpi.tree import Tree
 
 LocalUpdate = Callable[[Task, Tree, Messages, ClientData], tuple[Tree, Messages]]
