@@ -19,8 +19,8 @@ from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.problems import PROBLEMS
 from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
+from pflmpi.learning.measures import measures_of
 from pflmpi.learning.participation import SELECTIONS, is_trace
-from pflmpi.learning.scoring import measures_of
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS

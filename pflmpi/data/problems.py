@@ -28,7 +28,7 @@ class Problem(ABC):
         classes: whether each sample has one label, its class. Only then do partitions divide by labels, and algorithms
             send what belongs to classes.
         default_measures: what `evaluation.measures` is where nothing is configured.
-        measures: the names in `pflmpi.learning.scoring` that make sense.
+        measures: the names in `pflmpi.learning.measures` that make sense.
     """
 
     summary: ClassVar[str]

@@ -24,8 +24,8 @@ from pflmpi.experiment import training_checks as checks
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.run_weights import run_weights
+from pflmpi.learning.measures import Measure, measures_of
 from pflmpi.learning.participation import Participation
-from pflmpi.learning.scoring import Measure, measures_of
 from pflmpi.learning.task import HOST, SERVER, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared

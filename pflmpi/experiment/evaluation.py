@@ -18,7 +18,7 @@ from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, setup
-from pflmpi.learning.scoring import Measure
+from pflmpi.learning.measures import Measure
 from pflmpi.machine import expanded
 from pflmpi.messages.downlink import Homes, Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses

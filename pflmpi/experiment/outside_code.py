@@ -18,8 +18,8 @@ from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import OwnSource
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.learning.measures import MEASURES
 from pflmpi.learning.participation import SELECTIONS, is_trace
-from pflmpi.learning.scoring import MEASURES
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS, Model
 from pflmpi.registry import Registry, unknown

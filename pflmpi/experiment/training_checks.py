@@ -18,8 +18,8 @@ from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
+from pflmpi.learning.measures import MEASURES, Measure, values_of
 from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
-from pflmpi.learning.scoring import MEASURES, Measure, values_of
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
 from pflmpi.learning.transforms import Transform

@@ -12,7 +12,7 @@ from pflmpi.data.federation import Federation
 from pflmpi.data.problems import Problem
 from pflmpi.learning.client import Batch
 from pflmpi.learning.early_stop import lower_is_better
-from pflmpi.learning.scoring import Measure, values_of
+from pflmpi.learning.measures import Measure, values_of
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import check_scores

@@ -14,8 +14,8 @@ from pflmpi.algorithms.base import Algorithm, training_passes
 from pflmpi.data.federation import Federation
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
+from pflmpi.learning.measures import Measure
 from pflmpi.learning.participation import Participation
-from pflmpi.learning.scoring import Measure
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass, batch_order, num_samples, samples_of, share_of
 from pflmpi.learning.transforms import Transform
