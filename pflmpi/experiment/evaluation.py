@@ -42,7 +42,7 @@ def confusion(experiment: Experiment, run: Path, round: int, update: Update) -> 
     None where labels are no classes.
     """
     dataset = experiment.federation.dataset
-    if not dataset.problem.classes:
+    if not dataset.task_kind.classes:
         return None
     samples = np.zeros((dataset.num_classes, dataset.num_classes), np.int64)
 
@@ -213,7 +213,7 @@ def _matched(first: Dataset, other: Dataset) -> Dataset:
         raise ConfigError(
             f"--data {other.name} has samples of {other_kind}, the run {kind}; give data of the same kind"
         )
-    if first.problem.classes:
+    if first.task_kind.classes:
         labels = _matching_labels(first, other)[other.labels]
     elif (labels := other.labels).shape[1:] != first.labels.shape[1:] or other.num_classes > first.num_classes:
         shapes = f"{list(labels.shape[1:])} with {other.num_classes} outputs, the run {list(first.labels.shape[1:])}"

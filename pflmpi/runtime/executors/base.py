@@ -96,8 +96,8 @@ class Executor(ABC):
 
     def untested(self, clients: Sequence[int] | np.ndarray) -> Counts:
         """Counts of some clients before any test."""
-        total, problem = self.federation.test_class_counts[np.asarray(clients, np.int64)], self.tasks[0].problem
-        return Counts.none(total, self.measures, problem.classes)
+        total, task_kind = self.federation.test_class_counts[np.asarray(clients, np.int64)], self.tasks[0].kind
+        return Counts.none(total, self.measures, task_kind.classes)
 
     def task(self, clients: np.ndarray) -> Task:
         return self.tasks[int(self.cohort[clients[0]])]
