@@ -332,7 +332,7 @@ def _lengths(parts: Samples) -> np.ndarray:
 
 def _labels(dataset: Dataset, partition: str) -> np.ndarray:
     """The labels [n, ...] that a partition divides by; those of the package do without, or need classes."""
-    if dataset.problem.classes or PARTITIONS.reference(partition):
+    if dataset.task_kind.classes or PARTITIONS.reference(partition):
         return dataset.labels
     if partition not in WITHOUT_CLASSES:
         raise DataError(

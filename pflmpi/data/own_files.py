@@ -10,7 +10,7 @@ from pflmpi.data.array_files import read_h5, read_npz
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
 from pflmpi.data.pfllib import is_split_by_client, read_folder
-from pflmpi.data.problems import CLASSIFICATION, Problem
+from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
 
 _HOW = (
@@ -59,7 +59,7 @@ def read_own(
     label: str | list[str] | None = None,
     client: str | None = None,
     layout: str | None = None,
-    problem: Problem = CLASSIFICATION,
+    task_kind: TaskKind = CLASSIFICATION,
 ) -> Dataset:
     """The dataset in a file or folder.
 
@@ -68,7 +68,7 @@ def read_own(
 
     Args:
         label, client: columns of a table; None for those called so, and for the last one as the label.
-        problem: what the labels are.
+        task_kind: what the labels are.
         layout: `nchw` or `nhwc`, the axes of arrays [n, ., ., .]; None where the shape leaves no doubt.
 
     Raises:
@@ -92,7 +92,7 @@ def read_own(
             arrays = _csv(path, label, client)
         else:
             raise DataError(f"data.path = {str(path)!r} has an unknown suffix; {_HOW}")
-        return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout), problem)
+        return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout), task_kind)
     except (OSError, ValueError) as error:
         raise DataError(f"data.path = {str(path)!r} cannot be used: {error}") from error
     except MemoryError as error:
@@ -102,18 +102,16 @@ def read_own(
         ) from error
 
 
-def _dataset(name: str, arrays: OwnArrays, problem: Problem) -> Dataset:
-    if problem.classes and arrays.y.ndim == 2 and arrays.y.shape[1] == 1:
+def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
+    if task_kind.classes and arrays.y.ndim == 2 and arrays.y.shape[1] == 1:
         arrays = replace(arrays, y=arrays.y[:, 0])
     x, count = _samples(arrays.x, arrays.layout), len(arrays.x)
     sides = {"test": arrays.test, "validation": arrays.validation}
     for what, array in {"y": arrays.y, "client": arrays.client, **sides}.items():
-        axes = None if what == "y" and not problem.classes else 1  # the others are the problem's to judge
+        axes = None if what == "y" and not task_kind.classes else 1  # the others are for the kind of task to judge
         if array is not None and (array.shape[:1] != (count,) or axes not in (None, array.ndim)):
             several = (
-                "; set data.task (pflmpi data: --task) for several labels of a sample"
-                if what == "y" and array.ndim > 1
-                else ""
+                "" if what != "y" or array.ndim < 2 else "; set data.task (pflmpi data: --task) for several labels"
             )
             raise ValueError(
                 f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]{several}"
@@ -122,23 +120,23 @@ def _dataset(name: str, arrays: OwnArrays, problem: Problem) -> Dataset:
         raise ValueError("it has no samples")
     arrays = replace(arrays, validation=_check_sides(arrays.test, arrays.validation))
     y = as_numbers(arrays.y)
-    for what, values in (("label", y if problem.classes else None), ("client", arrays.client)):
+    for what, values in (("label", y if task_kind.classes else None), ("client", arrays.client)):
         if values is not None and (lost := first_missing(values)) is not None:
             raise ValueError(f"sample {lost} has no {what} ({values[lost]}); give each sample one, or leave it out")
     clients, writers = (np.empty(0), None) if arrays.client is None else _clients(arrays.client)
     test = arrays.test.astype(bool)
-    if problem.classes:
+    if task_kind.classes:
         dataset = _of_classes(name, x, y, test, writers, arrays)
     else:
-        labels = problem.labels(y)
-        about = (name, x, labels, test, problem.num_outputs(labels), writers)
-        dataset = assemble(*about, official_validation=arrays.validation, problem=problem)
+        labels = task_kind.labels(y)
+        about = (name, x, labels, test, task_kind.num_outputs(labels), writers)
+        dataset = assemble(*about, official_validation=arrays.validation, task_kind=task_kind)
     return replace(
         dataset,
         written_clients=_texts(clients),
         may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
-        problem=problem,
+        task_kind=task_kind,
     )
 
 
@@ -273,8 +271,8 @@ def _joined(arrays: dict[str, np.ndarray], names: dict[str, tuple[str, str]]) ->
                 raise ValueError(f"no array {name!r} in it")
             array, like = arrays[name], arrays[of_training]
             if array.dtype != like.dtype or array.shape[1:] != like.shape[1:]:
-                described = (f"{each.dtype} {list(each.shape)}" for each in (array, like))
-                raise ValueError("{} is {}, and {} is {}".format(name, next(described), of_training, next(described)))
+                described, expected = (f"{each.dtype} {list(each.shape)}" for each in (array, like))
+                raise ValueError(f"{name} is {described}, and {of_training} is {expected}")
         x, y = (arrays[name] for name in names[side])
         if len(x) != len(y):
             raise ValueError(f"{names[side][0]} has {len(x)} samples, and {names[side][1]} has {len(y)} labels")

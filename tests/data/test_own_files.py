@@ -13,7 +13,7 @@ from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.data.dataset import unscaled
 from pflmpi.data.own_files import read_own
-from pflmpi.data.problems import PROBLEMS
+from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import DataError, PflmpiError
 
 RNG = np.random.default_rng(0)
@@ -486,5 +486,5 @@ def test_medmnist_with_several_labels_is_multilabel(tmp_path):
     y = np.arange(8, dtype=np.uint8).reshape(4, 2) % 2
     arrays = {"train_images": np.zeros((4, 3, 3), np.uint8), "train_labels": y}
     np.savez(tmp_path / "chest.npz", **arrays, test_images=np.zeros((4, 3, 3), np.uint8), test_labels=1 - y)
-    found = read_own(tmp_path / "chest.npz", problem=PROBLEMS["multilabel"]())
+    found = read_own(tmp_path / "chest.npz", task_kind=TASK_KINDS["multilabel"]())
     assert found.labels.tolist() == [*y.tolist(), *(1 - y).tolist()] and found.num_classes == 2
