@@ -9,13 +9,14 @@ import numpy as np
 from pflmpi.data.array_files import read_h5, read_npz
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
+from pflmpi.data.leaf import is_leaf, read_leaf
 from pflmpi.data.pfllib import is_split_by_client, read_folder
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
 
 _HOW = (
     "give an .npz or .h5 with x and y (and client, test, validation, class_names), a .csv with a header and a column "
-    "of labels, a folder with a folder of pictures for each class, or one as PFLlib writes it"
+    "of labels, a folder with a folder of pictures for each class, or one as PFLlib or LEAF writes it"
 )
 _MOST_CLASSES = 10_000
 _OPTIONAL = ("client", "test", "validation", "class_names")  # arrays of a file
@@ -79,7 +80,8 @@ def read_own(
     for key, column in (("label", label), ("client", client)):
         if column is not None and (path.is_dir() or path.suffix != ".csv"):
             raise DataError(f"data.{key} = {column!r} names a column of a .csv, and this is {path.name}; leave it out")
-    if layout is not None and (path.suffix == ".csv" or (path.is_dir() and not is_split_by_client(path))):
+    of_clients = path.is_dir() and (is_split_by_client(path) or is_leaf(path))
+    if layout is not None and (path.suffix == ".csv" or (path.is_dir() and not of_clients)):
         raise DataError(f"data.layout = {layout!r} is of arrays, and {path.name} holds none; leave it out")
     try:
         if path.is_dir():
@@ -110,9 +112,7 @@ def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
     for what, array in {"y": arrays.y, "client": arrays.client, **sides}.items():
         axes = None if what == "y" and not task_kind.classes else 1  # the others are for the kind of task to judge
         if array is not None and (array.shape[:1] != (count,) or axes not in (None, array.ndim)):
-            several = (
-                "" if what != "y" or array.ndim < 2 else "; set data.task (pflmpi data: --task) for several labels"
-            )
+            several = " (several labels: data.task; pflmpi data: --task)" if what == "y" else ""
             raise ValueError(
                 f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]{several}"
             )
@@ -290,6 +290,8 @@ def _csv(path: Path, label: str | list[str] | None, client: str | None) -> OwnAr
 def _folder(path: Path) -> OwnArrays:
     if is_split_by_client(path):
         return OwnArrays(*read_folder(path))
+    if is_leaf(path):
+        return OwnArrays(*read_leaf(path))
     pictures, labels, test = read_pictures(path)
     return OwnArrays(pictures, labels, None, test, layout="nhwc" if pictures.ndim == 4 else None)
 
