@@ -1,6 +1,8 @@
 """Folders of pictures: a folder for each class, below train/ and test/ where these exist."""
 
 import warnings
+from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -24,24 +26,37 @@ def read_pictures(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ]
     if not entries:
         raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
-    pictures = [_picture(file) for file, _, _ in entries]
-    for (file, _, _), picture in zip(entries, pictures, strict=True):
-        if picture.shape != pictures[0].shape:
-            size, first = ("x".join(map(str, array.shape)) for array in (picture, pictures[0]))
-            raise ValueError(f"{file} is {size} and {entries[0][0]} {first}; make all pictures of one size and kind")
     labels, test = np.array([label for _, label, _ in entries]), np.array([side for _, _, side in entries])
-    return np.stack(pictures), labels, test
+    return stacked((str(file), file) for file, _, _ in entries), labels, test
+
+
+def stacked(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
+    """The pictures [n, H, W] or [n, H, W, 3] of files, each with its name.
+
+    Raises:
+        ValueError: one cannot be read, or is not of the size and kind of the first.
+    """
+    pictures: list[np.ndarray] = []
+    for name, file in files:
+        picture = _picture(name, file)
+        if not pictures:
+            first = name
+        elif picture.shape != pictures[0].shape:
+            size, expected = ("x".join(map(str, array.shape)) for array in (picture, pictures[0]))
+            raise ValueError(f"{name} is {size} and {first} {expected}; make all pictures of one size and kind")
+        pictures.append(picture)
+    return np.stack(pictures)
 
 
 def _files(side: Path) -> list[Path]:
     return sorted(file for file in side.glob("*/*") if file.suffix.lower() in _PICTURES)
 
 
-def _picture(file: Path) -> np.ndarray:
+def _picture(name: str, file: Path | BytesIO) -> np.ndarray:
     from PIL import Image  # comes with torchvision
 
-    if not file.is_file():
-        raise ValueError(f"{file} is no regular file")
+    if isinstance(file, Path) and not file.is_file():
+        raise ValueError(f"{name} is no regular file")
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -57,4 +72,4 @@ def _picture(file: Path) -> np.ndarray:
             Image.DecompressionBombWarning,
             Image.DecompressionBombError,
         ) as error:
-            raise ValueError(f"{file} cannot be read as a picture: {error}") from error
+            raise ValueError(f"{name} cannot be read as a picture: {error}") from error

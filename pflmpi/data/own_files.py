@@ -1,4 +1,4 @@
-"""Data of one's own: an .npz or .h5 file, a table as .csv, a folder of pictures, or one with files of each client."""
+"""Data of one's own: an .npz or .h5 file, a table, a folder of pictures, or one in the format of other packages."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +8,8 @@ import numpy as np
 from pflmpi.data.array_files import read_h5, read_npz
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
-from pflmpi.data.image_files import read_pictures
+from pflmpi.data.hugging_face import is_hugging_face, read_hugging_face
+from pflmpi.data.image_files import read_pictures, stacked
 from pflmpi.data.leaf import is_leaf, read_leaf
 from pflmpi.data.pfllib import is_split_by_client, read_folder
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
@@ -16,7 +17,7 @@ from pflmpi.errors import DataError
 
 _HOW = (
     "give an .npz or .h5 with x and y (and client, test, validation, class_names), a .csv with a header and a column "
-    "of labels, a folder with a folder of pictures for each class, or one as PFLlib or LEAF writes it"
+    "of labels, a folder with a folder of pictures for each class, or one as PFLlib, LEAF or datasets writes it"
 )
 _MOST_CLASSES = 10_000
 _OPTIONAL = ("client", "test", "validation", "class_names")  # arrays of a file
@@ -77,14 +78,17 @@ def read_own(
     """
     if not path.exists():
         raise DataError(f"data.path = {str(path)!r} does not exist; {_HOW}")
+    columns = path.suffix == ".csv" or is_hugging_face(path)
     for key, column in (("label", label), ("client", client)):
-        if column is not None and (path.is_dir() or path.suffix != ".csv"):
-            raise DataError(f"data.{key} = {column!r} names a column of a .csv, and this is {path.name}; leave it out")
+        if column is not None and not columns:
+            raise DataError(f"data.{key} = {column!r} names a column of a table, and this is {path.name}; leave it out")
     of_clients = path.is_dir() and (is_split_by_client(path) or is_leaf(path))
-    if layout is not None and (path.suffix == ".csv" or (path.is_dir() and not of_clients)):
+    if layout is not None and (path.suffix == ".csv" or (path.is_dir() and not (of_clients or columns))):
         raise DataError(f"data.layout = {layout!r} is of arrays, and {path.name} holds none; leave it out")
     try:
-        if path.is_dir():
+        if is_hugging_face(path):
+            arrays = _hugging_face(path, label, client)
+        elif path.is_dir():
             arrays = _folder(path)
         elif path.suffix == ".npz":
             arrays = _named(read_npz(path, (), _ARRAYS))
@@ -248,12 +252,12 @@ def _layout(x: np.ndarray) -> str:
 
 def _named(arrays: dict[str, np.ndarray]) -> OwnArrays:
     """What the arrays of a file hold: x and y of all samples, or of those for training, validation and testing."""
-    for names in _BY_SIDE:
-        if (of_training := names["train"][0]) in arrays:
+    for sides in _BY_SIDE:
+        if (of_training := sides["train"][0]) in arrays:
             for name in ("x", "test", "validation"):
                 if name in arrays:
                     raise ValueError(f"it has {of_training!r} and {name!r}; leave one of them out")
-            arrays |= _joined(arrays, names)
+            arrays |= _joined(arrays, sides)
     for name in ("x", "y"):
         if name not in arrays:
             raise ValueError(f"no array {name!r} in it")
@@ -285,6 +289,17 @@ def _csv(path: Path, label: str | list[str] | None, client: str | None) -> OwnAr
     x, y, clients, sides, columns = read_table(path, label, client)
     test = sides.get("test", np.zeros(len(x), bool))
     return OwnArrays(x, y, clients, test, columns=columns, validation=sides.get("validation"))
+
+
+def _hugging_face(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
+    columns = read_hugging_face(path, label, client)
+    if isinstance(columns.x, np.ndarray):
+        x, layout = columns.x, None
+    else:
+        x = stacked((f"the picture of sample {number}", file) for number, file in enumerate(columns.x))
+        layout = "nhwc" if x.ndim == 4 else None
+    test, names = np.zeros(len(x), bool) if columns.test is None else columns.test, columns.class_names
+    return OwnArrays(x, columns.y, columns.client, test, None, names, columns.names, layout, columns.validation)
 
 
 def _folder(path: Path) -> OwnArrays:

@@ -224,7 +224,7 @@ X = RNG.normal(size=(4, 2))
 ARRAYS = [  # of an .npz
     ({"x": X}, "no array 'y'"),
     ({"x": X, "y": [0, 1]}, r"y has the shape \[2\], and x has 4 samples"),
-    ({"x": X, "y": [[0, 1]] * 4}, r"y has the shape \[4, 2\], .*; set data.task \(pflmpi data: --task\) for several"),
+    ({"x": X, "y": [[0, 1]] * 4}, r"y has the shape \[4, 2\], .* \(several labels: data.task; pflmpi data: --task\)"),
     ({"x_train": X}, "no array 'y_train' in it"),
     ({"x_train": X, "y_train": [0, 1, 0, 1], "y_val": [0]}, "no array 'x_val' in it"),
     ({"x_train": X, "y_train": [0, 1, 0, 1], "x": X}, "it has 'x_train' and 'x'; leave one of them out"),
@@ -278,9 +278,9 @@ def test_arrays_say_who_is_a_client_and_what_is_for_testing(suffix, tmp_path):
         read(test=np.array([np.nan, 1, 0, 0]))
     for test in ([0, 1, 0, 1], [0.0, 1.0, 0.0, 1.0], [False, True, False, True]):
         assert read(test=np.array(test)).official_test.tolist() == [False, True, False, True]
-    with pytest.raises(DataError, match=rf"data.label = 'z' names a column of a .csv, and this is my.{suffix}; leave"):
+    with pytest.raises(DataError, match=rf"data.label = 'z' names a column of a table, and this is my.{suffix};"):
         read_own(path, label="z")
-    with pytest.raises(DataError, match=rf"data.client = 'z' names a column of a .csv, and this is my.{suffix}; leave"):
+    with pytest.raises(DataError, match=rf"data.client = 'z' names a column of a table, and this is my.{suffix};"):
         read_own(path, client="z")
 
 
