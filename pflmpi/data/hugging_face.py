@@ -56,10 +56,16 @@ def read_hugging_face(path: Path, label: str | list[str] | None, client: str | N
     """
     try:
         arrow = import_module("pyarrow")
-        parts = [(split, _table(arrow, file)) for split, file in _files(path)]
-        table = arrow.concat_tables([part for _, part in parts])
-        splits = [split for split, part in parts for _ in range(part.num_rows)]
-        return _columns(table, np.array(splits), label, client)
+        files = _files(path)
+        tables = [_table(arrow, file) for _, file in files]
+        for table, (_, file) in zip(tables, files, strict=True):
+            if table.schema != tables[0].schema:
+                kinds, expected = (
+                    [f"{field.name}: {field.type}" for field in each.schema] for each in (table, tables[0])
+                )
+                raise ValueError(f"{file} has columns {some(kinds)}, and {files[0][1]} has {some(expected)}")
+        splits = np.repeat([split for split, _ in files], [table.num_rows for table in tables])
+        return _columns(arrow.concat_tables(tables), splits, label, client)
     except ImportError as error:
         raise ValueError(
             f"it is read by pyarrow, which is not installed ({error}); `pip install 'pflmpi[analysis]'` brings it"

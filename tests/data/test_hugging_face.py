@@ -145,6 +145,13 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         read_own(tmp_path / "b")
 
 
+def test_splits_with_other_columns_are_refused(tmp_path):
+    on_the_hub(tmp_path, {"train": table(x=[1, 2], label=[0, 1]), "test": table(x=[1.5])})
+    expected = r"data/test-.*parquet has columns x: double, and .*data/train-.*parquet has x: int64, label: int64"
+    with pytest.raises(DataError, match=expected):
+        read_own(tmp_path)
+
+
 def test_without_pyarrow_it_is_said_what_to_install(tmp_path, monkeypatch):
     pyarrow.parquet.write_table(table(x=[1], label=[0]), tmp_path / "my.parquet")
 
