@@ -1,6 +1,6 @@
 """Networks of Hugging Face's `transformers` from a local folder; each client has adapters of its own on the attention.
 
-    pip install 'pflmpi[transformers]'
+    pip install transformers
     python examples/pretrained.py examples/vit
     pflmpi run examples/pretrained.yaml --out runs/pretrained
 
