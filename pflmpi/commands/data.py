@@ -175,9 +175,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"labels   {facts['labels']}; {facts['outputs']} output{'s' * (facts['outputs'] > 1)}"
     if facts["untrained_classes"]:
         yield f"         only in samples marked as test: {some(facts['untrained_classes'])}"
-    yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"
+    if facts["test_samples"]:
+        yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"
+    else:
+        yield "test     no samples are marked as test; a run splits those of each client (data.test_share)"
     if facts["validation_samples"]:
-        yield f"         {facts['validation_samples']} are marked as validation, and not trained on either"
+        yield f"         {facts['validation_samples']} are marked as validation, and not trained on"
     if facts["clients"] is None:
         yield "clients  not in the data; choose a partition"
     else:
