@@ -35,7 +35,6 @@ from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer
 from pflmpi.transports.process_exit import exit_unconnected
 from pflmpi.transports.slurm import in_step, num_tasks
-from pflmpi.transports.text import from_root, gather_texts
 
 if TYPE_CHECKING:
     import torch
@@ -184,13 +183,13 @@ def all_facts(
     """
     library = find_mpi(launch, facts.settings.transport, environ)
     with probe_file(folder) if transport.rank == 0 else nullcontext("") as name:
-        place = inspect_folder(folder, from_root(transport, name))
+        place = inspect_folder(folder, transport.broadcast_text(name))
         transport.barrier()  # the file stays until all ranks have looked for it
     device = try_device(facts.device, transport.peers, transport.rank, config)
     tried = facts.model_copy(update={"mpi": library, "folder": place, "device": device})
-    texts = gather_texts(transport, tried.model_dump_json()) or []
+    texts = transport.gather_texts(tried.model_dump_json()) or []
     ranks = [RankFacts.model_validate_json(text) for text in texts]
-    if transport.size > 1 and not from_root(transport, " ".join(rank.device.error for rank in ranks)).strip():
+    if transport.size > 1 and not transport.broadcast_text(" ".join(rank.device.error for rank in ranks)).strip():
         messages = try_messages(transport, config)
         ranks = [rank.model_copy(update={"messages": messages}) for rank in ranks]
     return ranks
@@ -360,8 +359,7 @@ def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
 def mpi_in_this_process(rank: int = 0) -> Mpi:
     """MPI as this process sees it, started if need be."""
     try:
-        from pflmpi.transports.mpi import world_size
-        from pflmpi.transports.mpi_start import start
+        from pflmpi.transports.mpi import start, world_size
 
         start(_MPI_LIMIT, partial(exit_unconnected, rank, {}))
     except (ImportError, RuntimeError, OSError) as error:

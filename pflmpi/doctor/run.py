@@ -33,7 +33,6 @@ from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import Peer
 from pflmpi.transports.process_exit import exit_process, flush_output
-from pflmpi.transports.text import from_root
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -77,7 +76,7 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
         transport = _connect(launch, requested, facts, here, as_json)
         all_ranks = all_facts(facts, requested, transport, launch, folder, environ)
         shown = str(_check_and_show(all_ranks, config, environ, as_json)) if all_ranks else ""
-        code = int(from_root(transport, shown))
+        code = int(transport.broadcast_text(shown))
     except (PflmpiError, ImportError, RuntimeError, OSError) as error:
         _log.debug("not connected", exc_info=error)
         return unconnected(first_line(error))

@@ -177,6 +177,25 @@ class Transport(ABC):
         self.broadcast(largest.view(np.uint8))
         return largest
 
+    def gather_texts(self, text: str) -> list[str] | None:
+        """All ranks' texts, of any length, on rank 0; None elsewhere."""
+        content = np.frombuffer(text.encode(), np.uint8).copy()
+        lengths = self.gather(np.array([len(content)], np.int64).view(np.uint8), [8] * self.size)
+        sizes = np.concatenate(lengths) if lengths is not None else np.empty(8 * self.size, np.uint8)
+        self.broadcast(sizes)
+        parts = self.gather(content, sizes.view(np.int64).tolist())
+        return None if parts is None else [bytes(part).decode() for part in parts]
+
+    def broadcast_text(self, text: str) -> str:
+        """Rank 0's text, of any length, on every rank; the others' is not used."""
+        content = np.frombuffer(text.encode(), np.uint8).copy()
+        length = np.array([len(content)], np.int64)
+        self.broadcast(length.view(np.uint8))
+        if self.rank != 0:
+            content = np.empty(length[0], np.uint8)
+        self.broadcast(content)
+        return bytes(content).decode()
+
     def barrier(self) -> None:
         """Wait until every rank has called this."""
         if self.size > 1:
