@@ -202,7 +202,7 @@ def measured_steps(
     if not rounds:
         return Measured()
     groups = [_largest_group(setup, rounds, cohort) for cohort in range(len(setup.executor.tasks))]
-    needed = 2 * sizes.server_bytes + 4 * max(map(len, groups)) * int(sizes.client.max())
+    needed = 2 * sizes.server + 4 * max(map(len, groups)) * int(sizes.client.max())
     if needed > machine.memory().free / 2:
         needs = "measuring them needs more memory than there is here"
         return Measured(remarks=(f"seconds and activations are not predicted: {needs}",))
