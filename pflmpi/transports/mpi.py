@@ -1,7 +1,9 @@
 """The transport over MPI (mpi4py): its start with a time limit, and waits that leave the core to others."""
 
+import atexit
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,7 @@ from pflmpi.errors import TransportError
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer, Transport, chunks
 from pflmpi.transports.mpi_library import loaded, opened
 from pflmpi.transports.peers import ended, names
-from pflmpi.transports.process_exit import finalize, flush_output
+from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait
 
 # Before mpi4py's module: it would start MPI when imported, without a limit, and hold Python's lock meanwhile, so that
@@ -140,7 +142,10 @@ class MpiTransport(Transport):
     def _close(self) -> None:
         self.barrier()  # MPI_Finalize waits for all ranks without a time limit and without a pause
         self._comm.Free()
-        finalize(MPI, self._goes_on)
+        if self._goes_on:  # a process cannot start MPI again
+            atexit.register(_finalize_at_exit)
+        else:
+            MPI.Finalize()
 
     @contextmanager
     def _together(self, operation: str) -> Iterator[None]:
@@ -162,6 +167,15 @@ class MpiTransport(Transport):
     def _move(self, requests: list[MPI.Request]) -> None:
         self._under_way += requests
         wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST)
+
+
+def _finalize_at_exit() -> None:
+    """End MPI once the process ends; where it ends by an error, end all ranks, which would wait for it."""
+    flush_output()
+    if hasattr(sys, "last_value"):
+        MPI.COMM_WORLD.Abort(1)
+    if not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def was_called(comm: MPI.Intracomm) -> bool:
