@@ -91,16 +91,16 @@ def _partition(federation: "Federation") -> dict[str, Any]:
 def _show_data(options: argparse.Namespace) -> int:
     """Show what was understood, and draw it if asked."""
     from pflmpi.data.own_files import read_own
-    from pflmpi.data.problems import PROBLEMS
+    from pflmpi.data.task_kinds import TASK_KINDS
 
     arguments.check_output(options.picture, "--picture", force=True)
     if options.picture is not None and options.picture.suffix not in (".png", ".svg"):
         raise ConfigError(f"--picture {options.picture}: expected a name that ends with .png or .svg")
-    problem = PROBLEMS[options.task or "classification"]()
-    if options.picture is not None and not problem.classes:
+    task_kind = TASK_KINDS[options.task or "classification"]()
+    if options.picture is not None and not task_kind.classes:
         raise ConfigError("--picture draws samples of each class, and the labels are no classes; leave it out")
     label = options.label[0] if options.label and len(options.label) == 1 else options.label
-    dataset = read_own(options.path, label, options.client, options.layout, problem)
+    dataset = read_own(options.path, label, options.client, options.layout, task_kind)
     if options.picture is not None:
         from pflmpi.analysis.drawing.samples import draw_samples
 
@@ -121,10 +121,10 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
     from pflmpi.data.dataset import standardised, unscaled
 
     x, names, standard = dataset.images, dataset.class_names or dataset.written_labels, standardised(dataset)
-    labels = dataset.labels if dataset.problem.classes else np.empty(0, np.int64)
+    labels = dataset.labels if dataset.task_kind.classes else np.empty(0, np.int64)
     classes, counts = np.unique(labels, return_counts=True)
     untrained = np.setdiff1d(classes, labels[~dataset.official_test[: len(labels)]])
-    others = {} if dataset.problem.classes else {"outputs": dataset.num_classes, "labels": _of_labels(dataset)}
+    others = {} if dataset.task_kind.classes else {"outputs": dataset.num_classes, "labels": _of_labels(dataset)}
     return {
         **others,
         "samples": len(x),

@@ -11,7 +11,7 @@ from pflmpi.data.array_files import read_h5, read_npz
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
 from pflmpi.data.pfllib import is_split_by_client, read_folder
-from pflmpi.data.problems import CLASSIFICATION, Problem
+from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
 
 _HOW = (
@@ -54,7 +54,7 @@ def read_own(
     label: str | list[str] | None = None,
     client: str | None = None,
     layout: str | None = None,
-    problem: Problem = CLASSIFICATION,
+    task_kind: TaskKind = CLASSIFICATION,
 ) -> Dataset:
     """The dataset in a file or folder.
 
@@ -63,7 +63,7 @@ def read_own(
 
     Args:
         label, client: columns of a table; None for those called so, and for the last one as the label.
-        problem: what the labels are.
+        task_kind: what the labels are.
         layout: `nchw` or `nhwc`, the axes of arrays [n, ., ., .]; None where the shape leaves no doubt.
 
     Raises:
@@ -87,7 +87,7 @@ def read_own(
             arrays = _csv(path, label, client)
         else:
             raise DataError(f"data.path = {str(path)!r} has an unknown suffix; {_HOW}")
-        return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout), problem)
+        return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout), task_kind)
     except (OSError, ValueError) as error:
         raise DataError(f"data.path = {str(path)!r} cannot be used: {error}") from error
     except MemoryError as error:
@@ -97,34 +97,34 @@ def read_own(
         ) from error
 
 
-def _dataset(name: str, arrays: OwnArrays, problem: Problem) -> Dataset:
+def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
     x, count = _samples(arrays.x, arrays.layout), len(arrays.x)
     sides = {"test": arrays.test, "validation": arrays.validation}
     for what, array in {"y": arrays.y, "client": arrays.client, **sides}.items():
-        axes = None if what == "y" and not problem.classes else 1  # the others are the problem's to judge
+        axes = None if what == "y" and not task_kind.classes else 1  # the others are for the kind of task to judge
         if array is not None and (array.shape[:1] != (count,) or axes not in (None, array.ndim)):
             raise ValueError(f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]")
     if not count:
         raise ValueError("it has no samples")
     arrays = replace(arrays, validation=_check_sides(arrays.test, arrays.validation))
     y = as_numbers(arrays.y)
-    for what, values in (("label", y if problem.classes else None), ("client", arrays.client)):
+    for what, values in (("label", y if task_kind.classes else None), ("client", arrays.client)):
         if values is not None and (lost := first_missing(values)) is not None:
             raise ValueError(f"sample {lost} has no {what} ({values[lost]}); give each sample one, or leave it out")
     clients, writers = (np.empty(0), None) if arrays.client is None else _clients(arrays.client)
     test = arrays.test.astype(bool)
-    if problem.classes:
+    if task_kind.classes:
         dataset = _of_classes(name, x, y, test, writers, arrays)
     else:
-        labels = problem.labels(y)
-        about = (name, x, labels, test, problem.num_outputs(labels), writers)
-        dataset = assemble(*about, official_validation=arrays.validation, problem=problem)
+        labels = task_kind.labels(y)
+        about = (name, x, labels, test, task_kind.num_outputs(labels), writers)
+        dataset = assemble(*about, official_validation=arrays.validation, task_kind=task_kind)
     return replace(
         dataset,
         written_clients=_texts(clients),
         may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
-        problem=problem,
+        task_kind=task_kind,
     )
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from pflmpi.learning.early_stop import of_validation
-from pflmpi.runtime.measures import Counts, columns_of, figures
+from pflmpi.runtime.counts import Counts, columns_of, figures
 from pflmpi.store import metrics_file
 
 _ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")

@@ -12,7 +12,7 @@ from pflmpi.machine import own_memory
 from pflmpi.messages.groups import clients_per_rank, rank_by_rank
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.measures import Counts
+from pflmpi.runtime.counts import Counts
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup

@@ -18,9 +18,9 @@ from pflmpi.messages.packing import pack, unpack
 from pflmpi.messages.traffic import Traffic
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import ANSWERED, answer_templates, calling
+from pflmpi.runtime.counts import Counts
 from pflmpi.runtime.evaluation import evaluate_shared_model, finished, is_shared
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.placement import Placement, cut_groups, relative_flops, steps_of_a_round
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree

@@ -14,7 +14,7 @@ from damage import damaged, damaged_arrays, damaged_json
 from fuzzing import fuzz
 from pflmpi.data import SOURCES
 from pflmpi.data.config import DataConfig, PartitionConfig
-from pflmpi.data.federation import build, reuse, save
+from pflmpi.data.federation import build, save
 from pflmpi.errors import DataError
 from raw_files import random_samples, toy, write_idx, write_leaf, write_sample
 
@@ -107,6 +107,6 @@ def test_damaged_partition_files(root, seed):
             arrays = dict(archive)
         np.savez(path, **damaged_arrays(arrays, rng))
     try:
-        assert reuse(dataset, path).digest == federation.digest
+        assert build(dataset, PartitionConfig(path=str(path)), DataConfig(name="toy"), 0).digest == federation.digest
     except DataError as error:
         assert str(path) in str(error) and "\n" not in str(error)

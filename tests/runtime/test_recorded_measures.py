@@ -18,7 +18,7 @@ from pflmpi.data import dataset, loading, unseen
 from pflmpi.experiment.build import prepare
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime import round_report
-from pflmpi.runtime.measures import Counts, figures
+from pflmpi.runtime.counts import Counts, figures
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.testing.conformance import EXECUTORS
 from thread_transport import run_ranks
