@@ -260,9 +260,7 @@ def draw(stream_after: Callable[[int], np.random.Generator], clients: np.ndarray
 
     Args:
         stream_after: from how many numbers to pass over, the generator of the round.
-        clients: ids.
         n: all clients.
-        count: M.
     """
     ties, lot = (
         np.array([stream_after((table * n + client) * n).random(n) for client in clients.tolist()]).reshape(-1, n)
@@ -277,7 +275,6 @@ def choose(affinity: np.ndarray, left: np.ndarray, count: int, epsilon: float, d
     Args:
         affinity: [m, N], of a client (row) to the model of another.
         left: [m, N] bool, whose models each may be sent.
-        count: M.
         epsilon: the probability, for each of the count, that any model left is chosen and not the best.
         draws: random numbers of these clients.
     """

@@ -46,7 +46,6 @@ def combine(up: Tree, previous: Tensor, known: Tensor, weighting: Weighting) -> 
         up: `{"labels": [M], "counts": [M], "means": [M, d], ...}`.
         previous: [K, d].
         known: [K] bool.
-        weighting: one of the above.
     """
     labels, counts, means = up["labels"], up["counts"], up["means"]
     assert isinstance(labels, Tensor) and isinstance(counts, Tensor) and isinstance(means, Tensor)
@@ -87,7 +86,6 @@ def train_head(head: Tree, up: Tree, rng: np.random.Generator, *, lr: float, epo
         head: `{"weight": [K, d], "bias": [K]}`.
         up: `{"labels": [M], "means": [M, d], ...}`, as the server gets `ClassMeans`.
         rng: shuffles the pairs anew in every epoch.
-        lr: learning rate.
         epochs: how often every pair is used.
         batch_size: pairs per step; the last step of an epoch may have fewer.
     """

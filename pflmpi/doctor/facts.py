@@ -100,8 +100,6 @@ class Device(_Facts):
 
 
 class Mpi(_Facts):
-    """The MPI library."""
-
     used: bool = False  # whether it connects the ranks
     library: str = ""  # name and version, "" without one
     world: int = 0  # the number of ranks that it sees, 0 if it was not started
@@ -120,8 +118,6 @@ class Folder(_Facts):
 
 
 class Data(_Facts):
-    """The files of the dataset."""
-
     name: str = ""  # of the dataset, "" without a configuration
     root: str = ""  # the data folder, "" if none is set
     files: int = 0  # their number
@@ -131,8 +127,6 @@ class Data(_Facts):
 
 
 class RankFacts(_Facts):
-    """All that is known about one rank."""
-
     rank: int = 0  # this and `size` as the launcher says
     size: int = 1
     launcher: str = "alone"  # or "mpi", "torchrun", "slurm"; "unclear" if its variables contradict each other
@@ -268,14 +262,7 @@ def visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[m
 
 
 def try_device(device: Device, peers: Sequence[Peer], rank: int, config: "Config | None") -> Device:
-    """The device that a run would give this rank, tried.
-
-    Args:
-        device: what torch has.
-        peers: all ranks.
-        rank: this one.
-        config: the configuration, if there is one.
-    """
+    """The device that a run would give this rank, tried."""
     if device.error:
         return device
     from pflmpi.runtime.devices import device_of, place

@@ -50,7 +50,6 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
     Args:
         config: a configuration that is to be run.
         run: the folder of a run, or of one to come; None for the default folder.
-        environ: the environment of this process.
         as_json: print one JSON object, on rank 0.
 
     Raises:
@@ -167,7 +166,6 @@ def show(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], as_json: b
 
 
 def _rank(facts: RankFacts) -> dict[str, Any]:
-    """A rank in JSON."""
     return {
         "rank": facts.rank,
         "host": facts.host,

@@ -65,7 +65,6 @@ def state_sizes(experiment: Experiment) -> StateSizes:
 
 
 def data_bytes(federation: Federation) -> int:
-    """Bytes of samples, labels and indices."""
     dataset = federation.dataset
     labels = 2 * dataset.labels.nbytes + dataset.official_test.nbytes  # the pool has labels of its own
     return dataset.images.nbytes + labels + sum(part.nbytes for part in chain(*federation.samples))

@@ -75,13 +75,8 @@ class Forecast:
     """What a run will need.
 
     Attributes:
-        resources: what it is planned for.
         experiment, setup, ranks: what would run, and where.
         opening, rounds: what precedes the first round, and the first rounds.
-        sizes: of the state.
-        memory: of each rank.
-        disk: what checkpoints take.
-        transport: that moves the messages.
         measured: of this machine; remarks on all of it.
         loading: seconds until data and setup were ready, alone on this machine.
     """

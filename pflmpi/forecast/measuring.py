@@ -64,7 +64,6 @@ class ProcessMemory:
 
 
 def measure(call: Callable[[], object], device: torch.device) -> Cost:
-    """Cost of a call, made a few times."""
     host, on_gpu = _reset_peaks(device)
     first = _seconds_of(call, device)
     times = [_seconds_of(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
@@ -113,7 +112,6 @@ class CohortCost:
         lanes: clients in the measured call.
         train: a training of no steps; its memory is that of a few.
         step: seconds of a step.
-        test: a test.
         tests: samples of a client in it.
         library: bytes that the first call brings into memory to stay.
     """
@@ -128,18 +126,12 @@ class CohortCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of each group of clients on this machine.
-
-    Attributes:
-        setup: of the run.
-        cohorts: by number.
-    """
+    """Cost of each group of clients on this machine."""
 
     setup: Setup
     cohorts: Mapping[int, CohortCost]
 
     def train(self, group: ClientGroup) -> Cost:
-        """Cost of a training."""
         cost = self._cohort(group)
         return _scaled(cost.train, cost.train.seconds + cost.step * self._steps(group), len(group) / cost.lanes)
 

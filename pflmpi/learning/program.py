@@ -174,7 +174,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = self._rates = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and note it."""
         result = func(*args, **(kwargs or {}))
         if func in _FRESH:
             self._names[result] = self._constant(result.clone())

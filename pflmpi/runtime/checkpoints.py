@@ -121,7 +121,6 @@ class Checkpoints:
 
         Args:
             server_round: what rank 0 has of it.
-            population: the clients that live here.
             progress: of the round, on rank 0; None before the first.
         """
         with self._timed():

@@ -53,7 +53,6 @@ class Population:
         return rows.part(group, ANSWERED)  # type: ignore[return-value]
 
     def put(self, group: np.ndarray, state: Tree) -> None:
-        """Overwrite the state of the clients of a group."""
         self._rows(group).put(group, state)
 
     def restore(self, clients: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
@@ -108,7 +107,6 @@ def client_templates(
     """Templates of the state that a client of each cohort keeps between rounds.
 
     Args:
-        tasks: one per cohort.
         cohort: [N] the cohort of each client.
         kept_reply: names of the messages that a client keeps to be tested with while it is absent.
     """
@@ -146,7 +144,6 @@ def allocate(
     """The population of a rank, with rows not yet filled.
 
     Args:
-        cohort: [N].
         hosted: ascending ids of the clients that live here.
         templates: one per cohort, what a client keeps.
         folder: for a file with the rows; None for memory.

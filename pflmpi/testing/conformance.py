@@ -43,7 +43,6 @@ class Runs:
     _made: dict[str, str] = field(default_factory=dict)
 
     def settings(self, **sections: Any) -> dict[str, Any]:
-        """The configuration, with further sections."""
         base: dict[str, Any] = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}  # 7 are trained
         if "optimizer" not in self.sections.get("training", {}):
             base["training"] = {"momentum": 0.5}
@@ -59,7 +58,6 @@ class Runs:
         return self.folder / name, self._made[name]
 
     def experiment(self) -> Experiment:
-        """What the configuration names."""
         return prepare(configuration.parse(self.settings()), torch.device("cpu"))
 
 

@@ -32,7 +32,6 @@ def open_transport(
 
     Args:
         name: "auto" takes the one that fits the launch.
-        launch: how the run was started.
         timeout: seconds that a call waits for the other ranks.
         late: ends this process, with an error text, when MPI has not started in time, which raises nothing.
 

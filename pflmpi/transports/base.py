@@ -53,7 +53,6 @@ class Counter:
             self._channel = before
 
     def add(self, down: int = 0, up: int = 0) -> None:
-        """Count bytes on the current channel."""
         self._down[self._channel] += down
         self._up[self._channel] += up
 
@@ -71,9 +70,7 @@ class Transport(ABC):
     After that only `abort` may be called.
 
     Attributes:
-        name: of the transport.
         rank: 0 to size - 1; rank 0 is the server.
-        size: number of ranks.
         timeout: seconds that a call waits for the other ranks; may be changed between calls, equally on all ranks.
         counter: payload bytes moved.
         peers: host and process of each rank; empty before `introduce`.
