@@ -247,14 +247,14 @@ def _trial(
     first: list[Tree] = [{**initial_received(algorithm, task, int(client))} for client in clients]
     down: Messages = {**reply.for_clients(clients), **tree.stack(first)}  # type: ignore[dict-item]
 
-    def test() -> object:
+    def test_once() -> object:
         read = {name: value for name, value in down.items() if name in algorithm.predicts_with}
         if not setup.shares_model:
             return executor.evaluate(clients, states, read, 1)()
         received = {name: tree.row(message, 0) for name, message in read.items()}
         return evaluation.evaluate_together(executor, clients, received, 1)()
 
-    return states, lambda: executor.update(clients, states, down, 1)(), test
+    return states, lambda: executor.update(clients, states, down, 1)(), test_once
 
 
 def _zeros(name: str, like: Tree, clients: np.ndarray) -> Tree:
