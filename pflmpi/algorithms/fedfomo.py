@@ -137,8 +137,8 @@ class FedFomo(Algorithm):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model, before = part(client, "model"), part(client, "before")
         received, clients = part(down["candidates"], "model"), leaf(down["candidates"], "clients")
-        candidates = [only(model, _mixed(task)), *unstack(received, self.received_models)]
-
+        others = [tree.map(lambda leaf, m=m: leaf[m], received) for m in range(self.received_models)]
+        candidates = [only(model, _mixed(task)), *others]
         losses = mean_losses(task, [{**model, **other} for other in (before, *candidates)], data.passes["held_out"])
         weights = weigh(losses, before, candidates)
         weights = torch.cat([weights[:1], weights[1:].where(clients != NOBODY, 0)])
@@ -201,15 +201,6 @@ class Draws:
     ties: np.ndarray
     lot: np.ndarray
     explores: np.ndarray
-
-
-def unstack(rows: Tree, count: int) -> list[Tree]:
-    """`count` trees from one with a leading axis of that length."""
-
-    def at(index: int) -> Tree:
-        return tree.map(lambda leaf: leaf[index], rows)
-
-    return [at(index) for index in range(count)]
 
 
 def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Tensor:

@@ -47,10 +47,7 @@ class Population:
 
     def answers(self, group: np.ndarray) -> Messages:
         """The kept messages [m, ...] that the clients of a group received last."""
-        rows = self._rows(group)
-        if ANSWERED not in rows.rows:
-            return {}
-        return rows.part(group, ANSWERED)  # type: ignore[return-value]
+        return self._messages(group, ANSWERED)
 
     def put(self, group: np.ndarray, state: Tree) -> None:
         self._rows(group).put(group, state)
@@ -73,10 +70,11 @@ class Population:
 
     def received(self, group: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
         """The named messages [m, ...] that the clients of a group are tested with."""
+        return self._messages(group, RECEIVED) or reply.for_clients(group, names)
+
+    def _messages(self, group: np.ndarray, name: str) -> Messages:
         rows = self._rows(group)
-        if RECEIVED not in rows.rows:
-            return reply.for_clients(group, names)
-        return rows.part(group, RECEIVED)  # type: ignore[return-value]
+        return rows.part(group, name) if name in rows.rows else {}  # type: ignore[return-value]
 
     def leaf(self, path: str, clients: np.ndarray) -> torch.Tensor:
         """A copy of one leaf [m, ...] of clients that live here, in ascending order; all cohorts have it."""
