@@ -49,10 +49,10 @@ def worker(participants: int, repeats: int) -> None:
     found: list[float] = []
     for _ in range(repeats + 1):
         transport.barrier()
-        transport.counter.take("data")
+        transport.take_moved("data")
         began = time.perf_counter()
         folded = send_up(transport, declared, values, assigned)
-        moved = transport.counter.take("data")[1] / size
+        moved = transport.take_moved("data")[1] / size
         send_down(transport, declared, folded, assigned)
         found.append(time.perf_counter() - began)
     if transport.rank == 0:

@@ -132,10 +132,10 @@ def worker(out: Path) -> None:
     for name, call in calls.items():
         call()  # connects
         before = settled(transport)
-        transport.counter.take("control")
+        transport.take_moved("control")
         for _ in range(CALLS):
             call()
-        counted = sum(transport.counter.take("control"))
+        counted = sum(transport.take_moved("control"))
         sent = np.array(astuple(settled(transport) - before))
         parts = transport.gather(sent.view(np.uint8), [sent.nbytes] * transport.size)
         if parts is not None:

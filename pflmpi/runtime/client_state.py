@@ -47,13 +47,9 @@ class Population:
 
     def answers(self, group: np.ndarray) -> Messages:
         """The kept messages [m, ...] that the clients of a group received last."""
-        rows = self._rows(group)
-        if ANSWERED not in rows.rows:
-            return {}
-        return rows.part(group, ANSWERED)  # type: ignore[return-value]
+        return self._messages(group, ANSWERED)
 
     def put(self, group: np.ndarray, state: Tree) -> None:
-        """Overwrite the state of the clients of a group."""
         self._rows(group).put(group, state)
 
     def restore(self, clients: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
@@ -74,10 +70,11 @@ class Population:
 
     def received(self, group: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
         """The named messages [m, ...] that the clients of a group are tested with."""
+        return self._messages(group, RECEIVED) or reply.for_clients(group, names)
+
+    def _messages(self, group: np.ndarray, name: str) -> Messages:
         rows = self._rows(group)
-        if RECEIVED not in rows.rows:
-            return reply.for_clients(group, names)
-        return rows.part(group, RECEIVED)  # type: ignore[return-value]
+        return rows.part(group, name) if name in rows.rows else {}  # type: ignore[return-value]
 
     def leaf(self, path: str, clients: np.ndarray) -> torch.Tensor:
         """A copy of one leaf [m, ...] of clients that live here, in ascending order; all cohorts have it."""
@@ -108,7 +105,6 @@ def client_templates(
     """Templates of the state that a client of each cohort keeps between rounds.
 
     Args:
-        tasks: one per cohort.
         cohort: [N] the cohort of each client.
         kept_reply: names of the messages that a client keeps to be tested with while it is absent.
     """
@@ -146,7 +142,6 @@ def allocate(
     """The population of a rank, with rows not yet filled.
 
     Args:
-        cohort: [N].
         hosted: ascending ids of the clients that live here.
         templates: one per cohort, what a client keeps.
         folder: for a file with the rows; None for memory.

@@ -83,8 +83,6 @@ def unseen_setup(
         executor: of the trained clients and then the unseen ones.
         down: what an algorithm publishes.
         placement: of the trained clients.
-        lanes: L.
-        rule: how newcomers join.
         updates: local updates of each, where they train.
     """
     federation, training = executor.federation, executor.tasks[0].training

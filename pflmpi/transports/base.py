@@ -6,7 +6,7 @@ All ranks make the same calls in the same order. Buffers are uint8, one-dimensio
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, TypeGuard, TypeVar, Union, get_args
 
 import numpy as np
@@ -25,45 +25,6 @@ STAGED = 1 << 28  # bytes to or from each peer that pass through a GPU at a time
 _EMPTY = np.empty(0, np.uint8)
 
 
-class Counter:
-    """Payload bytes per channel: `down` moved between ranks on the way to clients, `up` on the way from them.
-
-    Every rank counts what the whole group moved, as far as it knows the sizes; rank 0 knows all of them.
-
-    >>> counter = Counter()
-    >>> with counter.channel("data"):
-    ...     counter.add(down=10)
-    >>> counter.take("data"), counter.take("data"), counter.take("control")
-    ((10, 0), (0, 0), (0, 0))
-    """
-
-    def __init__(self) -> None:
-        self._down: dict[Channel, int] = dict.fromkeys(get_args(Channel), 0)
-        self._up: dict[Channel, int] = dict.fromkeys(get_args(Channel), 0)
-        self._channel: Channel = "control"
-
-    @contextmanager
-    def channel(self, name: Channel) -> Iterator[None]:
-        """Count on the named channel inside the context; outside of any, on `control`."""
-        assert name in self._down, f"channel {name!r}; known: {', '.join(self._down)}"
-        before, self._channel = self._channel, name
-        try:
-            yield
-        finally:
-            self._channel = before
-
-    def add(self, down: int = 0, up: int = 0) -> None:
-        """Count bytes on the current channel."""
-        self._down[self._channel] += down
-        self._up[self._channel] += up
-
-    def take(self, channel: Channel) -> tuple[int, int]:
-        """Bytes (down, up) of a channel since the last call; resets them to zero."""
-        taken = self._down[channel], self._up[channel]
-        self._down[channel] = self._up[channel] = 0
-        return taken
-
-
 class Transport(ABC):
     """Ranks that make calls together, with rank 0 as the root; a subclass moves the bytes.
 
@@ -71,11 +32,8 @@ class Transport(ABC):
     After that only `abort` may be called.
 
     Attributes:
-        name: of the transport.
         rank: 0 to size - 1; rank 0 is the server.
-        size: number of ranks.
         timeout: seconds that a call waits for the other ranks; may be changed between calls, equally on all ranks.
-        counter: payload bytes moved.
         peers: host and process of each rank; empty before `introduce`.
         device_buffers: whether the library of this rank moves memory of a GPU; None where it does not say.
         max_message: bytes in one message: MPI counts, and some of gloo's, are 32 bits wide.
@@ -90,13 +48,32 @@ class Transport(ABC):
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        self.counter = Counter()
+        self._moved = {name: (0, 0) for name in get_args(Channel)}
+        self._channel: Channel = "control"
         self.peers: list[Peer] = []
         self._closed = False
 
-    def channel(self, name: Channel) -> AbstractContextManager[None]:
+    @contextmanager
+    def channel(self, name: Channel) -> Iterator[None]:
         """Count what is moved inside the context on the channel "data", "checkpoint" or "control" (the default)."""
-        return self.counter.channel(name)
+        assert name in self._moved, f"channel {name!r}; known: {', '.join(self._moved)}"
+        before, self._channel = self._channel, name
+        try:
+            yield
+        finally:
+            self._channel = before
+
+    def take_moved(self, channel: Channel) -> tuple[int, int]:
+        """Payload bytes moved on a channel since the last call: on the way to clients, and on the way from them.
+
+        Every rank counts what the whole group moved, as far as it knows the sizes; rank 0 knows all of them.
+        """
+        moved, self._moved[channel] = self._moved[channel], (0, 0)
+        return moved
+
+    def _count(self, down: int = 0, up: int = 0) -> None:
+        before = self._moved[self._channel]
+        self._moved[self._channel] = before[0] + down, before[1] + up
 
     def broadcast(self, buffer: Buffer) -> None:
         """Copy rank 0's `buffer` into every rank's, of the same size everywhere.
@@ -106,7 +83,7 @@ class Transport(ABC):
         check_bytes(buffer)
         if self.size > 1 and len(buffer):
             self._broadcast(buffer)
-        self.counter.add(down=len(buffer) * (self.size - 1))
+        self._count(down=len(buffer) * (self.size - 1))
 
     def exchange(
         self,
@@ -142,7 +119,7 @@ class Transport(ABC):
                 {rank: part for rank, part in parts.items() if rank != self.rank},
                 {rank: part for rank, part in received.items() if rank != self.rank},
             )
-        self.counter.add(down=moved if down else 0, up=0 if down else moved)
+        self._count(down=moved if down else 0, up=0 if down else moved)
         return received
 
     def _exchange_from_where_they_are(self, sent: Mapping[int, Buffer], received: Mapping[int, Buffer]) -> None:
@@ -176,6 +153,25 @@ class Transport(ABC):
         largest = values.copy() if parts is None else np.max([part.view(np.float64) for part in parts], 0)
         self.broadcast(largest.view(np.uint8))
         return largest
+
+    def gather_texts(self, text: str) -> list[str] | None:
+        """All ranks' texts, of any length, on rank 0; None elsewhere."""
+        content = np.frombuffer(text.encode(), np.uint8).copy()
+        lengths = self.gather(np.array([len(content)], np.int64).view(np.uint8), [8] * self.size)
+        sizes = np.concatenate(lengths) if lengths is not None else np.empty(8 * self.size, np.uint8)
+        self.broadcast(sizes)
+        parts = self.gather(content, sizes.view(np.int64).tolist())
+        return None if parts is None else [bytes(part).decode() for part in parts]
+
+    def broadcast_text(self, text: str) -> str:
+        """Rank 0's text, of any length, on every rank; the others' is not used."""
+        content = np.frombuffer(text.encode(), np.uint8).copy()
+        length = np.array([len(content)], np.int64)
+        self.broadcast(length.view(np.uint8))
+        if self.rank != 0:
+            content = np.empty(length[0], np.uint8)
+        self.broadcast(content)
+        return bytes(content).decode()
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""

@@ -105,7 +105,6 @@ class GpuGroup:
         return large, {rank: part for rank, part in parts.items() if rank not in large}
 
     def _pass(self, buffer: Tensor, source: int, target: int) -> None:
-        """Move a buffer between two ranks' hosts."""
         if self._rank == source:
             self._wait(dist.isend(buffer, target))
         elif self._rank == target:

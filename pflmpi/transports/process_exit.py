@@ -1,11 +1,10 @@
 """Ending the process of a rank with an exit code."""
 
-import atexit
 import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pflmpi.errors import TransportError, show, write_exit_code
 from pflmpi.transports.base import Transport
@@ -41,24 +40,3 @@ def flush_output() -> None:
     """Flush stdout and stderr, which `os._exit` does not do."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-
-
-def finalize(mpi: Any, at_exit: bool) -> None:
-    """End MPI, which a process cannot start again.
-
-    Args:
-        mpi: the module `mpi4py.MPI`.
-        at_exit: once the process ends; where it ends by an error, end all ranks, which would wait for it.
-    """
-
-    def at_the_end() -> None:
-        flush_output()
-        if hasattr(sys, "last_value"):
-            mpi.COMM_WORLD.Abort(1)
-        if not mpi.Is_finalized():
-            mpi.Finalize()
-
-    if at_exit:
-        atexit.register(at_the_end)
-    else:
-        mpi.Finalize()

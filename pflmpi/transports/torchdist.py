@@ -70,7 +70,6 @@ class TorchTransport(Transport):
                 ) from error
 
     def host_buffer(self, size: int) -> np.ndarray:
-        """See the base class."""
         return super().host_buffer(size) if self._gpus is None else self._gpus.host_buffer(size)
 
     def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:

@@ -38,7 +38,6 @@ class Executor(ABC):
     """Data, models and algorithm for computing clients; subclasses compute one or many at a time.
 
     Attributes:
-        algorithm: its methods are called.
         tasks: one task per cohort, on the device of the rank.
         cohort: [N] the cohort of each client.
         federation: who holds which samples.
@@ -95,7 +94,6 @@ class Executor(ABC):
         """Begin to test the personal models of the clients of one group on their test samples, [m, ...]."""
 
     def untested(self, clients: Sequence[int] | np.ndarray) -> Counts:
-        """Counts of some clients before any test."""
         total, task_kind = self.federation.test_class_counts[np.asarray(clients, np.int64)], self.tasks[0].kind
         return Counts.none(total, self.measures, task_kind.classes)
 
@@ -215,7 +213,6 @@ class Executor(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Device that computes clients."""
         return self.pool.images.device
 
     @property
@@ -347,5 +344,4 @@ def _row(rows: Tree, index: int) -> Tree:
 
 
 def _stacked(results: list[Tree]) -> Tree:
-    """The results of all clients along a first axis."""
     return tree.stack(results) if len(results) > 1 else tree.map(lambda leaf: leaf.unsqueeze(0), results[0])
