@@ -151,7 +151,8 @@ def predict(config: Config, resources: Resources) -> Forecast:
     looked_at = min(max(_LEAST, config.evaluation.every), _MOST)
     opening, *rounds = islice(schedule(ready, config.evaluation, config.checkpoint, None), 1 + looked_at)
     measured = measured_steps(ready, rounds, sizes, on_gpu, process.resident)
-    memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, config.runtime.state == "disk")
+    on_disk, on_gpus = config.runtime.state == "disk", experiment.most_resident
+    memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, on_disk, on_gpus)
     laid = disk(ready, config, sizes)
     parts = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, laid, transport)
     return Forecast(*parts, measured, loading)
