@@ -101,15 +101,13 @@ class Experiment:
         dataset, device = self.federation.dataset, self.tasks[0].device
         if self.caches_features:
             return Pool.of_features(dataset, self.tasks[0])
-        if device.type != "cpu" and dataset.images.nbytes > self.most_resident:
+        if device.type != "cpu" and dataset.images.nbytes > self.most_resident(device_memory(device)):
             return dataclasses.replace(Pool.of(dataset, HOST), goes_to=device)
         return Pool.of(dataset, device)
 
-    @property
-    def most_resident(self) -> float:
-        """Bytes of samples that a GPU holds; more stay on the host, and those of clients go up as they are computed."""
-        share = {"host": 0.0, "auto": _MOST_RESIDENT, "device": math.inf}[self.config.data.resident]
-        return share and share * device_memory(self.tasks[0].device)
+    def most_resident(self, memory: float) -> float:
+        """Bytes of samples that a GPU with so much memory holds; more stay on the host, see `Pool.on_device`."""
+        return {"host": 0.0, "auto": memory * _MOST_RESIDENT, "device": math.inf}[self.config.data.resident]
 
     @property
     def caches_features(self) -> bool:
@@ -317,7 +315,7 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         return ready.with_pool(experiment.pool)
     if experiment.caches_features:
         return ready.with_pool(Pool.of_features(federation.dataset, experiment.tasks[0], samples))
-    if len(samples) * federation.dataset.images[:1].nbytes > experiment.most_resident:
+    if len(samples) * federation.dataset.images[:1].nbytes > experiment.most_resident(device_memory(device)):
         return ready.with_pool(experiment.pool)
     return ready.with_pool(Pool.of_some(federation.dataset, device, samples))
 
