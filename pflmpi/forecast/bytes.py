@@ -15,6 +15,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
 from pflmpi.messages.packing import to_numpy
+from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.runtime.client_state import stored_messages
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
@@ -78,7 +79,7 @@ def own_at_first(experiment: Experiment) -> list[Tree]:
     templates = []
     for task, template in zip(experiment.tasks, experiment.templates, strict=True):
         own_start = depends_on_client(experiment.config.algorithm, task)
-        common = {OPTIMIZER} if own_start else {name for name in template if name != RECEIVED}
+        common = {OPTIMIZER, RESIDUAL} if own_start else {name for name in template if name != RECEIVED}
         templates.append({name: value for name, value in template.items() if name not in common})
     return templates
 
