@@ -74,11 +74,11 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
 
 def check_uplink(config: UplinkConfig, algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for a transform of messages without effect, or of one for which it has no meaning."""
-    if config.noise is not None and config.clip is None:
-        raise ConfigError(
-            f"uplink.noise = {config.noise} is a multiple of the norm uplink.clip, which is not set; set it, or leave "
-            "noise out"
-        )
+    for key, needed in (("noise", "clip"), ("delta", "noise")):
+        if (value := getattr(config, key)) is not None and getattr(config, needed) is None:
+            raise ConfigError(
+                f"uplink.{key} = {value} needs uplink.{needed}, which is not set; set it, or leave {key} out"
+            )
     up, down, chosen = algorithm.uplink(task), algorithm.downlink(task), config.chosen
     why = "" if up else "sends nothing"
     for message, kind in up.items() if chosen else ():

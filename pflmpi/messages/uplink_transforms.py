@@ -54,6 +54,9 @@ class UplinkConfig(BaseModel):
     quantise: Annotated[
         Literal[4, 8, 16] | None, Field(description="bits of a value, rounded at random without bias")
     ] = None
+    delta: Annotated[
+        float | None, Field(gt=0, lt=1, description="of the differential privacy that noise gives; null: 1 / clients")
+    ] = None
 
     @property
     def chosen(self) -> dict[str, float]:
