@@ -15,11 +15,10 @@ from torch._C._distributed_c10d import Store
 
 from pflmpi.errors import TransportError
 from pflmpi.machine import gpu_platform
-from pflmpi.transports.base import Buffer, Transport, chunks
+from pflmpi.transports.base import Buffer, Transport, chunks, flush_output
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.gpu_group import Backend, GpuGroup, as_tensor
 from pflmpi.transports.peers import ended, names, refuse_ended
-from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.torch_store import Arrivals, check_interfaces, connect, in_rank_0
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, reason, timed_out, wait, within
 
