@@ -7,11 +7,10 @@ from functools import partial
 from typing import Literal, NoReturn
 
 from pflmpi.errors import ConfigError
-from pflmpi.transports.base import Transport
+from pflmpi.transports.base import Transport, exit_unconnected
 from pflmpi.transports.detect import LAUNCHERS, Launch
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.process_exit import exit_unconnected
 from pflmpi.transports.waiting import reason
 
 Name = Literal["auto", "inprocess", "mpi", "torch"]
