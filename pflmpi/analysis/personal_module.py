@@ -70,11 +70,8 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
     Raises:
         CheckpointError: there is no such client, or a file is damaged.
     """
-    number = checkpoint.num_clients
-    if not 0 <= client < number:
-        raise CheckpointError(f"{checkpoint.run} has clients 0 to {number - 1}; client {client} was requested")
-    setup, group = build.setup(experiment, 1, 1), np.array([client])
     (kept,) = client_states(checkpoint, [client])
+    setup, group = build.setup(experiment, 1, 1), np.array([client])
     state = _tree(kept.kept)
     for part in (ANSWERED, RESIDUAL):
         state.pop(part, None)

@@ -18,8 +18,8 @@ from pflmpi.config.main_source import reference
 from pflmpi.config.sections import KEYS, NAMED, merge
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS
-from pflmpi.data.problems import PROBLEMS
 from pflmpi.data.sources import SOURCES
+from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.uplink_transforms import UplinkConfig
@@ -112,7 +112,7 @@ class Config(load.Config):
     def _without_measures_of_task(self) -> dict[str, Any]:
         """All values, but null for the measures of `data.task`: another task has others."""
         raw = self.resolved()
-        if raw["evaluation"]["measures"] == [*PROBLEMS[self.data.task].default_measures]:
+        if raw["evaluation"]["measures"] == [*TASK_KINDS[self.data.task].default_measures]:
             raw["evaluation"] = {**raw["evaluation"], "measures": None}
         return raw
 

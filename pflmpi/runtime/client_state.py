@@ -48,10 +48,7 @@ class Population:
 
     def answers(self, group: np.ndarray) -> Messages:
         """The kept messages [m, ...] that the clients of a group received last."""
-        rows = self._rows(group)
-        if ANSWERED not in rows.rows:
-            return {}
-        return rows.part(group, ANSWERED)  # type: ignore[return-value]
+        return self._messages(group, ANSWERED)
 
     def residual(self, group: np.ndarray) -> torch.Tensor | None:
         """A copy of what the clients of a group have not sent yet, [m, n]; None without error feedback."""
@@ -59,7 +56,6 @@ class Population:
         return rows.leaf(group, RESIDUAL) if RESIDUAL in rows.rows else None
 
     def put(self, group: np.ndarray, state: Tree) -> None:
-        """Overwrite the state of the clients of a group."""
         self._rows(group).put(group, state)
 
     def restore(self, clients: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
@@ -80,10 +76,11 @@ class Population:
 
     def received(self, group: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
         """The named messages [m, ...] that the clients of a group are tested with."""
+        return self._messages(group, RECEIVED) or reply.for_clients(group, names)
+
+    def _messages(self, group: np.ndarray, name: str) -> Messages:
         rows = self._rows(group)
-        if RECEIVED not in rows.rows:
-            return reply.for_clients(group, names)
-        return rows.part(group, RECEIVED)  # type: ignore[return-value]
+        return rows.part(group, name) if name in rows.rows else {}  # type: ignore[return-value]
 
     def leaf(self, path: str, clients: np.ndarray) -> torch.Tensor:
         """A copy of one leaf [m, ...] of clients that live here, in ascending order; all cohorts have it."""
@@ -118,7 +115,6 @@ def client_templates(
     """Templates of the state that a client of each cohort keeps between rounds.
 
     Args:
-        tasks: one per cohort.
         cohort: [N] the cohort of each client.
         kept_reply: names of the messages that a client keeps to be tested with while it is absent.
         uplink: what it does to the messages that it sends.
@@ -157,7 +153,6 @@ def allocate(
     """The population of a rank, with rows not yet filled.
 
     Args:
-        cohort: [N].
         hosted: ascending ids of the clients that live here.
         templates: one per cohort, what a client keeps.
         folder: for a file with the rows; None for memory.

@@ -176,11 +176,7 @@ def _check_rows_of(where: str, own: Own, rows: Mapping[str, Rows]) -> None:
 
 
 def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` for unlike models that the algorithm cannot have, or that make messages differ in shape.
-
-    Args:
-        tasks: one per cohort.
-    """
+    """Raise `ConfigError` for unlike models that the algorithm cannot have, or that make messages differ in shape."""
     if len(tasks) > 1 and not algorithm.unlike_models:
         raise ConfigError(
             f"{type(algorithm).__name__} sends whole models or bodies and needs one architecture; "
@@ -201,11 +197,7 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
 
 
 def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` for a head that does more than x W^T + b where the algorithm computes with its matrix.
-
-    Args:
-        tasks: one per cohort.
-    """
+    """Raise `ConfigError` for a head that does more than x W^T + b where the algorithm computes with its matrix."""
     name = type(algorithm).__name__
     for task in tasks:
         added = _adds(algorithm.personal(task))
@@ -218,11 +210,7 @@ def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
 
 
 def check_parts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` for a frozen head, or parts named as personal, where these have no meaning.
-
-    Args:
-        tasks: one per cohort.
-    """
+    """Raise `ConfigError` for a frozen head, or parts named as personal, where these have no meaning."""
     name = type(algorithm).__name__
     for task in tasks:
         model = task.architecture.name

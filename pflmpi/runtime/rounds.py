@@ -16,11 +16,11 @@ from pflmpi.messages.uplink_transforms import RESIDUAL, transform
 from pflmpi.runtime import client_errors
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
+from pflmpi.runtime.counts import Counts, concatenated
 from pflmpi.runtime.evaluation import evaluate, evaluate_shared_model, evaluate_trained
 from pflmpi.runtime.exchange import exchange
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.transfers import device_message_limit, pipelined
-from pflmpi.runtime.measures import Counts, concatenated
 from pflmpi.runtime.round_report import RoundHooks, Stopwatch
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
