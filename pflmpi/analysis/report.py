@@ -17,7 +17,7 @@ from pflmpi.analysis.selection import NamedRun, SeedGroup, named
 from pflmpi.analysis.series.clients import gain_explained, single_clients
 from pflmpi.analysis.summary import EXPLAINED, Line, Value, for_readers, over_seeds, summaries, targets_of, texts
 from pflmpi.config.sections import by_key
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.errors import CheckpointError
 from pflmpi.store import job_file
 from pflmpi.text import comma_separated, some
 
@@ -63,7 +63,7 @@ def write_report(
     runs = named(readable_runs)
     groups = seed_groups(runs)
     total += len(groups[: figures.MOST_DETAILED])
-    try:
+    with atomic.refusing(f"the report in {out}", "choose another --out"):
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
         lines = summaries(runs, targets or targets_of(readable_runs))
@@ -80,8 +80,6 @@ def write_report(
         text = html.page(title, _about(runs), problems, sections, made, reload)
         atomic.write(out / PAGE, text.encode())  # a browser that reloads sees a whole page
         _remove(out, _linked_files(former) - _linked_files(text))
-    except OSError as error:
-        raise ConfigError(f"cannot write the report in {out}: {error.strerror}; choose another --out") from error
     return problems
 
 

@@ -29,7 +29,6 @@ _SHARES = {*_WORDS, "accuracy"} - {"test_loss"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_changed_code(parser)
@@ -93,8 +92,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.updates is not None and not options.unseen:
         updates = f"--updates {options.updates}"
         raise ConfigError(f"{updates} is for clients kept out of training; add --unseen, or leave it out")
-    if options.updates is not None and options.updates < 1:
-        raise ConfigError(f"--updates {options.updates}: give a number of at least 1")
+    arguments.check_least(options, updates=1)
     if options.after_training and options.unseen:
         raise ConfigError("--after-training with --unseen, who train before their test by --updates; leave one out")
     arguments.check_output(options.out, "-o", options.force)

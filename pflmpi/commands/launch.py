@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 _MOST = 4096  # processes that `--ranks` starts on one machine
 
 
+def check_alone(command: str, hint: str = "") -> None:
+    """Raise if a launcher has started a command that starts ranks by itself."""
+    from pflmpi.transports.detect import detect
+
+    if (kind := detect(os.environ).kind) != "alone":
+        raise ConfigError(
+            f"{command} starts its runs by itself, and {kind} has started this; start it without a launcher{hint}"
+        )
+
+
 def check_ranks(ranks: int | None) -> None:
     """Raise if the number of ranks is impossible."""
     if ranks is not None and ranks < 1:

@@ -24,7 +24,6 @@ _ALIKE = 0.05  # ranks that need about the same are shown in one line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_config(parser)
     parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks to plan for (default: 1)")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes they are spread over (default: 1)")
@@ -75,9 +74,7 @@ def _resources(options: argparse.Namespace) -> "Resources":
             f"plan runs alone, and {launch.kind} has started {launch.size} ranks; start it without a launcher, "
             f"with --ranks {launch.size}"
         )
-    for name, least in (("ranks", 1), ("nodes", 1), ("gpus", 0)):
-        if getattr(options, name) < least:
-            raise ConfigError(f"--{name} {getattr(options, name)}: must be at least {least}")
+    arguments.check_least(options, ranks=1, nodes=1, gpus=0)
     if options.ranks > _MOST_RANKS:
         raise ConfigError(f"--ranks {options.ranks}: a forecast is for at most {_MOST_RANKS}")
     for name in ("memory", "gpu_memory", "rate"):

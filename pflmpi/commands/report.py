@@ -15,7 +15,6 @@ _LOOK, _RELOAD = 2.0, 10  # seconds between two looks for a checkpoint, and unti
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "paths",
         type=_folder,

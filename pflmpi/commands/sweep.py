@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments
-from pflmpi.commands.launch import check_ranks, default_ranks
+from pflmpi.commands.launch import check_alone, check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, UserError, show
 from pflmpi.terminal import print_json
 
@@ -29,7 +29,6 @@ _FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
@@ -254,18 +253,10 @@ def _planned(cell: "Cell", task: "CellTask", out: Path, launcher: Sequence[str])
 
 
 def _check(options: argparse.Namespace) -> None:
-    from pflmpi.transports.detect import detect
-
-    launch = detect(os.environ)
-    if launch.kind != "alone":
-        raise ConfigError(
-            f"a sweep starts its runs by itself, and {launch.kind} has started this; start it without a launcher, "
-            "and give the launcher of the runs with --launcher"
-        )
+    check_alone("a sweep", ", and give the launcher of the runs with --launcher")
     if options.json and not options.dry_run:
         raise ConfigError("--json is for --dry-run, which is not given; `pflmpi table` and `status` follow a sweep")
-    if options.jobs < 1:
-        raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
+    arguments.check_least(options, jobs=1)
     check_ranks(options.ranks)
     if options.budget is not None and not 0 < options.budget < float("inf"):
         raise ConfigError(f"--budget {options.budget:g}: must be hours, more than 0")

@@ -262,6 +262,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
     checks.check_options(algorithm, tasks[0])
+    checks.check_uplink(config.uplink, algorithm, tasks[0])
     checks.check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
@@ -269,7 +270,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         for number, task in enumerate(tasks):
             checks.check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
-    templates = client_templates(algorithm, tasks, cohort, kept_reply)
+    templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)
     if training.stop is not None:
         trial = dataclasses.replace(experiment, division=checks.only_first_client(experiment.division))
@@ -291,7 +292,7 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         experiment, Lanes if runtime.executor == "lanes" else Loop, Pool.of(federation.dataset, HOST)
     )
     up, down = dict(algorithm.uplink(task)), dict(algorithm.downlink(task))
-    declared = Declared(up, down, federation.class_counts > 0, federation.num_train)
+    declared = Declared(up, down, federation.class_counts > 0, federation.num_train, config.uplink)
     placement = place(executor, declared, experiment.templates, runtime, ranks, slots)
     ready = Setup(
         executor=executor,

@@ -14,6 +14,7 @@ from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import Experiment
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
+from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.runtime.client_state import stored_messages
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
@@ -55,7 +56,7 @@ def state_sizes(experiment: Experiment) -> StateSizes:
     whole, first = [], []
     for task, template in zip(experiment.tasks, experiment.templates, strict=True):
         own_start = depends_on_client(experiment.config.algorithm, task)
-        common = {OPTIMIZER} if own_start else {name for name in template if name != RECEIVED}
+        common = {OPTIMIZER, RESIDUAL} if own_start else {name for name in template if name != RECEIVED}
         whole.append(tree.num_bytes(template))
         first.append(tree.num_bytes({name: value for name, value in template.items() if name not in common}))
     servers, messages = zip(*(_server_and_received(experiment, _FEW + more) for more in range(3)), strict=True)

@@ -102,11 +102,9 @@ def join(new: Scaling, out: Path) -> Scaling:
 def write(scaling: Scaling, out: Path) -> None:
     """Write the experiment into its folder."""
     values = {**asdict(scaling), "ranks": list(scaling.ranks)}
-    try:
+    with atomic.refusing(out / FILE, "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
         atomic.write(out / FILE, yaml_file.dump(values).encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {out / FILE}: {error.strerror}; choose another --out") from error
 
 
 def _differences(before: Scaling, now: Scaling) -> Sequence[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pflmpi
 from pflmpi import atomic, machine
 from pflmpi.config import stored
-from pflmpi.errors import ConfigError, UserError
+from pflmpi.errors import UserError
 from pflmpi.scaling.experiment import ScaleRun
 from pflmpi.store import verify
 from pflmpi.store.run_folder import digest
@@ -123,11 +123,9 @@ def failed(planned: ScaleRun, out: Path, problem: str) -> None:
 
 def write(path: Path, values: Record) -> None:
     """Write a record."""
-    try:
+    with atomic.refusing(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, json.dumps(values, indent=1).encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; {atomic.remedy(error)}") from error
 
 
 def read(path: Path) -> Record:
