@@ -228,15 +228,10 @@ def _mapped(file: int | None, length: int) -> mmap.mmap:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients that live on a rank.
+    """All clients that live on a rank."""
 
-    Attributes:
-        cohorts: the rows of each cohort; a cohort without clients here has none.
-        cohort: [N] the cohort of each client.
-    """
-
-    cohorts: tuple[Rows, ...]
-    cohort: np.ndarray
+    cohorts: tuple[Rows, ...]  # the rows of each cohort; a cohort without clients here has none
+    cohort: np.ndarray  # [N] the cohort of each client
 
     def _rows(self, group: np.ndarray) -> Rows:
         return self.cohorts[int(self.cohort[group[0]])]
