@@ -52,27 +52,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Experiment:
-    """Data, models and algorithm of a configuration; the same on every rank and for any number of ranks.
+    """Data, models and algorithm of a configuration; the same on every rank and for any number of ranks."""
 
-    Attributes:
-        config: the configuration, with `executor` and `lanes` decided.
-        division: who holds what, and who is trained.
-        cohort: [N] the cohort of each client; a cohort has one architecture.
-        tasks: one per cohort, on the device of this rank.
-        templates: one per cohort, what a client keeps between rounds.
-        computed_on: the models of the GPUs that compute it, or the processor's architecture.
-        on_gpu: whether GPUs compute it, wherever this rank is.
-        transform: what training samples go through.
-    """
-
-    config: Config
-    division: Division
-    cohort: np.ndarray
-    tasks: tuple[Task, ...]
-    templates: tuple[Tree, ...]
-    computed_on: tuple[str, ...]
-    on_gpu: bool
-    transform: Transform | None = None
+    config: Config  # the configuration, with `executor` and `lanes` decided
+    division: Division  # who holds what, and who is trained
+    cohort: np.ndarray  # [N] the cohort of each client; a cohort has one architecture
+    tasks: tuple[Task, ...]  # one per cohort, on the device of this rank
+    templates: tuple[Tree, ...]  # one per cohort, what a client keeps between rounds
+    computed_on: tuple[str, ...]  # the models of the GPUs that compute it, or the processor's architecture
+    on_gpu: bool  # whether GPUs compute it, wherever this rank is
+    transform: Transform | None = None  # what training samples go through
 
     @property
     def federation(self) -> Federation:

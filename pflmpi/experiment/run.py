@@ -34,8 +34,7 @@ from pflmpi.machine import memory
 from pflmpi.models import MODELS
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
-from pflmpi.runtime.client_rows import check_scratch, folder_of
-from pflmpi.runtime.client_state import Population, allocate, initialise
+from pflmpi.runtime.client_state import Population, allocate, check_scratch, folder_of, initialise
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.runtime.exchange import check_server_memory

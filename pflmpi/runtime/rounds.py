@@ -31,17 +31,11 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Trained:
-    """Results of this rank's participants.
+    """Results of this rank's participants."""
 
-    Attributes:
-        ups: of each group, the clients that succeeded and their messages.
-        losses: mean training loss of each of them.
-        failed: of the others, why; they keep their states.
-    """
-
-    ups: Updates = field(default_factory=list)
-    losses: dict[int, float] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    ups: Updates = field(default_factory=list)  # of each group, the clients that succeeded and their messages
+    losses: dict[int, float] = field(default_factory=dict)  # mean training loss of each of them
+    failed: dict[int, str] = field(default_factory=dict)  # of the others, why; they keep their states
 
 
 def run(
