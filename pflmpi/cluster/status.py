@@ -99,7 +99,7 @@ def run_status(run: Path) -> RunStatus | None:
         unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
         checkpoint=checkpoints[-1] if checkpoints else None,
         per_round=_per_round(lines),
-        age=_age(metrics_file.path(run)) if lines else None,
+        age=max(time.time() - metrics_file.path(run).stat().st_mtime, 0.0) if lines else None,
         ranks=ranks,
         early=early,
         notes=(*notes, *metrics.notes),
@@ -124,13 +124,6 @@ def _seconds(line: dict[str, str], of: str = "") -> float:
     return _number(line.get(f"{of}_seconds" if of else "seconds", "")) or 0.0
 
 
-def _age(path: Path) -> float | None:
-    try:
-        return max(time.time() - path.stat().st_mtime, 0.0)
-    except OSError:
-        return None
-
-
 def _number(text: str) -> float | None:
     try:
         return float(text)
@@ -139,7 +132,6 @@ def _number(text: str) -> float | None:
 
 
 def headline(job: Job) -> str:
-    """State, reason, nodes and restarts of a job in one line."""
     words = [f"job {job.id} {job.state}"]
     if job.active:
         words.append(f"on {_nodes(job)} ({job.node_list})")
@@ -188,7 +180,6 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
 
 
 def progress_summary(run: RunStatus | None, job: Job | None) -> str:
-    """One-line progress summary."""
     if run is None:
         return "not begun"
     if run.problem:

@@ -111,7 +111,6 @@ class RunProgress:
             self._bar.stop()
 
     def __call__(self, round: "Round") -> None:
-        """Show the end of a round."""
         if round.scores is not None:
             unseen = "" if round.unseen is None else f" (unseen {_score(round.unseen).removeprefix('accuracy ')})"
             self._score = f"{_score(round.scores)}{unseen}"
