@@ -106,7 +106,7 @@ class Runs(Sequence[Run]):
 
 
 def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> Runs:
-    """The runs of a pattern such as "runs/*", or in folders; what a pattern finds beside runs is left out.
+    """The runs of a pattern such as `"runs/*"`, or in folders; what a pattern finds beside runs is left out.
 
     Raises:
         CheckpointError: there is none, or a folder that was named is no run.

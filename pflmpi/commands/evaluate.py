@@ -12,7 +12,7 @@ from pflmpi.text import comma_separated
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
     from pflmpi.experiment.build import Experiment
-    from pflmpi.runtime.measures import Counts
+    from pflmpi.runtime.counts import Counts
 
 _MOST_SHOWN = 20  # clients in the table
 
@@ -117,7 +117,7 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
     """Show the figures over all clients, those of each class, and those of the first clients."""
     from rich.table import Table
 
-    from pflmpi.runtime.measures import figures
+    from pflmpi.runtime.counts import figures
     from pflmpi.terminal import console
 
     terminal = console()
@@ -164,7 +164,7 @@ def _against(round: "Checkpoint", counts: "Counts", before: str) -> str:
 
 def _write(path: Path, counts: "Counts") -> None:
     """Write a line for each client: its figures, and its accuracy in each class."""
-    from pflmpi.runtime.measures import share
+    from pflmpi.runtime.counts import share
 
     by_class = share(counts.hits, counts.total[:, : counts.hits.shape[1]])  # [N, K]
     classes = [f"accuracy_class_{label}" for label in range(by_class.shape[1])]

@@ -4,6 +4,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pflmpi.early_signals import FORWARDED, asking, described
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pflmpi.config.load import Config
     from pflmpi.runtime.config import RuntimeConfig
     from pflmpi.transports.detect import Launch
-    from pflmpi.transports.start.spawn import Failed
+    from pflmpi.transports.start import Failed
 
 _MOST = 4096  # processes that `--ranks` starts on one machine
 
@@ -134,10 +135,6 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
 
 def _start_once(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None) -> "Failed | None":
     """The rank that failed first; None when all succeeded."""
-    if rank_main is None:
-        from pflmpi.transports.start.spawn import run_ranks
+    from pflmpi.transports.start import fork_ranks, run_anew
 
-        return run_ranks(ranks, ["-P", "-m", "pflmpi", *words])
-    from pflmpi.transports.start.fork import fork_ranks
-
-    return fork_ranks(ranks, rank_main)
+    return fork_ranks(ranks, rank_main or partial(run_anew, ["-P", "-m", "pflmpi", *words]))

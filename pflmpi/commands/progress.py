@@ -20,7 +20,7 @@ from pflmpi.text import printable, size
 
 if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
     from pflmpi.config.load import Config
-    from pflmpi.runtime.measures import Counts
+    from pflmpi.runtime.counts import Counts
     from pflmpi.runtime.progress import Progress as Round
 
 

@@ -54,7 +54,6 @@ from pflmpi.store.run_lock import RunLock, take
 from pflmpi.text import for_shell, some
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
-from pflmpi.transports.text import gather_texts
 from pflmpi.tree import Tree
 
 Resume = Literal["never", "if_there", "always"]
@@ -281,7 +280,7 @@ def _run_rounds(
         Stopped: on all ranks, after a complete round, when one of them was asked to stop.
     """
     transport, config = context.transport, experiment.config
-    transport.counter.take("data")
+    transport.take_moved("data")
     setup = build.setup(experiment, transport.size, context.slots, transport.rank)
     check_same_setup(experiment, setup, transport)
     population = _allocated(setup, experiment, run, transport, done)
@@ -366,7 +365,7 @@ def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport)
     Raises:
         CollectiveError: on all ranks, naming those that differ from rank 0, and in what.
     """
-    texts = gather_texts(transport, json.dumps(_hashes(experiment, setup)))
+    texts = transport.gather_texts(json.dumps(_hashes(experiment, setup)))
 
     def compare() -> str:
         first, *others = map(json.loads, texts or ())

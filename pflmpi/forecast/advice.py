@@ -88,7 +88,7 @@ def _less_memory(forecast: Forecast, node: int) -> str:
     parts["state"] += sum(rank.checkpoint for rank in ranks)
     largest = max(parts, key=parts.__getitem__)
     if largest == "state":
-        if node == 0 and forecast.sizes.server_bytes > parts["state"] / 4:
+        if node == 0 and forecast.sizes.server > parts["state"] / 4:
             return "most of it is the server's state; give rank 0 a node with more memory"
         replies = config.evaluation.absent == "last_received" and config.algorithm.predicts_with
         kept = " or set evaluation.absent = 'latest', which keeps no replies" if replies else ""

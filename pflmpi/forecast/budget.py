@@ -95,7 +95,6 @@ def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[i
     """Steps x parameters of a round, by `but_seed`: the first seed stands for the others; no step is taken.
 
     Args:
-        tasks: each with its configuration.
         update: called with the number of configurations that were read, and of all.
     """
     first: dict[str, Config] = {}

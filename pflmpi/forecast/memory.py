@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.forecast.bytes import StateSizes, leaf_bytes, pool_bytes
+from pflmpi.forecast.bytes import StateSizes, pool_bytes
 from pflmpi.forecast.measuring import Cost, Costs, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.traffic import Traffic
@@ -73,7 +73,7 @@ def rank_memory(
     parts = any(_sends_parts(call) for plan in rounds for call in (*plan.uplink, *plan.downlink))
     memory = []
     for rank, gpu in enumerate(ranks.gpu):
-        on_gpu, server = gpu is not None, sizes.server_bytes
+        on_gpu, server = gpu is not None, sizes.server
         moments = [(0.0, 0.0), *(_fullest(plan, rank, up, server, costs, on_gpu) for plan in rounds)]
         work, device = (max(values) for values in zip(*moments, strict=True))
         nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
@@ -86,7 +86,7 @@ def rank_memory(
         features = pool_bytes(setup, rank) if setup.task.cached_features and not on_gpu else 0
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
         if rank == 0:
-            state, checkpoint = state + server, checkpoint + server + leaf_bytes(sizes.received)
+            state, checkpoint = state + server, checkpoint + server + sizes.received
         memory.append(
             RankMemory(
                 clients=len(setup.placement.hosted(rank)),

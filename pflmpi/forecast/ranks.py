@@ -35,12 +35,10 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """Number of ranks (R)."""
         return len(self.node)
 
     @cached_property
     def of_node(self) -> list[list[int]]:
-        """Ranks of each node."""
         ranks: list[list[int]] = [[] for _ in range(self.node[-1] + 1)]
         for rank, node in enumerate(self.node):
             ranks[node].append(rank)
@@ -58,9 +56,7 @@ def lay_out(
     """Ranks in blocks as even as they can be: the first on the first node, and so on.
 
     Args:
-        runtime: the `runtime` section.
         gpus, cores: of each node.
-        transport: that connects them.
 
     Raises:
         ConfigError: fewer ranks than nodes, or a device that the nodes do not have.

@@ -59,7 +59,6 @@ class Participation:
 
     Attributes:
         training: the rule, and what keeps clients from taking part or from doing all of their work.
-        seed: of the run.
         num_train: [N] training samples of each client.
     """
 

@@ -55,7 +55,6 @@ class _Traced:
 
 @lru_cache(maxsize=2048)  # for each training of each architecture one for each size of a last batch
 def _traced(key: Hashable) -> _Traced:
-    """Trace of a kind of step in this run."""
     return _Traced()
 
 

@@ -19,7 +19,6 @@ from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.transfers import Update
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.transports.base import Transport
-from pflmpi.transports.text import gather_texts
 from pflmpi.tree import Tree
 
 # Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
@@ -112,7 +111,7 @@ def agree(transport: Transport, participants: np.ndarray, failed: Mapping[int, s
     clients = participants[failed_anywhere > 0].tolist()
     if not clients:
         return {}
-    texts = gather_texts(transport, json.dumps({**failed}))
+    texts = transport.gather_texts(json.dumps({**failed}))
     reasons = {int(client): why for text in texts or () for client, why in json.loads(text).items()}
     return {client: reasons.get(client, "") for client in clients}
 

@@ -16,6 +16,7 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
+from pflmpi.messages.uplink_transforms import RESIDUAL, UplinkConfig, residual_like
 from pflmpi.runtime.client_rows import Rows, empty_rows
 from pflmpi.runtime.contract import ANSWERED, RECEIVED, answer_templates, calling
 from pflmpi.store.names import cohort_name
@@ -39,21 +40,22 @@ class Population:
 
     def get(self, group: np.ndarray) -> Tree:
         """A copy of the algorithm's state [m, ...] of the clients of a group."""
-        return self._rows(group).get(group, without=(RECEIVED, ANSWERED, OPTIMIZER))
+        return self._rows(group).get(group, without=(RECEIVED, ANSWERED, RESIDUAL, OPTIMIZER))
 
     def to_train(self, group: np.ndarray) -> Tree:
         """As `get`, with the optimizer state that is kept between rounds."""
-        return self._rows(group).get(group, without=(RECEIVED, ANSWERED))
+        return self._rows(group).get(group, without=(RECEIVED, ANSWERED, RESIDUAL))
 
     def answers(self, group: np.ndarray) -> Messages:
         """The kept messages [m, ...] that the clients of a group received last."""
+        return self._messages(group, ANSWERED)
+
+    def residual(self, group: np.ndarray) -> torch.Tensor | None:
+        """A copy of what the clients of a group have not sent yet, [m, n]; None without error feedback."""
         rows = self._rows(group)
-        if ANSWERED not in rows.rows:
-            return {}
-        return rows.part(group, ANSWERED)  # type: ignore[return-value]
+        return rows.leaf(group, RESIDUAL) if RESIDUAL in rows.rows else None
 
     def put(self, group: np.ndarray, state: Tree) -> None:
-        """Overwrite the state of the clients of a group."""
         self._rows(group).put(group, state)
 
     def restore(self, clients: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
@@ -74,10 +76,11 @@ class Population:
 
     def received(self, group: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
         """The named messages [m, ...] that the clients of a group are tested with."""
+        return self._messages(group, RECEIVED) or reply.for_clients(group, names)
+
+    def _messages(self, group: np.ndarray, name: str) -> Messages:
         rows = self._rows(group)
-        if RECEIVED not in rows.rows:
-            return reply.for_clients(group, names)
-        return rows.part(group, RECEIVED)  # type: ignore[return-value]
+        return rows.part(group, name) if name in rows.rows else {}  # type: ignore[return-value]
 
     def leaf(self, path: str, clients: np.ndarray) -> torch.Tensor:
         """A copy of one leaf [m, ...] of clients that live here, in ascending order; all cohorts have it."""
@@ -103,14 +106,18 @@ class Population:
 
 
 def client_templates(
-    algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray, kept_reply: tuple[str, ...]
+    algorithm: Algorithm,
+    tasks: Sequence[Task],
+    cohort: np.ndarray,
+    kept_reply: tuple[str, ...],
+    uplink: UplinkConfig,
 ) -> tuple[Tree, ...]:
     """Templates of the state that a client of each cohort keeps between rounds.
 
     Args:
-        tasks: one per cohort.
         cohort: [N] the cohort of each client.
         kept_reply: names of the messages that a client keeps to be tested with while it is absent.
+        uplink: what it does to the messages that it sends.
     """
     templates = []
     for number, task in enumerate(tasks):
@@ -125,7 +132,7 @@ def client_templates(
         if kept_reply:
             kinds = algorithm.downlink(host)
             template[RECEIVED] = {name: _received_like(kinds[name], task.num_classes) for name in kept_reply}
-        templates.append(template)
+        templates.append({**template, **residual_like(uplink, algorithm.uplink(host))})
     return tuple(templates)
 
 
@@ -146,7 +153,6 @@ def allocate(
     """The population of a rank, with rows not yet filled.
 
     Args:
-        cohort: [N].
         hosted: ascending ids of the clients that live here.
         templates: one per cohort, what a client keeps.
         folder: for a file with the rows; None for memory.

@@ -268,7 +268,6 @@ def choose_executor(
     """The settings with `executor` and `lanes` decided, from what does not depend on ranks.
 
     Args:
-        tasks: one per cohort.
         clients: N.
         participants: P.
         on_gpu: clients are computed on GPUs, wherever this rank is.
@@ -378,11 +377,7 @@ class GpuMessages:
 
 
 def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["auto", "host"]) -> GpuMessages:
-    """The way for a placement of ranks over a transport, by its name.
-
-    Args:
-        between_gpus: `runtime.between_gpus`.
-    """
+    """The way for a placement of ranks over a transport, by its name."""
     computing = tuple(rank for rank, gpu in enumerate(placed.gpu) if gpu is not None)
     if not computing or len(placed.peers) == 1:
         return GpuMessages((), "")

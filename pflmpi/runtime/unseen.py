@@ -18,9 +18,9 @@ from pflmpi.messages.packing import pack, unpack
 from pflmpi.messages.traffic import Traffic
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import ANSWERED, answer_templates, calling
+from pflmpi.runtime.counts import Counts
 from pflmpi.runtime.evaluation import evaluate_shared_model, finished, is_shared
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.placement import Placement, cut_groups, relative_flops, steps_of_a_round
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -83,8 +83,6 @@ def unseen_setup(
         executor: of the trained clients and then the unseen ones.
         down: what an algorithm publishes.
         placement: of the trained clients.
-        lanes: L.
-        rule: how newcomers join.
         updates: local updates of each, where they train.
     """
     federation, training = executor.federation, executor.tasks[0].training

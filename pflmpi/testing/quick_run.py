@@ -63,7 +63,6 @@ def resume(folder: Path, overrides: tuple[str, ...] = (), ranks: int = 1, change
 
 
 def digest(folder: Path) -> str:
-    """The digest of the newest round."""
     return run_folder.digest(folder, run_folder.rounds(folder)[-1])
 
 

@@ -29,7 +29,6 @@ class Group:
         self.gone: set[int] = set()
 
     def leave(self, rank: int) -> None:
-        """Say that a rank's function has ended."""
         with self.changed:
             self.gone.add(rank)
             self.changed.notify_all()
@@ -67,7 +66,6 @@ class ThreadTransport(Transport):
         self._calls = 0
 
     def abort(self, code: int) -> NoReturn:
-        """End this thread."""
         raise SystemExit(code)
 
     def _collective(self, operation: str, value: np.ndarray) -> list[np.ndarray]:
@@ -98,7 +96,6 @@ class ThreadTransport(Transport):
             part[:] = content
 
     def _take(self, sender: int) -> np.ndarray:
-        """Wait for the next message of a rank."""
         box = self._group.mail[sender, self.rank]
         with self._group.changed:
             self._group.wait(lambda: bool(box), lambda: self._group.gone & {sender}, "exchange")
