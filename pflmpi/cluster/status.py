@@ -98,7 +98,7 @@ def run_status(run: Path) -> RunStatus | None:
         best=max(tested, key=lambda test: (test[2], -test[1]))[:2] if tested else None,
         unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
         checkpoint=checkpoints[-1] if checkpoints else None,
-        per_round=_per_round(lines),
+        per_round=seconds_per_round(lines),
         age=max(time.time() - metrics_file.path(run).stat().st_mtime, 0.0) if lines else None,
         ranks=ranks,
         early=early,
@@ -106,7 +106,7 @@ def run_status(run: Path) -> RunStatus | None:
     )
 
 
-def _per_round(lines: Sequence[dict[str, str]]) -> float | None:
+def seconds_per_round(lines: Sequence[Mapping[str, str | float]]) -> float | None:
     """Seconds per round, from the last rounds but the first of the run; None before the first has ended.
 
     The median, because the first round of each process warms up and may take many times as long; of tests and
@@ -120,11 +120,11 @@ def _per_round(lines: Sequence[dict[str, str]]) -> float | None:
     return median(always) + mean(sometimes)
 
 
-def _seconds(line: dict[str, str], of: str = "") -> float:
+def _seconds(line: Mapping[str, str | float], of: str = "") -> float:
     return _number(line.get(f"{of}_seconds" if of else "seconds", "")) or 0.0
 
 
-def _number(text: str) -> float | None:
+def _number(text: str | float) -> float | None:
     try:
         return float(text)
     except ValueError:
