@@ -101,8 +101,8 @@ def run_status(run: Path) -> RunStatus | None:
         best=max(tested, key=lambda test: (test[2], -test[1]))[:2] if tested else None,
         unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
         checkpoint=checkpoints[-1] if checkpoints else None,
-        per_round=_per_round(lines),
-        age=_age(metrics_file.path(run)) if lines else None,
+        per_round=seconds_per_round(lines),
+        age=max(time.time() - metrics_file.path(run).stat().st_mtime, 0.0) if lines else None,
         ranks=ranks,
         early=early,
         notes=(*notes, *metrics.notes),
@@ -110,7 +110,7 @@ def run_status(run: Path) -> RunStatus | None:
     )
 
 
-def _per_round(lines: Sequence[dict[str, str]]) -> float | None:
+def seconds_per_round(lines: Sequence[Mapping[str, str | float]]) -> float | None:
     """Seconds per round, from the last rounds but the first of the run; None before the first has ended.
 
     The median, because the first round of each process warms up and may take many times as long; of tests and
@@ -124,18 +124,11 @@ def _per_round(lines: Sequence[dict[str, str]]) -> float | None:
     return median(always) + mean(sometimes)
 
 
-def _seconds(line: dict[str, str], of: str = "") -> float:
+def _seconds(line: Mapping[str, str | float], of: str = "") -> float:
     return _number(line.get(f"{of}_seconds" if of else "seconds", "")) or 0.0
 
 
-def _age(path: Path) -> float | None:
-    try:
-        return max(time.time() - path.stat().st_mtime, 0.0)
-    except OSError:
-        return None
-
-
-def _number(text: str) -> float | None:
+def _number(text: str | float) -> float | None:
     try:
         return float(text)
     except ValueError:
@@ -143,7 +136,6 @@ def _number(text: str) -> float | None:
 
 
 def headline(job: Job) -> str:
-    """State, reason, nodes and restarts of a job in one line."""
     words = [f"job {job.id} {job.state}"]
     if job.active:
         words.append(f"on {_nodes(job)} ({job.node_list})")
@@ -194,7 +186,6 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
 
 
 def progress_summary(run: RunStatus | None, job: Job | None) -> str:
-    """One-line progress summary."""
     if run is None:
         return "not begun"
     if run.problem:

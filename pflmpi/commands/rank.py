@@ -197,7 +197,6 @@ def connect(config: Config, launch: Launch) -> Transport:
 
 
 def here(config: Config) -> Peer:
-    """This process, and what it sees."""
     seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Peer.here(cores(), seen, requested_gpus(os.environ))
 

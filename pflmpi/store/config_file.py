@@ -25,7 +25,6 @@ _ID = re.compile(r"^  run: '?(\w+)'?$", re.MULTILINE)
 
 
 def path(run: Path) -> Path:
-    """The configuration of a run."""
     return run / "config.yaml"
 
 

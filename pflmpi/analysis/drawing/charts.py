@@ -103,7 +103,6 @@ def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
 
 
 def _nominal(field: str, domain: Sequence[str], values: Sequence[Any], legend: Spec | None) -> Spec:
-    """A nominal encoding that maps the domain to values."""
     scale = {"domain": list(domain), "range": list(values)}
     return {"field": field, "type": "nominal", "title": None, "scale": scale, "legend": legend}
 
@@ -148,7 +147,6 @@ def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
 
 
 def _choice(rows: Sequence[Spec]) -> Spec:
-    """The drop-down parameter that selects the client shown."""
     clients = sorted({row["client"] for row in rows})
     return {"name": "client", "value": clients[0], "bind": {"input": "select", "options": clients, "name": "client "}}
 

@@ -115,7 +115,6 @@ def _class_accuracy(run: Run) -> np.ndarray | None:
 
 
 def _ascending(values: np.ndarray) -> np.ndarray:
-    """The clients in ascending order of their values, without NaNs."""
     order = np.argsort(values, kind="stable")  # NaNs are last
     return np.asarray(order[: np.count_nonzero(~np.isnan(values))])
 
@@ -208,7 +207,6 @@ def gain_explained(runs: Sequence[NamedRun]) -> str:
 
 
 def _division(run: Run) -> tuple[str, str]:
-    """The hashes of a run's data and partition."""
     return str(run.recorded.get("data")), str(run.recorded.get("partition"))
 
 
