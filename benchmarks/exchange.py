@@ -33,7 +33,6 @@ def worker(participants: int, repeats: int) -> None:
     from pflmpi.models import MODELS
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
-    from pflmpi.transports.process_exit import exit_process
 
     torch.set_num_threads(1)
     transport = open_transport("auto", detect(os.environ), 600.0)
@@ -61,7 +60,7 @@ def worker(participants: int, repeats: int) -> None:
         low, middle, high = statistics.quantiles(found[1:], n=4)  # the first connects
         columns = [transport.name, transport.size, participants, f"{middle:.3f}", f"{(high - low) / middle:.0%}"]
         print("|", " | ".join(map(str, [*columns, f"{sent:.2f}", f"{moved:.2f}"])), "|", flush=True)
-    exit_process(transport, 0)
+    transport.exit(0)
 
 
 def main() -> None:

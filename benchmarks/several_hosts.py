@@ -118,7 +118,6 @@ def worker(out: Path) -> None:
     """Make calls on this rank; rank 0 writes for each the counted bytes, and what all hosts have sent."""
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
-    from pflmpi.transports.process_exit import exit_process
 
     transport = open_transport("auto", detect(os.environ), 60.0)
     payload = np.zeros(SIZE, np.uint8)
@@ -142,7 +141,7 @@ def worker(out: Path) -> None:
             found.append((name, counted, *np.sum([part.view(np.int64) for part in parts], 0).tolist()))
     if transport.rank == 0:
         out.write_text(json.dumps(found))
-    exit_process(transport, 0)
+    transport.exit(0)
 
 
 def settled(transport: Transport) -> Sent:

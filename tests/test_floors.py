@@ -41,7 +41,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each other
 DOORS = {
     "mpi4py": {"transports/mpi.py"},
-    "torch.distributed": {"transports/torchdist.py", "transports/gpu_group.py"},
+    "torch.distributed": {"transports/torchdist.py"},
     "h5py": {"store", "analysis", "data/array_files.py", "contained_hdf5.py"},
 }
 

@@ -63,7 +63,6 @@ class Checkpoint:
 
     @property
     def num_clients(self) -> int:
-        """Number of clients (N)."""
         return len(self._layout.file)
 
     @cached_property
@@ -191,12 +190,10 @@ class LeafRows:
 
     @property
     def ndim(self) -> int:
-        """The number of axes, with that of the clients."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all rows together."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __len__(self) -> int:

@@ -19,6 +19,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.learning.task import Task
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import as_messages
+from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.runtime.contract import ANSWERED, RECEIVED
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.transports.inprocess import InProcessTransport
@@ -72,7 +73,8 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
     (kept,) = client_states(checkpoint, [client])
     setup, group = build.setup(experiment, 1, 1), np.array([client])
     state = _tree(kept.kept)
-    state.pop(ANSWERED, None)
+    for part in (ANSWERED, RESIDUAL):
+        state.pop(part, None)
     if RECEIVED in state:
         received = tree.part(state, RECEIVED)
         del state[RECEIVED]

@@ -107,7 +107,6 @@ def _sbatch(batch: BatchScript, environ: Mapping[str, str], *more: str) -> "subp
 
 
 def make_folders(*folders: Path) -> None:
-    """Make the folders that a job needs, which Slurm would not do."""
     for folder in folders:
         with atomic.refusing(f"the folder {folder}", "choose another --out"):
             folder.mkdir(parents=True, exist_ok=True)

@@ -177,7 +177,6 @@ def _write(path: Path, counts: "Counts") -> None:
 
 
 def _text(name: str, value: float) -> str:
-    """A figure of all clients, or of one."""
     if value != value:
         return "-"
     return str(value) if name in _COUNTS else f"{100 * value:.2f} %" if name in _SHARES else f"{value:.4f}"

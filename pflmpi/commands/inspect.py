@@ -126,14 +126,12 @@ def _show_file(options: argparse.Namespace) -> None:
 
 
 def _checkpoint(path: Path, round: int, rounds: Sequence[int], digest: str, arrays: Sequence[Shown]) -> dict[str, Any]:
-    """What a checkpoint holds."""
     names = ("path", "shape", "dtype", "bytes", "value")
     listed = [dict(zip(names, array, strict=True)) for array in arrays]
     return {"run": path, "round": round, "rounds": rounds, "digest": digest, "arrays": listed}
 
 
 def _checked(run: Path, files: int, bytes: int, rounds: Sequence[int], problems: Sequence[str]) -> dict[str, Any]:
-    """What `--verify` found."""
     return {"run": run, "good": not problems, "files": files, "bytes": bytes, "rounds": rounds, "problems": problems}
 
 

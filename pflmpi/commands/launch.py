@@ -31,7 +31,6 @@ def check_alone(command: str, hint: str = "") -> None:
 
 
 def check_ranks(ranks: int | None) -> None:
-    """Raise if the number of ranks is impossible."""
     if ranks is not None and ranks < 1:
         raise ConfigError(f"--ranks {ranks}: must be at least 1")
     if ranks is not None and ranks > _MOST:

@@ -161,16 +161,10 @@ def _extrapolation(law: "AmdahlFit | None", to: int | None) -> dict[str, Any] | 
     """The fitted law in JSON, each value with its 95 % interval."""
     if law is None or to is None:
         return None
-    serial, seconds = law.serial, law.seconds(to)
-    return {
-        "ranks": to,
-        "serial_fraction": serial.value,
-        "serial_fraction_low": serial.low,
-        "serial_fraction_high": serial.high,
-        "seconds": seconds.value,
-        "seconds_low": seconds.low,
-        "seconds_high": seconds.high,
-    }
+    values: dict[str, Any] = {"ranks": to}
+    for name, estimate in (("serial_fraction", law.serial), ("seconds", law.seconds(to))):
+        values |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    return values
 
 
 def _show(measured: "Results") -> None:

@@ -176,7 +176,6 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
 
 
 def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
-    """A line of tried.csv."""
     return {
         "row": trial.row,
         "column": trial.column,
@@ -251,7 +250,6 @@ def paired_test(values: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _show(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Print the comparison."""
     from rich.table import Table
 
     from pflmpi.terminal import console

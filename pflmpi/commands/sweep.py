@@ -149,13 +149,13 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
 
 
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
-    """What each cell still needs."""
     from pflmpi.sweep.pending import cell_task, unless_written
 
+    def ranks(runtime: "RuntimeConfig") -> int | None:  # of each run; None where a launcher says it
+        return None if options.launcher else options.ranks or default_ranks(runtime, options.jobs)
+
     return [
-        unless_written(
-            cell_task(cell, config, out, _ranks(options, config.runtime), options.changed_code, options.anew), out
-        )
+        unless_written(cell_task(cell, config, out, ranks(config.runtime), options.changed_code, options.anew), out)
         for cell, config in selected
     ]
 
@@ -274,18 +274,10 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _launcher(text: str) -> list[str]:
-    """Words of the command that starts a run."""
     words = arguments.shell_words("--launcher", text)
     if words and shutil.which(words[0]) is None:
         raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
     return words
-
-
-def _ranks(options: argparse.Namespace, runtime: "RuntimeConfig") -> int | None:
-    """Ranks of each run; None where a launcher says it."""
-    if options.launcher:
-        return None
-    return int(options.ranks or default_ranks(runtime, options.jobs))
 
 
 def _budget(

@@ -22,6 +22,7 @@ from pflmpi.data.sources import SOURCES
 from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
+from pflmpi.messages.uplink_transforms import UplinkConfig
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
 from pflmpi.registry import Registry
@@ -61,6 +62,7 @@ class Config(load.Config):
         model: "Model | Section | str | Code | Sequence[Model | Section | str | Code]" = "cnn",
         seed: int = 0,
         training: "TrainingConfig | Section | None" = None,
+        uplink: "UplinkConfig | Section | None" = None,
         evaluation: "EvaluationConfig | Section | None" = None,
         checkpoint: "CheckpointConfig | Section | None" = None,
         output: "OutputConfig | Section | None" = None,
@@ -68,7 +70,7 @@ class Config(load.Config):
     ) -> None:
         sections: dict[str, Any] = {"training": training, "evaluation": evaluation, "checkpoint": checkpoint}
         sections |= {"data": data, "partition": partition, "model": model, "algorithm": algorithm}
-        sections |= {"output": output, "runtime": runtime}
+        sections |= {"uplink": uplink, "output": output, "runtime": runtime}
         given = {key: _plain(key, value) for key, value in sections.items() if value is not None}
         self._take(load.parse({"seed": _value(seed), **given}))
 

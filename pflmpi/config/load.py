@@ -23,6 +23,7 @@ from pflmpi.learning.measures import measures_of
 from pflmpi.learning.participation import SELECTIONS, is_trace
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import TRANSFORMS
+from pflmpi.messages.uplink_transforms import UplinkConfig
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
 from pflmpi.registry import Registry, unknown
@@ -34,6 +35,7 @@ T = TypeVar("T")
 SECTIONS: dict[str, type[BaseModel]] = {
     "data": DataConfig,
     "training": TrainingConfig,
+    "uplink": UplinkConfig,
     "evaluation": EvaluationConfig,
     "checkpoint": CheckpointConfig,
     "output": OutputConfig,
@@ -51,6 +53,7 @@ class Config:
     models: tuple[Model, ...]  # cycled over the clients
     algorithm: Algorithm
     training: TrainingConfig
+    uplink: UplinkConfig
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     output: OutputConfig

@@ -30,10 +30,9 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.text import first_line
 from pflmpi.transports import mpi_library
-from pflmpi.transports.base import Buffer, Transport
+from pflmpi.transports.base import Buffer, Transport, exit_unconnected
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.process_exit import exit_unconnected
 from pflmpi.transports.slurm import in_step, num_tasks
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ _SLURM = {
 }
 _MPI_LIMIT = 30.0  # seconds for MPI to start with one rank
 _LAUNCHERS = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
-_RUNTIME_KEYS = {"transport", "device", "threads"}  # the fields of `Settings`
+_RUNTIME_KEYS = {"transport", "threads"}  # the fields of `Settings`
 _NAME = ".pflmpi-doctor"
 _MESSAGE = 1 << 20  # bytes of one that is tried
 
@@ -70,7 +69,6 @@ class Settings(_Facts):
     error: str = ""  # why the configuration cannot be used
     digest: str = ""  # of the resolved configuration
     transport: str = "auto"  # this and what follows: of its section `runtime`
-    device: str = "auto"
     threads: int = 1
 
 

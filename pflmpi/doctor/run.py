@@ -29,10 +29,9 @@ from pflmpi.machine import requested_gpus
 from pflmpi.terminal import console, print_json
 from pflmpi.text import counted, first_line, scaled_bytes, size, some, spans
 from pflmpi.transports import introduce, open_transport
-from pflmpi.transports.base import Transport
+from pflmpi.transports.base import Transport, flush_output
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.process_exit import exit_process, flush_output
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -80,7 +79,7 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
         _log.debug("not connected", exc_info=error)
         return unconnected(first_line(error))
     if launch.size > 1:
-        exit_process(transport, code)
+        transport.exit(code)
     transport.close()
     return code
 

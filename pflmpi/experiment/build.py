@@ -55,27 +55,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Experiment:
-    """Data, models and algorithm of a configuration; the same on every rank and for any number of ranks.
+    """Data, models and algorithm of a configuration; the same on every rank and for any number of ranks."""
 
-    Attributes:
-        config: the configuration, with `executor` and `lanes` decided.
-        division: who holds what, and who is trained.
-        cohort: [N] the cohort of each client; a cohort has one architecture.
-        tasks: one per cohort, on the device of this rank.
-        templates: one per cohort, what a client keeps between rounds.
-        computed_on: the models of the GPUs that compute it, or the processor's architecture.
-        on_gpu: whether GPUs compute it, wherever this rank is.
-        transform: what training samples go through.
-    """
-
-    config: Config
-    division: Division
-    cohort: np.ndarray
-    tasks: tuple[Task, ...]
-    templates: tuple[Tree, ...]
-    computed_on: tuple[str, ...]
-    on_gpu: bool
-    transform: Transform | None = None
+    config: Config  # the configuration, with `executor` and `lanes` decided
+    division: Division  # who holds what, and who is trained
+    cohort: np.ndarray  # [N] the cohort of each client; a cohort has one architecture
+    tasks: tuple[Task, ...]  # one per cohort, on the device of this rank
+    templates: tuple[Tree, ...]  # one per cohort, what a client keeps between rounds
+    computed_on: tuple[str, ...]  # the models of the GPUs that compute it, or the processor's architecture
+    on_gpu: bool  # whether GPUs compute it, wherever this rank is
+    transform: Transform | None = None  # what training samples go through
 
     @property
     def federation(self) -> Federation:
@@ -272,6 +261,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
     checks.check_options(algorithm, tasks[0])
+    checks.check_uplink(config.uplink, algorithm, tasks[0])
     checks.check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
@@ -279,7 +269,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         for number, task in enumerate(tasks):
             checks.check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
-    templates = client_templates(algorithm, tasks, cohort, kept_reply)
+    templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)
     if training.stop is not None:
         trial = dataclasses.replace(experiment, division=checks.only_first_client(experiment.division))
@@ -301,7 +291,7 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         experiment, Lanes if runtime.executor == "lanes" else Loop, Pool.of(federation.dataset, HOST)
     )
     up, down = dict(algorithm.uplink(task)), dict(algorithm.downlink(task))
-    declared = Declared(up, down, federation.class_counts > 0, federation.num_train)
+    declared = Declared(up, down, federation.class_counts > 0, federation.num_train, config.uplink)
     placement = place(executor, declared, experiment.templates, runtime, ranks, slots)
     ready = Setup(
         executor=executor,

@@ -14,6 +14,7 @@ from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import Experiment
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
+from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.runtime.client_state import stored_messages
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
@@ -55,7 +56,7 @@ def state_sizes(experiment: Experiment) -> StateSizes:
     whole, first = [], []
     for task, template in zip(experiment.tasks, experiment.templates, strict=True):
         own_start = depends_on_client(experiment.config.algorithm, task)
-        common = {OPTIMIZER} if own_start else {name for name in template if name != RECEIVED}
+        common = {OPTIMIZER, RESIDUAL} if own_start else {name for name in template if name != RECEIVED}
         whole.append(tree.num_bytes(template))
         first.append(tree.num_bytes({name: value for name, value in template.items() if name not in common}))
     servers, messages = zip(*(_server_and_received(experiment, _FEW + more) for more in range(3)), strict=True)
@@ -116,21 +117,13 @@ _ONCE = 2**24  # bytes of rows from which on equal ones are surely stored once
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes on disk, about: what is kept, and some for files; see `_ROUND_FILE`.
+    """Bytes on disk, about: what is kept, and some for files; see `_ROUND_FILE`."""
 
-    Attributes:
-        first: the checkpoint before the first round, with every client.
-        later: the mean of the others.
-        most: all that is there at once, at most.
-        last: all that stays.
-        count: number of checkpoints.
-    """
-
-    first: int
-    later: float
-    most: int
-    last: int
-    count: int
+    first: int  # the checkpoint before the first round, with every client
+    later: float  # the mean of the others
+    most: int  # all that is there at once, at most
+    last: int  # all that stays
+    count: int  # number of checkpoints
 
 
 def disk(setup: Setup, config: Config, sizes: StateSizes) -> Disk:

@@ -53,17 +53,11 @@ class Resources:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a round, on average; without those of the server, of checkpoints, and of sums of messages.
+    """Seconds of a round, on average; without those of the server, of checkpoints, and of sums of messages."""
 
-    Attributes:
-        train: of the slowest rank.
-        messages: between nodes; None where a link is not known.
-        test: of the slowest rank; a round without an evaluation counts with 0.
-    """
-
-    train: float
-    messages: float | None
-    test: float
+    train: float  # of the slowest rank
+    messages: float | None  # between nodes; None where a link is not known
+    test: float  # of the slowest rank; a round without an evaluation counts with 0
 
     @property
     def round(self) -> float:

@@ -22,29 +22,17 @@ _FRAGMENTS = 1.25  # freed memory that is too small for what comes next stays: u
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank.
+    """Bytes of one rank."""
 
-    Attributes:
-        clients: how many live here.
-        base: program and libraries.
-        data: samples and who holds which.
-        state: of the clients that live here, and of the server on rank 0.
-        work: messages, copies and activations at the fullest moment of a round.
-        checkpoint: rows that are waiting to be written.
-        shared: of all these, what the ranks of a node have in common.
-        device: on its GPU, with its samples, and what CUDA and NCCL take; 0 without plan.
-        nccl: of these, what NCCL takes at most; see `gpu_messages`.
-    """
-
-    clients: int
-    base: float
-    data: float
-    state: float
-    work: float
-    checkpoint: float
-    shared: float
-    device: float
-    nccl: float = 0.0
+    clients: int  # how many live here
+    base: float  # program and libraries
+    data: float  # samples and who holds which
+    state: float  # of the clients that live here, and of the server on rank 0
+    work: float  # messages, copies and activations at the fullest moment of a round
+    checkpoint: float  # rows that are waiting to be written
+    shared: float  # of all these, what the ranks of a node have in common
+    device: float  # on its GPU, with its samples, and what CUDA and NCCL take; 0 without plan
+    nccl: float = 0.0  # of these, what NCCL takes at most; see `gpu_messages`
 
     @property
     def total(self) -> float:

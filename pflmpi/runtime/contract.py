@@ -20,6 +20,7 @@ from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
+from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.text import counted, shown, some, spans
 from pflmpi.tree import Tree
 
@@ -108,6 +109,7 @@ def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pa
         (OPTIMIZER, "the optimizer's state"),
         (RECEIVED, "a client's last reply"),
         (ANSWERED, "a client's last answer"),
+        (RESIDUAL, "what a client has not sent yet"),
     ):
         if name in state:
             raise ConfigError(

@@ -42,7 +42,6 @@ class Scaling:
     config: dict[str, Any]
 
     def threads(self, ranks: int) -> int:
-        """Threads of each rank."""
         if not self.cores:
             return int(self.config["runtime"]["threads"])
         return max(self.cores // ranks, 1)
@@ -55,7 +54,6 @@ class Scaling:
         return clients * ranks // self.base
 
     def raw(self, ranks: int) -> dict[str, Any]:
-        """The configuration of a point."""
         values = {name: dict(value) if isinstance(value, dict) else value for name, value in self.config.items()}
         values["training"] |= {"rounds": self.rounds, "stop": None}
         values["runtime"]["threads"] = self.threads(ranks)
@@ -139,7 +137,6 @@ class ScaleRun(PlannedRun):
 
 
 def folder(out: Path, ranks: int) -> Path:
-    """Folder of all runs on so many ranks."""
     return out / f"ranks-{ranks:04d}"
 
 

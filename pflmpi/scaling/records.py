@@ -65,7 +65,6 @@ def made_by(words: Sequence[str]) -> str:
 
 
 def hardware(record: Mapping[str, str]) -> str:
-    """The hardware in one line."""
     parts = [record.get("cpu", ""), counted(int(record.get("cores") or 0), "core"), record.get("gpus", "")]
     return ", ".join(part for part in parts if part)
 
@@ -122,7 +121,6 @@ def failed(planned: ScaleRun, out: Path, problem: str) -> None:
 
 
 def write(path: Path, values: Record) -> None:
-    """Write a record."""
     with atomic.refusing(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, json.dumps(values, indent=1).encode())
@@ -138,5 +136,4 @@ def read(path: Path) -> Record:
 
 
 def done(planned: ScaleRun, out: Path) -> bool:
-    """Whether a run has been measured."""
     return "digest" in read(planned.record(out))

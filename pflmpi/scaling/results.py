@@ -58,7 +58,6 @@ class MeasuredRun:
 
     @property
     def seconds(self) -> np.ndarray:
-        """Seconds of each round."""
         return self.columns["seconds"]
 
 
@@ -101,7 +100,6 @@ class Point:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes between ranks in a round."""
         columns = [run.columns for run in self.runs]
         return float(np.mean([(moved["wire_up_bytes"] + moved["wire_down_bytes"]).mean() for moved in columns]))
 
@@ -116,7 +114,6 @@ class Results:
 
     @property
     def measured(self) -> list[Point]:
-        """Points with a run."""
         return [point for point in self.points if point.runs]
 
     def speed_up(self, point: Point) -> float:
@@ -129,7 +126,6 @@ class Results:
         return 1.0 if self.scaling.mode == "packing" else point.ranks / self.measured[0].ranks
 
     def efficiency(self, point: Point) -> float:
-        """Speed-up over the ideal speed-up."""
         return self.speed_up(point) / self.ideal(point)
 
     def measures(self, point: Point) -> dict[str, float]:

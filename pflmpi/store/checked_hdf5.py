@@ -211,7 +211,6 @@ class _Target:
         self._error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise the first error."""
         if self._error is not None:
             raise self._error
 
@@ -222,7 +221,6 @@ class _Target:
         return self._position
 
     def tell(self) -> int:
-        """Current position."""
         return self._position
 
     def write(self, content: memoryview) -> int:
@@ -238,7 +236,6 @@ class _Target:
         return content
 
     def truncate(self, size: int) -> int:
-        """Set the length of the file."""
         self._attempt(lambda: os.ftruncate(self._descriptor, size))
         return size
 

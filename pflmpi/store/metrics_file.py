@@ -73,7 +73,6 @@ def is_number(name: str, text: str) -> bool:
 
 
 def path(run: Path) -> Path:
-    """The metrics file of a run."""
     return run / "metrics.csv"
 
 

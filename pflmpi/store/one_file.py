@@ -67,7 +67,6 @@ def arrays(path: Path) -> list[Array]:
 
 
 def round(path: Path) -> int:
-    """The round of a checkpoint in one file."""
     with checked_hdf5.reading(path) as file:
         return int(checked_hdf5.about(file)["run"]["round"])
 

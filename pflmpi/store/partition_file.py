@@ -38,7 +38,6 @@ class SampleCounts:
 
 
 def path(run: Path) -> Path:
-    """The partition file of a run."""
     return run / "partition.csv"
 
 

@@ -50,7 +50,6 @@ def read_metrics(run: Path, round: int) -> Arrays:
 
 
 def read_bytes(run: Path, round: int) -> Arrays:
-    """Traffic of the round by name, in bytes."""
     return read_section(run, round, "bytes")
 
 
@@ -240,7 +239,6 @@ def block_length(run: Path, round: int) -> int:
 
 
 def row_bytes(leaves: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> int:
-    """Bytes of what a client keeps."""
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values())
 
 

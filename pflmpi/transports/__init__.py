@@ -7,11 +7,10 @@ from functools import partial
 from typing import Literal, NoReturn
 
 from pflmpi.errors import ConfigError
-from pflmpi.transports.base import Transport
+from pflmpi.transports.base import Transport, exit_unconnected
 from pflmpi.transports.detect import LAUNCHERS, Launch
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.process_exit import exit_unconnected
 from pflmpi.transports.waiting import reason
 
 Name = Literal["auto", "inprocess", "mpi", "torch"]
@@ -40,7 +39,7 @@ def open_transport(
         TransportError: not all ranks arrived within the time limit.
     """
     if name == "auto":
-        name = _fitting(launch)
+        name = "mpi" if launch.kind == "mpi" else "inprocess" if launch.kind == "alone" else "torch"
     if name == "inprocess":
         if launch.size > 1:
             raise ConfigError(
@@ -58,12 +57,6 @@ def introduce(transport: Transport, peer: Peer) -> None:
     peers = transport.gather_texts(replace(peer, device_buffers=transport.device_buffers).to_json())
     text = transport.broadcast_text(json.dumps(peers))
     transport.peers = [*map(Peer.from_json, json.loads(text))]
-
-
-def _fitting(launch: Launch) -> Name:
-    if launch.kind == "mpi":
-        return "mpi"
-    return "inprocess" if launch.kind == "alone" else "torch"
 
 
 def _open_mpi(launch: Launch, timeout: float, late: Callable[[str], NoReturn] | None) -> Transport:

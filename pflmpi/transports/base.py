@@ -4,6 +4,9 @@ Every rank knows all sizes in advance (they follow from what an algorithm declar
 All ranks make the same calls in the same order. Buffers are uint8, one-dimensional and contiguous unless stated.
 """
 
+import os
+import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, T
 
 import numpy as np
 
+from pflmpi.errors import TransportError, show, write_exit_code
 from pflmpi.transports.peers import Peer
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ B = TypeVar("B", np.ndarray, Buffer)
 SMALLEST_GPU_MESSAGE = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
 STAGED = 1 << 28  # bytes to or from each peer that pass through a GPU at a time
 _EMPTY = np.empty(0, np.uint8)
+_HEAD_START = 3.0  # seconds for rank 0 to say an error for all
 
 
 class Transport(ABC):
@@ -204,6 +209,19 @@ class Transport(ABC):
             self._closed = True
             self._close()
 
+    def exit(self, code: int) -> NoReturn:
+        """Disconnect and end this process with the exit code.
+
+        With several ranks this bypasses the interpreter's shutdown: torch may keep its group, and gloo's threads with
+        it, beyond `close` (it does once torch.func.vmap was used), and such a thread can abort a process that
+        succeeded.
+        """
+        self.close()
+        flush_output()
+        if self.size > 1:
+            os._exit(code)
+        raise SystemExit(code)
+
     @abstractmethod
     def abort(self, code: int) -> NoReturn:
         """Stop all ranks at once; this process ends with the exit code."""
@@ -244,3 +262,20 @@ def check_bytes(buffer: Buffer) -> None:
     else:
         assert buffer.element_size() == 1 and buffer.ndim == 1, f"uint8 [M], not {buffer.dtype} {buffer.shape}"
         assert buffer.is_contiguous(), "a contiguous buffer"
+
+
+def exit_unconnected(rank: int, environ: Mapping[str, str], text: str) -> NoReturn:
+    """End this process, whose main thread waits for other ranks in a library, with an error."""
+    if rank == 0:
+        write_exit_code(environ, TransportError.exit_code)
+    else:
+        time.sleep(_HEAD_START)
+    show(TransportError(text), rank=rank)
+    flush_output()
+    os._exit(TransportError.exit_code)
+
+
+def flush_output() -> None:
+    """Flush stdout and stderr, which `os._exit` does not do."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

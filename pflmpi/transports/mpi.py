@@ -14,10 +14,9 @@ import mpi4py
 import numpy as np
 
 from pflmpi.errors import TransportError
-from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer, Transport, chunks
+from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer, Transport, chunks, flush_output
 from pflmpi.transports.mpi_library import loaded, opened
 from pflmpi.transports.peers import ended, names
-from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait
 
 # Before mpi4py's module: it would start MPI when imported, without a limit, and hold Python's lock meanwhile, so that

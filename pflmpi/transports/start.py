@@ -20,8 +20,8 @@ from typing import NoReturn
 
 from pflmpi import early_signals
 from pflmpi.errors import RunError, Stopped, explained, show
+from pflmpi.transports.base import flush_output
 from pflmpi.transports.detect import new_run_id
-from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.torch_store import listen, open_store
 
 _HERE = "127.0.0.1"  # other machines cannot connect to it
