@@ -1,6 +1,7 @@
 """Configurations: read from YAML, overridden by `-s section.key=value`, validated, written back resolved."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,10 @@ class Config:
     checkpoint: CheckpointConfig
     output: OutputConfig
     runtime: RuntimeConfig
+
+    def __hash__(self) -> int:
+        """That of all values, for sets and keys of dictionaries."""
+        return hash(json.dumps(self.resolved(), sort_keys=True))
 
     def resolved(self) -> dict[str, Any]:
         """The whole configuration as plain values, as written into the run."""

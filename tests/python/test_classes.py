@@ -113,6 +113,11 @@ def test_a_function_without_a_source_is_refused_by_the_name_of_the_key(section, 
         Config(**{**sections, section: {**sections.get(section, {}), key: [eval("lambda x, key: x", vars(notebook))]}})
 
 
+def test_configurations_that_are_equal_are_one_key_of_a_dictionary():
+    config = Config(**SMALL, model="mlp", algorithm="fedavg")
+    assert {config: 1, config.replace(seed=1): 2, config.replace(seed=0): 3} == {config: 3, config.replace(seed=1): 2}
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
