@@ -113,7 +113,6 @@ def side_by_side(plots_of_runs: Sequence[tuple[str, Plots]]) -> tuple[list[Multi
 
 
 def _has_common_axes(plot: Part) -> bool:
-    """Whether a figure has the same axes in every run."""
     if isinstance(plot, Matrices):
         return plot.column_label == "round" and len(plot.panels) == 1
     return isinstance(plot, Stack) or plot.name in _CURVES

@@ -103,7 +103,6 @@ class SeedGroup:
 
     @property
     def folder(self) -> Path:
-        """The deepest folder that contains the runs."""
         return Path(os.path.commonpath([named_run.run.path.absolute() for named_run in self.runs]))
 
 

@@ -187,5 +187,4 @@ def common_target(runs: Sequence[Run]) -> float | None:
 
 
 def _reached(runs: Sequence[Run]) -> list[float]:
-    """The highest accuracy of each run that has been evaluated."""
     return [float(np.nanmax(mean)) for run in runs if not np.isnan(mean := run.columns["accuracy_mean"]).all()]

@@ -1,12 +1,12 @@
 """Measure what clients contribute: run again without each of them, and compare the accuracy of the others."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi import arguments, atomic
+from pflmpi.commands.launch import check_alone
 from pflmpi.errors import ConfigError
 from pflmpi.text import comma_separated
 
@@ -17,7 +17,6 @@ _COLUMNS = ("client", "others with it (%)", "others without it (%)", "contributi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_run(parser)
     parser.add_argument(
         "--clients",
@@ -54,10 +53,8 @@ def run(options: argparse.Namespace) -> int:
 
     from pflmpi.analysis.run import open_run
     from pflmpi.terminal import console
-    from pflmpi.transports.detect import detect
 
-    if detect(os.environ).kind != "alone":
-        raise ConfigError("contribution starts the ranks of its runs itself, one run after the other: start it alone")
+    check_alone("contribution")
     whole = open_run(options.run)
     last = whole.newest()[0]
     if last.number != whole.config["training"]["rounds"] and not whole.stopped_early:

@@ -169,7 +169,6 @@ def _fields(kind: type[BaseModel], within: str = "") -> Iterator[Row]:
 
 
 def _yaml(value: object) -> str:
-    """A value as YAML has it."""
     value = list(value) if isinstance(value, tuple) else value
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 

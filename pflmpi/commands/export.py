@@ -20,7 +20,6 @@ State = dict[str, "np.ndarray"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_run(parser)
     whose = parser.add_mutually_exclusive_group(required=True)
     whose.add_argument("--client", type=int, metavar="K", help="the model that this client predicts with")

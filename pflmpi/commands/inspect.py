@@ -20,7 +20,6 @@ Shown = tuple[str, tuple[int, ...], "np.dtype", int, float | None]  # path, shap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument("run", type=Path, help="the folder of a run, or a file that `pflmpi export --all` has written")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
@@ -107,11 +106,9 @@ def _show_file(options: argparse.Namespace) -> None:
     from pflmpi.store import one_file
 
     path = options.run
-    one_file.check(path)
+    one_file.check(path, each_array=options.verify)
     if options.round is not None or options.diff is not None:
         raise ConfigError(f"{path} holds one round; leave --round and --diff out")
-    if options.verify:
-        one_file.damaged_arrays(path)
     if options.json:
         round = one_file.round(path)
         if options.verify:
@@ -129,14 +126,12 @@ def _show_file(options: argparse.Namespace) -> None:
 
 
 def _checkpoint(path: Path, round: int, rounds: Sequence[int], digest: str, arrays: Sequence[Shown]) -> dict[str, Any]:
-    """What a checkpoint holds."""
     names = ("path", "shape", "dtype", "bytes", "value")
     listed = [dict(zip(names, array, strict=True)) for array in arrays]
     return {"run": path, "round": round, "rounds": rounds, "digest": digest, "arrays": listed}
 
 
 def _checked(run: Path, files: int, bytes: int, rounds: Sequence[int], problems: Sequence[str]) -> dict[str, Any]:
-    """What `--verify` found."""
     return {"run": run, "good": not problems, "files": files, "bytes": bytes, "rounds": rounds, "problems": problems}
 
 

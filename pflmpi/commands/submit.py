@@ -192,9 +192,7 @@ def _check(options: argparse.Namespace) -> None:
         for name in ("jobs", "pack", "seeds", "only", "failed", "anew"):
             if getattr(options, name) not in (None, [], False):
                 raise ConfigError(f"--{name} is for --array TABLE, which is not given; leave it out")
-    for name, least in (("jobs", 1), ("pack", 1), ("restarts", 0), ("trial", 1)):
-        if (value := getattr(options, name)) is not None and value < least:
-            raise ConfigError(f"--{name} {value}: must be at least {least}")
+    arguments.check_least(options, jobs=1, pack=1, restarts=0, trial=1)
     if options.trial is not None and options.time != "auto":
         raise ConfigError("--trial is for --time=auto, which is not given; leave it out")
     batch_script.check_setup(options.setup)

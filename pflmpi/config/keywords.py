@@ -18,13 +18,14 @@ from pflmpi.config.main_source import reference
 from pflmpi.config.sections import KEYS, NAMED, merge
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS
-from pflmpi.data.problems import PROBLEMS
 from pflmpi.data.sources import SOURCES
+from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import ConfigError
+from pflmpi.learning.measures import MEASURES
 from pflmpi.learning.participation import SELECTIONS
-from pflmpi.learning.scoring import MEASURES
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import TRANSFORMS
+from pflmpi.messages.uplink_transforms import UplinkConfig
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
 from pflmpi.registry import Registry
@@ -39,7 +40,7 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     "model": MODELS,
     "algorithm": ALGORITHMS,
     "data.transform": TRANSFORMS,
-    "data.task": PROBLEMS,
+    "data.task": TASK_KINDS,
     "evaluation.measures": MEASURES,
     "training.selection": SELECTIONS,
 }
@@ -69,6 +70,7 @@ class Config(load.Config):
         model: "Model | Section | str | Code | Sequence[Model | Section | str | Code]" = "cnn",
         seed: int = 0,
         training: "TrainingConfig | Section | None" = None,
+        uplink: "UplinkConfig | Section | None" = None,
         evaluation: "EvaluationConfig | Section | None" = None,
         checkpoint: "CheckpointConfig | Section | None" = None,
         output: "OutputConfig | Section | None" = None,
@@ -76,7 +78,7 @@ class Config(load.Config):
     ) -> None:
         sections: dict[str, Any] = {"training": training, "evaluation": evaluation, "checkpoint": checkpoint}
         sections |= {"data": data, "partition": partition, "model": model, "algorithm": algorithm}
-        sections |= {"output": output, "runtime": runtime}
+        sections |= {"uplink": uplink, "output": output, "runtime": runtime}
         given = {key: _plain(key, value) for key, value in sections.items() if value is not None}
         self._take(load.parse({"seed": _value(seed), **given}))
 
@@ -118,7 +120,7 @@ class Config(load.Config):
     def _without_measures_of_task(self) -> dict[str, Any]:
         """All values, but null for the measures of `data.task`: another task has others."""
         raw = self.resolved()
-        if raw["evaluation"]["measures"] == [*PROBLEMS[self.data.task].default_measures]:
+        if raw["evaluation"]["measures"] == [*TASK_KINDS[self.data.task].default_measures]:
             raw["evaluation"] = {**raw["evaluation"], "measures": None}
         return raw
 

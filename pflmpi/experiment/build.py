@@ -24,8 +24,8 @@ from pflmpi.experiment import training_checks as checks
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.run_weights import run_weights
+from pflmpi.learning.measures import Measure, measures_of
 from pflmpi.learning.participation import Participation
-from pflmpi.learning.scoring import Measure, measures_of
 from pflmpi.learning.task import HOST, SERVER, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
@@ -52,27 +52,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Experiment:
-    """Data, models and algorithm of a configuration; the same on every rank and for any number of ranks.
+    """Data, models and algorithm of a configuration; the same on every rank and for any number of ranks."""
 
-    Attributes:
-        config: the configuration, with `executor` and `lanes` decided.
-        division: who holds what, and who is trained.
-        cohort: [N] the cohort of each client; a cohort has one architecture.
-        tasks: one per cohort, on the device of this rank.
-        templates: one per cohort, what a client keeps between rounds.
-        computed_on: the models of the GPUs that compute it, or the processor's architecture.
-        on_gpu: whether GPUs compute it, wherever this rank is.
-        transform: what training samples go through.
-    """
-
-    config: Config
-    division: Division
-    cohort: np.ndarray
-    tasks: tuple[Task, ...]
-    templates: tuple[Tree, ...]
-    computed_on: tuple[str, ...]
-    on_gpu: bool
-    transform: Transform | None = None
+    config: Config  # the configuration, with `executor` and `lanes` decided
+    division: Division  # who holds what, and who is trained
+    cohort: np.ndarray  # [N] the cohort of each client; a cohort has one architecture
+    tasks: tuple[Task, ...]  # one per cohort, on the device of this rank
+    templates: tuple[Tree, ...]  # one per cohort, what a client keeps between rounds
+    computed_on: tuple[str, ...]  # the models of the GPUs that compute it, or the processor's architecture
+    on_gpu: bool  # whether GPUs compute it, wherever this rank is
+    transform: Transform | None = None  # what training samples go through
 
     @property
     def federation(self) -> Federation:
@@ -89,8 +78,8 @@ class Experiment:
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """What is measured besides what a task of classes always has."""
-        problem, measures = self.federation.dataset.problem, measures_of(self.config.evaluation.measures or ())
-        return {name: measure for name, measure in measures.items() if name != "accuracy" or not problem.classes}
+        task_kind, measures = self.federation.dataset.task_kind, measures_of(self.config.evaluation.measures or ())
+        return {name: measure for name, measure in measures.items() if name != "accuracy" or not task_kind.classes}
 
     @cached_property
     def pool(self) -> Pool:
@@ -196,7 +185,7 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
     """The task of the clients that have a model; what of it is frozen is on the device from now on."""
     architecture = model.bind(dataset.images.shape[1:], dataset.num_classes)
     task = Task(architecture, config.training, num_clients, config.seed, dataset.mean, dataset.std, device)
-    task = task.replace(problem=dataset.problem, label_shape=dataset.labels.shape[1:])
+    task = task.replace(kind=dataset.task_kind, label_shape=dataset.labels.shape[1:])
     _check_axes(task)
     if not (architecture.frozen or model.trainable is not None or model.personal is not None):
         return task
@@ -254,7 +243,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         experiment = experiment.with_executor(runtime.model_copy(update={"executor": executor}))
     config, cohort, tasks = experiment.config, experiment.cohort, experiment.tasks
     algorithm, training = config.algorithm, config.training
-    checks.check_problem(algorithm, tasks[0])
+    checks.check_kind(algorithm, tasks[0])
     check_parts(algorithm, tasks)
     if any(model.cache_features for model in config.models):
         checks.check_cached_features(config, tasks[0], experiment.transform, experiment.federation.dataset.images[:2])
@@ -262,6 +251,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
     checks.check_options(algorithm, tasks[0])
+    checks.check_uplink(config.uplink, algorithm, tasks[0])
     checks.check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
@@ -269,7 +259,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         for number, task in enumerate(tasks):
             checks.check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
-    templates = client_templates(algorithm, tasks, cohort, kept_reply)
+    templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)
     if training.stop is not None:
         trial = dataclasses.replace(experiment, division=checks.only_first_client(experiment.division))
@@ -291,7 +281,7 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         experiment, Lanes if runtime.executor == "lanes" else Loop, Pool.of(federation.dataset, HOST)
     )
     up, down = dict(algorithm.uplink(task)), dict(algorithm.downlink(task))
-    declared = Declared(up, down, federation.class_counts > 0, federation.num_train)
+    declared = Declared(up, down, federation.class_counts > 0, federation.num_train, config.uplink)
     placement = place(executor, declared, experiment.templates, runtime, ranks, slots)
     ready = Setup(
         executor=executor,

@@ -14,12 +14,12 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.config.load import Config
 from pflmpi.config.sections import differing
 from pflmpi.data.partitions import PARTITIONS
-from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import OwnSource
+from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.learning.measures import MEASURES
 from pflmpi.learning.participation import SELECTIONS, is_trace
-from pflmpi.learning.scoring import MEASURES
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS, Model
 from pflmpi.registry import Registry, unknown
@@ -33,7 +33,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "selection": SELECTIONS,
     "transform": TRANSFORMS,
     "measure": MEASURES,
-    "task": PROBLEMS,
+    "task": TASK_KINDS,
 }
 _LISTS = (  # place, section, key
     ("transform", "data", "transform"),
@@ -131,11 +131,11 @@ def _section(name: str, kind: object) -> str:
         names = [*inspect.signature(kind).parameters] if inspect.isfunction(kind) else []
         known = {"x key": "transform", "scores labels": "measure", "round count num_train rng": "selection"}
         return "partition" if {"clients", "rng"} <= {*names} else known.get(" ".join(names), "model")
-    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module), ("task", Problem))
+    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module), ("task", TaskKind))
     for section, base in bases:
         if issubclass(kind, base):
             return section
-    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module, Problem")
+    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module, TaskKind")
 
 
 def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

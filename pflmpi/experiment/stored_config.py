@@ -123,7 +123,7 @@ def _array(value: torch.Tensor) -> np.ndarray:
 def _class_names(experiment: Experiment) -> tuple[str, ...]:
     """Class names of a dataset of the package, or those that the data has."""
     data, dataset = experiment.config.data, experiment.federation.dataset
-    if not dataset.problem.classes:
+    if not dataset.task_kind.classes:
         return ("all samples",)
     return dataset.class_names or (CLASS_NAMES.get(data.name, ()) if data.path is None else ())
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.forecast.bytes import StateSizes, leaf_bytes, pool_bytes
+from pflmpi.forecast.bytes import StateSizes, pool_bytes
 from pflmpi.forecast.measuring import Cost, Costs, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.traffic import Traffic
@@ -21,29 +21,17 @@ _FRAGMENTS = 1.25  # freed memory that is too small for what comes next stays: u
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank.
+    """Bytes of one rank."""
 
-    Attributes:
-        clients: how many live here.
-        base: program and libraries.
-        data: samples and who holds which.
-        state: of the clients that live here, and of the server on rank 0.
-        work: messages, copies and activations at the fullest moment of a round.
-        checkpoint: rows that are waiting to be written.
-        shared: of all these, what the ranks of a node have in common.
-        device: on its GPU, with its samples, and what CUDA and NCCL take; 0 without plan.
-        nccl: of these, what NCCL takes at most; see `gpu_messages`.
-    """
-
-    clients: int
-    base: float
-    data: float
-    state: float
-    work: float
-    checkpoint: float
-    shared: float
-    device: float
-    nccl: float = 0.0
+    clients: int  # how many live here
+    base: float  # program and libraries
+    data: float  # samples and who holds which
+    state: float  # of the clients that live here, and of the server on rank 0
+    work: float  # messages, copies and activations at the fullest moment of a round
+    checkpoint: float  # rows that are waiting to be written
+    shared: float  # of all these, what the ranks of a node have in common
+    device: float  # on its GPU, with its samples, and what CUDA and NCCL take; 0 without plan
+    nccl: float = 0.0  # of these, what NCCL takes at most; see `gpu_messages`
 
     @property
     def total(self) -> float:
@@ -73,7 +61,7 @@ def rank_memory(
     parts = any(_sends_parts(call) for plan in rounds for call in (*plan.uplink, *plan.downlink))
     memory = []
     for rank, gpu in enumerate(ranks.gpu):
-        on_gpu, server = gpu is not None, sizes.server_bytes
+        on_gpu, server = gpu is not None, sizes.server
         moments = [(0.0, 0.0), *(_fullest(plan, rank, up, server, costs, on_gpu) for plan in rounds)]
         work, device = (max(values) for values in zip(*moments, strict=True))
         nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
@@ -86,7 +74,7 @@ def rank_memory(
         features = pool_bytes(setup, rank) if setup.task.cached_features and not on_gpu else 0
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
         if rank == 0:
-            state, checkpoint = state + server, checkpoint + server + leaf_bytes(sizes.received)
+            state, checkpoint = state + server, checkpoint + server + sizes.received
         memory.append(
             RankMemory(
                 clients=len(setup.placement.hosted(rank)),

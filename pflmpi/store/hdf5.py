@@ -50,7 +50,6 @@ def write_group(where: Identifier, path: str) -> Group:
 
 
 def write_attribute(where: Identifier, name: str, value: str | int | float | np.generic) -> None:
-    """Create an attribute."""
     text = isinstance(value, str)
     stored = np.asarray(value, _TEXT if text else None)
     kind, in_memory = _text_kinds() if text else (file_type(stored.dtype),) * 2

@@ -122,7 +122,6 @@ def hours(node_seconds: float, gpu_seconds: float, core_seconds: float, busy: fl
 
 
 def path(folder: Path) -> Path:
-    """File of a run's folder, or of a sweep's."""
     return folder / "jobs.txt"
 
 

@@ -56,7 +56,6 @@ def path(run: Path, round: int) -> Path:
 
 
 def rounds(run: Path) -> list[int]:
-    """Rounds that have a probe, ascending."""
     return sorted(number for file in run.iterdir() if (number := round_of(file.name)) is not None)
 
 

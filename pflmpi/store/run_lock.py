@@ -89,11 +89,6 @@ class Owner:
         return f"process {self.process} on {self.host}{jobs} since {since}"
 
 
-def _write(file: Path, owner: Owner) -> None:
-    """Write the lock of an owner."""
-    file.write_text(json.dumps(dataclasses.asdict(owner)) + "\n")
-
-
 def _read(file: Path) -> Owner | None:
     """The owner that a lock names; None if the lock is damaged.
 
@@ -172,7 +167,6 @@ class RunLock:
 
 
 def path(run: Path) -> Path:
-    """The lock of a run."""
     return run / "lock.json"
 
 
@@ -226,7 +220,7 @@ def _take(run: Path, me: Owner, take_over: bool) -> None:
     lock = path(run)
     draft = lock.with_name(f"{lock.name}.{me.token}{TEMPORARY}")
     try:
-        _write(draft, me)
+        draft.write_text(json.dumps(dataclasses.asdict(me)) + "\n")
         while not _make(lock, draft, me):
             with contextlib.suppress(FileNotFoundError):  # it has just been released
                 owner = _read(lock)

@@ -78,9 +78,11 @@ def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] =
     """
     path = round_path(run, round)
     check = checked_hdf5.damage if whole else checked_hdf5.truncated_problem
-    if problem := check(path) or foreign(run, round):
+    if problem := check(path):
         return {path: problem}
     try:
+        if problem := foreign(run, round, read_attributes(run, round)):
+            return {path: problem}
         layout, recorded = read_layout(run, round), read_checksums(run, round)
     except CheckpointError as error:
         return {path: str(error)}
@@ -165,16 +167,8 @@ def _of_index(path: Path, file: File) -> str:
     )
 
 
-def foreign(run: Path, round: int) -> str | None:
-    """Why a round file belongs to another round or run, or None."""
-    try:
-        return foreign_by(run, round, read_attributes(run, round))
-    except CheckpointError as error:
-        return str(error)
-
-
-def foreign_by(run: Path, round: int, attributes: Mapping[str, str | int | float]) -> str | None:
-    """`foreign` by the attributes of the file, which have been read."""
+def foreign(run: Path, round: int, attributes: Mapping[str, str | int | float]) -> str | None:
+    """Why a round file with these attributes belongs to another round or run, or None."""
     path, expected = round_path(run, round), config_file.run_id(run)
     if attributes["round"] != round:
         return f"{path} is the file of round {attributes['round']}; give it back its name"
@@ -196,7 +190,7 @@ def newest_index(run: Path) -> Index | None:
             index = Index(number, read_attributes(run, number), read_metrics_checksum(run, number))
         except CheckpointError:
             continue  # which is said where checkpoints are read
-        if problem := foreign_by(run, number, index.attributes):
+        if problem := foreign(run, number, index.attributes):
             problems.append(problem)
         else:
             return index

@@ -46,7 +46,7 @@ class Net(nn.Module):
     "class Quiet(Net):\n    low = LOW\n",
     "GAIN = 100\nLAYERS[0] = nn.Tanh\n",
     "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n    pass\n",
-    "from pflmpi.data.problems import Classification\n\nclass Focal(Classification):\n    summary = 'mine'\n",
+    "from pflmpi.data.task_kinds import Classification\n\nclass Focal(Classification):\n    summary = 'mine'\n",
     "def darker(x, key):\n    return x // HIGH\n",
     "def right(scores, labels):\n    return float((scores.argmax(-1) == labels).mean())\n",
     "def first(round, count, num_train, rng):\n    return range(count)\n",

@@ -14,8 +14,8 @@ from pflmpi.algorithms.base import Algorithm, training_passes
 from pflmpi.data.federation import Federation
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
+from pflmpi.learning.measures import Measure
 from pflmpi.learning.participation import Participation
-from pflmpi.learning.scoring import Measure
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass, batch_order, num_samples, samples_of, share_of
 from pflmpi.learning.transforms import Transform
@@ -23,9 +23,9 @@ from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.rng import stream
 from pflmpi.runtime.contract import calling, check_state, method_inputs, state_and_messages
+from pflmpi.runtime.counts import Counts, counts, predictions
 from pflmpi.runtime.executors.batches import ClientBatches, Pool, in_order
 from pflmpi.runtime.executors.transfers import Update, download_all, download_update, streams_of, upload
-from pflmpi.runtime.measures import Counts, counts, predictions
 from pflmpi.tree import Tree
 
 LocalUpdate = Callable[[Task, Tree, Messages, ClientData], tuple[Tree, Messages]]
@@ -38,7 +38,6 @@ class Executor(ABC):
     """Data, models and algorithm for computing clients; subclasses compute one or many at a time.
 
     Attributes:
-        algorithm: its methods are called.
         tasks: one task per cohort, on the device of the rank.
         cohort: [N] the cohort of each client.
         federation: who holds which samples.
@@ -95,9 +94,8 @@ class Executor(ABC):
         """Begin to test the personal models of the clients of one group on their test samples, [m, ...]."""
 
     def untested(self, clients: Sequence[int] | np.ndarray) -> Counts:
-        """Counts of some clients before any test."""
-        total, problem = self.federation.test_class_counts[np.asarray(clients, np.int64)], self.tasks[0].problem
-        return Counts.none(total, self.measures, problem.classes)
+        total, task_kind = self.federation.test_class_counts[np.asarray(clients, np.int64)], self.tasks[0].kind
+        return Counts.none(total, self.measures, task_kind.classes)
 
     def task(self, clients: np.ndarray) -> Task:
         return self.tasks[int(self.cohort[clients[0]])]
@@ -215,7 +213,6 @@ class Executor(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Device that computes clients."""
         return self.pool.images.device
 
     @property
@@ -347,5 +344,4 @@ def _row(rows: Tree, index: int) -> Tree:
 
 
 def _stacked(results: list[Tree]) -> Tree:
-    """The results of all clients along a first axis."""
     return tree.stack(results) if len(results) > 1 else tree.map(lambda leaf: leaf.unsqueeze(0), results[0])

@@ -160,7 +160,7 @@ class LaneBatches:
         active = (samples.squeeze(1) > 0).to(self.weight.dtype).unbind(0)
         parts = (self._prepared(images), labels.unbind(0), self.weight.unbind(0), share.unbind(0))
         targets: Sequence[Tensor | None] = [None] * len(self)
-        if self.task.problem.classes:
+        if self.task.kind.classes:
             classes = torch.arange(self.task.num_classes, device=labels.device)
             one_hot = (labels.unsqueeze(-1) == classes).to(self.weight.dtype)
             targets = (one_hot * -share.unsqueeze(-1)).unbind(0)

@@ -16,6 +16,7 @@ from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.models.base import Architecture
 from pflmpi.runtime.contract import calling, check_scores, method_inputs
+from pflmpi.runtime.counts import Counts, counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import (
     LaneBatches,
@@ -27,7 +28,6 @@ from pflmpi.runtime.executors.batches import (
     steps_at_once,
 )
 from pflmpi.runtime.executors.transfers import Update, download_all, download_update, upload
-from pflmpi.runtime.measures import Counts, counts
 from pflmpi.tree import Tree
 
 

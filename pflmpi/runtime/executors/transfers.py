@@ -127,19 +127,12 @@ _NOT_KNOWN = torch.tensor(torch.nan)
 
 @dataclass(frozen=True)
 class Update:
-    """Local updates of a group, on the host, with a leading client axis.
+    """Local updates of a group, on the host, with a leading client axis."""
 
-    Attributes:
-        states: their new states.
-        up: their uplink; the messages that are folded are on the device.
-        loss: [m] float64, mean training loss of each; NaN where none was counted.
-        is_finite: whether all numbers of states and uplink are known to be finite.
-    """
-
-    states: Tree
-    up: Messages
-    loss: Tensor
-    is_finite: bool
+    states: Tree  # their new states
+    up: Messages  # their uplink; the messages that are folded are on the device
+    loss: Tensor  # [m] float64, mean training loss of each; NaN where none was counted
+    is_finite: bool  # whether all numbers of states and uplink are known to be finite
 
 
 def download_update(results: Tree, kept: Collection[str], device: torch.device) -> Callable[[], Update]:
