@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import logging
+import math
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from pflmpi.runtime.devices import choose_executor
 from pflmpi.runtime.executors.base import Executor, Loop
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
+from pflmpi.runtime.executors.transfers import device_memory
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen, unseen_setup
@@ -47,6 +49,7 @@ from pflmpi.store.partition_file import SampleCounts
 from pflmpi.tree import Tree
 
 E = TypeVar("E", bound=Executor)
+_MOST_RESIDENT = 0.5  # of a GPU's memory
 _log = logging.getLogger(__name__)
 
 
@@ -84,9 +87,16 @@ class Experiment:
     @cached_property
     def pool(self) -> Pool:
         """All samples, or their features, on the device of this rank: one copy for all that computes with them."""
+        dataset, device = self.federation.dataset, self.tasks[0].device
         if self.caches_features:
-            return Pool.of_features(self.federation.dataset, self.tasks[0])
-        return Pool.of(self.federation.dataset, self.tasks[0].device)
+            return Pool.of_features(dataset, self.tasks[0])
+        if device.type != "cpu" and dataset.images.nbytes > self.most_resident(device_memory(device)):
+            return dataclasses.replace(Pool.of(dataset, HOST), goes_to=device)
+        return Pool.of(dataset, device)
+
+    def most_resident(self, memory: float) -> float:
+        """Bytes of samples that a GPU with so much memory holds; more stay on the host, see `Pool.on_device`."""
+        return {"host": 0.0, "auto": memory * _MOST_RESIDENT, "device": math.inf}[self.config.data.resident]
 
     @property
     def caches_features(self) -> bool:
@@ -295,6 +305,8 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
         return ready.with_pool(experiment.pool)
     if experiment.caches_features:
         return ready.with_pool(Pool.of_features(federation.dataset, experiment.tasks[0], samples))
+    if len(samples) * federation.dataset.images[:1].nbytes > experiment.most_resident(device_memory(device)):
+        return ready.with_pool(experiment.pool)
     return ready.with_pool(Pool.of_some(federation.dataset, device, samples))
 
 

@@ -180,7 +180,7 @@ def measured_steps(
 
 def _measured(setup: Setup, server: Tree, group: ClientGroup, before: float) -> CohortCost:
     """Cost of a group, from two trainings of a few steps and a test."""
-    executor, device = setup.executor, setup.executor.pool.images.device
+    executor, device = setup.executor, setup.executor.device
     members = executor.cohort == executor.cohort[group[0]]
     federation = executor.federation
     samples, tests = int(federation.num_train[members].max()), max(int(federation.num_test[members].max()), 1)

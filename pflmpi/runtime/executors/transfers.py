@@ -52,12 +52,18 @@ def streams_of(device: torch.device) -> Streams | None:
     return None if make is None else make(device)
 
 
-def device_message_limit(device: torch.device) -> float:
-    """Bytes of a device that the messages of a round may take: at most an eighth of this process's part of a GPU."""
+def device_memory(device: torch.device) -> float:
+    """Bytes of a device that this process may take; infinity where it is no GPU."""
     if device.type != "cuda":
         return math.inf
     memory = torch.cuda.get_device_properties(device).total_memory
-    return min(MOST_MESSAGE_BYTES, memory * torch.cuda.get_per_process_memory_fraction(device) / 8)
+    return memory * torch.cuda.get_per_process_memory_fraction(device)
+
+
+def device_message_limit(device: torch.device) -> float:
+    """Bytes of a device that the messages of a round may take: at most an eighth of this process's part of a GPU."""
+    memory = device_memory(device)
+    return memory if memory == math.inf else min(MOST_MESSAGE_BYTES, memory / 8)
 
 
 def upload(value: Tree, device: torch.device) -> Tree:
