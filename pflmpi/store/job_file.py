@@ -74,7 +74,6 @@ class End:
     """The end of a start.
 
     Attributes:
-        token: of its lock.
         ended: seconds since the epoch; of a process that was killed when its lock was last touched.
         cpu_seconds: that the ranks have computed, together; None of one that was killed.
     """
@@ -91,8 +90,7 @@ class Usage:
     Attributes:
         restarts: of each job.
         hosts: where ranks have run.
-        starts: of the run.
-        endless: of these, those whose end is unknown.
+        endless: starts whose end is unknown.
         hours: that were allocated from each start to its end; see `hours`.
     """
 

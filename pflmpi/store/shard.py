@@ -40,7 +40,6 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
     Args:
         rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...]. One whose rows are one
             in memory, as `np.broadcast_to` makes them, takes no more on disk; see above.
-        attributes: of the file.
 
     Raises:
         OSError: the file could not be written; see `atomic.replacing`.

@@ -30,8 +30,6 @@ class Index(NamedTuple):
     """What the newest readable round file of a run says.
 
     Attributes:
-        round: its number.
-        attributes: of the file.
         metrics: length and CRC-32 of metrics.csv.
     """
 
