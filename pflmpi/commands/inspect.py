@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a checkpoint, its digest alone, what changed between two, or whether all are whole; return the exit code.
-
-    Raises:
-        CheckpointError: no run, no such round, or a damaged one, with everything that is wrong.
-    """
+    """Show a checkpoint, its digest alone, what changed between two, or whether all are whole; return the exit code."""
     if options.round is not None and (options.diff is not None or options.verify):
         other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
         raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
