@@ -33,9 +33,9 @@ from pflmpi.messages.kinds import ClassMeans, Messages, with_rows
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import allocate, initialise
+from pflmpi.runtime.counts import Counts
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.executors.transfers import Update
-from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_report import RoundHooks
 from pflmpi.runtime.round_schedule import schedule

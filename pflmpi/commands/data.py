@@ -20,12 +20,14 @@ _OF_DATA = {"label": "--label", "task": "--task", "client": "--client", "layout"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the command-line arguments."""
     parser.add_argument(
-        "path", type=Path, help="an .npz, .h5 or .csv file or a folder, as for data.path; or a configuration (.yaml)"
+        "path",
+        type=Path,
+        help="an .npz, .h5, .csv or .parquet, or a folder, as data.path; or a configuration (.yaml)",
     )
-    label = "column of the labels in a .csv, as data.label; of several A,B"
+    label = "column of the labels in a table, as data.label; of several A,B"
     parser.add_argument("--label", action="extend", type=lambda text: text.split(","), metavar="COLUMN", help=label)
     parser.add_argument("--task", metavar="TASK", help="what the labels are, as data.task (default: classification)")
-    parser.add_argument("--client", metavar="COLUMN", help="column of the clients in a .csv, as data.client")
+    parser.add_argument("--client", metavar="COLUMN", help="column of the clients in a table, as data.client")
     parser.add_argument(
         "--layout", choices=("nchw", "nhwc"), help="axes of an array of images, channels first or last, as data.layout"
     )
@@ -91,16 +93,16 @@ def _partition(federation: "Federation") -> dict[str, Any]:
 def _show_data(options: argparse.Namespace) -> int:
     """Show what was understood, and draw it if asked."""
     from pflmpi.data.own_files import read_own
-    from pflmpi.data.problems import PROBLEMS
+    from pflmpi.data.task_kinds import TASK_KINDS
 
     arguments.check_output(options.picture, "--picture", force=True)
     if options.picture is not None and options.picture.suffix not in (".png", ".svg"):
         raise ConfigError(f"--picture {options.picture}: expected a name that ends with .png or .svg")
-    problem = PROBLEMS[options.task or "classification"]()
-    if options.picture is not None and not problem.classes:
+    task_kind = TASK_KINDS[options.task or "classification"]()
+    if options.picture is not None and not task_kind.classes:
         raise ConfigError("--picture draws samples of each class, and the labels are no classes; leave it out")
     label = options.label[0] if options.label and len(options.label) == 1 else options.label
-    dataset = read_own(options.path, label, options.client, options.layout, problem)
+    dataset = read_own(options.path, label, options.client, options.layout, task_kind)
     if options.picture is not None:
         from pflmpi.analysis.drawing.samples import draw_samples
 
@@ -121,10 +123,10 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
     from pflmpi.data.dataset import standardised, unscaled
 
     x, names, standard = dataset.images, dataset.class_names or dataset.written_labels, standardised(dataset)
-    labels = dataset.labels if dataset.problem.classes else np.empty(0, np.int64)
+    labels = dataset.labels if dataset.task_kind.classes else np.empty(0, np.int64)
     classes, counts = np.unique(labels, return_counts=True)
     untrained = np.setdiff1d(classes, labels[~dataset.official_test[: len(labels)]])
-    others = {} if dataset.problem.classes else {"outputs": dataset.num_classes, "labels": _of_labels(dataset)}
+    others = {} if dataset.task_kind.classes else {"outputs": dataset.num_classes, "labels": _of_labels(dataset)}
     return {
         **others,
         "samples": len(x),
@@ -175,9 +177,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"labels   {facts['labels']}; {facts['outputs']} output{'s' * (facts['outputs'] > 1)}"
     if facts["untrained_classes"]:
         yield f"         only in samples marked as test: {some(facts['untrained_classes'])}"
-    yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"
+    if facts["test_samples"]:
+        yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"
+    else:
+        yield "test     no samples are marked as test; a run splits those of each client (data.test_share)"
     if facts["validation_samples"]:
-        yield f"         {facts['validation_samples']} are marked as validation, and not trained on either"
+        yield f"         {facts['validation_samples']} are marked as validation, and not trained on"
     if facts["clients"] is None:
         yield "clients  not in the data; choose a partition"
     else:

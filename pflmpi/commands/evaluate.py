@@ -12,7 +12,7 @@ from pflmpi.text import comma_separated
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
     from pflmpi.experiment.build import Experiment
-    from pflmpi.runtime.measures import Counts
+    from pflmpi.runtime.counts import Counts
 
 _MOST_SHOWN = 20  # clients in the table
 
@@ -29,7 +29,6 @@ _SHARES = {*_WORDS, "accuracy"} - {"test_loss"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_changed_code(parser)
@@ -60,11 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the measures of a checkpoint, and write those of each client; return the exit code.
-
-    Raises:
-        UserError: no such run, round or data; other data than the run had; a file that cannot be written.
-    """
+    """Print the measures of a checkpoint, and write those of each client; return the exit code."""
     from pflmpi.analysis.run import open_run
     from pflmpi.experiment.restore import reopened
 
@@ -93,8 +88,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.updates is not None and not options.unseen:
         updates = f"--updates {options.updates}"
         raise ConfigError(f"{updates} is for clients kept out of training; add --unseen, or leave it out")
-    if options.updates is not None and options.updates < 1:
-        raise ConfigError(f"--updates {options.updates}: give a number of at least 1")
+    arguments.check_least(options, updates=1)
     if options.after_training and options.unseen:
         raise ConfigError("--after-training with --unseen, who train before their test by --updates; leave one out")
     arguments.check_output(options.out, "-o", options.force)
@@ -119,7 +113,7 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
     """Show the figures over all clients, those of each class, and those of the first clients."""
     from rich.table import Table
 
-    from pflmpi.runtime.measures import figures
+    from pflmpi.runtime.counts import figures
     from pflmpi.terminal import console
 
     terminal = console()
@@ -166,7 +160,7 @@ def _against(round: "Checkpoint", counts: "Counts", before: str) -> str:
 
 def _write(path: Path, counts: "Counts") -> None:
     """Write a line for each client: its figures, and its accuracy in each class."""
-    from pflmpi.runtime.measures import share
+    from pflmpi.runtime.counts import share
 
     by_class = share(counts.hits, counts.total[:, : counts.hits.shape[1]])  # [N, K]
     classes = [f"accuracy_class_{label}" for label in range(by_class.shape[1])]
@@ -179,7 +173,6 @@ def _write(path: Path, counts: "Counts") -> None:
 
 
 def _text(name: str, value: float) -> str:
-    """A figure of all clients, or of one."""
     if value != value:
         return "-"
     return str(value) if name in _COUNTS else f"{100 * value:.2f} %" if name in _SHARES else f"{value:.4f}"

@@ -1,7 +1,6 @@
 """Progress on the terminal: a bar for whatever takes long, the rounds of a run, and a table at its end."""
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pflmpi.cluster.status import clock
+from pflmpi.cluster.status import clock, seconds_per_round
 from pflmpi.learning.early_stop import EarlyStop, judged_by
 from pflmpi.store import job_file, metrics_file
 from pflmpi.terminal import console
@@ -20,7 +19,7 @@ from pflmpi.text import printable, size
 
 if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
     from pflmpi.config.load import Config
-    from pflmpi.runtime.measures import Counts
+    from pflmpi.runtime.counts import Counts
     from pflmpi.runtime.progress import Progress as Round
 
 
@@ -50,31 +49,6 @@ def round_display() -> Callable[[str], None]:
     return show
 
 
-class TimeLeft:
-    """The time that the rest of a run will take, from the rounds of this process.
-
-    Args:
-        rounds: of the whole run.
-    """
-
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
-        self._seconds: deque[float] = deque(maxlen=20)
-        self._warm = False
-
-    def after(self, round: int, seconds: float) -> float | None:
-        """Seconds to the end after a round that took `seconds`; None after the last.
-
-        The first round of a process warms up, and counts until there is another.
-        """
-        if not self._warm and self._seconds:
-            self._seconds.clear()
-            self._warm = True
-        self._seconds.append(seconds)
-        left = (self._rounds - round) * sum(self._seconds) / len(self._seconds)
-        return left if round < self._rounds else None
-
-
 class RunProgress:
     """Shows rounds as they end: on a terminal in a bar, in a notebook in one line, elsewhere (a log) in a line each.
 
@@ -93,7 +67,7 @@ class RunProgress:
         self._quiet = quiet
         self._score = "accuracy -"
         self._moved = [0, 0]
-        self._left = TimeLeft(rounds)
+        self._seconds: list[dict[str, float]] = []  # of the rounds of this process, as in metrics.csv
         terminal = console(stderr=True, force_terminal=True if bar else None)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
         hidden = quiet or not terminal.is_terminal
@@ -111,15 +85,16 @@ class RunProgress:
             self._bar.stop()
 
     def __call__(self, round: "Round") -> None:
-        """Show the end of a round."""
         if round.scores is not None:
             unseen = "" if round.unseen is None else f" (unseen {_score(round.unseen).removeprefix('accuracy ')})"
             self._score = f"{_score(round.scores)}{unseen}"
         up, down = int(round.bytes["up"].sum()), int(round.bytes["down"].sum())
         self._moved = [self._moved[0] + up, self._moved[1] + down]
-        left = self._left.after(round.round, round.seconds["round"])
-        rest = "" if left is None else f"  left {clock(left)}"
         testing = round.seconds["evaluation"]
+        self._seconds.append({"seconds": round.seconds["round"], "evaluation_seconds": testing})
+        del self._seconds[1:-10]  # the speed is that of the last ones
+        left = (self._rounds - round.round) * (seconds_per_round(self._seconds) or 0.0)
+        rest = f"  left {clock(left)}" if round.round < self._rounds else ""
         if testing > round.seconds["compute"] / 2:  # of both; `evaluation.every` saves it
             rest = f"  testing {testing:.2f} s{rest}"
         if not self._bar.disable:

@@ -1,6 +1,7 @@
 """Configurations: read from YAML, overridden by `-s section.key=value`, validated, written back resolved."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +17,14 @@ from pflmpi.config.sections import KEYS, check_numbers, located, mapping, overri
 from pflmpi.config.yaml_file import read
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS
-from pflmpi.data.problems import PROBLEMS
 from pflmpi.data.sources import SOURCES
+from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import ConfigError
+from pflmpi.learning.measures import measures_of
 from pflmpi.learning.participation import SELECTIONS, is_trace
-from pflmpi.learning.scoring import measures_of
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import TRANSFORMS
+from pflmpi.messages.uplink_transforms import UplinkConfig
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
 from pflmpi.registry import Registry, unknown
@@ -34,6 +36,7 @@ T = TypeVar("T")
 SECTIONS: dict[str, type[BaseModel]] = {
     "data": DataConfig,
     "training": TrainingConfig,
+    "uplink": UplinkConfig,
     "evaluation": EvaluationConfig,
     "checkpoint": CheckpointConfig,
     "output": OutputConfig,
@@ -51,10 +54,15 @@ class Config:
     models: tuple[Model, ...]  # cycled over the clients
     algorithm: Algorithm
     training: TrainingConfig
+    uplink: UplinkConfig
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     output: OutputConfig
     runtime: RuntimeConfig
+
+    def __hash__(self) -> int:
+        """That of all values, for sets and keys of dictionaries."""
+        return hash(json.dumps(self.resolved(), sort_keys=True))
 
     def resolved(self) -> dict[str, Any]:
         """The whole configuration as plain values, as written into the run."""
@@ -88,7 +96,7 @@ def parse(raw: Mapping[str, Any]) -> Config:
         if not is_trace(config.training.selection):
             SELECTIONS[config.training.selection]
         if config.evaluation.measures is None:
-            default = [*PROBLEMS[config.data.task].default_measures]
+            default = [*TASK_KINDS[config.data.task].default_measures]
             config = replace(config, evaluation=config.evaluation.model_copy(update={"measures": default}))
         measures_of(config.evaluation.measures or ())
         return config

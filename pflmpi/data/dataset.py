@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pflmpi.data.problems import CLASSIFICATION, Problem
+from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
 
 _ENOUGH = 10_000  # samples that tell the scale of values
@@ -20,7 +20,7 @@ class Dataset:
 
     name: str
     images: np.ndarray  # uint8 [n, C, H, W], or float32 [n, ...]; may be a read-only memory map
-    labels: np.ndarray  # int64 [n]; of other tasks than classification [n, ...], see `data.problems`
+    labels: np.ndarray  # int64 [n]; of other tasks than classification [n, ...], see `data.task_kinds`
     official_test: np.ndarray  # bool [n]
     writers: np.ndarray | None  # int64 [n], who wrote each sample; None if unknown
     num_classes: int  # of other tasks the outputs for a sample or position
@@ -33,17 +33,17 @@ class Dataset:
     may_be_tokens: bool = False  # whether the values were whole numbers of an array
     columns: tuple[str, ...] = ()  # [D], what the values of a sample [D] are called; none where nobody has said
     official_validation: np.ndarray | None = None  # bool [n], of training samples; None where nobody has said
-    problem: Problem = CLASSIFICATION
+    task_kind: TaskKind = CLASSIFICATION
 
     @property
     def strata(self) -> np.ndarray:
         """int64 [n], the class of each sample, by which sides are drawn; 0 where labels are no classes."""
-        return self.labels if self.problem.classes else np.zeros(len(self.labels), np.int64)
+        return self.labels if self.task_kind.classes else np.zeros(len(self.labels), np.int64)
 
     @property
     def num_strata(self) -> int:
         """K, or 1 where labels are no classes."""
-        return self.num_classes if self.problem.classes else 1
+        return self.num_classes if self.task_kind.classes else 1
 
 
 def assemble(
@@ -55,7 +55,7 @@ def assemble(
     writers: np.ndarray | None = None,
     digest: str | None = None,
     official_validation: np.ndarray | None = None,
-    problem: Problem = CLASSIFICATION,
+    task_kind: TaskKind = CLASSIFICATION,
 ) -> Dataset:
     """A dataset of the given arrays, after checking that they match.
 
@@ -65,20 +65,20 @@ def assemble(
     Args:
         name: for messages.
         images: uint8 [n, C, H, W], or float32 [n, ...].
-        labels: integers [n] in 0..num_classes-1; of another problem as that says.
+        labels: integers [n] in 0..num_classes-1; of another kind of task as that says.
         official_test: bool [n].
         num_classes: K.
         writers: integers [n] or None.
         digest: if already known; None computes it.
         official_validation: bool [n], which of the training samples are for validation; None if nobody has said.
-        problem: what the labels are.
+        task_kind: what the labels are.
 
     Raises:
         DataError: arrays of different lengths, labels that are no classes, or anything else that is no whole number.
     """
     count = len(images)
     try:
-        labels = whole("labels", labels) if problem.classes else problem.labels(np.asarray(labels))
+        labels = whole("labels", labels) if task_kind.classes else task_kind.labels(np.asarray(labels))
         official_test = whole("official_test", official_test)
         writers = None if writers is None else whole("writers", writers)
     except ValueError as error:
@@ -94,7 +94,7 @@ def assemble(
         raise DataError(f"dataset {name!r} has samples {described}; expected uint8 [n, C, H, W] or float32 [n, ...]")
     if images.size == 0:
         raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
-    if problem.classes and (labels.min() < 0 or labels.max() >= num_classes):
+    if task_kind.classes and (labels.min() < 0 or labels.max() >= num_classes):
         described = f"{labels.min()}..{labels.max()}"
         raise DataError(
             f"dataset {name!r} has labels {described}, allowed are 0..{num_classes - 1}; its files are damaged"
@@ -105,7 +105,7 @@ def assemble(
     digest = digest or content_digest(images, labels, official_test, writers, num_classes, official_validation)
     mean, std = ((value,) * images.shape[1] for value in ((0.5, 0.5) if images.dtype == np.uint8 else (0.0, 1.0)))
     about = (name, images, labels, official_test, writers, num_classes, mean, std, digest)
-    return Dataset(*about, official_validation=official_validation, problem=problem)
+    return Dataset(*about, official_validation=official_validation, task_kind=task_kind)
 
 
 def standardised(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset:

@@ -12,10 +12,10 @@ from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import Dataset, assemble, standardised, standardised_by_pixel
 from pflmpi.data.own_files import read_own
-from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
 from pflmpi.data.splits import apportion, merged
+from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.errors import ConfigError, DataError
 from pflmpi.machine import expanded
 from pflmpi.rng import stream
@@ -34,14 +34,14 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
         ConfigError: an unknown name.
         DataError: a dataset that is missing, unreadable, or cannot be downloaded.
     """
-    problem = PROBLEMS[config.task]()
-    dataset = _read(config, problem, cache)
-    if dataset.problem.classes and problem.classes:
-        dataset = replace(dataset, problem=problem)  # whose loss may be another
-    elif dataset.problem != problem:
+    task_kind = TASK_KINDS[config.task]()
+    dataset = _read(config, task_kind, cache)
+    if dataset.task_kind.classes and task_kind.classes:
+        dataset = replace(dataset, task_kind=task_kind)  # whose loss may be another
+    elif dataset.task_kind != task_kind:
         raise DataError(
             f"data.task = {shown(config.task)}, and the labels of dataset {dataset.name!r} are of "
-            f"{PROBLEMS.name_of(type(dataset.problem))}; set data.task to that, or choose other data"
+            f"{TASK_KINDS.name_of(type(dataset.task_kind))}; set data.task to that, or choose other data"
         )
     if config.normalize == "standard":
         dataset = standardised(dataset)
@@ -52,9 +52,9 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
     return limited(dataset, config.limit, stream(seed, 0, -1, "limit"))
 
 
-def _read(config: DataConfig, problem: Problem, cache: str | None) -> Dataset:
+def _read(config: DataConfig, task_kind: TaskKind, cache: str | None) -> Dataset:
     if config.path is not None:
-        return read_own(Path(config.path), config.label, config.client, config.layout, problem)
+        return read_own(Path(config.path), config.label, config.client, config.layout, task_kind)
     source = SOURCES[config.name]
     if isinstance(source, type):
         dataset = source(**config.options).read(Path(_folder(config) or "."))
@@ -96,7 +96,7 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         dataset.num_classes,
         None if dataset.writers is None else dataset.writers[samples],
         official_validation=None if marks is None else marks[samples],
-        problem=dataset.problem,
+        task_kind=dataset.task_kind,
     )
     fields = ("mean", "std", "class_names", "written_labels", "written_clients", "may_be_tokens", "columns")
     return replace(subset, **{name: getattr(dataset, name) for name in fields})

@@ -18,13 +18,13 @@ from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, setup
-from pflmpi.learning.scoring import Measure
+from pflmpi.learning.measures import Measure
 from pflmpi.machine import expanded
 from pflmpi.messages.downlink import Homes, Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
 from pflmpi.runtime.contract import calling
+from pflmpi.runtime.counts import Counts, in_client_order
 from pflmpi.runtime.evaluation import evaluate, evaluate_trained
-from pflmpi.runtime.measures import Counts, in_client_order
 from pflmpi.runtime.rounds import train
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import evaluate_unseen, mean_answers
@@ -42,7 +42,7 @@ def confusion(experiment: Experiment, run: Path, round: int, update: Update) -> 
     None where labels are no classes.
     """
     dataset = experiment.federation.dataset
-    if not dataset.problem.classes:
+    if not dataset.task_kind.classes:
         return None
     samples = np.zeros((dataset.num_classes, dataset.num_classes), np.int64)
 
@@ -213,7 +213,7 @@ def _matched(first: Dataset, other: Dataset) -> Dataset:
         raise ConfigError(
             f"--data {other.name} has samples of {other_kind}, the run {kind}; give data of the same kind"
         )
-    if first.problem.classes:
+    if first.task_kind.classes:
         labels = _matching_labels(first, other)[other.labels]
     elif (labels := other.labels).shape[1:] != first.labels.shape[1:] or other.num_classes > first.num_classes:
         shapes = f"{list(labels.shape[1:])} with {other.num_classes} outputs, the run {list(first.labels.shape[1:])}"

@@ -14,12 +14,12 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.config.load import Config
 from pflmpi.config.sections import differing
 from pflmpi.data.partitions import PARTITIONS
-from pflmpi.data.problems import PROBLEMS, Problem
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import OwnSource
+from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.learning.measures import MEASURES
 from pflmpi.learning.participation import SELECTIONS, is_trace
-from pflmpi.learning.scoring import MEASURES
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS, Model
 from pflmpi.registry import Registry, unknown
@@ -33,7 +33,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "selection": SELECTIONS,
     "transform": TRANSFORMS,
     "measure": MEASURES,
-    "task": PROBLEMS,
+    "task": TASK_KINDS,
 }
 _LISTS = (  # place, section, key
     ("transform", "data", "transform"),
@@ -54,12 +54,23 @@ def code_hashes(config: Config) -> dict[str, str]:
     return hashes
 
 
-def changes(run: Path, before: Mapping[str, str], now: Mapping[str, str], allowed: bool) -> list[str]:
-    """The sections whose hash has changed since a run was written, one text for each.
+def changes(
+    run: Path, recorded: Mapping[str, str], values: Mapping[str, Any], config: Config, allowed: bool
+) -> list[str]:
+    """The sections that name what a run named, whose hash has changed since that was written, one text for each.
+
+    Args:
+        recorded: the hashes of then, as `code_hashes` gives them.
+        values: the raw configuration of then.
 
     Raises:
         CheckpointError: there is such a change, and it is not allowed.
     """
+    names = dict(_names(renamed(values, config)))
+    hashes = {name: recorded.get(place) for place, name in names.items()}
+    both = {place: name for place, name in _names(config.resolved()) if name in hashes}
+    before = {place: digest for place, name in both.items() if (digest := hashes[name])}
+    now = {place: digest for place, digest in code_hashes(config).items() if place in both}
     changed = [
         f"the code of {place} has changed since {run} was written (hash {str(old)[:12]} then, {new or 'none':.12} now)"
         for place, (old, new) in differing(before, now).items()
@@ -120,11 +131,11 @@ def _section(name: str, kind: object) -> str:
         names = [*inspect.signature(kind).parameters] if inspect.isfunction(kind) else []
         known = {"x key": "transform", "scores labels": "measure", "round count num_train rng": "selection"}
         return "partition" if {"clients", "rng"} <= {*names} else known.get(" ".join(names), "model")
-    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module), ("task", Problem))
+    bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module), ("task", TaskKind))
     for section, base in bases:
         if issubclass(kind, base):
             return section
-    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module, Problem")
+    raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module, TaskKind")
 
 
 def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Checks before the first round: training options that do not fit each other, the data or the algorithm; padding."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,18 +12,19 @@ from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, training_passes
 from pflmpi.config.load import Config
-from pflmpi.data.problems import PROBLEMS, Problem
+from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.data.unseen import Division
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
+from pflmpi.learning.measures import MEASURES, Measure, values_of
 from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
-from pflmpi.learning.scoring import MEASURES, Measure, values_of
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
 from pflmpi.learning.transforms import Transform
-from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, as_messages, with_rows
+from pflmpi.messages.kinds import Downlink, Mean, Messages, OwnClasses, Uplink, as_messages, with_rows
+from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
 from pflmpi.models.built_module import equal
 from pflmpi.registry import unknown
 from pflmpi.rng import stream
@@ -50,9 +51,9 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
         ("keep_optimizer", adam or training.momentum > 0, "momentum, or training.optimizer: adam or adamw"),
     ):
         _check_effect(training, key, allowed, where)
-    if training.micro_batch is not None and type(task.problem).weights is not Problem.weights:
+    if training.micro_batch is not None and type(task.kind).weights is not TaskKind.weights:
         raise ConfigError(
-            f"training.micro_batch = {training.micro_batch} with data.task {type(task.problem).__name__.lower()}, "
+            f"training.micro_batch = {training.micro_batch} with data.task {type(task.kind).__name__.lower()}, "
             "whose samples count differently in the mean of a batch, so that gradients of its parts do not add up to "
             "that of the batch; leave it null, and lower training.batch_size"
         )
@@ -69,6 +70,42 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
             f"training.keep_optimizer: {kind} has no training whose optimizer could go on in the next round "
             "(`trainings`); set it to false"
         )
+
+
+def check_uplink(config: UplinkConfig, algorithm: Algorithm, task: Task) -> None:
+    """Raise `ConfigError` for a transform of messages without effect, or of one for which it has no meaning."""
+    for key, needed in (("noise", "clip"), ("delta", "noise")):
+        if (value := getattr(config, key)) is not None and getattr(config, needed) is None:
+            raise ConfigError(
+                f"uplink.{key} = {value} needs uplink.{needed}, which is not set; set it, or leave {key} out"
+            )
+    up, chosen = algorithm.uplink(task), config.chosen
+    why = next(filter(None, (_untransformable(name, up[name], chosen, algorithm, task) for name in up)), "")
+    if chosen and (why or not up):
+        keys = ", ".join(f"uplink.{key} = {value:g}" for key, value in chosen.items())
+        raise ConfigError(
+            f"{keys}: {type(algorithm).__name__} sends {why or 'nothing'}; leave it out, or choose an algorithm that "
+            "averages models"
+        )
+
+
+def _untransformable(name: str, kind: Uplink, chosen: Iterable[str], algorithm: Algorithm, task: Task) -> str:
+    """The message, and why one of the chosen transforms has no meaning for it; "" if all have one."""
+    allowed, received = ALLOWED.get(type(kind), ()), algorithm.downlink(task).get(name)
+    if wrong := next((key for key in chosen if key not in allowed), None):
+        known = f"; of that only {' and '.join(allowed)} has a meaning" if allowed else ""
+        return f"{name!r} as {type(kind).__name__}, of which {wrong} has no meaning{known}"
+    if not isinstance(kind, Mean):
+        return ""
+    other = received is None or isinstance(received, OwnClasses) or tree.differences(received.like, kind.like)
+    if algorithm.introduces or other:
+        return f"{name!r} without having received the same, so that there is no change to transform"
+    for path, leaf in tree.leaves(kind.like):
+        if path.split("/")[0] in task.shared_stats:
+            return f"{path}, which a transform could make negative (training.bn: local keeps it with the client)"
+        if leaf.dtype != torch.float32:
+            return f"{path} in {name!r}, which is {str(leaf.dtype)[6:]} and not float32"
+    return ""
 
 
 def check_participation(config: Config, task: Task, participation: Participation, done: int) -> None:
@@ -167,7 +204,7 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
         if not any(trial.counts_loss(0, round) for round in rounds):
             why = f"the local training of {type(algorithm).__name__} measures no loss"
     measure = "f1_macro" if stop.metric.startswith("f1") else "accuracy" if "accuracy" in stop.metric else ""
-    if measure and not task.problem.classes and measure not in trial.measures:
+    if measure and not task.kind.classes and measure not in trial.measures:
         why = "the labels of this data.task are no classes"
     if why:
         raise ConfigError(f"training.stop.metric = {shown(stop.metric)}, but {why}; choose another metric")
@@ -177,23 +214,23 @@ def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
     """Raise `ConfigError` for a measure that has no meaning for the task, or no value for made-up scores."""
     rng, count = np.random.default_rng(0), 2 * task.num_classes + 1
     for name in measures:
-        if name in [*MEASURES] and task.problem.measures and name not in task.problem.measures:
+        if name in [*MEASURES] and task.kind.measures and name not in task.kind.measures:
             raise ConfigError(
                 f"evaluation.measures: {name} has no meaning for the labels of this data (data.task); choose "
-                f"{', '.join(task.problem.measures)}, or a function of your own"
+                f"{', '.join(task.kind.measures)}, or a function of your own"
             )
     try:
         scores, labels = rng.normal(size=(count, *task.score_shape)), example_labels(task, (count,), rng).numpy()
-        values_of(measures, *task.problem.scored(scores, labels))
+        values_of(measures, *task.kind.scored(scores, labels))
     except RunError as error:
         raise ConfigError(f"evaluation.measures: {error}") from error
 
 
-def check_problem(algorithm: Algorithm, task: Task) -> None:
+def check_kind(algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for an algorithm, or an option, that has a meaning for cross-entropy of classes alone."""
-    if task.problem.cross_entropy:
+    if task.kind.cross_entropy:
         return
-    name = PROBLEMS.name_of(type(task.problem))
+    name = TASK_KINDS.name_of(type(task.kind))
     if not algorithm.any_task:
         others = ", ".join(name for name, kind in ALGORITHMS.items() if kind.any_task)
         raise ConfigError(
@@ -335,7 +372,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
         images[weight == 0], labels[weight == 0] = 0, 0
     keys = torch.arange(2)
     counts = torch.tensor([float(_REAL)])
-    if task.problem.classes:
+    if task.kind.classes:
         counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
     training = task.training.model_copy(update={"lr": min(task.training.lr, _LARGEST_RATE)})
     batched = task.replace(batched=True, training=training)
@@ -362,10 +399,10 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
 
 def example_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
     """Labels of made-up samples of a shape: classes, or numbers that are 0 and 1, which labels of any task may be."""
-    if task.problem.classes:
+    if task.kind.classes:
         return torch.from_numpy(rng.integers(0, task.num_classes, shape))
     values = rng.integers(0, 2, (*shape, *task.label_shape))
-    return torch.from_numpy(task.problem.labels(values.reshape(-1, *task.label_shape)).reshape(values.shape))
+    return torch.from_numpy(task.kind.labels(values.reshape(-1, *task.label_shape)).reshape(values.shape))
 
 
 def example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:

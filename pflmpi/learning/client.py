@@ -166,9 +166,9 @@ def task_loss(task: Task, scores: Tensor, batch: Batch) -> Tensor:
 
     Of tokens it is the mean over all positions of the batch that have a label, 0 without any.
     """
-    if task.problem.cross_entropy:
+    if task.kind.cross_entropy:
         return cross_entropy(scores, batch)
-    losses, weights = task.problem.loss(scores, batch.y), task.problem.weights(batch.y)
+    losses, weights = task.kind.loss(scores, batch.y), task.kind.weights(batch.y)
     if weights is None:
         return average(losses, batch)
     if batch.padding is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.data.problems import CLASSIFICATION, Problem
+from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.parts import overlay, parameters_of
 from pflmpi.learning.training import TrainingConfig
@@ -46,7 +46,7 @@ class Task:
         frozen: parameters that no client trains.
         personal: paths of the parameters that stay with a client, by `model.personal`; () where that says nothing.
         cached_features: whether samples are already features [d] of a frozen body, by `model.cache_features`.
-        problem: what is predicted.
+        kind: what is predicted.
         label_shape: of a label; () of a class.
     """
 
@@ -60,7 +60,7 @@ class Task:
     frozen: Frozen = field(default_factory=Frozen)
     personal: tuple[str, ...] = ()
     cached_features: bool = False
-    problem: Problem = CLASSIFICATION
+    kind: TaskKind = CLASSIFICATION
     label_shape: tuple[int, ...] = ()
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
     local: LocalTraining | None = field(default=None, compare=False)  # while a client trains
@@ -75,7 +75,7 @@ class Task:
     @property
     def score_shape(self) -> tuple[int, ...]:
         """Of the scores of a sample: (K,), or (T, K) of tokens."""
-        return (*self.problem.score_axes(self.label_shape), self.num_classes)
+        return (*self.kind.score_axes(self.label_shape), self.num_classes)
 
     @property
     def num_features(self) -> int:

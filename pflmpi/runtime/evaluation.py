@@ -17,10 +17,10 @@ from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Messages, Updates, as_messages
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import calling
+from pflmpi.runtime.counts import Counts, counts, in_client_order, predictions
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import ClientBatches
 from pflmpi.runtime.executors.transfers import download_all, pipelined, upload
-from pflmpi.runtime.measures import Counts, counts, in_client_order, predictions
 
 
 def evaluate(executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Counts:
@@ -93,6 +93,7 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
         received: messages of any of them, without a leading axis.
     """
     task, width = executor.task(clients), _width(executor)
+    executor = executor.holding(clients, executor.federation.test)
     samples = executor.pool.places(np.concatenate([executor.federation.test[client] for client in clients]))
     filled = np.resize(samples, -(-len(samples) // width) * width)
     uploaded = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)

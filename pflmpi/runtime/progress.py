@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from pflmpi.learning.early_stop import of_validation
-from pflmpi.runtime.measures import Counts, columns_of, figures
+from pflmpi.runtime.counts import Counts, columns_of, figures
 from pflmpi.store import metrics_file
 
 _ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")
@@ -117,11 +117,7 @@ class Progress:
 
 
 def metric_columns(measures: Sequence[str], simulated: bool, validates: bool = False) -> list[str]:
-    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients.
-
-    Args:
-        validates: whether there are validation samples.
-    """
+    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients."""
     nothing = np.empty(0, np.int64)
     empty = dict.fromkeys(
         ("round", "compute", "exchange", "evaluation", "checkpoint", "waiting", *["simulated"] * simulated), 0.0

@@ -76,6 +76,7 @@ def test_there_is_a_file_for_every_table_and_figure_of_the_papers():
         "digits_unseen",
         "examples",
         "tuned",
+        "tuned_fashion",
         *(f"{paper}/{paper}_{name}" for paper, names in PUBLISHED.items() for name in names),
     }
 

@@ -14,7 +14,7 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
 from pflmpi.data.own_files import read_own
-from pflmpi.data.problems import PROBLEMS
+from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import ConfigError, DataError
 from pflmpi.experiment.build import load_federation, prepare
 from pflmpi.store import metrics_file, run_folder
@@ -136,11 +136,11 @@ def test_the_same_bits_on_any_ranks_and_after_a_resume(task, raw, tmp_path):
     quick_run.run(quick_run.settings(settings, training={"rounds": 1}), tmp_path / "begun")
     assert quick_run.resume(tmp_path / "begun", ("training.rounds=3",), ranks=2) == whole
     lines = [metrics_file.read(tmp_path / name)[2] for name in ("one", "3", "begun")]
-    for name in PROBLEMS[task].default_measures:
+    for name in TASK_KINDS[task].default_measures:
         assert all(lines[0][f"{prefix}{name}_mean"] for prefix in ("", "unseen_", "validation_"))
         assert len({line[f"{name}_mean"] for line in lines}) == 1
     run = open_run(tmp_path / "one")
-    assert run.config["evaluation"]["measures"] == list(PROBLEMS[task].default_measures)
+    assert run.config["evaluation"]["measures"] == list(TASK_KINDS[task].default_measures)
     assert ("accuracy" in run.round().metrics) == (task != "regression") and "hits" not in run.round().metrics
 
 
@@ -220,9 +220,9 @@ def test_partitions_that_need_no_classes_divide_numbers(partition, raw, tmp_path
 
 
 OWN = """
-from pflmpi.data.problems import Problem
+from pflmpi.data.task_kinds import TaskKind
 
-class Absolute(Problem):
+class Absolute(TaskKind):
     summary = "numbers, mean absolute error"
 
     def loss(self, scores, y):
@@ -243,7 +243,7 @@ def test_a_task_of_ones_own_has_its_loss(raw, tmp_path):
 
 
 FOCAL = """
-from pflmpi.data.problems import Classification
+from pflmpi.data.task_kinds import Classification
 
 class Focal(Classification):
     summary = "focal loss, gamma = 2"
@@ -276,9 +276,9 @@ def test_another_loss_of_classes(executor, tmp_path):
 
 def test_columns_of_a_table_are_numbers_to_predict(tmp_path, capfd):
     (tmp_path / "table.csv").write_text("a,price,size\n1,2.5,7\n2,3.5,8\n3,4.5,9\n")
-    dataset = read_own(tmp_path / "table.csv", "price", problem=PROBLEMS["regression"]())
+    dataset = read_own(tmp_path / "table.csv", "price", task_kind=TASK_KINDS["regression"]())
     assert (dataset.labels.tolist(), dataset.columns) == ([[2.5], [3.5], [4.5]], ("a", "size"))
-    both = read_own(tmp_path / "table.csv", ["price", "size"], problem=PROBLEMS["regression"]())
+    both = read_own(tmp_path / "table.csv", ["price", "size"], task_kind=TASK_KINDS["regression"]())
     assert (both.labels.tolist(), both.num_classes) == ([[2.5, 7], [3.5, 8], [4.5, 9]], 2)
     words = ["data", str(tmp_path / "table.csv"), "--task", "regression", "--label"]
     for labels in (["price,size"], ["price", "--label", "size"]):  # no label becomes a column to predict from

@@ -13,8 +13,8 @@ from pflmpi.analysis.selection import named
 from pflmpi.analysis.series.accuracy import measures_over_rounds
 from pflmpi.analysis.table import pick
 from pflmpi.errors import ConfigError
-from pflmpi.learning.scoring import MEASURES
-from pflmpi.runtime.measures import Counts, figures
+from pflmpi.learning.measures import MEASURES
+from pflmpi.runtime.counts import Counts, figures
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep.table import SweepTable
 

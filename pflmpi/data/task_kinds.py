@@ -1,6 +1,6 @@
 """What is predicted (`data.task`): the labels of the samples, the loss of scores, and the measures that make sense.
 
-class Ranking(Problem):                             data: {task: ./mine.py:Ranking}
+class Ranking(TaskKind):                            data: {task: ./mine.py:Ranking}
     def loss(self, scores, y):                      scores [B, K], y [B, ...] -> [B], the loss of each sample
         ...
 """
@@ -20,15 +20,15 @@ IGNORED = -100  # in place of a token's label: the position is padding, as in to
 
 
 @dataclass(frozen=True)
-class Problem(ABC):
-    """The contract of a task; its methods are pure.
+class TaskKind(ABC):
+    """The contract of a kind of task; its methods are pure.
 
     Attributes:
         summary: one line for `pflmpi list`.
         classes: whether each sample has one label, its class. Only then do partitions divide by labels, and algorithms
             send what belongs to classes.
         default_measures: what `evaluation.measures` is where nothing is configured.
-        measures: the names in `pflmpi.learning.scoring` that make sense.
+        measures: the names in `pflmpi.learning.measures` that make sense.
     """
 
     summary: ClassVar[str]
@@ -72,7 +72,7 @@ class Problem(ABC):
         return scores, labels
 
 
-class Classification(Problem):
+class Classification(TaskKind):
     """One class for each sample, cross-entropy."""
 
     summary = "one class for each sample, cross-entropy"
@@ -85,7 +85,7 @@ class Classification(Problem):
         return cross_entropy(scores, y, reduction="none")
 
 
-class Multilabel(Problem):
+class Multilabel(TaskKind):
     """Several yes or no for each sample, labels [n, K] of 0 and 1: binary cross-entropy of logits, mean over labels."""
 
     summary = "K times yes or no for each sample, binary cross-entropy"
@@ -104,7 +104,7 @@ class Multilabel(Problem):
         return binary_cross_entropy_with_logits(scores, y, reduction="none").mean(-1)
 
 
-class Regression(Problem):
+class Regression(TaskKind):
     """Numbers, labels [n] or [n, K]: squared error, mean over the outputs."""
 
     summary = "one number or several for each sample, mean squared error"
@@ -115,7 +115,7 @@ class Regression(Problem):
         return (scores - y).square().mean(-1)
 
 
-class Tokens(Problem):
+class Tokens(TaskKind):
     """A class for each position, labels [n, T, ...] with -100 for padding: cross-entropy, mean over positions."""
 
     summary = "a class for each position; -100 is padding"
@@ -150,8 +150,8 @@ class Tokens(Problem):
 
 
 CLASSIFICATION = Classification()
-PROBLEMS: Registry[type[Problem]] = Registry(
+TASK_KINDS: Registry[type[TaskKind]] = Registry(
     "task",
     {"classification": Classification, "multilabel": Multilabel, "regression": Regression, "tokens": Tokens},
-    accept=subclass(Problem, "summary"),
+    accept=subclass(TaskKind, "summary"),
 )

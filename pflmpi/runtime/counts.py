@@ -9,10 +9,10 @@ from torch import Tensor
 
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
-from pflmpi.data.problems import Problem
+from pflmpi.data.task_kinds import TaskKind
 from pflmpi.learning.client import Batch
 from pflmpi.learning.early_stop import lower_is_better
-from pflmpi.learning.scoring import Measure, values_of
+from pflmpi.learning.measures import Measure, values_of
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import check_scores
@@ -214,11 +214,11 @@ def counts(
     """
     tests, num_classes = [federation.test[client] for client in clients], federation.dataset.num_classes
     labels, sizes = federation.dataset.labels[np.concatenate(tests)], federation.num_test[clients]
-    problem = federation.dataset.problem
-    values = _values(measures or {}, problem, scores, labels, sizes)
-    if not problem.classes:
+    task_kind = federation.dataset.task_kind
+    values = _values(measures or {}, task_kind, scores, labels, sizes)
+    if not task_kind.classes:
         untested = Counts.none(sizes[:, None], classes=False)
-        return replace(untested, loss=_losses(problem, scores, labels, sizes), values=values)
+        return replace(untested, loss=_losses(task_kind, scores, labels, sizes), values=values)
     whose = np.repeat(np.arange(len(clients)), sizes)
     chosen = scores.argmax(1).numpy()
     right = chosen == labels
@@ -227,17 +227,17 @@ def counts(
         counts_by_class = np.bincount(whose * num_classes + classes, minlength=len(clients) * num_classes)
         return counts_by_class.reshape(len(clients), num_classes)
 
-    loss = _losses(problem, scores, labels, sizes)
+    loss = _losses(task_kind, scores, labels, sizes)
     return Counts(by_class(whose[right], labels[right]), by_class(whose, chosen), by_class(whose, labels), loss, values)
 
 
-def _losses(problem: Problem, scores: Tensor, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _losses(task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """[m], the sum of the losses of each client's samples, of which there are so many."""
-    if problem.cross_entropy:
+    if task_kind.cross_entropy:
         return -_sums(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
     y = torch.from_numpy(labels)
-    lost = _sums(problem.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy(), sizes)
-    weights = problem.weights(y)
+    lost = _sums(task_kind.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy(), sizes)
+    weights = task_kind.weights(y)
     return lost if weights is None else np.nan_to_num(share(lost, _sums(weights.double().numpy(), sizes)) * sizes)
 
 
@@ -251,12 +251,12 @@ def _sums(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _values(
-    measures: Mapping[str, Measure], problem: Problem, scores: Tensor, labels: np.ndarray, sizes: np.ndarray
+    measures: Mapping[str, Measure], task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: np.ndarray
 ) -> dict[str, np.ndarray]:
     """By measure, its value [m] for the samples [n] of each client, of which there are so many."""
     if not measures:
         return {}
     cuts = np.cumsum(sizes)[:-1]
     pairs = zip(np.split(scores.double().numpy(), cuts), np.split(labels, cuts), strict=True)
-    rows = np.array([values_of(measures, *problem.scored(*pair)) for pair in pairs]).reshape(-1, len(measures))
+    rows = np.array([values_of(measures, *task_kind.scored(*pair)) for pair in pairs]).reshape(-1, len(measures))
     return dict(zip(measures, rows.T, strict=True))
