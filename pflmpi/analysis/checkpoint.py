@@ -177,7 +177,6 @@ class LeafRows:
     Attributes:
         clients: [m] ascending ids.
         shape: (m, ...).
-        dtype: of the elements.
     """
 
     clients: np.ndarray

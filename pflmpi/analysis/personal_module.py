@@ -32,7 +32,6 @@ class PersonalModule(nn.Module):
     Its parameters are what the client keeps ("client.model.head.weight") and what it received ("received.body...").
 
     Args:
-        algorithm: of the run.
         task: of the client, on the host.
         client: its state, adapted where the algorithm adapts.
         received: the messages that it predicts with.

@@ -24,7 +24,6 @@ class NamedRun:
     """A run in a report.
 
     Attributes:
-        run: the run.
         label: its name, unlike that of any other.
         legend: the name of its curves.
         style: number of their colour and line.

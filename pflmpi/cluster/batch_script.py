@@ -211,7 +211,6 @@ class BatchScript:
     """What a batch script does.
 
     Attributes:
-        options: of sbatch.
         python: the interpreter of the environment with pflmpi.
         arguments: for `pflmpi` on every rank or, in an array, for `pflmpi sweep` once.
         mpi: how srun connects the ranks: none, pmix, pmi2.

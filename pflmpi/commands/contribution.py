@@ -44,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make or finish a run without each client; print and write what the others lose; return the exit code.
-
-    Raises:
-        ConfigError: the run is not finished, the folder holds other runs, or a launcher has started this.
-    """
+    """Make or finish a run without each client; print and write what the others lose; return the exit code."""
     from rich.table import Table
 
     from pflmpi.analysis.run import open_run

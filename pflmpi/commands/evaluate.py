@@ -59,11 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the measures of a checkpoint, and write those of each client; return the exit code.
-
-    Raises:
-        UserError: no such run, round or data; other data than the run had; a file that cannot be written.
-    """
+    """Print the measures of a checkpoint, and write those of each client; return the exit code."""
     from pflmpi.analysis.run import open_run
     from pflmpi.experiment.restore import reopened
 

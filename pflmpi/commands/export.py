@@ -51,11 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the file and print what it holds; return the exit code.
-
-    Raises:
-        UserError: no such run, round, client or part; an unknown suffix; a file that is in the way.
-    """
+    """Write the file and print what it holds; return the exit code."""
     from pflmpi.analysis.model import client_state, server_state
     from pflmpi.analysis.run import open_run
 

@@ -16,12 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete what no kept checkpoint needs, unless it is a dry run; print how much that is; return the exit code.
-
-    Raises:
-        CheckpointError: it is no run, it is being written, or a checkpoint that is to be kept is damaged.
-        ConfigError: a number is wrong, or a file cannot be deleted.
-    """
+    """Delete what no kept checkpoint needs, unless it is a dry run; print how much that is; return the exit code."""
     from pflmpi.analysis.run import open_run
     from pflmpi.store import pruning, run_lock
 

@@ -65,8 +65,6 @@ class Prepared:
     """What a rank is to do.
 
     Attributes:
-        config: the configuration.
-        folder: of the run.
         start: starts or continues the run there, and returns the folder.
     """
 
@@ -81,7 +79,6 @@ class _Rank:
 
     Attributes:
         launch: how it was started.
-        folder: of the run.
         resumable: the run that this process tells the user of after Ctrl-C; None where another process does.
         transport: to the other ranks.
     """

@@ -35,7 +35,6 @@ class Pending(NamedTuple):
 
     Attributes:
         out: the folder of the run or sweep.
-        words: the command line of `pflmpi`.
         runs: the folders of the runs that are not done, with their configurations.
         tasks: the number of each of them among the cells of a sweep; none for a run.
         cells: how many a sweep has; 0 for a run.

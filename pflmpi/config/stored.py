@@ -50,9 +50,10 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     Raises:
         CheckpointError: a value that no continuation changes is another than in the newest checkpoint.
     """
+    index = verify.newest_index(run)  # first: of a newer pflmpi nothing else need be as here
     if problem := config_file.damage(run):
         raise CheckpointError(problem)
-    values, index = read(run), verify.newest_index(run)
+    values = read(run)
     if index is None:
         return values, ["no checkpoint vouches for its configuration"]
     before, now = (by_key(config) for config in (_written(run, index.attributes, values), values))

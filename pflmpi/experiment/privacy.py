@@ -1,9 +1,8 @@
 """The (epsilon, delta) differential privacy of clients whose clipped changes have Gaussian noise (`uplink`).
 
-Neighbours are two federations in which one client has other samples, as many as before. Its clipped change then
-moves by at most 2 C, so that each message is a Gaussian mechanism with noise z C, and the plain mean of P messages one
-with noise sqrt(P) z C over that. Rounds compose by Renyi differential privacy (Mironov, CSF 2017); where the rounds
-draw P of N clients uniformly, and who was drawn is not known, by its amplification for draws without replacement (Wang
+Neighbours differ in the samples of one client, as many as before. Its clipped change then moves by at most 2 C: a
+message is a Gaussian mechanism with noise z C, the plain mean of P messages one with sqrt(P) z C over that. Rounds
+compose by Renyi differential privacy (Mironov, CSF 2017), which draws of P of N clients that nobody knows amplify (Wang
 et al., AISTATS 2019). Error feedback and rounding come after the noise and cost nothing.
 """
 
@@ -20,11 +19,11 @@ from pflmpi.messages.kinds import Mean
 
 
 def statement(experiment: Experiment, is_fork: bool = False) -> str:
-    """What holds of the messages of all rounds, in words, or why no epsilon is stated; "" without noise."""
+    """What holds of the messages of all rounds, in words, or why no epsilon is stated; "" without noise or rounds."""
     config, federation = experiment.config, experiment.federation
-    if config.uplink.noise is None:
-        return ""
     rounds, clients = config.training.rounds, federation.num_clients
+    if config.uplink.noise is None or not rounds:
+        return ""
     delta = config.uplink.delta or 1 / clients
     of = f"differential privacy of a client in the messages of {rounds} rounds (delta = {delta:.3g})"
     if why := _unstated(experiment, is_fork):
@@ -35,12 +34,14 @@ def statement(experiment: Experiment, is_fork: bool = False) -> str:
     drawn = [participation.participants(round) for round in range(1, rounds + 1)]
     most, fewest = int(participation.counts(rounds).max()), min(map(len, drawn), default=clients)
     text = f"{of}: epsilon = {_epsilon(config.uplink.noise / 2, most, delta)} against whoever sees each message"
-    if not _plain_mean(experiment):
+    means = [kind for kind in config.algorithm.uplink(experiment.tasks[0]).values() if isinstance(kind, Mean)]
+    if len(np.unique(federation.num_train)) > 1 and any(kind.by == "samples" for kind in means):
         why = "the means weigh clients by their samples (algorithm.weighting)"
         return f"{text}; none is stated against whoever sees the means alone, because {why}"
     noise, whoever = config.uplink.noise * math.sqrt(fewest) / 2, "whoever sees the means alone"
-    epsilon, sizes = _epsilon(noise, most, delta), {len(one) for one in drawn}
-    if config.training.selection == "uniform" and sizes == {config.training.num_drawn(clients)} and fewest < clients:
+    epsilon, training = _epsilon(noise, most, delta), config.training
+    fixed = not (training.dropout or training.without_clients or training.deadline)
+    if training.selection == "uniform" and fixed and fewest < clients:
         amplified = _epsilon(noise, rounds, delta, clients, fewest)
         if amplified < epsilon:
             epsilon, whoever = amplified, f"{whoever} and does not know who was drawn"
@@ -54,7 +55,7 @@ def _unstated(experiment: Experiment, is_fork: bool) -> str:
     reasons = {
         "the run is a fork, whose earlier rounds may have sent other messages": is_fork,
         "model.weights are those of a run": experiment.tasks[0].first is not None,
-        "data.normalize: standard computes with the samples of all": config.data.normalize == "standard",
+        "data.normalize computes with the samples of all clients": config.data.normalize != "fixed",
         "training.stop ends the run by tests of clients": config.training.stop is not None,
         "runtime.client_errors: skip shows whose update failed": config.runtime.client_errors == "skip",
         f"training.selection = {selection} may draw clients by what they have": not (
@@ -62,13 +63,6 @@ def _unstated(experiment: Experiment, is_fork: bool) -> str:
         ),
     }
     return next((why for why, holds in reasons.items() if holds), "")
-
-
-def _plain_mean(experiment: Experiment) -> bool:
-    """Whether all clients count alike in every mean."""
-    up = experiment.config.algorithm.uplink(experiment.tasks[0]).values()
-    alike = len(np.unique(experiment.federation.num_train)) == 1
-    return alike or all(kind.by == "clients" for kind in up if isinstance(kind, Mean))
 
 
 def _epsilon(noise: float, rounds: int, delta: float, clients: int = 1, drawn: int = 1) -> float:

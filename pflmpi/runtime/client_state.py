@@ -248,11 +248,6 @@ class Population:
         """The kept messages [m, ...] that the clients of a group received last."""
         return self._messages(group, ANSWERED)
 
-    def residual(self, group: np.ndarray) -> torch.Tensor | None:
-        """A copy of what the clients of a group have not sent yet, [m, n]; None without error feedback."""
-        rows = self._rows(group)
-        return rows.leaf(group, RESIDUAL) if RESIDUAL in rows.rows else None
-
     def put(self, group: np.ndarray, state: Tree) -> None:
         self._rows(group).put(group, state)
 

@@ -146,7 +146,8 @@ def transform_messages(setup: Setup, population: Population, reply: Reply, ups: 
     declared, seed = setup.declared, setup.task.seed
     for number, (clients, messages) in enumerate(ups) if declared.transforms.chosen else ():
         declared.check_up(messages, len(clients))
-        received, residual = {**reply.for_clients(clients), **population.answers(clients)}, population.residual(clients)
+        received = {**reply.for_clients(clients), **population.answers(clients)}
+        residual = population.leaf(RESIDUAL, clients) if declared.transforms.top_k is not None else None
         sent, left = transform(declared.transforms, declared.up, seed, round, clients, messages, received, residual)
         ups[number] = clients, sent
         if left is not None:

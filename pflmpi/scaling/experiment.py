@@ -30,7 +30,6 @@ class Scaling:
         rounds: of each run.
         base: ranks that the clients of the configuration are for, in weak mode.
         cores: that the ranks share, in packing mode on CPUs; 0 otherwise.
-        config: the resolved configuration.
     """
 
     mode: Mode

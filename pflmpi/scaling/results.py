@@ -29,7 +29,6 @@ class MeasuredRun:
     """A run that was measured.
 
     Attributes:
-        planned: the run as it was to be made.
         record: its hardware, versions and digest.
         columns: of its metrics, each [rounds], of the rounds that count.
     """

@@ -123,6 +123,17 @@ def simple_space(shape: tuple[int, ...]) -> Any:
     return h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
 
 
+def selected_rows(extent: int, runs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> Any:
+    """The space of an array [extent, *shape], with runs of rows selected: the first of each, and how many."""
+    space = h5py.h5s.create_simple((extent, *shape))
+    space.select_none()
+    for first, number in runs:
+        space.select_hyperslab(
+            (first, *[0] * len(shape)), (1, *[1] * len(shape)), block=(number, *shape), op=h5py.h5s.SELECT_OR
+        )
+    return space
+
+
 def untimed(kind: Any) -> Any:
     """New properties of datasets or groups without times, so that equal content is equal bytes."""
     creation = h5py.h5p.create(kind)

@@ -33,7 +33,6 @@ class Probe:
     """Layer similarities and errors of the models of a round.
 
     Attributes:
-        round: of the checkpoint.
         samples: number of samples in the batch.
         layers: by name, in forward order.
         confusion: [K, K] int64, test samples of all clients by their class and by what their own models take them for;

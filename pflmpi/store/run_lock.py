@@ -41,7 +41,6 @@ class Owner:
 
     Attributes:
         token: random, of this lock alone.
-        host: its name.
         process: number of the process.
         system: boot and process namespace, within which the number means something; "" where unknown.
         started: of the process, in clock ticks after the boot.
@@ -108,7 +107,6 @@ class RunLock:
     """The lock as every rank of a run knows it; rank 0 keeps it.
 
     Args:
-        token: of the owner.
         made: whether the folder was made for it; such a folder is removed again if it stays empty.
     """
 

@@ -15,7 +15,7 @@ from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import Checksum
+from pflmpi.store.checked_hdf5 import Checksum, NewerFormatError
 from pflmpi.store.hdf5 import File
 from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
@@ -30,8 +30,6 @@ class Index(NamedTuple):
     """What the newest readable round file of a run says.
 
     Attributes:
-        round: its number.
-        attributes: of the file.
         metrics: length and CRC-32 of metrics.csv.
     """
 
@@ -182,12 +180,14 @@ def newest_index(run: Path) -> Index | None:
     """The newest round file of a run that can be read; None without any.
 
     Raises:
-        CheckpointError: all that can be read belong to another run or round.
+        CheckpointError: all that can be read belong to another run or round, or a newer pflmpi has written them.
     """
     problems = []
     for number in reversed(rounds(run)):
         try:
             index = Index(number, read_attributes(run, number), read_metrics_checksum(run, number))
+        except NewerFormatError:
+            raise
         except CheckpointError:
             continue  # which is said where checkpoints are read
         if problem := foreign(run, number, index.attributes):

@@ -11,7 +11,8 @@ from scipy.stats import norm
 import quick_run
 from pflmpi.cluster.status import one_folder
 from pflmpi.config import stored, yaml_file
-from pflmpi.experiment import privacy
+from pflmpi.experiment import privacy, stored_config
+from pflmpi.experiment.fork import fork
 from planned_run import planned
 
 EVEN = {"name": "iid", "clients": 10}  # all clients have as many samples
@@ -92,6 +93,10 @@ def test_means_by_samples_have_no_guarantee_unless_all_have_as_many():
     assert len(epsilons(statement(**uneven))) == 2
 
 
+def test_no_rounds_tell_nothing():
+    assert statement(training={"rounds": 0}) == ""
+
+
 def test_delta_is_one_over_the_clients_unless_given():
     assert "(delta = 0.1)" in statement(uplink={"clip": 1.0, "noise": 2.0, "delta": None})
     assert statement(uplink={"clip": 1.0, "noise": None, "delta": None}) == ""
@@ -100,7 +105,8 @@ def test_delta_is_one_over_the_clients_unless_given():
 @pytest.mark.parametrize(
     ("sections", "why"),
     [
-        ({"data": {"name": "digits", "limit": 400, "normalize": "standard"}}, "data.normalize: standard computes"),
+        ({"data": {"name": "digits", "limit": 400, "normalize": "standard"}}, "data.normalize computes"),
+        ({"data": {"name": "digits", "limit": 400, "normalize": "pixel"}}, "data.normalize computes"),
         ({"training": {"rounds": 4, "stop": {"metric": "accuracy_mean", "patience": 2}}}, "training.stop ends the run"),
         ({"training": {"rounds": 4, "selection": "by_samples"}}, "selection = by_samples may draw clients by what"),
         ({"runtime": {"client_errors": "skip"}}, "runtime.client_errors: skip shows whose update failed"),
@@ -112,8 +118,13 @@ def test_where_more_than_noisy_messages_depends_on_a_client_no_epsilon_is_stated
     assert not epsilons(text)
 
 
-def test_a_fork_states_nothing_of_the_rounds_before_it():
-    assert "because the run is a fork" in privacy.statement(planned(settings(), 1).experiment, is_fork=True)
+def test_a_fork_states_nothing_of_the_rounds_before_it(tmp_path):
+    quick_run.run(settings(), tmp_path / "run")
+    fork(tmp_path / "run", tmp_path / "fork", 2, {**stored_config.values(tmp_path / "run"), "uplink": {}})
+    assert "privacy" not in stored.read(tmp_path / "fork")["recorded"]
+    fork(tmp_path / "run", tmp_path / "again", 2, stored_config.values(tmp_path / "run"))
+    quick_run.resume(tmp_path / "again")
+    assert "no epsilon is stated, because the run is a fork" in stored.read(tmp_path / "again")["recorded"]["privacy"]
 
 
 def test_without_the_accountant_its_extra_is_named(monkeypatch):
