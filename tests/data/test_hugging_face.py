@@ -92,14 +92,8 @@ def test_lists_of_numbers_and_of_labels_are_axes(kind, tmp_path):
 
 
 def test_a_table_in_a_file_is_as_one_in_a_csv(tmp_path):
-    columns = {
-        "a": [1, 2],
-        "b": [0.5, 0.25],
-        "__index_level_0__": [7, 8],
-        "kind": ["x", "y"],
-        "client": [10, 9],
-        "test": [False, True],
-    }
+    columns = {"a": [1, 2], "b": [0.5, 0.25], "kind": ["x", "y"], "client": [10, 9], "test": [False, True]}
+    columns["__index_level_0__"] = [7, 8]  # row numbers of pandas
     pyarrow.parquet.write_table(table(**columns), tmp_path / "my.parquet")
     found = read_own(tmp_path / "my.parquet", "kind")
     assert found.images.tolist() == [[1, 0.5], [2, 0.25]] and found.columns == ("a", "b")

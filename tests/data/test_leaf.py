@@ -80,6 +80,11 @@ def test_texts_that_do_not_go_on_are_refused(x, y, tmp_path):
         read_own(write(tmp_path, train={"a": (x, y)}))
 
 
+def test_labels_keep_their_digits(tmp_path):
+    found = read_own(write(tmp_path, train={"a": ([[0.5], [1.5]], [2.0**24, 2.0**24 + 1])}))
+    assert found.written_labels == ("16777216", "16777217") and found.images.tolist() == [[0.5], [1.5]]
+
+
 def test_a_file_that_is_cut_short_or_empty_is_named(tmp_path):
     file = write(tmp_path, train=GOOD) / "train" / "all_data.json"
     file.write_text(file.read_text()[:-9])
