@@ -312,7 +312,7 @@ def test_the_time_left_is_that_of_the_last_rounds_without_the_first():
 
 def test_a_round_says_how_long_it_tests_when_that_exceeds_training(capfd):
     nobody, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
-    show = RunProgress(10, quiet=False, bar=False, rank=0)
+    show = RunProgress(configuration.parse(quick_run.settings()), quiet=False, bar=False, rank=0)
     for evaluation in (0.4, 0.6):
         seconds = {"round": 2.0, "compute": 1.0, "evaluation": evaluation}
         show(Progress(1, nobody, nobody, None, seconds, moved))
