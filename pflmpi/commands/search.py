@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or Path("searches") / options.table.stem
     selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
     _check_validation(selected)
-    left = search.trials(table, selected, options.budget, seed)
+    left = search.trials(table, selected, options.budget, seed, options.overrides)
     tried: dict[str, dict[str, Any]] = {}
     for step in range(options.rungs):
         left = {key: of_cell[: search.count_at(step, options.budget)] for key, of_cell in left.items()}

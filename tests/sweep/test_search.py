@@ -77,6 +77,14 @@ def test_a_table_overrides_ranges_by_row(tmp_path):
     assert {*weights} == {2, 3, 4} and all(isinstance(weight, int) for weight in weights)
 
 
+def test_what_an_override_sets_is_not_drawn(tmp_path):
+    path, overrides = write(tmp_path), ["training.lr=0.05", "algorithm={name: fedprox}"]
+    found = search.trials(load(path), selected(path, overrides, 1, []), 3, 2, overrides)
+    for of_cell in found.values():
+        assert [trial.raw["training"]["lr"] for trial in of_cell] == [0.05] * 3
+        assert all(set(trial.values) == {"algorithm.prox_weight"} for trial in of_cell[1:])
+
+
 @pytest.mark.parametrize(
     "ranges, expected",
     [
