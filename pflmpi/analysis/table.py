@@ -317,7 +317,8 @@ def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     figure = _FIGURES[table.figure]
     if table.figure.startswith("best") and any(entry.by_validation for entry in filled):
         figure += " by validation"
-    first = f"{metric.name}, {figure} (published, difference{fit}){unit}"
+    beside = f" (published, difference{fit})" if any(entry.published for entry in filled) else ""
+    first = f"{metric.name}, {figure}{beside}{unit}"
     texts: dict[str, Callable[[Entry], str]] = {
         first: lambda entry: _beside(entry, points),
         f"{metric.name}, {_FIGURES['last10']}{unit}": lambda entry: _joined(entry.last_ten, entry.state),
