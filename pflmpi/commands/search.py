@@ -250,12 +250,10 @@ def paired_test(values: Sequence[float], others: Sequence[float]) -> float:
     >>> round(paired_test([1.0, 2.0, 4.0], [1.5, 3.0, 4.5]), 4)  # t = -4, 2 degrees of freedom
     0.0572
     """
-    differences = [value - other for value, other in zip(values, others, strict=True)]
-    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
-    if spread == 0:
-        return float(mean == 0)
-    special: Any = import_module("scipy.special")
-    return float(2 * special.stdtr(len(differences) - 1, -abs(mean) / spread * math.sqrt(len(differences))))
+    if len(differences := {value - other for value, other in zip(values, others, strict=True)}) == 1:
+        return float(differences == {0.0})  # where scipy has no figure
+    stats: Any = import_module("scipy.stats")  # here: it takes long to import
+    return float(stats.ttest_rel(values, others).pvalue)
 
 
 def _show(lines: Sequence[Mapping[str, Any]], metric: str) -> None:
