@@ -33,7 +33,6 @@ def worker(participants: int, repeats: int) -> None:
     from pflmpi.models import MODELS
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
-    from pflmpi.transports.process_exit import exit_process
 
     torch.set_num_threads(1)
     transport = open_transport("auto", detect(os.environ), 600.0)
@@ -49,10 +48,10 @@ def worker(participants: int, repeats: int) -> None:
     found: list[float] = []
     for _ in range(repeats + 1):
         transport.barrier()
-        transport.counter.take("data")
+        transport.take_moved("data")
         began = time.perf_counter()
         folded = send_up(transport, declared, values, assigned)
-        moved = transport.counter.take("data")[1] / size
+        moved = transport.take_moved("data")[1] / size
         send_down(transport, declared, folded, assigned)
         found.append(time.perf_counter() - began)
     if transport.rank == 0:
@@ -61,7 +60,7 @@ def worker(participants: int, repeats: int) -> None:
         low, middle, high = statistics.quantiles(found[1:], n=4)  # the first connects
         columns = [transport.name, transport.size, participants, f"{middle:.3f}", f"{(high - low) / middle:.0%}"]
         print("|", " | ".join(map(str, [*columns, f"{sent:.2f}", f"{moved:.2f}"])), "|", flush=True)
-    exit_process(transport, 0)
+    transport.exit(0)
 
 
 def main() -> None:

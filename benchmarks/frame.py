@@ -13,14 +13,16 @@ from pflmpi.store import config_file, metrics_file
 
 def main(runs: int = 1000, rounds: int = 100) -> None:
     """Write folders with the two files that a table reads, and print how long reading them takes."""
-    config = Config(data="digits", partition={"name": "iid", "clients": 20}, algorithm="fedgmh").resolved()
+    settings = {"partition": {"name": "iid", "clients": 20}, "training": {"rounds": rounds}}
+    config = Config(data="digits", algorithm="fedgmh", **settings).resolved()
     with TemporaryDirectory() as folder:
         for number in range(runs):
             run = Path(folder) / f"run-{number:05d}"
             (run / "shards").mkdir(parents=True)
             config_file.write(run, yaml_file.dump({**config, "seed": number, "recorded": {"data": "0" * 64}}))
             metrics_file.restart(run, 0)
-            lines = (",".join([str(round)] + ["0.123456"] * (len(metrics_file.COLUMNS) - 1)) for round in range(rounds))
+            values = ["10" if metrics_file.is_count(name) else "0.123456" for name in metrics_file.COLUMNS[1:]]
+            lines = (",".join([str(round), *values]) for round in range(1, rounds + 1))
             with open(metrics_file.path(run), "a") as file:
                 file.writelines(f"{line}\n" for line in lines)
         start = time.perf_counter()

@@ -118,7 +118,6 @@ def worker(out: Path) -> None:
     """Make calls on this rank; rank 0 writes for each the counted bytes, and what all hosts have sent."""
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
-    from pflmpi.transports.process_exit import exit_process
 
     transport = open_transport("auto", detect(os.environ), 60.0)
     payload = np.zeros(SIZE, np.uint8)
@@ -132,17 +131,17 @@ def worker(out: Path) -> None:
     for name, call in calls.items():
         call()  # connects
         before = settled(transport)
-        transport.counter.take("control")
+        transport.take_moved("control")
         for _ in range(CALLS):
             call()
-        counted = sum(transport.counter.take("control"))
+        counted = sum(transport.take_moved("control"))
         sent = np.array(astuple(settled(transport) - before))
         parts = transport.gather(sent.view(np.uint8), [sent.nbytes] * transport.size)
         if parts is not None:
             found.append((name, counted, *np.sum([part.view(np.int64) for part in parts], 0).tolist()))
     if transport.rank == 0:
         out.write_text(json.dumps(found))
-    exit_process(transport, 0)
+    transport.exit(0)
 
 
 def settled(transport: Transport) -> Sent:

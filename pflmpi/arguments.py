@@ -93,6 +93,13 @@ def add_round(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_least(options: argparse.Namespace, **least: int) -> None:
+    """Raise `ConfigError` for an option that is given and below the least that it may be."""
+    for name, number in least.items():
+        if (value := getattr(options, name)) is not None and value < number:
+            raise ConfigError(f"--{name} {value}: must be at least {number}")
+
+
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add --force, for a command that writes a file; see `check_output`."""
     parser.add_argument("--force", action="store_true", help="overwrite FILE")

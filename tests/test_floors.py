@@ -40,8 +40,8 @@ FLOORS = {
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each other
 DOORS = {
-    "mpi4py": {"transports/mpi_start.py"},
-    "torch.distributed": {"transports/torchdist.py", "transports/gpu_group.py", "transports/start/spawn.py"},
+    "mpi4py": {"transports/mpi.py"},
+    "torch.distributed": {"transports/torchdist.py"},
     "h5py": {"store", "analysis", "data/array_files.py", "contained_hdf5.py"},
 }
 
@@ -144,8 +144,7 @@ def test_environment_variables_are_read_only_where_a_run_is_started():
         "doctor",
         "runtime/devices.py",
         "transports/torch_store.py",
-        "transports/start/spawn.py",
-        "transports/start/fork.py",
+        "transports/start.py",
     }
     for path in modules():
         relative = str(path.relative_to(PACKAGE))

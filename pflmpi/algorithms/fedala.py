@@ -4,27 +4,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.shared_parts import MeanBy, SharedParts
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import gradient, train, until
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
+from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, leaf, part
 
 _WINDOW = 10  # losses whose standard deviation says whether the weights have converged
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedALA(Algorithm):
+class FedALA(SharedParts):
     """Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023.
 
     Equation 4: a client starts from its last model plus the global update in measure, entry by entry: theta_i +
@@ -69,23 +68,13 @@ class FedALA(Algorithm):
         later = Pass(epochs=1, share=self.share, times="start")
         return {"train": Pass()} | {f"weights{i}": later if i else first for i in range(self.longest)}
 
-    def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"model": Mean(task.like("body", "head", *task.shared_stats))}
-
-    def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"model": Shared(task.like("body", "head", *task.shared_stats))}
-
-    def init_server(self, task: Task) -> Tree:
-        model = task.init()
-        return {"model": {name: model[name] for name in task.like("body", "head", *task.shared_stats)}}
+    def averaged_by(self) -> MeanBy:
+        return "samples"
 
     def init_client(self, task: Task) -> Tree:
         model = task.init()
         weights = tree.unflatten({path: torch.ones_like(entry) for path, entry in self._mixed(task, model)})
         return {"model": model, "weights": weights, "again": torch.tensor(0), "start": torch.tensor(0)}
-
-    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return {"model": part(server, "model")}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         own, received = part(client, "model"), {**part(client, "model"), **down["model"]}
@@ -95,10 +84,7 @@ class FedALA(Algorithm):
         model = tree.map(lambda mixed, entry: torch.where(again > 0, mixed, entry), model, received)
         model = train(task, model, data.passes["train"], model_loss(task), data.learning_rate)
         state: Tree = {"model": model, "weights": weights, "again": torch.ones_like(again), "start": 1 - again}
-        return state, {"model": only(model, tuple(down["model"]))}
-
-    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        return {"model": up["model"]}
+        return state, {"model": self.to_share(task, model)}
 
     def personal(self, task: Task) -> Personal:
         return Kept("model")

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, combine, no_means
-from pflmpi.algorithms.server_head import train_head
+from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, combine, no_means, train_head
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
 from pflmpi.learning.diagnostics import Diagnostic

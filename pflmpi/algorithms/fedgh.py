@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from pflmpi.algorithms.base import Round
-from pflmpi.algorithms.server_head import train_head
+from pflmpi.algorithms.prototypes import train_head
 from pflmpi.algorithms.shared_parts import SharedHead
 from pflmpi.learning.client import ClientData, class_means
 from pflmpi.learning.task import Task

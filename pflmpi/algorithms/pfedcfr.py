@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain, pairwise
 from typing import Annotated, ClassVar, Literal
 
@@ -16,7 +17,7 @@ from pflmpi.algorithms.distances import attention, inner_products, squared_dista
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
-from pflmpi.learning.parts import overlay
+from pflmpi.learning.parts import overlay, take
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -128,7 +129,7 @@ class PFedCFR(Algorithm):
     def _parts(self, task: Task, model: Tree) -> Messages:
         """The personal and the decision layers of a model; those of which it has any."""
         groups = zip(("personal", "decision"), self.split(task), strict=True)
-        return {name: _take(model, layers) for name, layers in groups if layers}
+        return {name: take(model, chain(*layers)) for name, layers in groups if layers}
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         parts = self._parts(task, task.like("body", "head")).items()
@@ -151,7 +152,7 @@ class PFedCFR(Algorithm):
         return {name: part(server, name) for name in server}
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
-        return {"model": overlay(part(client, "model"), _join(*down.values()))}
+        return {"model": reduce(overlay, down.values(), part(client, "model"))}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         plain, own, received = model_loss(task), part(client, "model"), tuple(down)
@@ -163,7 +164,7 @@ class PFedCFR(Algorithm):
                 value = value + strengths[name] * squared_distance(model, part(model, name))
             return value
 
-        begin = own if self.start == "local" else overlay(own, _join(*down.values()))
+        begin = own if self.start == "local" else reduce(overlay, down.values(), own)
         model = train(task, begin, data.passes["train"], loss, data.learning_rate, fixed={**down})
         return {"model": model}, self._parts(task, model)
 
@@ -179,7 +180,7 @@ class PFedCFR(Algorithm):
 
     def weights(self, models: Tree, layer: Layer) -> Tensor:
         """The fusion weights zeta [P, P] of one layer (eq. 10) of the models [P, ...], self weights on the diagonal."""
-        products = tree.map(lambda rows: inner_products(rows, from_first=True), _take(models, [layer]))
+        products = tree.map(lambda rows: inner_products(rows, from_first=True), take(models, layer))
         zeta = attention(squared_distances(products), self.alpha, self.sigma)
         return zeta + torch.diag(1 - zeta.sum(1))
 
@@ -203,16 +204,6 @@ class PFedCFR(Algorithm):
 
     def personal(self, task: Task) -> Personal:
         return Kept("model")
-
-
-def _take(model: Tree, layers: list[Layer]) -> Tree:
-    """The tensors of some layers, with their places in the model."""
-    return tree.unflatten({path: tree.at(model, path) for path in chain(*layers)})
-
-
-def _join(*trees: Tree) -> Tree:
-    """One tree with the leaves of all, which differ in path."""
-    return tree.unflatten(dict(chain(*map(tree.leaves, trees))))
 
 
 def _name(layer: Layer) -> str:

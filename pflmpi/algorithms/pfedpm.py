@@ -184,7 +184,6 @@ class PFedPM(Algorithm):
 
         Args:
             z: [B, d] features of the batch.
-            batch: the batch.
             mixed: [K, d].
             known: [K] bool, the classes that have a mixed mean.
         """

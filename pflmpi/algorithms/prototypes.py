@@ -1,14 +1,16 @@
-"""Class means on the server: how the clients' means of a class become the global one."""
+"""Class means on the server: how the clients' means become the global ones, and a head that is trained on them."""
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pflmpi.learning.client import Batch
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.learning.task import Task
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, leaf
 
 Weighting = Literal["samples", "clients", "as_printed"]
 
@@ -44,7 +46,6 @@ def combine(up: Tree, previous: Tensor, known: Tensor, weighting: Weighting) -> 
         up: `{"labels": [M], "counts": [M], "means": [M, d], ...}`.
         previous: [K, d].
         known: [K] bool.
-        weighting: one of the above.
     """
     labels, counts, means = up["labels"], up["counts"], up["means"]
     assert isinstance(labels, Tensor) and isinstance(counts, Tensor) and isinstance(means, Tensor)
@@ -73,3 +74,26 @@ def batch_means(z: Tensor, batch: Batch, num_classes: int) -> tuple[Tensor, Tens
 def one_hot(batch: Batch, num_classes: int) -> Tensor:
     """[B, K] float32."""
     return (batch.y.unsqueeze(-1) == torch.arange(num_classes, device=batch.y.device)).float()
+
+
+def train_head(head: Tree, up: Tree, rng: np.random.Generator, *, lr: float, epochs: int, batch_size: int) -> Tree:
+    """A head after SGD with cross-entropy on uploaded pairs of class mean and label; the argument stays as is.
+
+    The gradient of the mean over a minibatch of pairs (c, y) is, with p = softmax(W c + b), mean((p - e_y) c^T) by W
+    and mean(p - e_y) by b. Neither momentum nor weight decay. In float64 inside.
+
+    Args:
+        head: `{"weight": [K, d], "bias": [K]}`.
+        up: `{"labels": [M], "means": [M, d], ...}`, as the server gets `ClassMeans`.
+        rng: shuffles the pairs anew in every epoch.
+        epochs: how often every pair is used.
+        batch_size: pairs per step; the last step of an epoch may have fewer.
+    """
+    weight, bias = leaf(head, "weight").double(), leaf(head, "bias").double()
+    means, labels = leaf(up, "means").double(), leaf(up, "labels").long()
+    target = F.one_hot(labels, len(bias))
+    for _ in range(epochs):
+        for chosen in torch.split(torch.from_numpy(rng.permutation(len(labels))), batch_size):
+            error = ((means[chosen] @ weight.mT + bias).softmax(-1) - target[chosen]) / len(chosen)
+            weight, bias = weight - lr * (error.mT @ means[chosen]), bias - lr * error.sum(0)
+    return {"weight": weight.float(), "bias": bias.float()}

@@ -14,7 +14,6 @@ def proximal_loss(task: Task, weight: float) -> Loss:
     The anchor is `params["anchor"]`, a model given to `train` as `fixed`; its batch-norm statistics count for nothing.
 
     Args:
-        task: the task.
         weight: the strength of the pull; its gradient is weight (w - anchor).
     """
     plain = model_loss(task)

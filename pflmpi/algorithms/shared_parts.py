@@ -50,7 +50,6 @@ class SharedParts(Algorithm):
         return task.init()
 
     def like_model(self, task: Task) -> Tree:
-        """The template of `init_model`."""
         return task.like()
 
     def to_share(self, task: Task, model: Tree) -> Tree:

@@ -63,7 +63,6 @@ class Checkpoint:
 
     @property
     def num_clients(self) -> int:
-        """Number of clients (N)."""
         return len(self._layout.file)
 
     @cached_property
@@ -98,12 +97,12 @@ class Checkpoint:
     @cached_property
     def partition(self) -> Mapping[str, np.ndarray]:
         """Samples of each client, `train_samples` and `test_samples` [N]."""
-        return run_folder.read_partition(self.run, self.number)
+        return run_folder.read_section(self.run, self.number, "partition")
 
     @cached_property
     def normalisation(self) -> Mapping[str, np.ndarray]:
         """Mean and deviation of the samples, `mean` and `std` [C] as models take them."""
-        return run_folder.read_normalisation(self.run, self.number)
+        return run_folder.read_section(self.run, self.number, "normalisation")
 
     @cached_property
     def attributes(self) -> Mapping[str, str | int | float]:
@@ -127,7 +126,7 @@ class Checkpoint:
     @cached_property
     def measured(self) -> Mapping[str, np.ndarray]:
         """Diagnostics that are part of no state, by name, with rows [P, ...] in the order of `participants`."""
-        return run_folder.read_diagnostics(self.run, self.number)
+        return run_folder.read_section(self.run, self.number, "diagnostics")
 
     def digest(self) -> str:
         """SHA-256 over the state of the server and all clients, as `pflmpi inspect --digest` prints it."""
@@ -178,7 +177,6 @@ class LeafRows:
     Attributes:
         clients: [m] ascending ids.
         shape: (m, ...).
-        dtype: of the elements.
     """
 
     clients: np.ndarray
@@ -191,12 +189,10 @@ class LeafRows:
 
     @property
     def ndim(self) -> int:
-        """The number of axes, with that of the clients."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all rows together."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __len__(self) -> int:

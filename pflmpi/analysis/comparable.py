@@ -159,4 +159,5 @@ def _defaults() -> dict[str, Any]:
 
 def yaml_text(value: object) -> str:
     """A value as in YAML."""
+    value = list(value) if isinstance(value, tuple) else value
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

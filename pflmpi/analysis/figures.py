@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.comparable import seed_groups
 from pflmpi.analysis.drawing.charts import chart
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack, thinned
 from pflmpi.analysis.run import Run
@@ -113,7 +114,6 @@ def side_by_side(plots_of_runs: Sequence[tuple[str, Plots]]) -> tuple[list[Multi
 
 
 def _has_common_axes(plot: Part) -> bool:
-    """Whether a figure has the same axes in every run."""
     if isinstance(plot, Matrices):
         return plot.column_label == "round" and len(plot.panels) == 1
     return isinstance(plot, Stack) or plot.name in _CURVES
@@ -154,8 +154,7 @@ def _common_caption(captions: Mapping[str, str]) -> str:
 class Figures:
     """The figures of a report over some runs, as Altair charts. Those of `run.figures` and `runs.figures`.
 
-    Each method that returns one chart raises `CheckpointError` where it cannot be drawn, and says why; those that
-    return several leave out what cannot be drawn.
+    A method for one chart raises `CheckpointError` where it cannot be drawn, and says why; `all` leaves such out.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -165,10 +164,6 @@ class Figures:
         """Mean accuracy over clients by round, or the main measure of runs that have another."""
         return _chart(accuracy.merged(accuracy.main_over_rounds(self._runs), self._runs))
 
-    def measures(self) -> dict[str, Any]:
-        """Further measures and losses by round, by name."""
-        return _charts(accuracy.measures_over_rounds(self._runs))
-
     def accuracy_against_bytes(self) -> Any:
         """Accuracy against the bytes that were sent so far."""
         return _chart(cost.against_bytes(self._runs))
@@ -177,26 +172,15 @@ class Figures:
         """Accuracy against the seconds of all rounds so far."""
         return _chart(cost.against_seconds(self._runs))
 
-    def accuracy_by_class(self) -> dict[str, Any]:
-        """The accuracy of each class at the end, by name; none where no checkpoint has it."""
-        return _charts(clients.accuracy_by_class(self._runs))
-
     def clients(self) -> Any:
         """The accuracies of the clients at the end, in ascending order."""
         return _chart(clients.distribution(self._runs))
 
-    def against_local(self) -> dict[str, Any]:
-        """Gains of each client over training alone, by name: a chart for each run of local training."""
-        return _charts(clients.against_local(self._runs))
-
-    def partition(self) -> dict[str, Any]:
-        """Samples of each client and class, by name: a chart for each partition."""
-        return _charts(partition.partitions(self._runs, len(self._runs)))
-
-    def details(self) -> dict[str, Any]:
-        """What a report shows of the first run alone, by name: bytes, time, diagnostics, similarity of layers."""
-        first = self._runs[0]
-        return _charts([*cost.per_round(first.run.columns, first.label), *detailed(first)[0]])
+    def all(self) -> dict[str, Any]:
+        """Every figure of a report by name, such as "partition"; what only checkpoints have is of the first run."""
+        questions = compared(self._runs, seed_groups(self._runs))
+        plots = [plot for of_question in questions.values() for plot in of_question] + [*detailed(self._runs[0])[0]]
+        return {plot.name: _chart(plot) for plot in plots if not isinstance(plot, Missing)}
 
 
 def _chart(plot: Plot | Missing) -> Any:
@@ -206,7 +190,3 @@ def _chart(plot: Plot | Missing) -> Any:
 
     read: Callable[[Any], Any] = altair.Chart.from_dict
     return read({**chart(thinned(plot)), "title": plot.title, "background": "white"})
-
-
-def _charts(plots: Plots) -> dict[str, Any]:
-    return {plot.name: _chart(plot) for plot in plots if not isinstance(plot, Missing)}

@@ -17,8 +17,6 @@ class Checked:
     """One file, after every byte of it has been read.
 
     Attributes:
-        path: of the file.
-        bytes: its length.
         problems: what is wrong with it, one line each.
     """
 

@@ -59,8 +59,9 @@ def interval(values: ArrayLike) -> np.ndarray:
 
 
 def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
-    kind = np.int64 if metrics_file.is_count(name) else np.float64
-    return np.array([kind(text or "nan") for text in texts], kind)
+    if metrics_file.is_count(name):
+        return np.array([int(text) for text in texts], np.int64)
+    return np.array([float(text or "nan") for text in texts], np.float64)
 
 
 @dataclass(frozen=True)

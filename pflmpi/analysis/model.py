@@ -129,9 +129,6 @@ def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -
         CheckpointError: there is no such client, or a file is damaged (what is returned was checked whole).
         ConfigError: it keeps no such part, or does not predict with a model alone.
     """
-    number = checkpoint.num_clients
-    if not 0 <= client < number:
-        raise CheckpointError(f"{checkpoint.run} has clients 0 to {number - 1}; client {client} was requested")
     (state,) = client_states(checkpoint, [client])
     head = _head(checkpoint, client)
     if leaf is not None:

@@ -19,6 +19,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.learning.task import Task
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import as_messages
+from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.runtime.contract import ANSWERED, RECEIVED
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.transports.inprocess import InProcessTransport
@@ -31,7 +32,6 @@ class PersonalModule(nn.Module):
     Its parameters are what the client keeps ("client.model.head.weight") and what it received ("received.body...").
 
     Args:
-        algorithm: of the run.
         task: of the client, on the host.
         client: its state, adapted where the algorithm adapts.
         received: the messages that it predicts with.
@@ -69,13 +69,11 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
     Raises:
         CheckpointError: there is no such client, or a file is damaged.
     """
-    number = checkpoint.num_clients
-    if not 0 <= client < number:
-        raise CheckpointError(f"{checkpoint.run} has clients 0 to {number - 1}; client {client} was requested")
-    setup, group = build.setup(experiment, 1, 1), np.array([client])
     (kept,) = client_states(checkpoint, [client])
+    setup, group = build.setup(experiment, 1, 1), np.array([client])
     state = _tree(kept.kept)
-    state.pop(ANSWERED, None)
+    for part in (ANSWERED, RESIDUAL):
+        state.pop(part, None)
     if RECEIVED in state:
         received = tree.part(state, RECEIVED)
         del state[RECEIVED]

@@ -211,30 +211,6 @@ class Clouds(Plot):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Dots(Plot):
-    """A dot plot: a row for each name, a dot for each series, and a line at zero.
-
-    Attributes:
-        rows: what the rows are called, from the top.
-        clients: the client of each row.
-        series: values [rows] by label, NaN where nothing is known.
-        styles: number of colour and marker of each.
-    """
-
-    row_label: str
-    x_label: str
-    rows: tuple[str, ...]
-    clients: tuple[int, ...]
-    series: Mapping[str, np.ndarray]
-    styles: tuple[int, ...]
-
-    def lines(self) -> Iterable[Line]:
-        yield (self.row_label, *(f"{label}: {self.x_label}" for label in self.series))
-        for place, row in enumerate(self.rows):
-            yield (row, *(float(values[place]) for values in self.series.values()))
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Bars(Plot):
     """Grouped bars: counts by name, of the one client that the reader selects.
 
@@ -273,7 +249,6 @@ _MOST_POINTS = 6000  # of all curves of a figure
 _MOST_OF_CURVE, _FEWEST_OF_CURVE = 300, 40
 _MOST_BARS = 60  # of a stack over rounds
 _MOST_CELLS = 3000  # of all matrices of a figure
-_MOST_ROWS = 60  # of dots
 _MOST_IN_CLOUDS = 3000
 
 _Kind = TypeVar("_Kind", bound=Plot)
@@ -297,13 +272,6 @@ def thinned(plot: Plot) -> Plot:
             return _noted(fewer, f"Each bar is the mean of {size} rounds")
         case Matrices():
             return _some_rows(plot)
-        case Dots() if len(plot.rows) > _MOST_ROWS:
-            places = spread_over(range(len(plot.rows)), _MOST_ROWS)
-            rows = tuple(plot.rows[place] for place in places)
-            clients = tuple(plot.clients[place] for place in places)
-            series = {label: values[places] for label, values in plot.series.items()}
-            note = f"{_MOST_ROWS} of {len(plot.rows)} clients are drawn, evenly spaced in this order"
-            return _noted(replace(plot, rows=rows, clients=clients, series=series), note)
         case Clouds() if (total := sum(len(cloud.classes) for cloud in plot.clouds)) > _MOST_IN_CLOUDS:
             clouds = tuple(_some_of_cloud(cloud, _MOST_IN_CLOUDS / total) for cloud in plot.clouds)
             return _noted(replace(plot, clouds=clouds), f"{_MOST_IN_CLOUDS} of {total} points are drawn, evenly spaced")

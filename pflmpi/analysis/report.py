@@ -27,7 +27,7 @@ from pflmpi.analysis.summary import (
     texts,
 )
 from pflmpi.config.sections import by_key
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.errors import CheckpointError
 from pflmpi.store import job_file
 from pflmpi.text import comma_separated, some
 
@@ -73,7 +73,7 @@ def write_report(
     runs = named(readable_runs)
     groups = seed_groups(runs)
     total += len(groups[: figures.MOST_DETAILED])
-    try:
+    with atomic.refusing(f"the report in {out}", "choose another --out"):
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
         lines = summaries(runs, targets or targets_of(readable_runs))
@@ -90,8 +90,6 @@ def write_report(
         text = html.page(title, _about(runs), problems, sections, made, reload)
         atomic.write(out / PAGE, text.encode())  # a browser that reloads sees a whole page
         _remove(out, _linked_files(former) - _linked_files(text))
-    except OSError as error:
-        raise ConfigError(f"cannot write the report in {out}: {error.strerror}; choose another --out") from error
     return problems
 
 
@@ -109,8 +107,7 @@ def _sections(
         details: the figures of the first run of each of the first groups.
         draw: draws figures into a folder.
     """
-    notes = [f"{named_run.label}: {note}." for named_run in runs for note in named_run.run.notes]
-    text = " ".join([*_stopped(runs), *_used(runs), *_forked(runs), *notes, gain_explained(runs)])
+    text = " ".join([*(text for run in runs for text in _sentences(run, runs)), gain_explained(runs)])
     measure = main_measure([named_run.run for named_run in runs])
     table = runs_table(over_seeds(runs, lines), measure.lower)
     sections = [Section("Runs", text, table, [("What the columns are", explained(measure))])]
@@ -151,7 +148,6 @@ def _missing(sections: Sequence[Section]) -> str:
 
 
 def _linked_files(page_text: str) -> set[str]:
-    """Files of figures that a page links to, relative to it."""
     return {link for link in _LINK.findall(page_text) if ".." not in link}
 
 
@@ -164,27 +160,18 @@ def _remove(out: Path, files: set[str]) -> None:
             folder.rmdir()
 
 
-def _stopped(runs: Sequence[NamedRun]) -> Iterator[str]:
-    """A sentence for each run that has ended before its last round."""
-    for named_run in runs:
-        if why := named_run.run.stopped_early:
-            last, rounds = int(named_run.run.columns["round"][-1]), named_run.run.config["training"]["rounds"]
-            yield f"{named_run.label} stopped early after round {last} of {rounds}: {why}."
-
-
-def _used(runs: Sequence[NamedRun]) -> Iterator[str]:
-    """A sentence on the jobs of each run that jobs have started."""
-    for named_run in runs:
-        if usage := job_file.usage(named_run.run.path):
-            yield f"{named_run.label} used {usage}."
-
-
-def _forked(runs: Sequence[NamedRun]) -> Iterator[str]:
-    """A sentence for each fork of another of the runs."""
-    for named_run in runs:
-        for other in runs if named_run.first else ():
-            if named_run.run.shared_rounds(other.run):
-                yield f"{named_run.label} left {other.label} after round {named_run.first}, and is drawn from there."
+def _sentences(named_run: NamedRun, runs: Sequence[NamedRun]) -> Iterator[str]:
+    """What there is to say of a run: an early end, its jobs, a parent among the runs, and notes."""
+    run, label = named_run.run, named_run.label
+    if why := run.stopped_early:
+        last, rounds = int(run.columns["round"][-1]), run.config["training"]["rounds"]
+        yield f"{label} stopped early after round {last} of {rounds}: {why}."
+    if usage := job_file.usage(run.path):
+        yield f"{label} used {usage}."
+    for other in runs if named_run.first else ():
+        if run.shared_rounds(other.run):
+            yield f"{label} left {other.label} after round {named_run.first}, and is drawn from there."
+    yield from (f"{label}: {note}." for note in run.notes)
 
 
 def _about(runs: Sequence[NamedRun]) -> str:

@@ -21,7 +21,6 @@ from pflmpi.errors import CheckpointError, UserError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import MainMeasure, main_measure
 from pflmpi.store import run_folder, verify
-from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.verify import Metrics, elsewhere
 from pflmpi.text import short_name, spans
@@ -369,7 +368,6 @@ def open_run(path: str | PathLike[str]) -> Run:
         regular_file.check_folders(folder)
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
-    _check_format(folder)
     config, notes = stored.verified(folder)
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
@@ -384,14 +382,3 @@ def needed(module: str, what: str, library: str) -> Any:
         raise UserError(
             f"{what} needs {library}, which is not installed ({error}); `pip install 'pflmpi[analysis]'` brings it"
         ) from error
-
-
-def _check_format(run: Path) -> None:
-    """Raise `NewerFormatError` if a newer pflmpi wrote the newest round file; a damaged one is no obstacle."""
-    try:
-        for number in run_folder.rounds(run)[-1:]:
-            run_folder.read_attributes(run, number)
-    except NewerFormatError:
-        raise
-    except CheckpointError:
-        pass  # the rounds before it can still be read

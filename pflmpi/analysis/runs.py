@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from glob import glob
-from io import StringIO
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -13,7 +12,7 @@ from pflmpi.analysis.run import Run, needed, open_run
 from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError
 from pflmpi.machine import expanded
-from pflmpi.store import config_file, metrics_file
+from pflmpi.store import config_file
 from pflmpi.store.names import SHARDS
 
 if TYPE_CHECKING:
@@ -48,21 +47,23 @@ class Runs(Sequence[Run]):
             UserError: pandas is not installed.
             CheckpointError: a metrics file is damaged.
         """
-        pandas = needed("pandas", "frame()", "pandas")
-        table = _metrics(pandas, self)
-        places = table.pop("")
-        return pandas.concat([self._options(pandas).iloc[places].reset_index(drop=True), table], axis=1)
+        return self._beside_options([run.frame() for run in self])
 
     def clients_table(self) -> Any:
         """One pandas.DataFrame with a line for each run, client and round that has a checkpoint.
 
         Its first columns are those of `frame`, and then those of `Run.clients_table`; raises as these.
         """
-        pandas = needed("pandas", "clients_table()", "pandas")
-        tables = [run.clients_table() for run in self]
+        return self._beside_options([run.clients_table() for run in self])
+
+    def _beside_options(self, tables: Sequence[Any]) -> Any:
+        """The tables of all runs as one, with the columns of `_options` before theirs."""
+        import pandas
+
         places = [place for place, table in enumerate(tables) for _ in range(len(table))]
         about = self._options(pandas).iloc[places].reset_index(drop=True)
-        return pandas.concat([about, pandas.concat(tables, ignore_index=True)], axis=1)
+        whole = pandas.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+        return pandas.concat([about, whole], axis=1)
 
     def _options(self, pandas: Any) -> Any:
         """A line for each run with its folder and the options in which the runs differ."""
@@ -105,7 +106,7 @@ class Runs(Sequence[Run]):
 
 
 def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> Runs:
-    """The runs of a pattern such as "runs/*", or in folders; what a pattern finds beside runs is left out.
+    """The runs of a pattern such as `"runs/*"`, or in folders; what a pattern finds beside runs is left out.
 
     Raises:
         CheckpointError: there is none, or a folder that was named is no run.
@@ -143,14 +144,3 @@ def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _metrics(pandas: Any, runs: Sequence[Run]) -> Any:
-    """The metrics of all runs, with the index of the run in a column without a name."""
-    texts: dict[str, list[str]] = {",".join(metrics_file.COLUMNS): []}  # by header: a version may have other columns
-    for place, run in enumerate(runs):
-        metrics = run.verified_metrics
-        texts.setdefault(",".join(metrics.names), []).extend(f"{place},{text}" for text in metrics.texts)
-    tables = [pandas.read_csv(StringIO("\n".join([f"place,{header}", *lines]))) for header, lines in texts.items()]
-    whole = pandas.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
-    return whole.rename(columns={"place": ""}).sort_values([""], kind="stable", ignore_index=True)

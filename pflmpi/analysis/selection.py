@@ -24,7 +24,6 @@ class NamedRun:
     """A run in a report.
 
     Attributes:
-        run: the run.
         label: its name, unlike that of any other.
         legend: the name of its curves.
         style: number of their colour and line.
@@ -103,7 +102,6 @@ class SeedGroup:
 
     @property
     def folder(self) -> Path:
-        """The deepest folder that contains the runs."""
         return Path(os.path.commonpath([named_run.run.path.absolute() for named_run in self.runs]))
 
 

@@ -214,19 +214,8 @@ def _in_one_unit(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:
 
 
 def targets_of(runs: Sequence[Run]) -> list[float]:
-    """The accuracies that a report counts the cost to: the highest that all runs reach, and 90 % of the best of all."""
-    common = common_target(runs)
-    best_of_all = max(_reached(runs), default=0.0)
-    share = math.floor(1000 * _OF_BEST * best_of_all) / 1000
-    return list(dict.fromkeys([*([] if common is None else [common]), *([share] if share > 0 else [])]))
-
-
-def common_target(runs: Sequence[Run]) -> float | None:
-    """The highest accuracy in whole percents that all runs reach in some round, as a share; None without any."""
-    reached = _reached(runs)
-    return math.floor(100 * min(reached)) / 100 if reached and min(reached) >= 0.01 else None
-
-
-def _reached(runs: Sequence[Run]) -> list[float]:
-    """The highest accuracy of each run that has been evaluated."""
-    return [float(np.nanmax(mean)) for run in runs if not np.isnan(mean := run.columns["accuracy_mean"]).all()]
+    """The accuracies that a report counts the cost to, as shares: what all runs reach, and 90 % of the best of all."""
+    reached = [float(np.nanmax(mean)) for run in runs if not np.isnan(mean := run.columns["accuracy_mean"]).all()]
+    common = math.floor(100 * min(reached, default=0.0)) / 100
+    share = math.floor(1000 * _OF_BEST * max(reached, default=0.0)) / 1000
+    return list(dict.fromkeys(target for target in (common, share) if target > 0))

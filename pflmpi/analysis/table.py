@@ -152,7 +152,6 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the published figure."""
         return self.ours.value - self.published.value if self.ours and self.published else None
 
 

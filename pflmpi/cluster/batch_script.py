@@ -211,7 +211,6 @@ class BatchScript:
     """What a batch script does.
 
     Attributes:
-        options: of sbatch.
         python: the interpreter of the environment with pflmpi.
         arguments: for `pflmpi` on every rank or, in an array, for `pflmpi sweep` once.
         mpi: how srun connects the ranks: none, pmix, pmi2.
@@ -253,7 +252,6 @@ def check_setup(setup: Path | None) -> None:
 
 
 def script(batch: BatchScript) -> str:
-    """Text of the batch script."""
     setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
     lines = [*map(shlex.quote, words_of(batch.options)), shlex.join(words_of({}, batch.others))]
     directives = "".join(f"#SBATCH {line}\n" for line in lines if line)

@@ -90,17 +90,14 @@ class Job:
 
     @property
     def waiting(self) -> bool:
-        """Whether it waits to start."""
         return self.state in _WAITING
 
     @property
     def active(self) -> bool:
-        """Whether it has started and not ended."""
         return self.state in _ACTIVE
 
     @property
     def in_queue(self) -> bool:
-        """Whether it waits or runs."""
         return in_queue(self.state)
 
     @property
@@ -116,7 +113,6 @@ class Job:
 
 
 def in_queue(state: str) -> bool:
-    """Whether a job in this state waits or runs."""
     return state in _WAITING or state in _ACTIVE
 
 

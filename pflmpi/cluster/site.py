@@ -50,7 +50,6 @@ class Site(BaseModel):
 
 
 def profiles_file(environ: Mapping[str, str]) -> Path:
-    """The file with the profiles."""
     return expanded(environ.get("PFLMPI_SITE") or "~/.config/pflmpi/site.yaml")
 
 

@@ -38,6 +38,7 @@ class RunStatus:
         ranks: that compute it, or did last; None if unknown.
         early: why it has ended before its last round; "" if it has not.
         notes: what of this no checkpoint vouches for.
+        privacy: what `uplink.noise` guarantees its clients.
         problem: why nothing of this can be shown; "" if it can.
         measure: the main one.
     """
@@ -54,6 +55,7 @@ class RunStatus:
     ranks: int | None = None
     early: str = ""
     notes: tuple[str, ...] = ()
+    privacy: str = ""
     problem: str = ""
     measure: MainMeasure = ACCURACY
 
@@ -79,6 +81,7 @@ def run_status(run: Path) -> RunStatus | None:
         rounds = int(config["training"]["rounds"])
         title = f"{short_name(str(config['algorithm']['name']))} on {config['data']['name']}"
         ranks = int(config.get("recorded", {}).get("ranks", 0)) or None
+        privacy = str(config.get("recorded", {}).get("privacy", ""))
         metrics = verify.metrics(run, rounds)
         lines = metrics.lines
         early = EarlyStop.of(config["training"], lines).why
@@ -97,16 +100,17 @@ def run_status(run: Path) -> RunStatus | None:
         best=(tested.best[column], int(tested.best["round"])) if tested.best else None,
         unseen=tested.last.get(f"unseen_{column}") if tested.last else None,
         checkpoint=checkpoints[-1] if checkpoints else None,
-        per_round=_per_round(lines),
-        age=_age(metrics_file.path(run)) if lines else None,
+        per_round=seconds_per_round(lines),
+        age=max(time.time() - metrics_file.path(run).stat().st_mtime, 0.0) if lines else None,
         ranks=ranks,
         early=early,
         notes=(*notes, *metrics.notes),
+        privacy=privacy,
         measure=tested.measure,
     )
 
 
-def _per_round(lines: Sequence[dict[str, str]]) -> float | None:
+def seconds_per_round(lines: Sequence[Mapping[str, str | float]]) -> float | None:
     """Seconds per round, from the last rounds but the first of the run; None before the first has ended.
 
     The median, because the first round of each process warms up and may take many times as long; of tests and
@@ -120,18 +124,11 @@ def _per_round(lines: Sequence[dict[str, str]]) -> float | None:
     return median(always) + mean(sometimes)
 
 
-def _seconds(line: dict[str, str], of: str = "") -> float:
+def _seconds(line: Mapping[str, str | float], of: str = "") -> float:
     return _number(line.get(f"{of}_seconds" if of else "seconds", "")) or 0.0
 
 
-def _age(path: Path) -> float | None:
-    try:
-        return max(time.time() - path.stat().st_mtime, 0.0)
-    except OSError:
-        return None
-
-
-def _number(text: str) -> float | None:
+def _number(text: str | float) -> float | None:
     try:
         return float(text)
     except ValueError:
@@ -139,7 +136,6 @@ def _number(text: str) -> float | None:
 
 
 def headline(job: Job) -> str:
-    """State, reason, nodes and restarts of a job in one line."""
     words = [f"job {job.id} {job.state}"]
     if job.active:
         words.append(f"on {_nodes(job)} ({job.node_list})")
@@ -161,6 +157,8 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
         return
     yield _round(run)
     yield from run.notes
+    if run.privacy:
+        yield run.privacy
     if run.early:
         yield f"stopped early: {run.early}"
     if run.per_round is not None:
@@ -188,7 +186,6 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
 
 
 def progress_summary(run: RunStatus | None, job: Job | None) -> str:
-    """One-line progress summary."""
     if run is None:
         return "not begun"
     if run.problem:

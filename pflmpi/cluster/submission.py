@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 
+from pflmpi import atomic
 from pflmpi.cluster.batch_script import BatchScript, Options, effective, outside_job, script, seconds, words_of
 from pflmpi.cluster.job_log import file_name
 from pflmpi.cluster.jobs import Job, NoAnswer, ask, jobs_in, queue
@@ -106,12 +107,9 @@ def _sbatch(batch: BatchScript, environ: Mapping[str, str], *more: str) -> "subp
 
 
 def make_folders(*folders: Path) -> None:
-    """Make the folders that a job needs, which Slurm would not do."""
     for folder in folders:
-        try:
+        with atomic.refusing(f"the folder {folder}", "choose another --out"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
 
 
 def log_of(options: Options, number: str) -> str:

@@ -35,7 +35,6 @@ class Writers:
 
 
 def is_done(run: Path) -> bool:
-    """Whether all rounds of a run are complete."""
     state = run_status(run)
     return state is not None and state.done
 

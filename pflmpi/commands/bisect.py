@@ -15,7 +15,6 @@ _DIFFER = 1  # exit code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     for name in ("first", "second"):
         parser.add_argument(name, type=Path, metavar="RUN", help=f"the folder of the {name} run")
     parser.add_argument(

@@ -10,7 +10,6 @@ from pflmpi.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "what", type=arguments.folder, metavar="RUN|TABLE", help="folder of a run or sweep, or its table"
     )

@@ -1,12 +1,12 @@
 """Measure what clients contribute: run again without each of them, and compare the accuracy of the others."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi import arguments, atomic
+from pflmpi.commands.launch import check_alone
 from pflmpi.errors import ConfigError
 from pflmpi.text import comma_separated
 
@@ -17,7 +17,6 @@ _COLUMNS = ("client", "others with it (%)", "others without it (%)", "contributi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_run(parser)
     parser.add_argument(
         "--clients",
@@ -45,19 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make or finish a run without each client; print and write what the others lose; return the exit code.
-
-    Raises:
-        ConfigError: the run is not finished, the folder holds other runs, or a launcher has started this.
-    """
+    """Make or finish a run without each client; print and write what the others lose; return the exit code."""
     from rich.table import Table
 
     from pflmpi.analysis.run import open_run
     from pflmpi.terminal import console
-    from pflmpi.transports.detect import detect
 
-    if detect(os.environ).kind != "alone":
-        raise ConfigError("contribution starts the ranks of its runs itself, one run after the other: start it alone")
+    check_alone("contribution")
     whole = open_run(options.run)
     last = whole.newest()[0]
     if last.number != whole.config["training"]["rounds"] and not whole.stopped_early:

@@ -20,12 +20,14 @@ _OF_DATA = {"label": "--label", "task": "--task", "client": "--client", "layout"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the command-line arguments."""
     parser.add_argument(
-        "path", type=Path, help="an .npz, .h5 or .csv file or a folder, as for data.path; or a configuration (.yaml)"
+        "path",
+        type=Path,
+        help="an .npz, .h5, .csv or .parquet, or a folder, as data.path; or a configuration (.yaml)",
     )
-    label = "column of the labels in a .csv, as data.label; of several A,B"
+    label = "column of the labels in a table, as data.label; of several A,B"
     parser.add_argument("--label", action="extend", type=lambda text: text.split(","), metavar="COLUMN", help=label)
     parser.add_argument("--task", metavar="TASK", help="what the labels are, as data.task (default: classification)")
-    parser.add_argument("--client", metavar="COLUMN", help="column of the clients in a .csv, as data.client")
+    parser.add_argument("--client", metavar="COLUMN", help="column of the clients in a table, as data.client")
     parser.add_argument(
         "--layout", choices=("nchw", "nhwc"), help="axes of an array of images, channels first or last, as data.layout"
     )
@@ -175,9 +177,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"labels   {facts['labels']}; {facts['outputs']} output{'s' * (facts['outputs'] > 1)}"
     if facts["untrained_classes"]:
         yield f"         only in samples marked as test: {some(facts['untrained_classes'])}"
-    yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"
+    if facts["test_samples"]:
+        yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"
+    else:
+        yield "test     no samples are marked as test; a run splits those of each client (data.test_share)"
     if facts["validation_samples"]:
-        yield f"         {facts['validation_samples']} are marked as validation, and not trained on either"
+        yield f"         {facts['validation_samples']} are marked as validation, and not trained on"
     if facts["clients"] is None:
         yield "clients  not in the data; choose a partition"
     else:

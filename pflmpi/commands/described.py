@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, initial_client
+from pflmpi.analysis.comparable import yaml_text
 from pflmpi.config import yaml_file
 from pflmpi.config.fields import fields_model, partition_model
 from pflmpi.config.load import SECTIONS
@@ -162,16 +163,10 @@ def _fields(kind: type[BaseModel], within: str = "") -> Iterator[Row]:
             for part in field.metadata
             if (limit := getattr(part, attribute, None)) is not None
         ]
-        default = "required" if field.is_required() else _yaml(field.get_default(call_default_factory=True))
+        default = "required" if field.is_required() else yaml_text(field.get_default(call_default_factory=True))
         yield within + name, ", ".join([_type(field.annotation), *limits]), default, field.description or ""
         if (below := nested(field.annotation)) is not None:
             yield from _fields(below, f"{within}{name}.")
-
-
-def _yaml(value: object) -> str:
-    """A value as YAML has it."""
-    value = list(value) if isinstance(value, tuple) else value
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _type(annotation: Any) -> str:

@@ -8,7 +8,6 @@ _PAGES = {path.stem: path for path in sorted(Path(__file__).parents[1].glob("inc
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     about = "page to show, in a pager on a terminal (default: list them)"
     parser.add_argument("page", nargs="?", choices=_PAGES, metavar="NAME", help=about)
 

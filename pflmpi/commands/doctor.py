@@ -12,7 +12,6 @@ _PROBLEM = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of a run (default: runs)")
     parser.add_argument("--config", type=Path, metavar="CONFIG", help="check this configuration's data too")
     arguments.add_json(parser)

@@ -29,7 +29,6 @@ _SHARES = {*_WORDS, "accuracy"} - {"test_loss"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_changed_code(parser)
@@ -60,11 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the measures of a checkpoint, and write those of each client; return the exit code.
-
-    Raises:
-        UserError: no such run, round or data; other data than the run had; a file that cannot be written.
-    """
+    """Print the measures of a checkpoint, and write those of each client; return the exit code."""
     from pflmpi.analysis.run import open_run
     from pflmpi.experiment.restore import reopened
 
@@ -93,8 +88,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.updates is not None and not options.unseen:
         updates = f"--updates {options.updates}"
         raise ConfigError(f"{updates} is for clients kept out of training; add --unseen, or leave it out")
-    if options.updates is not None and options.updates < 1:
-        raise ConfigError(f"--updates {options.updates}: give a number of at least 1")
+    arguments.check_least(options, updates=1)
     if options.after_training and options.unseen:
         raise ConfigError("--after-training with --unseen, who train before their test by --updates; leave one out")
     arguments.check_output(options.out, "-o", options.force)
@@ -179,7 +173,6 @@ def _write(path: Path, counts: "Counts") -> None:
 
 
 def _text(name: str, value: float) -> str:
-    """A figure of all clients, or of one."""
     if value != value:
         return "-"
     return str(value) if name in _COUNTS else f"{100 * value:.2f} %" if name in _SHARES else f"{value:.4f}"

@@ -10,7 +10,6 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "environment", "quickstart", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="where to write them; created if need be")
 
 

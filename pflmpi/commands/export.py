@@ -20,7 +20,6 @@ State = dict[str, "np.ndarray"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_run(parser)
     whose = parser.add_mutually_exclusive_group(required=True)
     whose.add_argument("--client", type=int, metavar="K", help="the model that this client predicts with")
@@ -52,11 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the file and print what it holds; return the exit code.
-
-    Raises:
-        UserError: no such run, round, client or part; an unknown suffix; a file that is in the way.
-    """
+    """Write the file and print what it holds; return the exit code."""
     from pflmpi.analysis.model import client_state, server_state
     from pflmpi.analysis.run import open_run
 

@@ -11,16 +11,13 @@ from pflmpi.terminal import console, print_json
 from pflmpi.text import format_numbers, size, spans
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.table import Table
 
     from pflmpi.analysis.difference import Change
-
-Shown = tuple[str, tuple[int, ...], "np.dtype", int, float | None]  # path, shape, type, bytes, value of a number
+    from pflmpi.store.one_file import Array
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument("run", type=Path, help="the folder of a run, or a file that `pflmpi export --all` has written")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
@@ -35,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a checkpoint, its digest alone, what changed between two, or whether all are whole; return the exit code.
-
-    Raises:
-        CheckpointError: no run, no such round, or a damaged one, with everything that is wrong.
-    """
+    """Show a checkpoint, its digest alone, what changed between two, or whether all are whole; return the exit code."""
     if options.round is not None and (options.diff is not None or options.verify):
         other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
         raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
@@ -59,6 +52,7 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     """Show a checkpoint, the newest one by default, or only its digest."""
     from pflmpi.analysis.run import open_run
     from pflmpi.store import run_folder, run_lock, verify
+    from pflmpi.store.one_file import Array
 
     newest, passed_over = verify.newest_good(run)
     if options.round is None:
@@ -76,7 +70,7 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     whole = open_run(run)
     opened = whole.round(chosen)
     arrays = [
-        (f"{group}/{path}", array.shape, array.dtype, array.nbytes, array.item() if array.ndim == 0 else None)
+        Array(f"{group}/{path}", array.shape, array.dtype, array.nbytes, array.item() if array.ndim == 0 else None)
         for group in ("server", "clients", "metrics", "bytes", "normalisation")
         for path, array in sorted(getattr(opened, group).items())
     ]
@@ -107,11 +101,9 @@ def _show_file(options: argparse.Namespace) -> None:
     from pflmpi.store import one_file
 
     path = options.run
-    one_file.check(path)
+    one_file.check(path, each_array=options.verify)
     if options.round is not None or options.diff is not None:
         raise ConfigError(f"{path} holds one round; leave --round and --diff out")
-    if options.verify:
-        one_file.damaged_arrays(path)
     if options.json:
         round = one_file.round(path)
         if options.verify:
@@ -128,19 +120,18 @@ def _show_file(options: argparse.Namespace) -> None:
         console().print(f"digest: {one_file.digest(path)}", soft_wrap=True)
 
 
-def _checkpoint(path: Path, round: int, rounds: Sequence[int], digest: str, arrays: Sequence[Shown]) -> dict[str, Any]:
-    """What a checkpoint holds."""
-    names = ("path", "shape", "dtype", "bytes", "value")
-    listed = [dict(zip(names, array, strict=True)) for array in arrays]
+def _checkpoint(
+    path: Path, round: int, rounds: Sequence[int], digest: str, arrays: "Sequence[Array]"
+) -> dict[str, Any]:
+    listed = [array._asdict() for array in arrays]
     return {"run": path, "round": round, "rounds": rounds, "digest": digest, "arrays": listed}
 
 
 def _checked(run: Path, files: int, bytes: int, rounds: Sequence[int], problems: Sequence[str]) -> dict[str, Any]:
-    """What `--verify` found."""
     return {"run": run, "good": not problems, "files": files, "bytes": bytes, "rounds": rounds, "problems": problems}
 
 
-def _show_arrays(title: str, arrays: Sequence[Shown]) -> None:
+def _show_arrays(title: str, arrays: "Sequence[Array]") -> None:
     from rich.table import Table
 
     table = Table("array", "shape", "type", "size")

@@ -4,6 +4,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pflmpi.early_signals import FORWARDED, asking, described
@@ -14,13 +15,22 @@ if TYPE_CHECKING:
     from pflmpi.config.load import Config
     from pflmpi.runtime.config import RuntimeConfig
     from pflmpi.transports.detect import Launch
-    from pflmpi.transports.start.spawn import Failed
+    from pflmpi.transports.start import Failed
 
 _MOST = 4096  # processes that `--ranks` starts on one machine
 
 
+def check_alone(command: str, hint: str = "") -> None:
+    """Raise if a launcher has started a command that starts ranks by itself."""
+    from pflmpi.transports.detect import detect
+
+    if (kind := detect(os.environ).kind) != "alone":
+        raise ConfigError(
+            f"{command} starts its runs by itself, and {kind} has started this; start it without a launcher{hint}"
+        )
+
+
 def check_ranks(ranks: int | None) -> None:
-    """Raise if the number of ranks is impossible."""
     if ranks is not None and ranks < 1:
         raise ConfigError(f"--ranks {ranks}: must be at least 1")
     if ranks is not None and ranks > _MOST:
@@ -125,10 +135,6 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
 
 def _start_once(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None) -> "Failed | None":
     """The rank that failed first; None when all succeeded."""
-    if rank_main is None:
-        from pflmpi.transports.start.spawn import run_ranks
+    from pflmpi.transports.start import fork_ranks, run_anew
 
-        return run_ranks(ranks, ["-P", "-m", "pflmpi", *words])
-    from pflmpi.transports.start.fork import fork_ranks
-
-    return fork_ranks(ranks, rank_main)
+    return fork_ranks(ranks, rank_main or partial(run_anew, ["-P", "-m", "pflmpi", *words]))

@@ -24,7 +24,6 @@ _ALIKE = 0.05  # ranks that need about the same are shown in one line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_config(parser)
     parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks to plan for (default: 1)")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes they are spread over (default: 1)")
@@ -41,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     began = time.perf_counter()
 
     from pflmpi.config.load import load
+    from pflmpi.experiment import privacy
     from pflmpi.forecast import advice
     from pflmpi.forecast.forecast import predict
     from pflmpi.terminal import console, print_json
@@ -51,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     problems = advice.problems(forecast, Path("runs"))
     crowded = [forecast.ranks.remark] if forecast.ranks.remark else []
     notes = [*advice.useless(forecast), *crowded, *forecast.measured.remarks, *_assumed(forecast)]
+    notes += [text] if (text := privacy.statement(forecast.experiment)) else []
     if options.json:
         print_json({"fits": not problems, "problems": problems, "notes": notes, **_predicted(forecast, imports)})
         return _DOES_NOT_FIT if problems else 0
@@ -75,9 +76,7 @@ def _resources(options: argparse.Namespace) -> "Resources":
             f"plan runs alone, and {launch.kind} has started {launch.size} ranks; start it without a launcher, "
             f"with --ranks {launch.size}"
         )
-    for name, least in (("ranks", 1), ("nodes", 1), ("gpus", 0)):
-        if getattr(options, name) < least:
-            raise ConfigError(f"--{name} {getattr(options, name)}: must be at least {least}")
+    arguments.check_least(options, ranks=1, nodes=1, gpus=0)
     if options.ranks > _MOST_RANKS:
         raise ConfigError(f"--ranks {options.ranks}: a forecast is for at most {_MOST_RANKS}")
     for name in ("memory", "gpu_memory", "rate"):

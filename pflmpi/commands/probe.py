@@ -10,7 +10,6 @@ from pflmpi.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_changed_code(parser)
@@ -26,11 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Probe a checkpoint and print where the result is; return the exit code.
-
-    Raises:
-        UserError: no such run or round, other data than the run had, too few samples, a file that cannot be written.
-    """
+    """Probe a checkpoint and print where the result is; return the exit code."""
     import numpy as np
     import torch
 

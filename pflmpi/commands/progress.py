@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pflmpi.cluster.status import clock
+from pflmpi.cluster.status import clock, seconds_per_round
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import main_measure, measured_rounds
 from pflmpi.store import job_file, metrics_file
@@ -51,31 +50,6 @@ def round_display() -> Callable[[str], None]:
     return show
 
 
-class TimeLeft:
-    """The time that the rest of a run will take, from the rounds of this process.
-
-    Args:
-        rounds: of the whole run.
-    """
-
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
-        self._seconds: deque[float] = deque(maxlen=20)
-        self._warm = False
-
-    def after(self, round: int, seconds: float) -> float | None:
-        """Seconds to the end after a round that took `seconds`; None after the last.
-
-        The first round of a process warms up, and counts until there is another.
-        """
-        if not self._warm and self._seconds:
-            self._seconds.clear()
-            self._warm = True
-        self._seconds.append(seconds)
-        left = (self._rounds - round) * sum(self._seconds) / len(self._seconds)
-        return left if round < self._rounds else None
-
-
 class RunProgress:
     """Shows rounds as they end: on a terminal in a bar, in a notebook in one line, elsewhere (a log) in a line each.
 
@@ -95,7 +69,7 @@ class RunProgress:
         self._evaluation = {"evaluation": {"measures": config.evaluation.measures}}
         self._score = f"{main_measure(self._evaluation, ()).words} -"
         self._moved = [0, 0]
-        self._left = TimeLeft(rounds)
+        self._seconds: list[dict[str, float]] = []  # of the rounds of this process, as in metrics.csv
         terminal = console(stderr=True, force_terminal=True if bar else None)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
         hidden = quiet or not terminal.is_terminal
@@ -113,7 +87,6 @@ class RunProgress:
             self._bar.stop()
 
     def __call__(self, round: "Round") -> None:
-        """Show the end of a round."""
         if round.scores is not None:
             tested = measured_rounds(self._evaluation, [round.columns])
             measure, values = tested.measure, tested.last or {}
@@ -122,9 +95,11 @@ class RunProgress:
                 self._score += f" (unseen {measure.text(unseen)})"
         up, down = int(round.bytes["up"].sum()), int(round.bytes["down"].sum())
         self._moved = [self._moved[0] + up, self._moved[1] + down]
-        left = self._left.after(round.round, round.seconds["round"])
-        rest = "" if left is None else f"  left {clock(left)}"
         testing = round.seconds["evaluation"]
+        self._seconds.append({"seconds": round.seconds["round"], "evaluation_seconds": testing})
+        del self._seconds[1:-10]  # the speed is that of the last ones
+        left = (self._rounds - round.round) * (seconds_per_round(self._seconds) or 0.0)
+        rest = f"  left {clock(left)}" if round.round < self._rounds else ""
         if testing > round.seconds["compute"] / 2:  # of both; `evaluation.every` saves it
             rest = f"  testing {testing:.2f} s{rest}"
         if not self._bar.disable:

@@ -3,12 +3,10 @@
 import argparse
 
 from pflmpi import arguments, atomic
-from pflmpi.errors import ConfigError
 from pflmpi.text import counted, printable, size, spans
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_run(parser)
     parser.add_argument("--every", type=int, metavar="N", help="keep the checkpoints of the rounds 0, N, 2N, ...")
     parser.add_argument(
@@ -18,18 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete what no kept checkpoint needs, unless it is a dry run; print how much that is; return the exit code.
-
-    Raises:
-        CheckpointError: it is no run, it is being written, or a checkpoint that is to be kept is damaged.
-        ConfigError: a number is wrong, or a file cannot be deleted.
-    """
+    """Delete what no kept checkpoint needs, unless it is a dry run; print how much that is; return the exit code."""
     from pflmpi.analysis.run import open_run
     from pflmpi.store import pruning, run_lock
 
-    for option, number in (("--every", options.every), ("--keep", options.keep)):
-        if number is not None and number < 1:
-            raise ConfigError(f"{option} {number}: must be at least 1")
+    arguments.check_least(options, every=1, keep=1)
     opened = open_run(options.run)
     lock = None if options.dry_run else run_lock.take(opened.path, {}, False)
     try:

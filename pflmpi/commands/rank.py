@@ -46,10 +46,9 @@ from pflmpi.store import job_file, run_folder
 from pflmpi.store.names import rounds
 from pflmpi.text import counted, for_shell, short_name, some
 from pflmpi.transports import introduce, open_transport
-from pflmpi.transports.base import Transport
+from pflmpi.transports.base import Transport, exit_unconnected
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import Peer, ended
-from pflmpi.transports.process_exit import exit_process, exit_unconnected
 from pflmpi.transports.slurm import allocated, end_of_job
 
 _log = logging.getLogger(__name__)
@@ -66,8 +65,6 @@ class Prepared:
     """What a rank is to do.
 
     Attributes:
-        config: the configuration.
-        folder: of the run.
         start: starts or continues the run there, and returns the folder.
     """
 
@@ -82,7 +79,6 @@ class _Rank:
 
     Attributes:
         launch: how it was started.
-        folder: of the run.
         resumable: the run that this process tells the user of after Ctrl-C; None where another process does.
         transport: to the other ranks.
     """
@@ -198,7 +194,6 @@ def connect(config: Config, launch: Launch) -> Transport:
 
 
 def here(config: Config) -> Peer:
-    """This process, and what it sees."""
     seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Peer.here(cores(), seen, requested_gpus(os.environ))
 
@@ -286,7 +281,7 @@ def _leave(transport: Transport, code: int) -> NoReturn:
     """End in order with the other ranks."""
     if transport.rank == 0:
         write_exit_code(os.environ, code)
-    exit_process(transport, code)
+    transport.exit(code)
 
 
 def _abort(transport: Transport | None, code: int, lost: bool = False) -> int:

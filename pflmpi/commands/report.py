@@ -8,17 +8,16 @@ from pathlib import Path
 from pflmpi import arguments
 from pflmpi.commands import watch
 from pflmpi.errors import CheckpointError, ConfigError, PflmpiError, show
-from pflmpi.text import for_shell, printable
+from pflmpi.text import printable
 
 _LEFT_OUT = 1  # exit code: something is missing on the page
 _LOOK, _RELOAD = 2.0, 10  # seconds between two looks for a checkpoint, and until a browser loads the page again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "paths",
-        type=_folder,
+        type=arguments.folder,
         nargs="+",
         metavar="RUN",
         help="folders of runs, or of many runs such as sweeps/NAME; or of scaling experiments",
@@ -59,16 +58,6 @@ def run(options: argparse.Namespace) -> int:
     if options.to is not None:
         raise ConfigError("--to is for the report of scaling experiments, which `pflmpi scale` makes; leave it out")
     return _report_runs(options)
-
-
-def _folder(text: str) -> Path:
-    """A folder to report; a table file, which older versions took here, is refused with its command."""
-    path = arguments.folder(text)
-    if path.suffix in (".yaml", ".yml") and not path.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text} is a table, and a folder of runs is expected; `pflmpi table {for_shell(path)}` prints the table"
-        )
-    return path
 
 
 def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:

@@ -7,7 +7,6 @@ from pflmpi import arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_changed_code(parser)

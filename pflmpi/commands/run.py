@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_config(parser)
     parser.add_argument(
         "--out", type=arguments.folder, metavar="DIR", help="folder of the run (default: runs/NAME-TIME)"

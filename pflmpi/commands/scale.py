@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, machine
 from pflmpi.cluster import batch_script
+from pflmpi.commands.launch import check_alone, num_gpus
 from pflmpi.errors import ConfigError, PflmpiError, Stopped, show
 from pflmpi.terminal import print_json
 
@@ -25,7 +26,6 @@ _FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_config(parser)
     parser.add_argument("--ranks", required=True, metavar="R,R,...", help="numbers of ranks, ascending, such as 1,2,4")
     parser.add_argument(
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure or submit what is not measured yet; return the exit code."""
-    _check_alone()
+    check_alone("scale")
     if options.submit and options.to is not None:
         raise ConfigError("--to with --submit, which ends before anything is measured; give it to `pflmpi report DIR`")
     if options.submit and options.json:
@@ -72,19 +72,8 @@ def run(options: argparse.Namespace) -> int:
     return _measure(options)
 
 
-def _check_alone() -> None:
-    from pflmpi.transports.detect import detect
-
-    launch = detect(os.environ)
-    if launch.kind != "alone":
-        raise ConfigError(
-            f"scale starts its runs by itself, and {launch.kind} has started this; start it without a launcher"
-        )
-
-
 def _measure(options: argparse.Namespace) -> int:
     """Measure what is not measured yet, here or in the Slurm job that this is in; return the exit code."""
-    from pflmpi.commands.launch import num_gpus
     from pflmpi.config.load import load
     from pflmpi.scaling import experiment, slurm
     from pflmpi.scaling.experiment import folder, runs
@@ -158,23 +147,13 @@ def _experiment(measured: "Results") -> dict[str, Any]:
 
 
 def _point(measured: "Results", point: "Point") -> dict[str, Any]:
-    has_run = bool(point.runs)
     return {
         "ranks": point.ranks,
         "threads": point.threads,
         "clients": point.clients,
         "runs": len(point.runs),
-        "seconds": point.seconds,
-        "seconds_low": point.spread[0],
-        "seconds_high": point.spread[1],
-        "speed_up": measured.speed_up(point) if has_run else None,
-        "ideal_speed_up": measured.ideal(point) if has_run else None,
-        "efficiency": measured.efficiency(point) if has_run else None,
-        **{f"{name}_seconds": seconds for name, seconds in point.parts.items()},
-        "memory_rank_bytes": point.most("memory_rank_bytes"),
-        "memory_bytes": point.most("memory_bytes"),
-        "wire_bytes": point.wire_bytes,
-        "same_bits": point.same_bits if has_run else None,
+        **measured.measures(point),
+        "same_bits": point.same_bits if point.runs else None,
     }
 
 
@@ -182,16 +161,10 @@ def _extrapolation(law: "AmdahlFit | None", to: int | None) -> dict[str, Any] | 
     """The fitted law in JSON, each value with its 95 % interval."""
     if law is None or to is None:
         return None
-    serial, seconds = law.serial, law.seconds(to)
-    return {
-        "ranks": to,
-        "serial_fraction": serial.value,
-        "serial_fraction_low": serial.low,
-        "serial_fraction_high": serial.high,
-        "seconds": seconds.value,
-        "seconds_low": seconds.low,
-        "seconds_high": seconds.high,
-    }
+    values: dict[str, Any] = {"ranks": to}
+    for name, estimate in (("serial_fraction", law.serial), ("seconds", law.seconds(to))):
+        values |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    return values
 
 
 def _show(measured: "Results") -> None:

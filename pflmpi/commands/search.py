@@ -24,7 +24,6 @@ _DIVERGED = "are not finite"  # in the error of a run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, metavar="TABLE", help="a YAML file as for sweep, with data.validation")
     parser.add_argument(
@@ -46,9 +45,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
-    for name in ("budget", "rungs"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name} {getattr(options, name)}: must be at least 1")
+    arguments.check_least(options, budget=1, rungs=1)
     table = tables.load(options.table)
     out = options.out or Path("searches") / options.table.stem
     selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
@@ -181,7 +178,6 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
 
 
 def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
-    """A line of tried.csv."""
     return {
         "row": trial.row,
         "column": trial.column,

@@ -35,7 +35,6 @@ class Pending(NamedTuple):
 
     Attributes:
         out: the folder of the run or sweep.
-        words: the command line of `pflmpi`.
         runs: the folders of the runs that are not done, with their configurations.
         tasks: the number of each of them among the cells of a sweep; none for a run.
         cells: how many a sweep has; 0 for a run.
@@ -192,9 +191,7 @@ def _check(options: argparse.Namespace) -> None:
         for name in ("jobs", "pack", "seeds", "only", "failed", "anew"):
             if getattr(options, name) not in (None, [], False):
                 raise ConfigError(f"--{name} is for --array TABLE, which is not given; leave it out")
-    for name, least in (("jobs", 1), ("pack", 1), ("restarts", 0), ("trial", 1)):
-        if (value := getattr(options, name)) is not None and value < least:
-            raise ConfigError(f"--{name} {value}: must be at least {least}")
+    arguments.check_least(options, jobs=1, pack=1, restarts=0, trial=1)
     if options.trial is not None and options.time != "auto":
         raise ConfigError("--trial is for --time=auto, which is not given; leave it out")
     batch_script.check_setup(options.setup)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments
-from pflmpi.commands.launch import check_ranks, default_ranks
+from pflmpi.commands.launch import check_alone, check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, UserError, show
 from pflmpi.terminal import print_json
 
@@ -29,7 +29,6 @@ _FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
@@ -150,13 +149,13 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
 
 
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
-    """What each cell still needs."""
     from pflmpi.sweep.pending import cell_task, unless_written
 
+    def ranks(runtime: "RuntimeConfig") -> int | None:  # of each run; None where a launcher says it
+        return None if options.launcher else options.ranks or default_ranks(runtime, options.jobs)
+
     return [
-        unless_written(
-            cell_task(cell, config, out, _ranks(options, config.runtime), options.changed_code, options.anew), out
-        )
+        unless_written(cell_task(cell, config, out, ranks(config.runtime), options.changed_code, options.anew), out)
         for cell, config in selected
     ]
 
@@ -254,18 +253,10 @@ def _planned(cell: "Cell", task: "CellTask", out: Path, launcher: Sequence[str])
 
 
 def _check(options: argparse.Namespace) -> None:
-    from pflmpi.transports.detect import detect
-
-    launch = detect(os.environ)
-    if launch.kind != "alone":
-        raise ConfigError(
-            f"a sweep starts its runs by itself, and {launch.kind} has started this; start it without a launcher, "
-            "and give the launcher of the runs with --launcher"
-        )
+    check_alone("a sweep", ", and give the launcher of the runs with --launcher")
     if options.json and not options.dry_run:
         raise ConfigError("--json is for --dry-run, which is not given; `pflmpi table` and `status` follow a sweep")
-    if options.jobs < 1:
-        raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
+    arguments.check_least(options, jobs=1)
     check_ranks(options.ranks)
     if options.budget is not None and not 0 < options.budget < float("inf"):
         raise ConfigError(f"--budget {options.budget:g}: must be hours, more than 0")
@@ -283,18 +274,10 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _launcher(text: str) -> list[str]:
-    """Words of the command that starts a run."""
     words = arguments.shell_words("--launcher", text)
     if words and shutil.which(words[0]) is None:
         raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
     return words
-
-
-def _ranks(options: argparse.Namespace, runtime: "RuntimeConfig") -> int | None:
-    """Ranks of each run; None where a launcher says it."""
-    if options.launcher:
-        return None
-    return int(options.ranks or default_ranks(runtime, options.jobs))
 
 
 def _budget(

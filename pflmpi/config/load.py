@@ -1,6 +1,7 @@
 """Configurations: read from YAML, overridden by `-s section.key=value`, validated, written back resolved."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from pflmpi.learning.measures import measures_of
 from pflmpi.learning.participation import SELECTIONS, is_trace
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import TRANSFORMS
+from pflmpi.messages.uplink_transforms import UplinkConfig
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
 from pflmpi.registry import Registry, unknown
@@ -34,6 +36,7 @@ T = TypeVar("T")
 SECTIONS: dict[str, type[BaseModel]] = {
     "data": DataConfig,
     "training": TrainingConfig,
+    "uplink": UplinkConfig,
     "evaluation": EvaluationConfig,
     "checkpoint": CheckpointConfig,
     "output": OutputConfig,
@@ -51,10 +54,15 @@ class Config:
     models: tuple[Model, ...]  # cycled over the clients
     algorithm: Algorithm
     training: TrainingConfig
+    uplink: UplinkConfig
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     output: OutputConfig
     runtime: RuntimeConfig
+
+    def __hash__(self) -> int:
+        """That of all values, for sets and keys of dictionaries."""
+        return hash(json.dumps(self.resolved(), sort_keys=True))
 
     def resolved(self) -> dict[str, Any]:
         """The whole configuration as plain values, as written into the run."""
@@ -149,7 +157,7 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
     kind = registry[chosen]
     if issubclass(kind, Model):
         kind.check_keys(values)
-    keys = fields_model(kind)
+    keys = fields_model(kind)  # type: ignore[arg-type]  # to mypy no type[T] is hashable
     for key in values:
         if key not in keys.model_fields:
             instead = f"for {chosen} without the keys of another: -s '{name}={{name: {chosen}}}'"

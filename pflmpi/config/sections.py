@@ -18,7 +18,10 @@ Section = TypeVar("Section", bound=BaseModel)
 
 _LARGEST_INT = 2**31 - 1  # which every array and library can count to
 _LARGEST_FLOAT = 3.4e38  # of float32, in which models are
-KEYS = ("seed", "data", "partition", "model", "algorithm", "training", "evaluation", "checkpoint", "output", "runtime")
+KEYS = (
+    *("seed", "data", "partition", "model", "algorithm", "training", "uplink", "evaluation", "checkpoint", "output"),
+    "runtime",
+)
 NAMED = ("data", "partition", "model", "algorithm")  # a name alone is short for {name: ...}
 # Keys that there were once, and what to use instead.
 _REMOVED = {

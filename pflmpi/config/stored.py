@@ -14,7 +14,8 @@ from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import config_file, verify
 from pflmpi.text import for_shell, shown
 
-_MAY_CHANGE = {*FREE_ON_RESUME, *(f"recorded.{key}" for key in ("device", "ranks", "transport", "code", "versions"))}
+_RECORDED = ("device", "ranks", "transport", "code", "privacy", "versions")
+_MAY_CHANGE = {*FREE_ON_RESUME, *(f"recorded.{key}" for key in _RECORDED)}
 _FILES = re.compile(r"[^'\s:]*\.py(?=:)")  # of the user, which may be moved and renamed
 
 
@@ -49,9 +50,10 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     Raises:
         CheckpointError: a value that no continuation changes is another than in the newest checkpoint.
     """
+    index = verify.newest_index(run)  # first: of a newer pflmpi nothing else need be as here
     if problem := config_file.damage(run):
         raise CheckpointError(problem)
-    values, index = read(run), verify.newest_index(run)
+    values = read(run)
     if index is None:
         return values, ["no checkpoint vouches for its configuration"]
     before, now = (by_key(config) for config in (_written(run, index.attributes, values), values))

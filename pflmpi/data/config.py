@@ -13,17 +13,18 @@ class DataConfig(BaseModel):
 
     name: Annotated[str, Field(description="the dataset; with a path: what to call it")]
     path: Annotated[
-        str | None, Field(description="data of one's own: an .npz, .h5 or .csv file, or a folder; null: by name")
+        str | None,
+        Field(description="data of one's own: an .npz, .h5, .csv or .parquet, or a folder; null: by name"),
     ] = None
     label: Annotated[
         str | list[str] | None,
-        Field(description="column of the labels in a .csv, or several; null: label, y, class, or last"),
+        Field(description="column of the labels in a table, or several; null: label, y, class, or last of a .csv"),
     ] = None
     task: Annotated[
         str,
         Field(description="what the labels are: classification, multilabel, regression, tokens, or ./my_file.py:Class"),
     ] = "classification"
-    client: Annotated[str | None, Field(description="column in a .csv that says whose samples they are")] = None
+    client: Annotated[str | None, Field(description="column of a table that says whose samples they are")] = None
     layout: Annotated[
         Literal["nchw", "nhwc"] | None,
         Field(description="axes of an array of one's own, channels first or last; null: as its shape tells"),
@@ -61,6 +62,13 @@ class DataConfig(BaseModel):
         float,
         Field(ge=0, lt=1, description="share of a client's training samples kept out of training, to choose rounds by"),
     ] = 0.0
+    resident: Annotated[
+        Literal["auto", "device", "host"],
+        Field(
+            description="where a GPU's samples are: device: all on it; host: in the host's memory, and those of the "
+            "clients that are computed go up; auto: host if they take more than half of the GPU's memory"
+        ),
+    ] = "auto"
     limit: Annotated[int | None, Field(ge=1, description="use only this many samples, from all classes")] = None
     _options: dict[str, Any] = PrivateAttr(default_factory=dict)
 

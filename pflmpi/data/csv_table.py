@@ -9,9 +9,9 @@ import numpy as np
 from pflmpi.data.dataset import as_numbers, first_missing
 from pflmpi.regular_file import read_some
 
-_LABELS = ("label", "y", "class")  # what the column of the labels may be called
+LABELS = ("label", "y", "class")  # what the column of the labels may be called
 _MOST_OF_PIPE = 1 << 28  # bytes
-_MARKS = ("test", "validation")  # columns that say what a sample is for
+MARKS = ("test", "validation")  # columns that say what a sample is for
 _SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # of these columns
 
 
@@ -40,8 +40,8 @@ def read_table(
     for key, wanted in (*(("label", name) for name in wanted_labels), ("client", client)):
         if wanted is not None and wanted not in columns:
             raise ValueError(f"there is no column data.{key} = {wanted!r}; known: {', '.join(names)}")
-    guessed = label is None and not {*_LABELS} & {*names}
-    labels = [name or next((known for known in _LABELS if known in columns), names[-1]) for name in wanted_labels]
+    guessed = label is None and not {*LABELS} & {*names}
+    labels = [name or next((known for known in LABELS if known in columns), names[-1]) for name in wanted_labels]
     client = client or ("client" if "client" in columns else None)
     for name in filter(None, (*labels, client, *names)):
         if (empty := np.flatnonzero(columns[name] == "")).size:
@@ -50,11 +50,11 @@ def read_table(
         if (lost := first_missing(as_numbers(columns[name]))) is not None:
             raise ValueError(f"line {at[lost]} has {name} = {columns[name][lost]}; fill it in, or leave the line out")
     features = {
-        name: _features(name, columns[name], at, guessed) for name in names if name not in (*labels, client, *_MARKS)
+        name: _features(name, columns[name], at, guessed) for name in names if name not in (*labels, client, *MARKS)
     }
     if not features:
         raise ValueError(f"there are no columns besides {', '.join(labels)!r}; separate columns by commas")
-    sides = {name: _sides(name, columns[name], at) for name in _MARKS if name in columns}
+    sides = {name: _sides(name, columns[name], at) for name in MARKS if name in columns}
     values = np.stack([*features.values()], 1)
     chosen = np.stack([columns[name] for name in labels], 1) if several else columns[labels[0]]
     return values, chosen, columns.get(client or ""), sides, tuple(features)
@@ -79,7 +79,7 @@ def _check_header(names: list[str], rows: list[list[str]], label: str | list[str
     number = next(filter(_is_number, names), None)
     if number is None or {*(label if isinstance(label, list) else [label]), client} & {*names}:
         return
-    named = {names.index(name): name for name in (*_LABELS, "client", *_MARKS) if name in names}
+    named = {names.index(name): name for name in (*LABELS, "client", *MARKS) if name in names}
     if all(any(row[place].strip() == name for row in rows) for place, name in named.items()):
         raise ValueError(
             f"its first line has {number!r}, as a sample would; expected a header, with the name of each column: add "

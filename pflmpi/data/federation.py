@@ -24,6 +24,8 @@ from pflmpi.text import some
 
 logger = logging.getLogger(__name__)
 
+Samples = Sequence[np.ndarray]  # int64 indices into a dataset, of each client
+
 
 @dataclass(frozen=True, eq=False)
 class Federation:
@@ -87,27 +89,26 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     Raises:
         DataError: a partition, or a validation share, that is impossible with this data.
     """
-    federation = _divided(dataset, partition, data, seed)
+    train, test, validation = _divided(dataset, partition, data, seed)
     marks = dataset.official_validation if data.split != "pooled" else None
-    if federation.validation or marks is not None:
-        if data.validation:
-            source = f"dataset {dataset.name!r} marks" if partition.path is None else f"partition {partition.path} has"
-            raise DataError(
-                f"data.validation = {data.validation}, but {source} validation samples already; leave the key out"
-            )
-        if federation.validation:  # of a saved partition
-            return federation
-    if marks is None and not data.validation:
-        return federation
-    if marks is None:
-        train, validation = split_share(federation.train, data.validation, stream(seed, 0, -1, "validation"))
-    else:
-        train, validation = split_marked(federation.train, marks[np.concatenate(federation.train)])
-    return _federation(dataset, train, federation.test, validation)
+    if data.validation and (validation or marks is not None):
+        source = f"dataset {dataset.name!r} marks" if partition.path is None else f"partition {partition.path} has"
+        raise DataError(
+            f"data.validation = {data.validation}, but {source} validation samples already; leave the key out"
+        )
+    if validation:  # of a saved partition
+        return _federation(dataset, train, test, validation)
+    if marks is not None:
+        train, validation = split_marked(train, marks[np.concatenate(train)])
+    elif data.validation:
+        train, validation = split_share(train, data.validation, stream(seed, 0, -1, "validation"))
+    return _federation(dataset, train, test, validation)
 
 
-def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> Federation:
-    """The federation before validation samples are kept out of training.
+def _divided(
+    dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int
+) -> tuple[Samples, Samples, Samples]:
+    """Training and test samples of each client, and validation samples if a saved partition has them.
 
     `data.split: pooled` divides all samples and splits each client's; `official` divides the official training samples
     and gives out the official test samples by the same class proportions (or by writer). For `auto` see
@@ -117,7 +118,7 @@ def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, see
         DataError: a partition that is impossible with this data.
     """
     if partition.path is not None:
-        return reuse(dataset, Path(partition.path))
+        return _saved(dataset, Path(partition.path))
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")
     by_writer = divides(partition.name) == "writers"
@@ -133,12 +134,12 @@ def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, see
     with _seeded(seed) if PARTITIONS.reference(partition.name) else nullcontext():
         shares: Any = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
     if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
-        return _split_by_partition(dataset, shares, partition, data)
+        return *_split_by_partition(dataset, shares, partition, data), ()
     shares = _checked(shares, partition, len(pool))
     parts = cut(pool[np.concatenate(shares)], _lengths(shares))
     if split == "pooled":
         drawn_from = partial(streams, seed, 0, purpose="split")
-        return _federation(dataset, *split_pooled(parts, dataset.strata, data.test_share, drawn_from))
+        return *split_pooled(parts, dataset.strata, data.test_share, drawn_from), ()
     official = np.flatnonzero(dataset.official_test)
     if by_writer:
         tests = official_by_writer(parts, key, official)
@@ -152,7 +153,7 @@ def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, see
             f"data.split: official leaves all {len(parts)} clients of dataset {dataset.name!r} without test samples: "
             f"none of its {len(official)} official test samples matches them; set data.split: pooled"
         )
-    return _federation(dataset, parts, tests)
+    return parts, tests, ()
 
 
 def resolved_split(data: DataConfig, dataset: Dataset) -> Literal["pooled", "official"]:
@@ -190,7 +191,7 @@ def take(federation: Federation, clients: np.ndarray) -> Federation:
 
 
 def save(federation: Federation, path: Path) -> None:
-    """Write each client's samples to a file that `reuse` reads: an .npz without pickles, which appears by rename.
+    """Write each client's samples to a file for `partition.path`: an .npz without pickles, which appears by rename.
 
     Raises:
         DataError: the folder is not writable, or the disk is full.
@@ -208,8 +209,8 @@ def save(federation: Federation, path: Path) -> None:
         raise DataError(f"partition {path} cannot be written ({error}); choose a folder that can be written") from error
 
 
-def reuse(dataset: Dataset, path: Path) -> Federation:
-    """The federation that `save` wrote.
+def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
+    """The training, test and validation samples that `save` wrote.
 
     Raises:
         DataError: the file cannot be read, is damaged, or was made for other data.
@@ -217,11 +218,9 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
     try:
         names = ("train", "num_train", "test", "num_test", "dataset_digest", "digest")
         arrays = read_npz(path, names, ("validation", "num_validation"))
-        sides = [
-            _parts(arrays[name], arrays.get(f"num_{name}", np.empty(0)))
-            for name in ("train", "test", "validation")
-            if name in arrays
-        ]
+        train, test = (_parts(arrays[name], arrays[f"num_{name}"]) for name in ("train", "test"))
+        marked = "validation" in arrays
+        validation = _parts(arrays["validation"], arrays.get("num_validation", np.empty(0))) if marked else []
     except FileNotFoundError:
         raise DataError(f"partition {path} does not exist; give the path of a saved partition") from None
     except (OSError, ValueError) as error:
@@ -234,13 +233,13 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
             f"partition {path} was made for data with digest {dataset_digest}, dataset {dataset.name!r} has "
             f"{dataset.digest}; use the data (and data.limit) that it was made for, or make a new partition"
         )
-    if (computed := _digest(dataset, *sides)) != str(digest):  # before any index is used: a damaged one may be anything
+    computed = _digest(dataset, train, test, validation)
+    if computed != str(digest):  # before any index is used: a damaged one may be anything
         raise DataError(
             f"partition {path} is damaged: its digest is {computed}, written was {digest}; "
             f"put a good copy in its place, or make a new partition"
         )
-    federation = _federation(dataset, *sides[:2])
-    return _federation(dataset, *sides) if sides[2:] else federation
+    return train, test, validation
 
 
 def _parts(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
@@ -260,8 +259,8 @@ def _seeded(seed: int) -> AbstractContextManager[None]:
 
 def _split_by_partition(
     dataset: Dataset, shares: list[tuple[np.ndarray, np.ndarray]], partition: PartitionConfig, data: DataConfig
-) -> Federation:
-    """The federation of a partition that returns each client's training and test samples."""
+) -> tuple[Samples, Samples]:
+    """The samples of a partition that returns each client's training and test samples."""
     split, default = resolved_split(data, dataset), DataConfig.model_fields["test_share"].default
     if split != "pooled" or data.test_share != default:
         raise DataError(
@@ -270,7 +269,8 @@ def _split_by_partition(
         )
     train, test = ([share[side] for share in shares] for side in (0, 1))
     checked = [_checked(side, partition, len(dataset.labels)) for side in (train, test)]
-    return _federation(dataset, *([np.asarray(samples, np.int64) for samples in side] for side in checked))
+    train, test = ([np.asarray(samples, np.int64) for samples in side] for side in checked)
+    return train, test
 
 
 def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -> list[np.ndarray]:
@@ -295,30 +295,23 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
     return shares
 
 
-def _federation(
-    dataset: Dataset,
-    train: Sequence[np.ndarray],
-    test: Sequence[np.ndarray],
-    validation: Sequence[np.ndarray] = (),
-) -> Federation:
-    """The federation; one with validation samples is made of another, whose test samples are looked at already."""
-    kind, samples, remedy = "test", test, "give them two samples or more each, or another partition"
+def _federation(dataset: Dataset, train: Samples, test: Samples, validation: Samples) -> Federation:
+    _check_held("test", dataset, test, "give them two samples or more each, or another partition")
     if validation:
-        kind, samples, remedy = "validation", validation, "raise data.validation, or give each client more samples"
-    if (without := sum(not len(of_client) for of_client in samples)) == len(samples):
-        raise DataError(f"none of the {without} clients of dataset {dataset.name!r} has a {kind} sample; {remedy}")
-    if without:
-        logger.warning("%d of %d clients have no %s samples", without, len(samples), kind)
+        _check_held("validation", dataset, validation, "raise data.validation, or give each client more samples")
     digest, counts = _digest(dataset, train, test, validation), _class_counts(dataset, train)
     return Federation(dataset, tuple(train), tuple(test), digest, counts, tuple(validation))
 
 
-def _digest(
-    dataset: Dataset,
-    train: Sequence[np.ndarray],
-    test: Sequence[np.ndarray],
-    validation: Sequence[np.ndarray] = (),
-) -> str:
+def _check_held(side: str, dataset: Dataset, samples: Samples, remedy: str) -> None:
+    """Refuse samples of a side that no client has, and warn of clients without any."""
+    if (without := sum(not len(of_client) for of_client in samples)) == len(samples):
+        raise DataError(f"none of the {without} clients of dataset {dataset.name!r} has a {side} sample; {remedy}")
+    if without:
+        logger.warning("%d of %d clients have no %s samples", without, len(samples), side)
+
+
+def _digest(dataset: Dataset, train: Samples, test: Samples, validation: Samples) -> str:
     digest = hashlib.sha256(f"dataset {dataset.digest}\n".encode())
     for kind, arrays in (("train", train), ("test", test), ("validation", validation)):
         for client, samples in enumerate(arrays):
@@ -327,13 +320,13 @@ def _digest(
     return digest.hexdigest()
 
 
-def _class_counts(dataset: Dataset, parts: Sequence[np.ndarray]) -> np.ndarray:
+def _class_counts(dataset: Dataset, parts: Samples) -> np.ndarray:
     num_clients, num_classes = len(parts), dataset.num_strata
     cells = np.repeat(np.arange(num_clients) * num_classes, _lengths(parts)) + dataset.strata[np.concatenate(parts)]
     return np.bincount(cells, minlength=num_clients * num_classes).reshape(num_clients, num_classes)
 
 
-def _lengths(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _lengths(parts: Samples) -> np.ndarray:
     return np.fromiter(map(len, parts), np.int64, len(parts))
 
 

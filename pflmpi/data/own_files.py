@@ -1,7 +1,5 @@
-"""Data of one's own: an .npz or .h5 file, a table as .csv, a folder of pictures, or one with files of each client."""
+"""Data of one's own: an .npz or .h5 file, a table, a folder of pictures, or one in the format of other packages."""
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,16 +8,25 @@ import numpy as np
 from pflmpi.data.array_files import read_h5, read_npz
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
+from pflmpi.data.hugging_face import is_hugging_face, read_hugging_face
+from pflmpi.data.image_files import read_pictures, stacked
+from pflmpi.data.leaf import is_leaf, read_leaf
 from pflmpi.data.pfllib import is_split_by_client, read_folder
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
 
 _HOW = (
     "give an .npz or .h5 with x and y (and client, test, validation, class_names), a .csv with a header and a column "
-    "of labels, a folder with a folder of pictures for each class, or one as PFLlib writes it"
+    "of labels, a folder with a folder of pictures for each class, or one as PFLlib, LEAF or datasets writes it"
 )
 _MOST_CLASSES = 10_000
 _OPTIONAL = ("client", "test", "validation", "class_names")  # arrays of a file
+_SIDES = ("train", "val", "test")
+_BY_SIDE = [  # instead of x and y of all samples, those of each side, as MedMNIST and Keras call them
+    {side: (x.format(side), y.format(side)) for side in _SIDES}
+    for x, y in (("{}_images", "{}_labels"), ("x_{}", "y_{}"))
+]
+_ARRAYS = ("x", "y", *_OPTIONAL, *(name for names in _BY_SIDE for pair in names.values() for name in pair))
 
 
 @dataclass(frozen=True)
@@ -71,18 +78,22 @@ def read_own(
     """
     if not path.exists():
         raise DataError(f"data.path = {str(path)!r} does not exist; {_HOW}")
+    columns = path.suffix == ".csv" or is_hugging_face(path)
     for key, column in (("label", label), ("client", client)):
-        if column is not None and (path.is_dir() or path.suffix != ".csv"):
-            raise DataError(f"data.{key} = {column!r} names a column of a .csv, and this is {path.name}; leave it out")
-    if layout is not None and (path.suffix == ".csv" or (path.is_dir() and not is_split_by_client(path))):
+        if column is not None and not columns:
+            raise DataError(f"data.{key} = {column!r} names a column of a table, and this is {path.name}; leave it out")
+    of_clients = path.is_dir() and (is_split_by_client(path) or is_leaf(path))
+    if layout is not None and (path.suffix == ".csv" or (path.is_dir() and not (of_clients or columns))):
         raise DataError(f"data.layout = {layout!r} is of arrays, and {path.name} holds none; leave it out")
     try:
-        if path.is_dir():
+        if is_hugging_face(path):
+            arrays = _hugging_face(path, label, client)
+        elif path.is_dir():
             arrays = _folder(path)
         elif path.suffix == ".npz":
-            arrays = _named(read_npz(path, ("x", "y"), _OPTIONAL))
+            arrays = _named(read_npz(path, (), _ARRAYS))
         elif path.suffix in (".h5", ".hdf5"):
-            arrays = _named(_h5(path))
+            arrays = _named(read_h5(path, _ARRAYS))
         elif path.suffix == ".csv":
             arrays = _csv(path, label, client)
         else:
@@ -98,12 +109,17 @@ def read_own(
 
 
 def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
+    if task_kind.classes and arrays.y.ndim == 2 and arrays.y.shape[1] == 1:
+        arrays = replace(arrays, y=arrays.y[:, 0])
     x, count = _samples(arrays.x, arrays.layout), len(arrays.x)
     sides = {"test": arrays.test, "validation": arrays.validation}
     for what, array in {"y": arrays.y, "client": arrays.client, **sides}.items():
         axes = None if what == "y" and not task_kind.classes else 1  # the others are for the kind of task to judge
         if array is not None and (array.shape[:1] != (count,) or axes not in (None, array.ndim)):
-            raise ValueError(f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]")
+            several = " (several labels: data.task; pflmpi data: --task)" if what == "y" else ""
+            raise ValueError(
+                f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]{several}"
+            )
     if not count:
         raise ValueError("it has no samples")
     arrays = replace(arrays, validation=_check_sides(arrays.test, arrays.validation))
@@ -234,18 +250,39 @@ def _layout(x: np.ndarray) -> str:
     )
 
 
-def _h5(path: Path) -> dict[str, np.ndarray]:
-    arrays = read_h5(path, ("x", "y", *_OPTIONAL))
+def _named(arrays: dict[str, np.ndarray]) -> OwnArrays:
+    """What the arrays of a file hold: x and y of all samples, or of those for training, validation and testing."""
+    for sides in _BY_SIDE:
+        if (of_training := sides["train"][0]) in arrays:
+            for name in ("x", "test", "validation"):
+                if name in arrays:
+                    raise ValueError(f"it has {of_training!r} and {name!r}; leave one of them out")
+            arrays |= _joined(arrays, sides)
     for name in ("x", "y"):
         if name not in arrays:
             raise ValueError(f"no array {name!r} in it")
-    return arrays
-
-
-def _named(arrays: Mapping[str, np.ndarray]) -> OwnArrays:
     x, test = arrays["x"], arrays.get("test", np.zeros(len(arrays["x"]), bool))
     names, validation = arrays.get("class_names"), arrays.get("validation")
     return OwnArrays(x, arrays["y"], arrays.get("client"), test, class_names=names, validation=validation)
+
+
+def _joined(arrays: dict[str, np.ndarray], names: dict[str, tuple[str, str]]) -> dict[str, np.ndarray]:
+    """x, y, test and validation of the samples of all sides, of which each has the arrays with these names."""
+    sides = [side for side in _SIDES if not {*names[side]}.isdisjoint(arrays)]
+    for side in sides:
+        for name, of_training in zip(names[side], names["train"], strict=True):
+            if name not in arrays:
+                raise ValueError(f"no array {name!r} in it")
+            array, like = arrays[name], arrays[of_training]
+            if array.dtype != like.dtype or array.shape[1:] != like.shape[1:]:
+                described, expected = (f"{each.dtype} {list(each.shape)}" for each in (array, like))
+                raise ValueError(f"{name} is {described}, and {of_training} is {expected}")
+        x, y = (arrays[name] for name in names[side])
+        if len(x) != len(y):
+            raise ValueError(f"{names[side][0]} has {len(x)} samples, and {names[side][1]} has {len(y)} labels")
+    side_of = np.repeat(sides, [len(arrays[names[side][0]]) for side in sides])
+    x, y = (np.concatenate([arrays[names[side][place]] for side in sides]) for place in (0, 1))
+    return {"x": x, "y": y, "test": side_of == "test", "validation": side_of == "val"}
 
 
 def _csv(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
@@ -254,63 +291,21 @@ def _csv(path: Path, label: str | list[str] | None, client: str | None) -> OwnAr
     return OwnArrays(x, y, clients, test, columns=columns, validation=sides.get("validation"))
 
 
+def _hugging_face(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
+    columns = read_hugging_face(path, label, client)
+    if isinstance(columns.x, np.ndarray):
+        x, layout = columns.x, None
+    else:
+        x = stacked((f"the picture of sample {number}", file) for number, file in enumerate(columns.x))
+        layout = "nhwc" if x.ndim == 4 else None
+    test, names = np.zeros(len(x), bool) if columns.test is None else columns.test, columns.class_names
+    return OwnArrays(x, columns.y, columns.client, test, None, names, columns.names, layout, columns.validation)
+
+
 def _folder(path: Path) -> OwnArrays:
     if is_split_by_client(path):
         return OwnArrays(*read_folder(path))
+    if is_leaf(path):
+        return OwnArrays(*read_leaf(path))
     pictures, labels, test = read_pictures(path)
     return OwnArrays(pictures, labels, None, test, layout="nhwc" if pictures.ndim == 4 else None)
-
-
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
-
-
-def read_pictures(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pictures [n, ...], the names of their folders [n], and whether they are for testing [n].
-
-    Raises:
-        ValueError: there are none, they are not of one size and kind, or one cannot be read.
-    """
-    sides = [path / name for name in ("train", "test")] if (path / "train").is_dir() else [path]
-    if len(sides) > 1:
-        for other in sorted(path.iterdir()):
-            if other not in sides and other.is_dir() and _files(other):
-                raise ValueError(f"there are pictures in {other.name}/ too; move them to train/ or test/, or out of it")
-    entries = [
-        (file, file.parent.name, side.name == "test" and len(sides) > 1) for side in sides for file in _files(side)
-    ]
-    if not entries:
-        raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
-    pictures = [_picture(file) for file, _, _ in entries]
-    for (file, _, _), picture in zip(entries, pictures, strict=True):
-        if picture.shape != pictures[0].shape:
-            size, first = ("x".join(map(str, array.shape)) for array in (picture, pictures[0]))
-            raise ValueError(f"{file} is {size} and {entries[0][0]} {first}; make all pictures of one size and kind")
-    labels, test = np.array([label for _, label, _ in entries]), np.array([side for _, _, side in entries])
-    return np.stack(pictures), labels, test
-
-
-def _files(side: Path) -> list[Path]:
-    return sorted(file for file in side.glob("*/*") if file.suffix.lower() in _PICTURES)
-
-
-def _picture(file: Path) -> np.ndarray:
-    from PIL import Image  # comes with torchvision
-
-    if not file.is_file():
-        raise ValueError(f"{file} is no regular file")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        try:
-            with Image.open(file) as image:
-                if image.mode[0] in "IF":  # what is above 255 would be cut off
-                    raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}); scale it to 8")
-                return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-        except (
-            OSError,
-            ValueError,
-            SyntaxError,
-            Image.DecompressionBombWarning,
-            Image.DecompressionBombError,
-        ) as error:
-            raise ValueError(f"{file} cannot be read as a picture: {error}") from error

@@ -23,14 +23,12 @@ class Check:
     """A check of the facts of all ranks.
 
     Attributes:
-        name: what is checked.
         applies: whether a rank is among those that are checked.
         find: what is wrong with these; a text with `{fields}` of the facts is wrong with each of them.
         remedy: what to do, "" where what is wrong says it; where it depends on who is affected, from these ranks and
             all ranks.
     """
 
-    name: str
     applies: Callable[[RankFacts], bool]
     find: str | Find
     remedy: str | Callable[[Group, Group], str]
@@ -71,7 +69,6 @@ def findings(check: Check, all_ranks: Group) -> list[tuple[str, Group]]:
 
 
 def group_by(all_ranks: Iterable[RankFacts], key: Callable[[RankFacts], T]) -> dict[T, list[RankFacts]]:
-    """The ranks in groups of the same key."""
     groups: dict[T, list[RankFacts]] = {}
     for facts in all_ranks:
         groups.setdefault(key(facts), []).append(facts)
@@ -79,12 +76,10 @@ def group_by(all_ranks: Iterable[RankFacts], key: Callable[[RankFacts], T]) -> d
 
 
 def rank_numbers(group: Iterable[RankFacts]) -> tuple[int, ...]:
-    """The ranks' numbers."""
     return tuple(facts.rank for facts in group)
 
 
 def remedy_of_no_connection(mpi: bool) -> str:
-    """The remedy where ranks cannot connect."""
     network = "OMPI_MCA_btl_tcp_if_include" if mpi else "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
     return (
         "see in the launcher's output whether all ranks have started, check for a firewall between the hosts, and name "
@@ -122,7 +117,7 @@ def _differs(text: str, value: Callable[[RankFacts], str]) -> Find:
 
 def _same_version(package: str) -> Check:
     value = _differs(f"{package} is {_HERE}", lambda facts: facts.versions.get(package) or "missing")
-    return Check(f"version of {package}", _all, value, _ENVIRONMENT)
+    return Check(_all, value, _ENVIRONMENT)
 
 
 def _split_world(facts: RankFacts) -> bool:
@@ -236,7 +231,6 @@ _OTHER_FOLDER = "choose a folder (--out) on a file system that all hosts share a
 
 CHECKS = (  # causes before what follows
     Check(
-        "MPI library",
         lambda facts: bool(
             facts.mpi.error and (facts.mpi.used or facts.settings.transport == "mpi" or facts.versions.get("mpi4py"))
         ),
@@ -244,15 +238,13 @@ CHECKS = (  # causes before what follows
         "load the cluster's MPI module and pip install mpi4py, or pip install 'pflmpi[mpi]', which installs both; "
         "torchrun, and srun without --mpi, need no MPI",
     ),
-    Check("ranks that MPI sees", _split_world, _split_worlds, _remedy_of_split_world),
+    Check(_split_world, _split_worlds, _remedy_of_split_world),
     Check(
-        "launcher",
         lambda facts: facts.launcher == "unclear",
         "it is unclear how this was started ({connection})",
         "unset the variables that an earlier launch has left in the environment, and start with one launcher",
     ),
     Check(
-        "connection",
         lambda facts: bool(
             facts.launcher != "unclear" and facts.connection and not facts.mpi.error and not _split_world(facts)
         ),
@@ -260,62 +252,52 @@ CHECKS = (  # causes before what follows
         lambda group, _: remedy_of_no_connection(group[0].mpi.used),
     ),
     Check(
-        "tasks of the Slurm job",
         lambda facts: facts.launcher == "alone" and facts.slurm.get("tasks", "") not in ("", "0", "1"),
         "Slurm has given this job {slurm[tasks]} tasks, but this is one process: a world of size 1, on one node",
         "start with srun pflmpi ... (torch.distributed), srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), mpirun",
     ),
     *map(_same_version, ("python", "pflmpi", *PACKAGES)),
-    Check("packages", _all, _broken, _AGAIN),
+    Check(_all, _broken, _AGAIN),
     Check(
-        "MPI libraries",
         lambda facts: facts.mpi.used and bool(facts.mpi.library),
         _differs(f"MPI is {_HERE}", lambda facts: facts.mpi.library),
         _ENVIRONMENT,
     ),
     Check(
-        "configuration",
         lambda facts: bool(facts.settings.error),
         "the configuration cannot be used here ({settings.error})",
         _SHARED_FILE,
     ),
     Check(
-        "configurations",
         lambda facts: not facts.settings.error,
         _differs("the configuration is not that of {others}", lambda facts: facts.settings.digest),
         _SHARED_FILE,
     ),
     Check(
-        "devices of all ranks",
         lambda facts: bool(facts.device.name) and (facts.rank > 0 or facts.size == 1),  # rank 0 may have no clients
         _differs(f"the device is {_HERE}: results would depend on it", lambda facts: facts.device.name),
         "choose nodes with the same devices (--constraint, --gpus=TYPE:N), or set runtime.device=cpu",
     ),
-    Check("data", _lacks_data, "data: {data.error}", _remedy_of_data),
+    Check(_lacks_data, "data: {data.error}", _remedy_of_data),
     Check(
-        "data files",
         lambda facts: not _lacks_data(facts),
         _differs("data: the files have other sizes or names than on {others}", lambda facts: facts.data.digest),
         "copy the same files to all hosts, or use a folder that they share",
     ),
-    Check("torch", lambda facts: bool(facts.device.error) and "torch" in facts.broken, "{device.error}", _AGAIN),
     Check(
-        "device",
-        lambda facts: bool(facts.device.error) and "torch" not in facts.broken,
+        lambda facts: bool(facts.device.error),
         "{device.error}",
-        "",
+        lambda group, _: _AGAIN if "torch" in group[0].broken else "",
     ),
     Check(
-        "GPU for each rank",
         lambda facts: bool(facts.device.uuid),
         _shared_gpus,
         "give each its own (--ntasks-per-node as many as --gpus-per-node), or start fewer; "
         "clients are shared out among ranks, so one rank per GPU is fastest. Where they must share it, start NVIDIA's "
         "MPS first (nvidia-cuda-mps-control -d); without it they take turns",
     ),
-    Check("threads", _all, _hosts(_too_many_threads), _remedy_of_threads),
+    Check(_all, _hosts(_too_many_threads), _remedy_of_threads),
     Check(
-        "cores",
         _all,
         _hosts(_too_many_ranks),
         lambda group, _: (
@@ -324,37 +306,31 @@ CHECKS = (  # causes before what follows
         ),
     ),
     Check(
-        "memory",
         _all,
         _hosts(_little_memory),
         "start fewer ranks on a host, or request more memory (--mem, --mem-per-cpu)",
     ),
     Check(
-        "shared memory",
         lambda facts: facts.machine.shared_free is not None,
         _hosts(_little_shared_memory),
         f"{size(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g",
     ),
     Check(
-        "run folder",
         lambda facts: bool(facts.folder.error),
         "the run folder {folder.path} cannot be written ({folder.error})",
         _OTHER_FOLDER,
     ),
     Check(
-        "run folder of all ranks",
         lambda facts: not facts.folder.error and facts.folder.seen is False,
         "{folder.path} is not rank 0's run folder: a file that rank 0 made is not there",
         _OTHER_FOLDER,
     ),
     Check(
-        "locks across hosts",
         lambda facts: facts.folder.lock_seen is False,
         "a lock that rank 0 holds in {folder.path} is not seen here: locks hold on one host only",
         "never start two sweeps in one folder from two hosts, or mount it with locks for all (Lustre: flock)",
     ),
     Check(
-        "disk",
         lambda facts: not facts.folder.error and facts.folder.free < _DISK,
         _hosts(lambda group: f"{size(group[0].folder.free)} are left on the file system of {group[0].folder.path}"),
         "free space (see also your quota), or choose another folder (--out)",

@@ -30,12 +30,10 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.text import first_line
 from pflmpi.transports import mpi_library
-from pflmpi.transports.base import Buffer, Transport
+from pflmpi.transports.base import Buffer, Transport, exit_unconnected
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.process_exit import exit_unconnected
 from pflmpi.transports.slurm import in_step, num_tasks
-from pflmpi.transports.text import from_root, gather_texts
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +52,7 @@ _SLURM = {
 }
 _MPI_LIMIT = 30.0  # seconds for MPI to start with one rank
 _LAUNCHERS = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
-_RUNTIME_KEYS = {"transport", "device", "threads"}  # the fields of `Settings`
+_RUNTIME_KEYS = {"transport", "threads"}  # the fields of `Settings`
 _NAME = ".pflmpi-doctor"
 _MESSAGE = 1 << 20  # bytes of one that is tried
 
@@ -71,7 +69,6 @@ class Settings(_Facts):
     error: str = ""  # why the configuration cannot be used
     digest: str = ""  # of the resolved configuration
     transport: str = "auto"  # this and what follows: of its section `runtime`
-    device: str = "auto"
     threads: int = 1
 
 
@@ -101,8 +98,6 @@ class Device(_Facts):
 
 
 class Mpi(_Facts):
-    """The MPI library."""
-
     used: bool = False  # whether it connects the ranks
     library: str = ""  # name and version, "" without one
     world: int = 0  # the number of ranks that it sees, 0 if it was not started
@@ -121,8 +116,6 @@ class Folder(_Facts):
 
 
 class Data(_Facts):
-    """The files of the dataset."""
-
     name: str = ""  # of the dataset, "" without a configuration
     root: str = ""  # the data folder, "" if none is set
     files: int = 0  # their number
@@ -132,8 +125,6 @@ class Data(_Facts):
 
 
 class RankFacts(_Facts):
-    """All that is known about one rank."""
-
     rank: int = 0  # this and `size` as the launcher says
     size: int = 1
     launcher: str = "alone"  # or "mpi", "torchrun", "slurm"; "unclear" if its variables contradict each other
@@ -184,13 +175,13 @@ def all_facts(
     """
     library = find_mpi(launch, facts.settings.transport, environ)
     with probe_file(folder) if transport.rank == 0 else nullcontext("") as name:
-        place = inspect_folder(folder, from_root(transport, name))
+        place = inspect_folder(folder, transport.broadcast_text(name))
         transport.barrier()  # the file stays until all ranks have looked for it
     device = try_device(facts.device, transport.peers, transport.rank, config)
     tried = facts.model_copy(update={"mpi": library, "folder": place, "device": device})
-    texts = gather_texts(transport, tried.model_dump_json()) or []
+    texts = transport.gather_texts(tried.model_dump_json()) or []
     ranks = [RankFacts.model_validate_json(text) for text in texts]
-    if transport.size > 1 and not from_root(transport, " ".join(rank.device.error for rank in ranks)).strip():
+    if transport.size > 1 and not transport.broadcast_text(" ".join(rank.device.error for rank in ranks)).strip():
         messages = try_messages(transport, config)
         ranks = [rank.model_copy(update={"messages": messages}) for rank in ranks]
     return ranks
@@ -269,14 +260,7 @@ def visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[m
 
 
 def try_device(device: Device, peers: Sequence[Peer], rank: int, config: "Config | None") -> Device:
-    """The device that a run would give this rank, tried.
-
-    Args:
-        device: what torch has.
-        peers: all ranks.
-        rank: this one.
-        config: the configuration, if there is one.
-    """
+    """The device that a run would give this rank, tried."""
     if device.error:
         return device
     from pflmpi.runtime.devices import device_of, place
@@ -360,8 +344,7 @@ def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
 def mpi_in_this_process(rank: int = 0) -> Mpi:
     """MPI as this process sees it, started if need be."""
     try:
-        from pflmpi.transports.mpi import world_size
-        from pflmpi.transports.mpi_start import start
+        from pflmpi.transports.mpi import start, world_size
 
         start(_MPI_LIMIT, partial(exit_unconnected, rank, {}))
     except (ImportError, RuntimeError, OSError) as error:

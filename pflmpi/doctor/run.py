@@ -29,11 +29,9 @@ from pflmpi.machine import requested_gpus
 from pflmpi.terminal import console, print_json
 from pflmpi.text import counted, first_line, scaled_bytes, size, some, spans
 from pflmpi.transports import introduce, open_transport
-from pflmpi.transports.base import Transport
+from pflmpi.transports.base import Transport, flush_output
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.process_exit import exit_process, flush_output
-from pflmpi.transports.text import from_root
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -51,7 +49,6 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
     Args:
         config: a configuration that is to be run.
         run: the folder of a run, or of one to come; None for the default folder.
-        environ: the environment of this process.
         as_json: print one JSON object, on rank 0.
 
     Raises:
@@ -77,12 +74,12 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
         transport = _connect(launch, requested, facts, here, as_json)
         all_ranks = all_facts(facts, requested, transport, launch, folder, environ)
         shown = str(_check_and_show(all_ranks, config, environ, as_json)) if all_ranks else ""
-        code = int(from_root(transport, shown))
+        code = int(transport.broadcast_text(shown))
     except (PflmpiError, ImportError, RuntimeError, OSError) as error:
         _log.debug("not connected", exc_info=error)
         return unconnected(first_line(error))
     if launch.size > 1:
-        exit_process(transport, code)
+        transport.exit(code)
     transport.close()
     return code
 
@@ -168,7 +165,6 @@ def show(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], as_json: b
 
 
 def _rank(facts: RankFacts) -> dict[str, Any]:
-    """A rank in JSON."""
     return {
         "rank": facts.rank,
         "host": facts.host,

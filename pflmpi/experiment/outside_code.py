@@ -54,12 +54,23 @@ def code_hashes(config: Config) -> dict[str, str]:
     return hashes
 
 
-def changes(run: Path, before: Mapping[str, str], now: Mapping[str, str], allowed: bool) -> list[str]:
-    """The sections whose hash has changed since a run was written, one text for each.
+def changes(
+    run: Path, recorded: Mapping[str, str], values: Mapping[str, Any], config: Config, allowed: bool
+) -> list[str]:
+    """The sections that name what a run named, whose hash has changed since that was written, one text for each.
+
+    Args:
+        recorded: the hashes of then, as `code_hashes` gives them.
+        values: the raw configuration of then.
 
     Raises:
         CheckpointError: there is such a change, and it is not allowed.
     """
+    names = dict(_names(renamed(values, config)))
+    hashes = {name: recorded.get(place) for place, name in names.items()}
+    both = {place: name for place, name in _names(config.resolved()) if name in hashes}
+    before = {place: digest for place, name in both.items() if (digest := hashes[name])}
+    now = {place: digest for place, digest in code_hashes(config).items() if place in both}
     changed = [
         f"the code of {place} has changed since {run} was written (hash {str(old)[:12]} then, {new or 'none':.12} now)"
         for place, (old, new) in differing(before, now).items()

@@ -186,7 +186,7 @@ def _normalisation(run: Path) -> dict[str, np.ndarray]:
     """Mean and deviation in the newest readable round, which are the same in all; empty if no round has them."""
     for round in reversed(run_folder.rounds(run)):
         with suppress(CheckpointError):
-            return run_folder.read_normalisation(run, round)
+            return run_folder.read_section(run, round, "normalisation")
     return {}
 
 

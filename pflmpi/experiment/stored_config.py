@@ -18,7 +18,7 @@ from pflmpi.config.sections import by_key, differing, override
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.outside_code import changes, code_hashes, renamed
+from pflmpi.experiment.outside_code import changes, renamed
 from pflmpi.learning import diagnostics, personal
 from pflmpi.learning.task import HOST
 from pflmpi.messages.packing import to_numpy
@@ -211,7 +211,7 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
 
 def changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
     """Changes in code from outside the package since a run was written; raises unless they are allowed."""
-    return changes(run, stored.read(run)["recorded"].get("code", {}), code_hashes(config), allowed)
+    return changes(run, stored.read(run)["recorded"].get("code", {}), values(run), config, allowed)
 
 
 def _parsed(run: Path, values: Mapping[str, Any], config: Config) -> Config:

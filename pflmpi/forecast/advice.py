@@ -7,7 +7,7 @@ from pathlib import Path
 from pflmpi import text
 from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
-from pflmpi.runtime.client_rows import folder_of
+from pflmpi.runtime.client_state import folder_of
 from pflmpi.runtime.round_schedule import advise_fewer_ranks
 from pflmpi.text import size
 
@@ -88,7 +88,7 @@ def _less_memory(forecast: Forecast, node: int) -> str:
     parts["state"] += sum(rank.checkpoint for rank in ranks)
     largest = max(parts, key=parts.__getitem__)
     if largest == "state":
-        if node == 0 and forecast.sizes.server_bytes > parts["state"] / 4:
+        if node == 0 and forecast.sizes.server > parts["state"] / 4:
             return "most of it is the server's state; give rank 0 a node with more memory"
         replies = config.evaluation.absent == "last_received" and config.algorithm.predicts_with
         kept = " or set evaluation.absent = 'latest', which keeps no replies" if replies else ""

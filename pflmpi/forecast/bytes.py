@@ -14,19 +14,15 @@ from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import Experiment
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
-from pflmpi.messages.packing import to_numpy
+from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.runtime.client_state import stored_messages
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.shard import ID_BYTES
-from pflmpi.tree import Tree
 
 _FEW = 3  # clients; the server's state is made for so many, one and two more to see how it grows
-
-
-Leaves = dict[str, tuple[int, np.dtype]]  # by path, the number of values and their type
 
 
 @dataclass(frozen=True)
@@ -34,23 +30,16 @@ class StateSizes:
     """Bytes of what is kept between rounds.
 
     Attributes:
-        client: [N] bytes of each client; what it keeps, and the reply that it is tested with where that is kept.
+        client: [N] of each client; what it keeps, and the reply that it is tested with where that is kept.
         first: [N] those of them that a client has before it trains, besides what it has in common with all others.
-        server: leaves of the server's state.
-        received: leaves of the messages that a checkpoint holds besides, because personal models are made of them.
-        links: other leaves of these messages, by path, with the path of the server's leaf that they are.
+        server: of the server's state.
+        received: of the messages that a checkpoint holds besides, because personal models are made of them.
     """
 
     client: np.ndarray
     first: np.ndarray
-    server: Leaves
-    received: Leaves
-    links: dict[str, str]
-
-    @property
-    def server_bytes(self) -> int:
-        """Bytes of the server's state."""
-        return leaf_bytes(self.server)
+    server: int
+    received: int
 
     def hosted(self, placement: Placement) -> np.ndarray:
         """[R] bytes of the clients that live on each rank, once all have trained."""
@@ -64,32 +53,19 @@ class StateSizes:
 
 def state_sizes(experiment: Experiment) -> StateSizes:
     """Sizes of the state of an experiment, without making it: for many clients it may not fit here."""
-    whole = np.array([tree.num_bytes(template) for template in experiment.templates], np.int64)
-    first = np.array([tree.num_bytes(template) for template in own_at_first(experiment)], np.int64)
-    made = [_server_and_received(experiment, _FEW + more) for more in range(3)]
-    servers, messages, links = zip(*made, strict=True)
-    more = experiment.federation.num_clients - _FEW
-    clients = whole[experiment.cohort], first[experiment.cohort]
-    return StateSizes(*clients, _for_more(more, servers), _for_more(more, messages), links[0])
-
-
-def own_at_first(experiment: Experiment) -> list[Tree]:
-    """What a client of each cohort has of its own before it trains: without what all of the cohort have in common."""
-    templates = []
+    whole, first = [], []
     for task, template in zip(experiment.tasks, experiment.templates, strict=True):
         own_start = depends_on_client(experiment.config.algorithm, task)
-        common = {OPTIMIZER} if own_start else {name for name in template if name != RECEIVED}
-        templates.append({name: value for name, value in template.items() if name not in common})
-    return templates
-
-
-def leaf_bytes(leaves: Leaves) -> int:
-    """Bytes of leaves."""
-    return sum(count * dtype.itemsize for count, dtype in leaves.values())
+        common = {OPTIMIZER, RESIDUAL} if own_start else {name for name in template if name != RECEIVED}
+        whole.append(tree.num_bytes(template))
+        first.append(tree.num_bytes({name: value for name, value in template.items() if name not in common}))
+    servers, messages = zip(*(_server_and_received(experiment, _FEW + more) for more in range(3)), strict=True)
+    more, cohort = experiment.federation.num_clients - _FEW, experiment.cohort
+    clients = np.array(whole, np.int64)[cohort], np.array(first, np.int64)[cohort]
+    return StateSizes(*clients, _for_more(more, *servers), _for_more(more, *messages))
 
 
 def data_bytes(federation: Federation) -> int:
-    """Bytes of samples, labels and indices."""
     dataset = federation.dataset
     labels = 2 * dataset.labels.nbytes + dataset.official_test.nbytes  # the pool has labels of its own
     return dataset.images.nbytes + labels + sum(part.nbytes for part in chain(*federation.samples))
@@ -111,32 +87,23 @@ def mapped_bytes(federation: Federation) -> int:
     return federation.dataset.images.nbytes if isinstance(owner, mmap.mmap) else 0
 
 
-def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tree, dict[str, str]]:
-    """The server's first state for so many clients, the received messages beside it, and links; see `StateSizes`."""
+def _server_and_received(experiment: Experiment, clients: int) -> tuple[int, int]:
+    """Bytes of the server's first state for so many clients, and of the stored messages that are no part of it."""
     algorithm, task = experiment.config.algorithm, experiment.tasks[0].replace(device=HOST, num_clients=clients)
     server = algorithm.init_server(task)
-    if not (names := stored_messages(algorithm, task, experiment.templates)):
-        return server, {}, {}
-    published = algorithm.publish(task, server, np.arange(clients))
-    stored = {id(leaf): path for path, leaf in tree.leaves(server)}
-    leaves = dict(tree.leaves({name: published[name] for name in names}))
-    links = {path: stored[id(leaf)] for path, leaf in leaves.items() if id(leaf) in stored}
-    return server, {path: leaf for path, leaf in leaves.items() if path not in links}, links
+    names = stored_messages(algorithm, task, experiment.templates)
+    published = algorithm.publish(task, server, np.arange(clients)) if names else {}
+    of_server = {id(leaf) for _, leaf in tree.leaves(server)}
+    leaves = tree.leaves({name: published[name] for name in names})
+    return tree.num_bytes(server), sum(leaf.nbytes for _, leaf in leaves if id(leaf) not in of_server)
 
 
-def _for_more(more: int, states: Sequence[Tree]) -> Leaves:
-    """Leaves for so many clients more than in the first state; the others have one and two more.
+def _for_more(more: int, first: int, second: int, third: int) -> int:
+    """Bytes for so many clients more than in the first state; the others have one and two more.
 
     Leaves have a fixed size or grow with the clients or with their pairs, so their sizes lie on a parabola.
     """
-    counts = [{path: leaf.numel() for path, leaf in tree.leaves(state)} for state in states]
-    leaves = {}
-    for path, leaf in tree.leaves(states[0]):
-        first, second, third = (count[path] for count in counts)
-        bend = third - 2 * second + first
-        count = first + more * (second - first) + more * (more - 1) // 2 * bend
-        leaves[path] = count, to_numpy(leaf.new_empty(0)).dtype
-    return leaves
+    return first + more * (second - first) + more * (more - 1) // 2 * (third - 2 * second + first)
 
 
 # --- what the checkpoints take on disk
@@ -150,21 +117,13 @@ _ONCE = 2**24  # bytes of rows from which on equal ones are surely stored once
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes on disk, about: what is kept, and some for files; see `_ROUND_FILE`.
+    """Bytes on disk, about: what is kept, and some for files; see `_ROUND_FILE`."""
 
-    Attributes:
-        first: the checkpoint before the first round, with every client.
-        later: the mean of the others.
-        most: all that is there at once, at most.
-        last: all that stays.
-        count: number of checkpoints.
-    """
-
-    first: int
-    later: float
-    most: int
-    last: int
-    count: int
+    first: int  # the checkpoint before the first round, with every client
+    later: float  # the mean of the others
+    most: int  # all that is there at once, at most
+    last: int  # all that stays
+    count: int  # number of checkpoints
 
 
 def disk(setup: Setup, config: Config, sizes: StateSizes) -> Disk:
@@ -199,7 +158,7 @@ def _round(save: RoundSchedule, sizes: StateSizes) -> int:
     """Bytes of a round file: the server, messages that models are made of, and numbers of clients and classes."""
     n, classes = save.setup.task.num_clients, save.setup.task.num_classes
     measured = 8 * n * (4 + (2 * classes + 2 + len(save.setup.executor.measures)) * save.evaluates)
-    return sizes.server_bytes + leaf_bytes(sizes.received) + measured + _ROUND_FILE
+    return sizes.server + sizes.received + measured + _ROUND_FILE
 
 
 def _stays(saves: Sequence[RoundSchedule], rows: np.ndarray, rounds: np.ndarray, keep: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Forecast of a run, from its configuration and the machines that it is to run on."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,10 +14,11 @@ from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import Experiment, complete, draft, load_federation, prepare, setup
 from pflmpi.forecast.bytes import Disk, StateSizes, data_bytes, disk, mapped_bytes, state_sizes
-from pflmpi.forecast.measuring import Costs, Measured, ProcessMemory, measured_steps, resident, resident_files
+from pflmpi.forecast.measuring import Costs, Measured, ProcessMemory, measured_steps, resident
 from pflmpi.forecast.memory import RankMemory, rank_memory
 from pflmpi.forecast.ranks import Ranks, TransportName, lay_out
 from pflmpi.learning.task import HOST
+from pflmpi.machine import own_memory
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.traffic import wire_bytes
 from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
@@ -51,17 +53,11 @@ class Resources:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a round, on average; without those of the server, of checkpoints, and of sums of messages.
+    """Seconds of a round, on average; without those of the server, of checkpoints, and of sums of messages."""
 
-    Attributes:
-        train: of the slowest rank.
-        messages: between nodes; None where a link is not known.
-        test: of the slowest rank; a round without an evaluation counts with 0.
-    """
-
-    train: float
-    messages: float | None
-    test: float
+    train: float  # of the slowest rank
+    messages: float | None  # between nodes; None where a link is not known
+    test: float  # of the slowest rank; a round without an evaluation counts with 0
 
     @property
     def round(self) -> float:
@@ -74,13 +70,8 @@ class Forecast:
     """What a run will need.
 
     Attributes:
-        resources: what it is planned for.
         experiment, setup, ranks: what would run, and where.
         opening, rounds: what precedes the first round, and the first rounds.
-        sizes: of the state.
-        memory: of each rank.
-        disk: what checkpoints take.
-        transport: that moves the messages.
         measured: of this machine; remarks on all of it.
         loading: seconds until data and setup were ready, alone on this machine.
     """
@@ -155,7 +146,10 @@ def predict(config: Config, resources: Resources) -> Forecast:
     looked_at = min(max(_LEAST, config.evaluation.every), _MOST)
     opening, *rounds = islice(schedule(ready, config.evaluation, config.checkpoint, None), 1 + looked_at)
     measured = measured_steps(ready, rounds, sizes, on_gpu, process.resident)
-    memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, config.runtime.state == "disk")
+    of_gpu = resources.gpu_memory or math.inf
+    on_gpus = experiment.most_resident(of_gpu * ranks.runtime.gpu_memory)
+    on_disk = config.runtime.state == "disk"
+    memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, on_disk, on_gpus)
     laid = disk(ready, config, sizes)
     parts = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, laid, transport)
     return Forecast(*parts, measured, loading)
@@ -173,11 +167,11 @@ def _load(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
     """The experiment as on the machines of the run, on this one's device; memory of this process with it."""
     if not on_gpu:
         refuse_on_cpu(config.training)
-    files = resident_files()
+    files = own_memory("RssFile")  # which processes of a node share; 0 where the system does not say
     federation = load_federation(config)
     config = prepare(config, HOST, ("GPU",) if on_gpu else (), federation).config
     loaded, mapped = resident(), mapped_bytes(federation)
-    read = min(mapped, max(resident_files() - files, 0))  # of what is mapped
+    read = min(mapped, max(own_memory("RssFile") - files, 0))  # of what is mapped
     data = data_bytes(federation)
     here = own_device(config.runtime) if on_gpu else HOST
     fix_kernels(here, config.runtime, config.training)

@@ -33,38 +33,24 @@ _LONG = 2.0  # seconds; a longer call is made once
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a call.
+    """Cost of a call."""
 
-    Attributes:
-        seconds: median of a few calls, after one that warms up.
-        memory: bytes of the host, besides those in use before.
-        device: likewise bytes of the GPU; 0 on a CPU.
-    """
-
-    seconds: float
-    memory: float
-    device: float
+    seconds: float  # median of a few calls, after one that warms up
+    memory: float  # bytes of the host, besides those in use before
+    device: float  # likewise bytes of the GPU; 0 on a CPU
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Bytes of a process that has loaded the data and computed nothing.
+    """Bytes of a process that has loaded the data and computed nothing."""
 
-    Attributes:
-        resident: all that it has.
-        program: without the data.
-        data: samples and who holds which.
-        shared: of both, what processes of a node have in common.
-    """
-
-    resident: int
-    program: int
-    data: int
-    shared: int
+    resident: int  # all that it has
+    program: int  # without the data
+    data: int  # samples and who holds which
+    shared: int  # of both, what processes of a node have in common
 
 
 def measure(call: Callable[[], object], device: torch.device) -> Cost:
-    """Cost of a call, made a few times."""
     host, on_gpu = _reset_peaks(device)
     first = _seconds_of(call, device)
     times = [_seconds_of(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
@@ -77,11 +63,6 @@ def resident() -> int:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system
     return own_memory("VmRSS") or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def resident_files() -> int:
-    """Resident bytes of mapped files, which processes of a node share; 0 where the system does not say."""
-    return own_memory("RssFile")
 
 
 def _reset_peaks(device: torch.device) -> tuple[int, int]:
@@ -112,39 +93,24 @@ _FEW, _MORE = 2, 6  # steps of the two measured trainings, whose difference is t
 
 @dataclass(frozen=True)
 class CohortCost:
-    """Cost of a call of the executor for clients of one cohort.
+    """Cost of a call of the executor for clients of one cohort."""
 
-    Attributes:
-        lanes: clients in the measured call.
-        train: a training of no steps; its memory is that of a few.
-        step: seconds of a step.
-        test: a test.
-        tests: samples of a client in it.
-        library: bytes that the first call brings into memory to stay.
-    """
-
-    lanes: int
-    train: Cost
-    step: float
+    lanes: int  # clients in the measured call
+    train: Cost  # a training of no steps; its memory is that of a few
+    step: float  # seconds of a step
     test: Cost
-    tests: int
-    library: float = 0.0
+    tests: int  # samples of a client in it
+    library: float = 0.0  # bytes that the first call brings into memory to stay
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of each group of clients on this machine.
-
-    Attributes:
-        setup: of the run.
-        cohorts: by number.
-    """
+    """Cost of each group of clients on this machine."""
 
     setup: Setup
     cohorts: Mapping[int, CohortCost]
 
     def train(self, group: ClientGroup) -> Cost:
-        """Cost of a training."""
         cost = self._cohort(group)
         return _scaled(cost.train, cost.train.seconds + cost.step * self._steps(group), len(group) / cost.lanes)
 
@@ -177,17 +143,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Measured:
-    """Costs measured on this machine.
+    """Costs measured on this machine."""
 
-    Attributes:
-        costs: None where they could not be measured.
-        device: what they were measured on.
-        remarks: what the user should know of all this.
-    """
-
-    costs: Costs | None = None
-    device: str = ""
-    remarks: tuple[str, ...] = ()
+    costs: Costs | None = None  # None where they could not be measured
+    device: str = ""  # what they were measured on
+    remarks: tuple[str, ...] = ()  # what the user should know of all this
 
 
 def measured_steps(
@@ -202,7 +162,7 @@ def measured_steps(
     if not rounds:
         return Measured()
     groups = [_largest_group(setup, rounds, cohort) for cohort in range(len(setup.executor.tasks))]
-    needed = 2 * sizes.server_bytes + 4 * max(map(len, groups)) * int(sizes.client.max())
+    needed = 2 * sizes.server + 4 * max(map(len, groups)) * int(sizes.client.max())
     if needed > machine.memory().free / 2:
         needs = "measuring them needs more memory than there is here"
         return Measured(remarks=(f"seconds and activations are not predicted: {needs}",))
@@ -218,56 +178,27 @@ def measured_steps(
     return Measured(Costs(setup, costs), machine.device_name(device), remarks)
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """Clients of one group, each with the same number of samples, to be computed once.
-
-    Attributes:
-        setup: of the experiment, with these clients' data stretched or cut.
-        clients: [m] ascending ids.
-        states: tree of [m, ...].
-        down: what they have received.
-    """
-
-    setup: Setup
-    clients: np.ndarray
-    states: Tree
-    down: Messages
-
-    def train(self) -> None:
-        """Train the clients once."""
-        self.setup.executor.update(self.clients, self.states, self.down, 1)()
-
-    def test(self) -> None:
-        """Test the clients' personal models."""
-        down = {name: value for name, value in self.down.items() if name in self.setup.algorithm.predicts_with}
-        executor = self.setup.executor
-        if self.setup.shares_model:
-            received = {name: tree.row(message, 0) for name, message in down.items()}
-            evaluation.evaluate_together(executor, self.clients, received, 1)()
-        else:
-            executor.evaluate(self.clients, self.states, down, 1)()
-
-
 def _measured(setup: Setup, server: Tree, group: ClientGroup, before: float) -> CohortCost:
     """Cost of a group, from two trainings of a few steps and a test."""
-    executor, device = setup.executor, setup.executor.pool.images.device
+    executor, device = setup.executor, setup.executor.device
     members = executor.cohort == executor.cohort[group[0]]
     federation = executor.federation
     samples, tests = int(federation.num_train[members].max()), max(int(federation.num_test[members].max()), 1)
     width = min(setup.task.training.batch_size, samples)
-    few, more = (_trial(setup, server, group, steps, width, tests) for steps in (_FEW, _MORE))
-    measure(few.train, device)
-    measure(few.test, device)
-    library = max(resident() - before - tree.num_bytes(few.states) - tree.num_bytes(server), 0)
-    short, test = measure(few.train, device), measure(few.test, device)
-    step = max(measure(more.train, device).seconds - short.seconds, 0.0) / (_MORE - _FEW)
+    (states, few, once), (_, more, _) = (_trial(setup, server, group, steps, width, tests) for steps in (_FEW, _MORE))
+    measure(few, device)
+    measure(once, device)
+    library = max(resident() - before - tree.num_bytes(states) - tree.num_bytes(server), 0)
+    short, test = measure(few, device), measure(once, device)
+    step = max(measure(more, device).seconds - short.seconds, 0.0) / (_MORE - _FEW)
     train = replace(short, seconds=max(short.seconds - _FEW * step, 0.0))
     return CohortCost(len(group), train, step, test, tests, library)
 
 
-def _trial(setup: Setup, server: Tree, clients: np.ndarray, steps: int, width: int, tests: int) -> _Trial:
-    """Clients of one group with so many batches of `width` samples, and test samples."""
+def _trial(
+    setup: Setup, server: Tree, clients: np.ndarray, steps: int, width: int, tests: int
+) -> tuple[Tree, Callable[[], object], Callable[[], object]]:
+    """States of the clients of one group, and calls that train and test them: on so many batches and test samples."""
     training, algorithm, task = setup.task.training, setup.algorithm, setup.task
     if training.steps is not None:
         training = training.model_copy(update={"steps": steps})
@@ -287,8 +218,16 @@ def _trial(setup: Setup, server: Tree, clients: np.ndarray, steps: int, width: i
     published, homes = algorithm.publish(task, server, clients), Homes(np.zeros(task.num_clients, np.int64), _zeros)
     reply = send_down(InProcessTransport(), setup.declared, published, [[clients]], homes=homes)
     first: list[Tree] = [{**initial_received(algorithm, task, int(client))} for client in clients]
-    down = {**reply.for_clients(clients), **tree.stack(first)}
-    return _Trial(replace(setup, executor=executor), clients, states, down)  # type: ignore[arg-type]
+    down: Messages = {**reply.for_clients(clients), **tree.stack(first)}  # type: ignore[dict-item]
+
+    def test_once() -> object:
+        read = {name: value for name, value in down.items() if name in algorithm.predicts_with}
+        if not setup.shares_model:
+            return executor.evaluate(clients, states, read, 1)()
+        received = {name: tree.row(message, 0) for name, message in read.items()}
+        return evaluation.evaluate_together(executor, clients, received, 1)()
+
+    return states, lambda: executor.update(clients, states, down, 1)(), test_once
 
 
 def _zeros(name: str, like: Tree, clients: np.ndarray) -> Tree:

@@ -15,32 +15,21 @@ TransportName = Literal["inprocess", "mpi", "torch"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a run.
+    """The ranks of a run."""
 
-    Attributes:
-        node: [R] the node of each.
-        gpu: [R] the number of its GPU on its node; None for the CPU.
-        slots: how many ranks can compute at once on all nodes.
-        runtime: the settings, with what follows from the ranks.
-        messages: how large messages reach the GPUs.
-        remark: what a user should know of it; "" for nothing.
-    """
-
-    node: tuple[int, ...]
-    gpu: tuple[int | None, ...]
-    slots: int
-    runtime: RuntimeConfig
-    messages: GpuMessages
-    remark: str
+    node: tuple[int, ...]  # [R] the node of each
+    gpu: tuple[int | None, ...]  # [R] the number of its GPU on its node; None for the CPU
+    slots: int  # how many ranks can compute at once on all nodes
+    runtime: RuntimeConfig  # the settings, with what follows from the ranks
+    messages: GpuMessages  # how large messages reach the GPUs
+    remark: str  # what a user should know of it; "" for nothing
 
     @property
     def count(self) -> int:
-        """Number of ranks (R)."""
         return len(self.node)
 
     @cached_property
     def of_node(self) -> list[list[int]]:
-        """Ranks of each node."""
         ranks: list[list[int]] = [[] for _ in range(self.node[-1] + 1)]
         for rank, node in enumerate(self.node):
             ranks[node].append(rank)
@@ -58,9 +47,7 @@ def lay_out(
     """Ranks in blocks as even as they can be: the first on the first node, and so on.
 
     Args:
-        runtime: the `runtime` section.
         gpus, cores: of each node.
-        transport: that connects them.
 
     Raises:
         ConfigError: fewer ranks than nodes, or a device that the nodes do not have.

@@ -135,9 +135,10 @@ class StaticBuffers:
         self, program: Program, batch: Sequence[Tensor], state: Sequence[Tensor], num_changed: int, capture: Capture
     ) -> tuple[list[Tensor], Work] | None:
         """Take a step as it is and captured; the capture, with the state loaded, if both have the same bits."""
-        captured = None
-        reason = _obstacle(batch, state)
-        if not reason:
+        captured, reason = None, ""
+        if any(tensor.device != batch[0].device for tensor in (*batch, *state)):
+            reason = "it reads a tensor of the host, whose value would be fixed"
+        else:
             try:
                 own = [_like(tensor, 0) for tensor in batch]
                 self._load(state, num_changed)
@@ -154,13 +155,6 @@ class StaticBuffers:
         if reason:
             say_why_not(reason)
         return captured
-
-
-def _obstacle(batch: Sequence[Tensor], state: Sequence[Tensor]) -> str:
-    """Why a step on such tensors cannot be captured; "" if it can be tried."""
-    if any(tensor.device != batch[0].device for tensor in (*batch, *state)):
-        return "it reads a tensor of the host, whose value would be fixed"
-    return ""
 
 
 def _like(tensor: Tensor, offset: int) -> Tensor:
@@ -199,17 +193,11 @@ def _same_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 class _Shared(NamedTuple):
-    """Stream and memory shared by all graphs of this process, which run one after another.
+    """Stream and memory shared by all graphs of this process, which run one after another."""
 
-    Attributes:
-        stream: on which they are captured; memory of one stream is not used on another.
-        pool: memory for what steps compute on their way.
-        first: of the graphs: PyTorch frees the pool for good with the last graph that uses it.
-    """
-
-    stream: torch.cuda.Stream
-    pool: Any
-    first: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream  # on which they are captured; memory of one stream is not used on another
+    pool: Any  # memory for what steps compute on their way
+    first: torch.cuda.CUDAGraph  # of the graphs: PyTorch frees the pool for good with the last graph that uses it
 
 
 @cache

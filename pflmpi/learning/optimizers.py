@@ -32,7 +32,6 @@ def adam_step(
     """Take one step of Adam or AdamW, as PyTorch's, in place; `state` is the one of `initial_state`.
 
     Args:
-        leaves: the parameters.
         slopes: the gradient of each.
         active: 0 where nothing may change; None: 1.
     """

@@ -77,8 +77,9 @@ class Program:
             for letter, count in (("s", num_state), ("b", num_batch), ("n", num_rates))
         )
         arguments = [*filter(None, (batch, ", ".join(kept), rates))]
+        values = "".join(f"{name}, " for name in kept)
         self.source = (
-            f"def bind({state}):\n    {_indented([*made, f'return ({_tuple(kept)})'])}\n"
+            f"def bind({state}):\n    {_indented([*made, f'return ({values})'])}\n"
             f"def run({', '.join(arguments)}):\n    {_indented([*lines, 'return None'])}"
         )
         operations = dict.fromkeys(call.operation for call in (*views, *calls))
@@ -122,10 +123,6 @@ def _lines(call: Call, later: set[str]) -> list[str]:
 
 def _indented(lines: Sequence[str]) -> str:
     return "\n    ".join(lines)
-
-
-def _tuple(names: Sequence[str]) -> str:
-    return "".join(f"{name}, " for name in names)
 
 
 def _name(operation: OpOverload) -> str:
@@ -174,7 +171,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = self._rates = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and note it."""
         result = func(*args, **(kwargs or {}))
         if func in _FRESH:
             self._names[result] = self._constant(result.clone())

@@ -33,7 +33,6 @@ class Phase:
     Attributes:
         loss: from (params, batch) to a scalar; see `train`.
         parts: paths of the parts of the parameters that the step changes, such as "head" or "body/fc1".
-        lr: learning rate.
         plain: plain SGD whatever is configured: no Adam, momentum, weight decay or clipping; its loss counts nowhere.
         limits: the values are clamped to this interval after the step.
         name: under which optimizer state is kept between rounds, and the loss counts; see `Algorithm.trainings`.
@@ -69,7 +68,6 @@ def train(
         batches: the minibatches in order; one step each.
         loss: from (params, batch) to a scalar. It reads no tensor from elsewhere: a step is traced once in a run
             and replayed from then on (see `replay`).
-        lr: learning rate.
         frozen: paths of what is not trained, such as "head" or "body/fc1".
         name: of the training, where a client has several; see `Phase`.
         fixed: what the loss reads besides, as further parts of its `params`; neither trained nor returned.

@@ -1,7 +1,7 @@
 """The messages that an algorithm declares: their templates, sizes and checks."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeGuard
 
@@ -13,6 +13,7 @@ from pflmpi.errors import RunError
 from pflmpi.messages import kinds
 from pflmpi.messages.kinds import ClassMeans, Messages, Own, OwnClasses, Rows, Shared, Sum, Uplink
 from pflmpi.messages.slices import Entries
+from pflmpi.messages.uplink_transforms import UplinkConfig, sent_bytes
 from pflmpi.tree import Tree
 
 
@@ -24,12 +25,14 @@ class Declared:
         up, down: messages by name.
         holds: [N, K] bool.
         num_train: [N] training samples.
+        transforms: what clients do to what they send.
     """
 
     up: dict[str, Uplink]
     down: dict[str, Shared]
     holds: np.ndarray
     num_train: np.ndarray
+    transforms: UplinkConfig = field(default_factory=UplinkConfig)
 
     @cached_property
     def folded(self) -> dict[str, Sum]:
@@ -67,15 +70,15 @@ class Declared:
         return {name: kind for name, kind in self.published.items() if isinstance(kind, Own) and kind.of}
 
     def up_bytes(self, clients: np.ndarray) -> np.ndarray:
-        """Logical uplink bytes [m] of the given clients."""
-        return self._bytes(self.up, clients)
+        """Logical uplink bytes [m] of the given clients, of their transformed messages."""
+        return self._by_classes(lambda held: sent_bytes(self.transforms, self.up, held), clients)
 
     def down_bytes(self, clients: np.ndarray) -> np.ndarray:
         """Logical downlink bytes [m] of the given clients."""
         return self._bytes(self.down, clients)
 
     def returned_bytes(self, clients: np.ndarray) -> np.ndarray:
-        """Bytes [m] of what `client_update` returns for the given clients to send."""
+        """Bytes [m] of what `client_update` returns for the given clients, which ranks send as it is."""
         return self._bytes(self.returned, clients)
 
     def folded_bytes(self, participants: np.ndarray) -> int:
@@ -121,7 +124,11 @@ class Declared:
         _refuse("downlink", messages, expected)
 
     def _bytes(self, kinds: Mapping[str, Uplink | Shared], clients: np.ndarray) -> np.ndarray:
-        without, with_one = (sum(kind.client_bytes(held) for kind in kinds.values()) for held in (0, 1))
+        return self._by_classes(lambda held: sum(kind.client_bytes(held) for kind in kinds.values()), clients)
+
+    def _by_classes(self, num_bytes: Callable[[int], int], clients: np.ndarray) -> np.ndarray:
+        """[m] of each client, given those of one that holds so many classes."""
+        without, with_one = map(num_bytes, (0, 1))
         sizes = np.full(len(clients), without, np.int64)
         if with_one != without:  # each class that a client holds adds as much
             sizes += (with_one - without) * self.holds[clients].sum(1)

@@ -65,7 +65,7 @@ class ClassMeans:
     counts: bool = True
 
     def client_bytes(self, classes_held: int) -> int:
-        """The logical bytes of one client's message: |S| (4 d + 4), and 4 |S| more for the counts."""
+        """The logical bytes of one client's message: `4 (d + 1)` for each class held, and 4 more with its count."""
         return classes_held * 4 * (self.num_features + 1 + self.counts)
 
 

@@ -64,9 +64,9 @@ def up_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traf
 
 
 def up_slices(declared: Declared, assigned: list[list[ClientGroup]]) -> Slices:
-    """The slices of what is folded; of a gathered message a rank sends exactly the logical bytes."""
+    """The slices of what is folded; of a gathered message a rank sends exactly its bytes."""
     gathered = replace(declared, up=declared.gathered)
-    before = np.cumsum([0, *gathered.up_bytes(rank_by_rank(assigned))])
+    before = np.cumsum([0, *gathered.returned_bytes(rank_by_rank(assigned))])
     sizes = np.diff(before[np.cumsum([0, *clients_per_rank(assigned)])])
     return cut_slices(declared.entries, assigned, sizes)
 

@@ -211,6 +211,7 @@ _MOST = 10_000  # values of a container
 _LIBRARIES = (
     "torch",
     "torchvision",
+    "transformers",
     "numpy",
     "pflmpi",
     "builtins",

@@ -38,17 +38,11 @@ _CACHED_POLL = 0.1  # seconds between two polls above which the cache of missing
 
 @dataclass(frozen=True)
 class ServerRound:
-    """Results of an exchange on rank 0; empty on other ranks.
+    """Results of an exchange on rank 0; empty on other ranks."""
 
-    Attributes:
-        server: its state.
-        published: what the clients receive.
-        measured: diagnostics by name.
-    """
-
-    server: Tree
-    published: Messages | None
-    measured: Mapping[str, Tensor]
+    server: Tree  # its state
+    published: Messages | None  # what the clients receive
+    measured: Mapping[str, Tensor]  # diagnostics by name
 
 
 class Checkpoints:
@@ -81,7 +75,8 @@ class Checkpoints:
         self._layout, self._lock, self._keep = layout, lock, keep
         self._cohort, federation = setup.executor.cohort, setup.executor.federation
         self._templates = row_kinds(setup.templates)
-        self._row_bytes = row_bytes(self._templates, self._cohort)
+        sizes = np.array([tree.num_bytes(template) for template in setup.templates], np.int64)
+        self._row_bytes = sizes[self._cohort]
         names = stored_messages(setup.algorithm, setup.task, setup.templates)
         self._is_own = {name: isinstance(setup.declared.down[name], Own) for name in names}  # of received messages
         self._partition = {"train_samples": federation.num_train, "test_samples": federation.num_test}
@@ -120,13 +115,14 @@ class Checkpoints:
 
         Args:
             server_round: what rank 0 has of it.
-            population: the clients that live here.
             progress: of the round, on rank 0; None before the first.
         """
         with self._timed():
             writers = shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
             rows = population.flat(now.rows[self._transport.rank])
-            rows = send_to_writers(self._transport, rows, now.rows, writers, self._templates, self._cohort)
+            rows = send_to_writers(
+                self._transport, rows, now.rows, self._row_bytes, writers, self._templates, self._cohort
+            )
             content = None if self._metrics is None else self._content(now.round, server_round, progress, self._metrics)
             self._writer.submit(lambda: self._write(now, rows, content, writers))
 
@@ -222,17 +218,6 @@ _OWN = 1 << 24  # bytes of changed rows from which on a rank writes a shard of i
 _SHARED = 1 << 26  # bytes of rows of several ranks in a shard, at most
 
 
-def row_bytes(templates: Templates, cohort: np.ndarray) -> np.ndarray:
-    """Bytes [N] of what each client keeps.
-
-    Args:
-        templates: of all cohorts, in order; see `store.round_file.write_round`.
-        cohort: [N] the cohort of each client.
-    """
-    sizes = [_bytes_of_row(leaves) for leaves in templates.values()]
-    return np.asarray(np.array(sizes, np.int64)[cohort])
-
-
 def shard_writers(sizes: Sequence[int], hosts: Sequence[str]) -> list[int]:
     """The rank that writes the rows of each rank: one of its node for those that have few, else the rank itself.
 
@@ -267,6 +252,7 @@ def send_to_writers(
     transport: Transport,
     rows: ClientRows,
     clients: Sequence[np.ndarray],
+    sizes: np.ndarray,
     writers: Sequence[int],
     templates: Templates,
     cohort: np.ndarray,
@@ -276,10 +262,11 @@ def send_to_writers(
     Args:
         rows: of the clients that live here.
         clients: of each rank, the ids of these.
+        sizes: [N] bytes of what each client keeps.
         writers: of each rank, see `shard_writers`.
-        templates, cohort: see `row_bytes`.
+        templates: of all cohorts, in order; see `store.round_file.write_round`.
+        cohort: [N] the cohort of each client.
     """
-    sizes = row_bytes(templates, cohort)
     sent = {rank: int(sizes[clients[rank]].sum()) for rank, writer in enumerate(writers) if writer != rank}
     if not sent:
         return rows
@@ -329,7 +316,3 @@ def _merged(parts: Sequence[ClientRows]) -> ClientRows:
         leaves = {path: np.concatenate([arrays[path] for _, arrays in of_cohort])[order] for path in paths}
         merged[cohort] = clients[order], leaves
     return merged
-
-
-def _bytes_of_row(leaves: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> int:
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values())

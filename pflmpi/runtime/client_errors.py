@@ -19,7 +19,6 @@ from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.transfers import Update
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.transports.base import Transport
-from pflmpi.transports.text import gather_texts
 from pflmpi.tree import Tree
 
 # Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
@@ -31,21 +30,13 @@ _REMEDY = "lower training.lr, or a proximal or head learning rate of the algorit
 
 @dataclass(frozen=True)
 class GroupUpdate:
-    """The local updates of a group.
+    """The local updates of a group."""
 
-    Attributes:
-        clients: [m] ascending ids of those that succeeded.
-        states: tree of [m, ...], their new states; `{}` where m is 0.
-        up: messages with a leading axis m, on the host or on the device; `{}` where m is 0.
-        loss: [m] float64, their mean training loss.
-        failed: of the others, why.
-    """
-
-    clients: ClientGroup
-    states: Tree
-    up: Messages
-    loss: torch.Tensor
-    failed: Mapping[int, str]
+    clients: ClientGroup  # [m] ascending ids of those that succeeded
+    states: Tree  # tree of [m, ...], their new states; `{}` where m is 0
+    up: Messages  # messages with a leading axis m, on the host or on the device; `{}` where m is 0
+    loss: torch.Tensor  # [m] float64, their mean training loss
+    failed: Mapping[int, str]  # of the others, why
 
 
 def update(
@@ -112,7 +103,7 @@ def agree(transport: Transport, participants: np.ndarray, failed: Mapping[int, s
     clients = participants[failed_anywhere > 0].tolist()
     if not clients:
         return {}
-    texts = gather_texts(transport, json.dumps({**failed}))
+    texts = transport.gather_texts(json.dumps({**failed}))
     reasons = {int(client): why for text in texts or () for client, why in json.loads(text).items()}
     return {client: reasons.get(client, "") for client in clients}
 

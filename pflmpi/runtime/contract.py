@@ -20,6 +20,7 @@ from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
+from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.text import counted, shown, some, spans
 from pflmpi.tree import Tree
 
@@ -108,6 +109,7 @@ def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pa
         (OPTIMIZER, "the optimizer's state"),
         (RECEIVED, "a client's last reply"),
         (ANSWERED, "a client's last answer"),
+        (RESIDUAL, "what a client has not sent yet"),
     ):
         if name in state:
             raise ConfigError(
@@ -174,11 +176,7 @@ def _check_rows_of(where: str, own: Own, rows: Mapping[str, Rows]) -> None:
 
 
 def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` for unlike models that the algorithm cannot have, or that make messages differ in shape.
-
-    Args:
-        tasks: one per cohort.
-    """
+    """Raise `ConfigError` for unlike models that the algorithm cannot have, or that make messages differ in shape."""
     if len(tasks) > 1 and not algorithm.unlike_models:
         raise ConfigError(
             f"{type(algorithm).__name__} sends whole models or bodies and needs one architecture; "
@@ -199,11 +197,7 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
 
 
 def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` for a head that does more than x W^T + b where the algorithm computes with its matrix.
-
-    Args:
-        tasks: one per cohort.
-    """
+    """Raise `ConfigError` for a head that does more than x W^T + b where the algorithm computes with its matrix."""
     name = type(algorithm).__name__
     for task in tasks:
         added = _adds(algorithm.personal(task))
@@ -216,11 +210,7 @@ def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
 
 
 def check_parts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` for a frozen head, or parts named as personal, where these have no meaning.
-
-    Args:
-        tasks: one per cohort.
-    """
+    """Raise `ConfigError` for a frozen head, or parts named as personal, where these have no meaning."""
     name = type(algorithm).__name__
     for task in tasks:
         model = task.architecture.name

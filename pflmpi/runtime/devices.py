@@ -268,7 +268,6 @@ def choose_executor(
     """The settings with `executor` and `lanes` decided, from what does not depend on ranks.
 
     Args:
-        tasks: one per cohort.
         clients: N.
         participants: P.
         on_gpu: clients are computed on GPUs, wherever this rank is.
@@ -353,17 +352,11 @@ _COLLECTIVE, _PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
 
 @dataclass(frozen=True)
 class GpuMessages:
-    """Transport of large messages between the GPUs of a run.
+    """Transport of large messages between the GPUs of a run."""
 
-    Attributes:
-        ranks: that exchange them from GPU to GPU; none where they go through the host.
-        text: the way, and why not another one; "" without GPUs.
-        nccl: whether NCCL moves them.
-    """
-
-    ranks: tuple[int, ...]
-    text: str
-    nccl: bool = False
+    ranks: tuple[int, ...]  # that exchange them from GPU to GPU; none where they go through the host
+    text: str  # the way, and why not another one; "" without GPUs
+    nccl: bool = False  # whether NCCL moves them
 
     def memory(self, rank: int, on_node: int, parts: bool) -> float:
         """Bytes that the library itself takes of the GPU of a rank; MPI's are not known.
@@ -378,11 +371,7 @@ class GpuMessages:
 
 
 def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["auto", "host"]) -> GpuMessages:
-    """The way for a placement of ranks over a transport, by its name.
-
-    Args:
-        between_gpus: `runtime.between_gpus`.
-    """
+    """The way for a placement of ranks over a transport, by its name."""
     computing = tuple(rank for rank, gpu in enumerate(placed.gpu) if gpu is not None)
     if not computing or len(placed.peers) == 1:
         return GpuMessages((), "")

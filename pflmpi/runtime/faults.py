@@ -7,7 +7,6 @@ import numpy as np
 
 from pflmpi.errors import PflmpiError, RunError, UserError, kind_of, of_kind
 from pflmpi.transports.base import Transport
-from pflmpi.transports.text import from_root, gather_texts
 
 T = TypeVar("T")
 
@@ -35,7 +34,7 @@ def all_or_none(transport: Transport, function: Callable[[], T]) -> T:
     codes = transport.maximum(np.array([0.0 if failure is None else float(failure.exit_code)]))
     if codes[0] == 0:
         return result  # type: ignore[return-value]
-    texts = gather_texts(transport, "" if failure is None else f"{kind_of(failure)} {failure}")
+    texts = transport.gather_texts("" if failure is None else f"{kind_of(failure)} {failure}")
     if texts is None:
         other = UserError if codes[0] == UserError.exit_code else RunError
         raise CollectiveError(other("another rank could not start"))
@@ -45,4 +44,4 @@ def all_or_none(transport: Transport, function: Callable[[], T]) -> T:
 
 def on_root(transport: Transport, function: Callable[[], str]) -> str:
     """The text that `function` returns on rank 0, on every rank; raises as `all_or_none` does."""
-    return from_root(transport, all_or_none(transport, lambda: function() if transport.rank == 0 else ""))
+    return transport.broadcast_text(all_or_none(transport, lambda: function() if transport.rank == 0 else ""))

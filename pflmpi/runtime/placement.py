@@ -35,7 +35,6 @@ class Placement:
     """Groups of clients, and the rank that each client lives on.
 
     Attributes:
-        ranks: number of ranks.
         groups: the lanes: groups of clients of one cohort, of which a rank computes those at hand together.
         most: clients in one call; of a group with more at hand, several calls are made.
         most_tested: the same of a call that tests.
@@ -110,7 +109,6 @@ def place(
         executor: knows the clients and their data.
         templates: one per cohort, what a client keeps.
         runtime: settings, with `lanes` decided.
-        ranks: R.
         slots: how many ranks can compute at once.
     """
     training, federation = executor.tasks[0].training, executor.federation
@@ -170,7 +168,6 @@ def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[Clien
     Args:
         cohort: [N] the cohort of each client.
         steps: [N] local steps per round; a call lasts as long as its longest lane.
-        lanes: L.
     """
     groups = []
     for which in np.unique(cohort):
@@ -187,8 +184,6 @@ def choose_computing_ranks(server: str, ranks: int, clients: int, slots: int) ->
     Args:
         server: `shared` (rank 0 computes too), `dedicated` (it serves only) or `auto`: dedicated in the classic
             layout of one client per rank, and where there are more ranks than can compute at once.
-        ranks: number of ranks.
-        clients: N.
         slots: how many ranks can compute at once on all nodes.
     """
     dedicated = server == "dedicated" or (server == "auto" and (ranks == clients + 1 or ranks > slots))
@@ -201,7 +196,6 @@ def longest_first(cost: np.ndarray, clients: np.ndarray, ranks: Sequence[int]) -
     Args:
         cost: [C] of each call, whole numbers.
         clients: [C] the first client of each, which decides between calls of the same cost.
-        ranks: ranks to spread over.
 
     >>> longest_first(np.array([2, 3, 2, 1]), np.arange(4), [0, 1])
     [(0, 1), (1, 0), (1, 2), (0, 3)]
@@ -226,7 +220,6 @@ def place_clients(
     Args:
         groups: the groups; one stays together.
         work: [G, T] cost of each group in each round: whole numbers, so that sums are exact in any order.
-        ranks: ranks to spread over.
         searched: rounds of a group times ranks that are compared for it; of more, those ranks with the least work.
     """
     home = np.full(sum(map(len, groups)), -1, np.int64)

@@ -117,11 +117,7 @@ class Progress:
 
 
 def metric_columns(measures: Sequence[str], simulated: bool, validates: bool = False) -> list[str]:
-    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients.
-
-    Args:
-        validates: whether there are validation samples.
-    """
+    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients."""
     nothing = np.empty(0, np.int64)
     empty = dict.fromkeys(
         ("round", "compute", "exchange", "evaluation", "checkpoint", "waiting", *["simulated"] * simulated), 0.0

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from pflmpi.machine import own_memory
-from pflmpi.messages.groups import ClientGroup, clients_per_rank, rank_by_rank
+from pflmpi.messages.groups import clients_per_rank, rank_by_rank
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.counts import Counts
@@ -21,143 +21,87 @@ from pflmpi.transports.base import Transport
 
 _FIRST_ROUND = 3600.0  # seconds to wait for other ranks while no round has been measured
 _PATIENCE = 20.0  # times the longest round, afterwards
-_HEAD = 5  # microseconds of training and of testing, most memory, and what `Stop` says
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Reports of all ranks on a round, on rank 0.
+    """Reports of all ranks on a round, on rank 0."""
 
-    Attributes:
-        tested: [T] scores of the tested clients, in ascending order of their ids.
-        unseen: [U] scores of those kept out of training; None if there are none.
-        trained: [P] scores of the participants after local training; None if they were not tested then.
-        validated: [T] as `tested`, on validation samples; None if there are none.
-        train_loss: [P] float64, mean training loss of the participants.
-        busiest: seconds that the slowest rank computed.
-        waiting: seconds that the others waited for it, the mean of the ranks that compute.
-        testing: seconds that those tested, their mean.
-        memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
-        stop: [R, 2] what `Stop` says on each rank.
-    """
-
-    tested: Counts
-    unseen: Counts | None
-    trained: Counts | None
-    validated: Counts | None
-    train_loss: np.ndarray
-    busiest: float
-    waiting: float
-    testing: float
-    memory: np.ndarray
-    stop: np.ndarray
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Report of a rank on a round.
-
-    Attributes:
-        tested: scores of the clients tested here, in ascending order of their ids, as `gather` numbers them.
-        train_loss: mean training loss of each client trained here.
-        training, testing: seconds of this rank.
-        stop: what `Stop` says here.
-    """
-
-    tested: Counts
-    train_loss: Mapping[int, float]
-    training: float
-    testing: float
-    stop: tuple[float, float] = (0.0, 0.0)
+    tested: Counts  # [T] scores of the tested clients, in ascending order of their ids
+    unseen: Counts | None  # [U] scores of those kept out of training; None if there are none
+    trained: Counts | None  # [P] scores of the participants after local training; None if they were not tested then
+    validated: Counts | None  # [T] as `tested`, on validation samples; None if there are none
+    train_loss: np.ndarray  # [P] float64, mean training loss of the participants
+    seconds: dict[str, float]  # `compute`, `waiting` and `evaluation`; see `Progress`
+    memory: np.ndarray  # [R] the most bytes that each rank ever had; 0 where its system does not say
+    stop: np.ndarray  # [R, 2] what `Stop` says on each rank
 
 
 def gather(
     transport: Transport,
-    testing: list[list[ClientGroup]],
-    training: list[list[ClientGroup]],
-    totals: np.ndarray,
-    num_clients: int,
-    measured: Measured,
-    validation_totals: np.ndarray | None = None,
+    now: RoundSchedule,
+    tested: Counts,
+    train_loss: Mapping[int, float],
+    seconds: tuple[float, float],
+    stop: tuple[float, float],
 ) -> RoundReport | None:
     """Collect the reports of all ranks of a round on rank 0; None elsewhere.
 
     Args:
-        testing: the groups tested by each rank.
-        training: the groups trained by each rank.
-        totals: [N + U, K] int64, test samples of every client by class.
-        num_clients: N; those of higher ids are unseen, and from N + U on client N + U + i is client i after training,
-            and from 2 (N + U) on client 2 (N + U) + i is client i with its validation samples.
-        validation_totals: [N, K] int64, validation samples of the trained clients by class; None if there are none.
+        tested: scores of the clients tested here, in ascending order of their ids as `now.reporting` numbers them.
+        train_loss: mean training loss of each client trained here.
+        seconds: in which this rank has trained and tested.
+        stop: what `Stop` says here.
     """
-    lengths = _lengths(testing, training, 2 * measured.tested.hits.shape[1] + 1 + len(measured.tested.values))
-    reports = transport.gather(_packed(measured).view(np.uint8), (8 * lengths.sum(1)).tolist())
+    head = [int(1e6 * seconds[0]), int(1e6 * seconds[1]), own_memory("VmHWM"), *stop]
+    rows = np.column_stack([tested.hits, tested.predicted, tested.loss, *tested.values.values()])
+    losses = [train_loss[client] for client in sorted(train_loss)]
+    report = np.concatenate([head, rows.ravel(), losses]).astype(np.float64)
+    num_tested, num_trained = clients_per_rank(now.reporting), clients_per_rank(now.training)
+    lengths = np.column_stack([np.full_like(num_tested, len(head)), rows.shape[1] * num_tested, num_trained])
+    reports = transport.gather(report.view(np.uint8), (8 * lengths.sum(1)).tolist())
     if reports is None:
         return None
-    parts = range(lengths.shape[1])
-    part_of = np.repeat(np.tile(parts, len(lengths)), lengths.ravel())
+    part_of = np.repeat(np.tile(range(3), len(lengths)), lengths.ravel())
     values = np.concatenate(reports).view(np.float64)
-    heads, scores, train_loss = (values[part_of == part] for part in parts)
-    heads = heads.reshape(-1, _HEAD)
-    trained_for, tested_for, memory = heads[:, :3].T
-    busy, computes = (trained_for + tested_for) / 1e6, lengths[:, 1:].any(1)
-    like = measured.tested
-    tested, unseen, trained, validated = _scores(scores, testing, totals, num_clients, like, validation_totals)
+    heads, scores, loss = (values[part_of == part] for part in range(3))
+    heads = heads.reshape(-1, len(head))
+    testing, busy = heads[:, 1] / 1e6, heads[:, :2].sum(1) / 1e6
+    computes = num_tested + num_trained > 0
+    if not computes.any():
+        computes[:] = True  # next to nothing
     return RoundReport(
-        tested=tested,
-        unseen=unseen if len(unseen.loss) else None,
-        trained=trained if len(trained.loss) else None,
-        validated=None if validation_totals is None else validated,
-        train_loss=train_loss[np.argsort(rank_by_rank(training), kind="stable")],
-        busiest=float(busy.max()),
-        waiting=float(busy.max() - busy[computes].mean()) if computes.any() else 0.0,
-        testing=float(tested_for[computes].mean()) / 1e6 if computes.any() else 0.0,
-        memory=memory,
+        *_scores(scores.reshape(-1, rows.shape[1]), now, tested),
+        train_loss=loss[np.argsort(rank_by_rank(now.training), kind="stable")],
+        seconds={
+            "compute": float(busy.max()),
+            "waiting": float(busy.max() - busy[computes].mean()),
+            "evaluation": float(testing[computes].mean()),
+        },
+        memory=heads[:, 2],
         stop=heads[:, 3:],
     )
 
 
-def _packed(measured: Measured) -> np.ndarray:
-    """The report of this rank, float64: its head, the scores of its clients, and their losses."""
-    head = [int(measured.training * 1e6), int(measured.testing * 1e6), own_memory("VmHWM"), *measured.stop]
-    tested = measured.tested
-    scores = np.column_stack([tested.hits, tested.predicted, tested.loss, *tested.values.values()])
-    losses = [measured.train_loss[client] for client in sorted(measured.train_loss)]
-    return np.concatenate([head, scores.ravel(), losses]).astype(np.float64)
-
-
-def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], width: int) -> np.ndarray:
-    """[R, 3] numbers in the three parts of the report of each rank, so many for a tested client; see `_packed`."""
-    tested, trained = clients_per_rank(testing), clients_per_rank(training)
-    return np.column_stack([np.full_like(tested, _HEAD), width * tested, trained])
-
-
 def _scores(
-    scores: np.ndarray,
-    testing: list[list[ClientGroup]],
-    totals: np.ndarray,
-    num_clients: int,
-    like: Counts,
-    validation_totals: np.ndarray | None,
-) -> tuple[Counts, Counts, Counts, Counts]:
-    """The scores of the tested clients, of the unseen ones, of the participants after training, and on validation.
-
-    Args:
-        like: counts of any clients of the run.
-    """
-    clients, everyone, num_classes = rank_by_rank(testing), len(totals), like.hits.shape[1]
+    rows: np.ndarray, now: RoundSchedule, like: Counts
+) -> tuple[Counts, Counts | None, Counts | None, Counts | None]:
+    """The first four of a `RoundReport`, from the reported rows; `like`: counts of any clients of the run."""
+    clients, num_classes = rank_by_rank(now.reporting), like.hits.shape[1]
+    everyone, validation = len(now.test_class_counts), now.setup.validation
     order = np.argsort(clients, kind="stable")
-    clients, rows = clients[order], scores.reshape(-1, 2 * num_classes + 1 + len(like.values))[order]
-    hits, predicted, others = np.split(rows, [num_classes, 2 * num_classes], axis=1)
+    clients = clients[order]
+    hits, predicted, others = np.split(rows[order], [num_classes, 2 * num_classes], axis=1)
     loss, *values = others.T
-    total = totals[clients % everyone]
-    starts = np.searchsorted(clients, [num_clients, everyone, 2 * everyone])
-    if validation_totals is not None:
-        total[starts[2] :] = validation_totals[clients[starts[2] :] - 2 * everyone]
+    total = now.test_class_counts[clients % everyone]
+    starts = np.searchsorted(clients, [now.setup.task.num_clients, everyone, 2 * everyone])
+    if validation is not None:
+        total[starts[2] :] = validation.federation.test_class_counts[clients[starts[2] :] - 2 * everyone]
     by_measure = dict(zip(like.values, values, strict=True))
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), total, loss, by_measure)
     tested, unseen, trained, validated = (counts.rows(slice(*ends)) for ends in pairwise([0, *starts, len(clients)]))
-    return tested, unseen, trained, validated
+    validated_or_none = None if validation is None else validated
+    return tested, unseen if len(unseen.loss) else None, trained if len(trained.loss) else None, validated_or_none
 
 
 class Stopwatch:
@@ -216,25 +160,15 @@ class RoundHooks:
         """Report a round to rank 0, which writes and shows its metrics, and agree on whether to stop.
 
         Args:
-            counts, losses: of the clients that were tested and trained here; see `Measured`.
+            counts, losses: of the clients that were tested and trained here; see `gather`.
             watch: with the laps training, testing and exchange.
 
         Returns:
             What rank 0 knows of the round, None elsewhere; why all ranks stop after it, None if they go on.
         """
         self.stop.round_took(watch.seconds)
-        measured = Measured(counts, losses, watch.laps["training"], watch.laps["testing"], self.stop.report)
-        num_clients = len(self._scores.loss)
-        validation_totals = None if self._validation is None else self._validation.total
-        reported = gather(
-            self._transport,
-            now.reporting,
-            now.training,
-            now.test_class_counts,
-            num_clients,
-            measured,
-            validation_totals,
-        )
+        seconds = watch.laps["training"], watch.laps["testing"]
+        reported = gather(self._transport, now, counts, losses, seconds, self.stop.report)
         progress = None if reported is None else self._progress(now, reported, watch.laps["exchange"])
         pause = self.stop.agree(self._transport, watch.seconds, None if reported is None else reported.stop)
         self._limit_waiting(max(LEAST_TIMEOUT, _PATIENCE * self.stop.longest))
@@ -247,17 +181,15 @@ class RoundHooks:
             if self._validation is not None and reported.validated is not None:
                 self._validation = self._validation.updated(now.tested, reported.validated)
         before, self._last_report = self._last_report, time.perf_counter()
-        wire_down, wire_up = map(np.array, self._transport.counter.take("data"))  # since the last round
+        wire_down, wire_up = map(np.array, self._transport.take_moved("data"))  # since the last round
         progress = Progress(
             round=now.round,
             participants=now.participants,
             skipped=now.skipped,
             scores=self._scores if now.evaluates else None,
             seconds={
-                "compute": reported.busiest,
+                **reported.seconds,
                 "exchange": exchanging,
-                "waiting": reported.waiting,
-                "evaluation": reported.testing,
                 "checkpoint": self._checkpoints.take_seconds(),
                 "round": self._last_report - before,
                 **({} if (simulated := now.simulated_seconds) is None else {"simulated": simulated}),

@@ -25,7 +25,6 @@ class RoundSchedule:
     """One round, or the opening of a run: what is exchanged before its first round.
 
     Attributes:
-        setup: what it follows from.
         round: counts from 1; the opening has the number of the last round that is done.
         opening: whether it is the opening. Nobody trains in it; the participants introduce themselves.
         participants: [P] ascending ids.
@@ -70,7 +69,6 @@ class RoundSchedule:
 
     @cached_property
     def testing(self) -> list[list[ClientGroup]]:
-        """The groups that each rank tests."""
         return self.setup.placement.assign(self.tested, tested=True)
 
     @property

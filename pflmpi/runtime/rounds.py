@@ -12,6 +12,7 @@ from pflmpi.messages.device_sum import on_host
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Updates
+from pflmpi.messages.uplink_transforms import RESIDUAL, transform
 from pflmpi.runtime import client_errors
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
@@ -30,17 +31,11 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Trained:
-    """Results of this rank's participants.
+    """Results of this rank's participants."""
 
-    Attributes:
-        ups: of each group, the clients that succeeded and their messages.
-        losses: mean training loss of each of them.
-        failed: of the others, why; they keep their states.
-    """
-
-    ups: Updates = field(default_factory=list)
-    losses: dict[int, float] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    ups: Updates = field(default_factory=list)  # of each group, the clients that succeeded and their messages
+    losses: dict[int, float] = field(default_factory=dict)  # mean training loss of each of them
+    failed: dict[int, str] = field(default_factory=dict)  # of the others, why; they keep their states
 
 
 def run(
@@ -78,7 +73,8 @@ def run(
             after_training = [evaluate_trained(setup.executor, population, reply, trained.ups, now.round)]
         watch.lap("testing")
 
-        # aggregate, server_update, publish
+        # transform, aggregate, server_update, publish
+        transform_messages(setup, population, reply, trained.ups, now.round)
         server_round, reply = exchange(setup, transport, server, population, trained.ups, now)
         server = server_round.server
         population.keep_reply(now.training[rank], reply)
@@ -113,6 +109,7 @@ def _open(
     """Let the clients of a new run introduce themselves; send the reply that the first round trains with."""
     introducing = opening.training[transport.rank]
     ups = [(group, client_errors.introduce(setup.executor, group, population.get(group))) for group in introducing]
+    transform_messages(setup, population, Reply(), ups, opening.round)
     server_round, reply = exchange(setup, transport, server, population, ups, opening)
     if opening.saves:
         population.keep_reply(setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank], reply)
@@ -138,6 +135,23 @@ def train(
             trained.ups.append((update.clients, update.up if room > 0 else on_host(update.up)))
             trained.losses.update(zip(update.clients.tolist(), update.loss.tolist(), strict=True))
     return trained
+
+
+def transform_messages(setup: Setup, population: Population, reply: Reply, ups: Updates, round: int) -> None:
+    """Replace what the participants of this rank send by what `uplink` of the configuration makes of it.
+
+    Args:
+        reply: what they have trained with.
+    """
+    declared, seed = setup.declared, setup.task.seed
+    for number, (clients, messages) in enumerate(ups) if declared.transforms.chosen else ():
+        declared.check_up(messages, len(clients))
+        received = {**reply.for_clients(clients), **population.answers(clients)}
+        residual = population.leaf(RESIDUAL, clients) if declared.transforms.top_k is not None else None
+        sent, left = transform(declared.transforms, declared.up, seed, round, clients, messages, received, residual)
+        ups[number] = clients, sent
+        if left is not None:
+            population.put(clients, {RESIDUAL: left})
 
 
 def without_failed(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:

@@ -24,8 +24,6 @@ class Setup:
 
     Attributes:
         executor: computes clients, on the device of this rank, which may hold the samples of its own clients alone.
-        placement: which rank computes which clients.
-        declared: what travels.
         templates: one per cohort, what a client keeps between rounds.
         unseen: clients that were kept out of training and are tested; None if there are none.
     """
@@ -76,7 +74,6 @@ class Setup:
         return np.unique(np.concatenate(samples))
 
     def with_pool(self, pool: Pool) -> "Setup":
-        """The setup with other samples on the device."""
         unseen = self.unseen and replace(self.unseen, executor=replace(self.unseen.executor, pool=pool))
         return replace(self, executor=replace(self.executor, pool=pool), unseen=unseen)
 

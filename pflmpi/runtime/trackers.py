@@ -107,7 +107,6 @@ class WeightsAndBiases(Tracker):
     """A run of Weights & Biases with the id of this one; what a resumed run adds is joined to it by `wandb sync`.
 
     Args:
-        run: what is tracked.
         mode: `offline` writes to RUN/wandb, `online` to the server.
     """
 
@@ -143,7 +142,6 @@ class MLflow(Tracker):
     """A run of MLflow, found again by the id of this one.
 
     Args:
-        run: what is tracked.
         store: a folder, which gets the database mlflow.db, or an address such as `http://host:5000`.
     """
 

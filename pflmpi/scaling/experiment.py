@@ -30,7 +30,6 @@ class Scaling:
         rounds: of each run.
         base: ranks that the clients of the configuration are for, in weak mode.
         cores: that the ranks share, in packing mode on CPUs; 0 otherwise.
-        config: the resolved configuration.
     """
 
     mode: Mode
@@ -42,7 +41,6 @@ class Scaling:
     config: dict[str, Any]
 
     def threads(self, ranks: int) -> int:
-        """Threads of each rank."""
         if not self.cores:
             return int(self.config["runtime"]["threads"])
         return max(self.cores // ranks, 1)
@@ -55,7 +53,6 @@ class Scaling:
         return clients * ranks // self.base
 
     def raw(self, ranks: int) -> dict[str, Any]:
-        """The configuration of a point."""
         values = {name: dict(value) if isinstance(value, dict) else value for name, value in self.config.items()}
         values["training"] |= {"rounds": self.rounds, "stop": None}
         values["runtime"]["threads"] = self.threads(ranks)
@@ -102,11 +99,9 @@ def join(new: Scaling, out: Path) -> Scaling:
 def write(scaling: Scaling, out: Path) -> None:
     """Write the experiment into its folder."""
     values = {**asdict(scaling), "ranks": list(scaling.ranks)}
-    try:
+    with atomic.refusing(out / FILE, "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
         atomic.write(out / FILE, yaml_file.dump(values).encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {out / FILE}: {error.strerror}; choose another --out") from error
 
 
 def _differences(before: Scaling, now: Scaling) -> Sequence[str]:
@@ -141,7 +136,6 @@ class ScaleRun(PlannedRun):
 
 
 def folder(out: Path, ranks: int) -> Path:
-    """Folder of all runs on so many ranks."""
     return out / f"ranks-{ranks:04d}"
 
 

@@ -88,7 +88,6 @@ def fit(results: Results, to: int) -> AmdahlFit:
 
 
 def summary(law: AmdahlFit, to: int, largest: int) -> str:
-    """What the fit says, in one sentence."""
     far = f", {to // largest} times the largest number that was measured" if to > _FAR * largest else ""
     return f"serial fraction {law.serial}; {to} ranks: {law.seconds(to)} s a round{far}"
 

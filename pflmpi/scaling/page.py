@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi import atomic
 from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageTable, Section, draw_figures
 from pflmpi.analysis.drawing.rendering import PICTURES
 from pflmpi.analysis.plots import Curve, Curves, Missing, Plot, Stack
 from pflmpi.analysis.table import tabular
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.errors import CheckpointError
 from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.extrapolation import EXTRAPOLATION, extrapolations
 from pflmpi.scaling.records import hardware
@@ -157,7 +158,7 @@ def write_page(
             )
     models = [] if to is None else extrapolations(named, to)
     problems = [f"{name}: {problem}" for name, results in named.items() for problem in results.problems]
-    try:
+    with atomic.refusing(f"the page in {out}", "choose another --out"):
         for path in (out / _FIGURES).glob(f"{EXTRAPOLATION}*"):  # of an earlier page
             path.unlink()
         drawn = draw_figures(out, PICTURES, [*figures(named), *models], _FIGURES, update)
@@ -172,8 +173,6 @@ def write_page(
         (out / PAGE).write_text(html.page(title, about, problems, sections, made), encoding="utf-8")
         latex = [line for name, results in named.items() for line in (f"% {name}", *tabular(*readable(results)), "")]
         (out / _TABLE).write_text("\n".join(latex), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the page in {out}: {error.strerror}; choose another --out") from error
     return problems
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pflmpi
 from pflmpi import atomic, machine
 from pflmpi.config import stored
-from pflmpi.errors import ConfigError, UserError
+from pflmpi.errors import UserError
 from pflmpi.scaling.experiment import ScaleRun
 from pflmpi.store import verify
 from pflmpi.store.run_folder import digest
@@ -65,7 +65,6 @@ def made_by(words: Sequence[str]) -> str:
 
 
 def hardware(record: Mapping[str, str]) -> str:
-    """The hardware in one line."""
     parts = [record.get("cpu", ""), counted(int(record.get("cores") or 0), "core"), record.get("gpus", "")]
     return ", ".join(part for part in parts if part)
 
@@ -122,12 +121,9 @@ def failed(planned: ScaleRun, out: Path, problem: str) -> None:
 
 
 def write(path: Path, values: Record) -> None:
-    """Write a record."""
-    try:
+    with atomic.refusing(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, json.dumps(values, indent=1).encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; {atomic.remedy(error)}") from error
 
 
 def read(path: Path) -> Record:
@@ -140,5 +136,4 @@ def read(path: Path) -> Record:
 
 
 def done(planned: ScaleRun, out: Path) -> bool:
-    """Whether a run has been measured."""
     return "digest" in read(planned.record(out))

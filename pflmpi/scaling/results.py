@@ -1,7 +1,7 @@
 """Results of a scaling experiment: its runs and points, scale.csv, and a table to read."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
 from pathlib import Path
@@ -10,13 +10,18 @@ import numpy as np
 
 from pflmpi import atomic
 from pflmpi.analysis.metrics import columns
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.errors import CheckpointError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import WARM_UP, ScaleRun, Scaling, read, runs
 from pflmpi.store import verify
 from pflmpi.text import comma_separated, size
 
 PARTS = ("compute", "evaluation", "exchange", "waiting", "checkpoint")
+_MEMORY = ("memory_rank_bytes", "memory_bytes")
+_MEASURES = (
+    *("seconds", "seconds_low", "seconds_high", *(f"{part}_seconds" for part in PARTS)),
+    *(*_MEMORY, "wire_bytes", "speed_up", "ideal_speed_up", "efficiency"),
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,6 @@ class MeasuredRun:
     """A run that was measured.
 
     Attributes:
-        planned: the run as it was to be made.
         record: its hardware, versions and digest.
         columns: of its metrics, each [rounds], of the rounds that count.
     """
@@ -53,18 +57,12 @@ class MeasuredRun:
 
     @property
     def seconds(self) -> np.ndarray:
-        """Seconds of each round."""
         return self.columns["seconds"]
-
-    @property
-    def wire_bytes(self) -> float:
-        """Bytes between ranks in a round."""
-        return float((self.columns["wire_up_bytes"] + self.columns["wire_down_bytes"]).mean())
 
 
 @dataclass(frozen=True)
 class Point:
-    """All runs on one number of ranks.
+    """All runs on one number of ranks; only of a point with `runs` there are seconds, bytes and what follows.
 
     Attributes:
         runs: those that were measured; none where all have failed.
@@ -81,33 +79,28 @@ class Point:
 
     @cached_property
     def seconds(self) -> float:
-        """Median over its runs of the median round; NaN without any."""
-        return float(np.median([np.median(run.seconds) for run in self.runs])) if self.runs else float("nan")
+        """Median over its runs of the median round."""
+        return float(np.median([np.median(run.seconds) for run in self.runs]))
 
     @cached_property
     def spread(self) -> tuple[float, float]:
         """Quartiles over all rounds of all runs."""
-        if not self.runs:
-            return float("nan"), float("nan")
         low, high = np.quantile(np.concatenate([run.seconds for run in self.runs]), [0.25, 0.75]).tolist()
         return low, high
 
     @cached_property
     def parts(self) -> dict[str, float]:
         """Mean seconds of each part over all rounds."""
-        if not self.runs:
-            return dict.fromkeys(PARTS, float("nan"))
         return {name: float(np.concatenate([run.parts[name] for run in self.runs]).mean()) for name in PARTS}
 
     def most(self, column: str) -> float:
         """Highest value of a column of memory; NaN where it is not known."""
-        most = max((int(run.columns[column].max()) for run in self.runs), default=0)
-        return float(most) if most else float("nan")
+        return max(int(run.columns[column].max()) for run in self.runs) or float("nan")
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes between ranks in a round."""
-        return float(np.mean([run.wire_bytes for run in self.runs])) if self.runs else float("nan")
+        columns = [run.columns for run in self.runs]
+        return float(np.mean([(moved["wire_up_bytes"] + moved["wire_down_bytes"]).mean() for moved in columns]))
 
 
 @dataclass(frozen=True)
@@ -120,7 +113,6 @@ class Results:
 
     @property
     def measured(self) -> list[Point]:
-        """Points with a run."""
         return [point for point in self.points if point.runs]
 
     def speed_up(self, point: Point) -> float:
@@ -133,8 +125,15 @@ class Results:
         return 1.0 if self.scaling.mode == "packing" else point.ranks / self.measured[0].ranks
 
     def efficiency(self, point: Point) -> float:
-        """Speed-up over the ideal speed-up."""
         return self.speed_up(point) / self.ideal(point)
+
+    def measures(self, point: Point) -> dict[str, float]:
+        """What was measured on a point, as scale.csv and `pflmpi scale --json` name it; null where there is no run."""
+        if not point.runs:
+            return dict.fromkeys(_MEASURES, float("nan"))
+        values = (point.seconds, *point.spread, *point.parts.values(), *map(point.most, _MEMORY), point.wire_bytes)
+        compared = self.speed_up(point), self.ideal(point), self.efficiency(point)
+        return dict(zip(_MEASURES, (*values, *compared), strict=True))
 
     @property
     def problems(self) -> list[str]:
@@ -200,10 +199,8 @@ def write_table(results: Results) -> None:
     lines = [line for point in results.points for line in _run_lines(results, point)]
     header = list(dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line))
     content = comma_separated([header, *([line.get(name, "") for name in header] for line in lines)])
-    try:
+    with atomic.refusing(f"in {results.out}", "copy the experiment elsewhere"):
         atomic.write(results.out / "scale.csv", content.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write in {results.out}: {error.strerror}; {atomic.remedy(error)}") from error
 
 
 def readable(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -227,9 +224,7 @@ def _row(results: Results, point: Point, named: list[str]) -> list[str]:
         f"{results.speed_up(point):.2f}",
         f"{results.efficiency(point):.2f}",
         *(f"{seconds:.3f}" for seconds in point.parts.values()),
-        _bytes(point.most("memory_rank_bytes")),
-        _bytes(point.most("memory_bytes")),
-        _bytes(point.wire_bytes),
+        *map(_bytes, (*map(point.most, _MEMORY), point.wire_bytes)),
         "same" if point.same_bits else "different",
     ]
 
@@ -243,35 +238,17 @@ def _run_lines(results: Results, point: Point) -> Iterator[dict[str, Value]]:
     by_repeat = {run.planned.repeat: run for run in point.runs}
     for repeat in range(1, results.scaling.repeats + 1):
         run = by_repeat.get(repeat)
-        yield {
+        line: dict[str, Value] = {
             "mode": results.scaling.mode,
             "ranks": point.ranks,
             "threads": point.threads,
             "clients": "" if point.clients is None else point.clients,
             "repeat": repeat,
-            "rounds": 0,
+            "rounds": 0 if run is None else len(run.seconds),
             "problem": "" if run else point.problems[repeat] or "not measured",
-            **(_measurements(results, point, run) if run else {}),
         }
-
-
-def _measurements(results: Results, point: Point, run: MeasuredRun) -> dict[str, Value]:
-    seconds = float(np.median(run.seconds))
-    speed_up = results.speed_up(point) * point.seconds / seconds
-    low, high = np.quantile(run.seconds, [0.25, 0.75]).tolist()
-    memory = {name: int(run.columns[name].max()) for name in ("memory_rank_bytes", "memory_bytes")}
-    return {
-        "rounds": len(run.seconds),
-        "seconds": seconds,
-        "seconds_low": low,
-        "seconds_high": high,
-        **{f"{name}_seconds": float(run.parts[name].mean()) for name in PARTS},
-        **{name: value or "" for name, value in memory.items()},
-        "wire_bytes": run.wire_bytes,
-        "speed_up": speed_up,
-        "ideal_speed_up": results.ideal(point),
-        "efficiency": speed_up / results.ideal(point),
-        "digest": run.record["digest"],
-        "same_bits": int(point.same_bits),
-        **{name: str(run.record.get(name, "")) for name in (*_ABOUT, *_VERSIONS)},
-    }
+        if run is not None:
+            line |= results.measures(replace(point, runs=[run]))
+            line |= {"digest": run.record["digest"], "same_bits": int(point.same_bits)}
+            line |= {name: str(run.record.get(name, "")) for name in (*_ABOUT, *_VERSIONS)}
+        yield line

@@ -21,7 +21,6 @@ def scaling_of(
 
     Args:
         config: of every point, but for what the mode says.
-        numbers: of ranks.
         cores: that the ranks share in packing mode; 0 where they share GPUs.
 
     Raises:

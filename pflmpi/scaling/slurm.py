@@ -29,7 +29,6 @@ class Allocation:
 
     @property
     def per_node(self) -> int:
-        """Tasks of a node."""
         return -(-self.tasks // self.nodes)
 
     def nodes_of(self, cores: int, ranks: int) -> int:
@@ -86,7 +85,6 @@ def check(given: Options, setup: Path | None) -> None:
 
 
 def asks_for_gpus(given: Options, others: Sequence[str]) -> bool:
-    """Whether options of sbatch ask for GPUs."""
     return "gpus-per-node" in given or any("gpu" in word or word.startswith("-G") for word in others)
 
 

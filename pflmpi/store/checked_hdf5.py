@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from zlib_ng import zlib_ng as zlib
@@ -211,7 +211,6 @@ class _Target:
         self._error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise the first error."""
         if self._error is not None:
             raise self._error
 
@@ -222,7 +221,6 @@ class _Target:
         return self._position
 
     def tell(self) -> int:
-        """Current position."""
         return self._position
 
     def write(self, content: memoryview) -> int:
@@ -238,7 +236,6 @@ class _Target:
         return content
 
     def truncate(self, size: int) -> int:
-        """Set the length of the file."""
         self._attempt(lambda: os.ftruncate(self._descriptor, size))
         return size
 
@@ -408,10 +405,22 @@ def recorded_checksum(path: Path) -> Checksum:
     Raises:
         CheckpointError: it is missing, or not a file of pflmpi.
     """
-    checksum, problem = _head(path)
-    if checksum is None:
-        raise CheckpointError(problem)
-    return checksum
+    with _opened_bytes(path) as file:
+        head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
+    if head is None:
+        raise CheckpointError(f"{path} is damaged: it does not begin like a file of pflmpi")
+    return Checksum(int(head[1]), int(head[2], 16))
+
+
+@contextmanager
+def _opened_bytes(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with regular_file.opened(path) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def damage(path: Path) -> str | None:
@@ -436,35 +445,17 @@ def truncated_problem(path: Path) -> str | None:
 
 
 def _problem(path: Path, whole: bool) -> str | None:
-    expected, problem = _head(path)
-    if expected is None:
-        return problem
     try:
-        with regular_file.opened(path) as file:
+        expected = recorded_checksum(path)
+        with _opened_bytes(path) as file:
             actual = Checksum(os.fstat(file.fileno()).st_size - _HEAD_BYTES, expected.crc32)
             if whole and actual.bytes == expected.bytes:
                 actual = Checksum(*crc32_of_file(file.fileno(), _HEAD_BYTES))
-    except FileNotFoundError:
-        return f"{path} is missing"
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
+    except CheckpointError as error:
+        return str(error)
     if actual.bytes != expected.bytes:
         lengths = f"{actual.bytes + _HEAD_BYTES} bytes long, {expected.bytes + _HEAD_BYTES} were written"
         return f"{path} is damaged: {lengths}"
     if actual.crc32 != expected.crc32:
         return f"{path} is damaged: its CRC-32 is {actual.crc32:08x}, {expected.crc32:08x} was written"
     return None
-
-
-def _head(path: Path) -> tuple[Checksum | None, str]:
-    """Checksum of a file, or None and the problem."""
-    try:
-        with regular_file.opened(path) as file:
-            head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
-    except FileNotFoundError:
-        return None, f"{path} is missing"
-    except OSError as error:
-        return None, f"{path} cannot be read: {error.strerror}"
-    if head is None:
-        return None, f"{path} is damaged: it does not begin like a file of pflmpi"
-    return Checksum(int(head[1]), int(head[2], 16)), ""

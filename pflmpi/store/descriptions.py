@@ -5,56 +5,23 @@ from collections.abc import Mapping
 
 from pflmpi.store.checked_hdf5 import Described
 
+# Of arrays; single numbers, such as accuracy_mean, are said in `about` under their names alone.
 METRICS = {
     "participants": ("", ("participant",), "ascending ids of the clients that trained"),
     "skipped": ("", (), "ascending ids of the clients that failed in the round and count as absent"),
     "correct": ("samples", ("client",), "test samples that the personal model of each client classifies correctly"),
     "total": ("samples", ("client",), "test samples of each client"),
     "accuracy": ("", ("client",), "correct / total"),
-    "accuracy_mean": ("", (), "plain mean of accuracy over clients"),
-    "accuracy_weighted": ("", (), "sum of correct / sum of total"),
-    "accuracy_std": ("", (), "standard deviation of accuracy over clients"),
-    "accuracy_bottom": ("", (), "mean accuracy of the lowest tenth of the clients"),
-    "f1_macro": ("", (), "plain mean of client_f1 over clients"),
-    "test_loss": ("", (), "plain mean of client_test_loss over clients"),
     "client_test_loss": ("", ("client",), "cross-entropy per test sample, scores taken as logits"),
     "client_train_loss": ("", ("participant",), "mean loss of the local steps of each participant, as it is minimised"),
     "client_f1": ("", ("client",), "plain mean of F1 over the classes that a client has or predicts"),
     "class_accuracy": ("", ("class",), "correct share of the test samples of each class, over all clients"),
     "hits": ("samples", ("client", "class"), "test samples of each class that are classified correctly"),
     "predicted": ("samples", ("client", "class"), "test samples classified as each class"),
-    "unseen_correct": (
-        "samples",
-        ("unseen",),
-        "test samples that each client kept out of training classifies correctly",
-    ),
-    "unseen_total": ("samples", ("unseen",), "test samples of each client kept out of training"),
-    "unseen_accuracy": ("", ("unseen",), "unseen_correct / unseen_total"),
-    "unseen_accuracy_mean": ("", (), "plain mean of unseen_accuracy over clients"),
-    "unseen_accuracy_weighted": ("", (), "sum of unseen_correct / sum of unseen_total"),
-    "trained_correct": (
-        "samples",
-        ("participant",),
-        "test samples that each participant classifies correctly after local training",
-    ),
-    "trained_total": ("samples", ("participant",), "test samples of each participant"),
-    "trained_accuracy": ("", ("participant",), "trained_correct / trained_total"),
-    "trained_accuracy_mean": ("", (), "plain mean of trained_accuracy over participants"),
-    "trained_accuracy_weighted": ("", (), "sum of trained_correct / sum of trained_total"),
-    "trained_test_loss": ("", (), "plain mean of trained_client_test_loss over participants"),
-    "seconds_round": ("s", (), "from the end of the previous round to the end of this one"),
-    "seconds_compute": ("s", (), "training and evaluation on the slowest rank"),
-    "seconds_exchange": ("s", (), "messages, including waiting for other ranks, on rank 0"),
-    "seconds_waiting": ("s", (), "the ranks that compute waited for the slowest of them, their mean"),
-    "seconds_evaluation": ("s", (), "evaluation, the mean of the ranks that compute"),
-    "seconds_simulated": ("s", (), "until the slowest simulated client had taken its steps"),
-    "seconds_checkpoint": ("s", (), "training waited for the checkpoint before this round"),
 }
 BYTES = {
     "up": ("bytes", ("client",), "from each client, as papers count them"),
     "down": ("bytes", ("client",), "to each client, as papers count them"),
-    "wire_up": ("bytes", (), "moved between ranks on the way to rank 0"),
-    "wire_down": ("bytes", (), "moved from rank 0 by collective calls"),
 }
 PARTITION = {
     "train_samples": ("samples", ("client",), "training samples of each client"),

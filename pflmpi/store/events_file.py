@@ -12,7 +12,6 @@ Event = Mapping[str, Any]
 
 
 def path(run: Path) -> Path:
-    """The events of a run."""
     return run / "events.jsonl"
 
 

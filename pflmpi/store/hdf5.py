@@ -50,7 +50,6 @@ def write_group(where: Identifier, path: str) -> Group:
 
 
 def write_attribute(where: Identifier, name: str, value: str | int | float | np.generic) -> None:
-    """Create an attribute."""
     text = isinstance(value, str)
     stored = np.asarray(value, _TEXT if text else None)
     kind, in_memory = _text_kinds() if text else (file_type(stored.dtype),) * 2
@@ -122,6 +121,17 @@ def _text_kinds() -> tuple[Any, Any]:
 def simple_space(shape: tuple[int, ...]) -> Any:
     """HDF5's space of an array."""
     return h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
+
+
+def selected_rows(extent: int, runs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> Any:
+    """The space of an array [extent, *shape], with runs of rows selected: the first of each, and how many."""
+    space = h5py.h5s.create_simple((extent, *shape))
+    space.select_none()
+    for first, number in runs:
+        space.select_hyperslab(
+            (first, *[0] * len(shape)), (1, *[1] * len(shape)), block=(number, *shape), op=h5py.h5s.SELECT_OR
+        )
+    return space
 
 
 def untimed(kind: Any) -> Any:

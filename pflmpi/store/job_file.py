@@ -74,7 +74,6 @@ class End:
     """The end of a start.
 
     Attributes:
-        token: of its lock.
         ended: seconds since the epoch; of a process that was killed when its lock was last touched.
         cpu_seconds: that the ranks have computed, together; None of one that was killed.
     """
@@ -89,23 +88,15 @@ class Usage:
     """What the jobs of a run have used, by the run's own times.
 
     Attributes:
-        restarts: of each job.
-        hosts: where ranks have run.
-        starts: of the run.
-        endless: of these, those whose end is unknown.
-        hours: that were allocated from each start to its end; see `hours`.
+        starts: their number.
+        text: hours that were allocated from each start to its end, see `hours`; restarts of each job; hosts.
     """
 
-    restarts: Mapping[str, int]
-    hosts: tuple[str, ...]
     starts: int
-    endless: int
-    hours: str
+    text: str
 
     def __str__(self) -> str:
-        jobs = [f"{job} ({counted(number, 'restart')})" for job, number in self.restarts.items()]
-        without = f", without {counted(self.endless, 'start')} whose end is unknown" if self.endless else ""
-        return f"{self.hours}{without}; job {some(jobs)} on {some(self.hosts)}"
+        return self.text
 
 
 def hours(node_seconds: float, gpu_seconds: float, core_seconds: float, busy: float | None) -> str:
@@ -122,7 +113,6 @@ def hours(node_seconds: float, gpu_seconds: float, core_seconds: float, busy: fl
 
 
 def path(folder: Path) -> Path:
-    """File of a run's folder, or of a sweep's."""
     return folder / "jobs.txt"
 
 
@@ -169,7 +159,10 @@ def usage(folder: Path) -> Usage | None:
     cores = allocated("cores", measured)
     busy = sum(end.cpu_seconds or 0.0 for _, end in measured) / cores if cores else None
     used = hours(allocated("nodes", ended), allocated("gpus", ended), allocated("cores", ended), busy)
-    return Usage(read(folder), hosts, len(starts), len(starts) - len(ended), used)
+    endless = len(starts) - len(ended)
+    without = f", without {counted(endless, 'start')} whose end is unknown" if endless else ""
+    jobs = [f"{job} ({counted(number, 'restart')})" for job, number in read(folder).items()]
+    return Usage(len(starts), f"{used}{without}; job {some(jobs)} on {some(hosts)}")
 
 
 def _records(folder: Path, kind: type[R]) -> Iterator[tuple[str, R]]:

@@ -5,7 +5,6 @@ Each round file holds the length and CRC-32 of the file as it was after the roun
 
 import contextlib
 import csv
-import io
 import logging
 import os
 import re
@@ -74,16 +73,13 @@ def is_number(name: str, text: str) -> bool:
 
 
 def path(run: Path) -> Path:
-    """The metrics file of a run."""
     return run / "metrics.csv"
 
 
 def read(run: Path) -> list[dict[str, str]]:
     """Complete lines of the file with as many values as columns, one mapping from column to text per round."""
-    if not os.path.lexists(path(run)):
-        return []
-    text = regular_file.read(path(run)).decode()
-    lines = text[: text.rfind("\n") + 1].splitlines()  # a killed process may leave half a line
+    content = text(run).decode()
+    lines = content[: content.rfind("\n") + 1].splitlines()  # a killed process may leave half a line
     return [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
 
 
@@ -120,16 +116,16 @@ def text(run: Path) -> bytes:
 def append(run: Path, line: Sequence[str | int], columns: Sequence[str] = COLUMNS) -> str:
     """Append the line of a round, one value per column; return it."""
     assert len(line) == len(columns)
-    csv.writer(written := io.StringIO(), lineterminator="\n").writerow(line)
+    written = f"{','.join(map(str, line))}\n"
     try:
         with open(path(run), "a", newline="", opener=regular_file.not_through_a_link) as file:
             if not file.tell():
                 logger.warning("%s was deleted meanwhile; the figures of the rounds before are lost", path(run))
-                csv.writer(file, lineterminator="\n").writerow(columns)
-            file.write(written.getvalue())
+                file.write(f"{','.join(columns)}\n")
+            file.write(written)
     except OSError as error:
         raise RunError(
             f"cannot write {path(run)}: {error.strerror}; the newest complete checkpoint is intact: "
             f"{atomic.remedy(error)} and continue with `pflmpi resume {for_shell(run)}`"
         ) from error
-    return written.getvalue()
+    return written

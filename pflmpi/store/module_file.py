@@ -40,7 +40,6 @@ class Entries(NamedTuple):
 
 
 def path(run: Path) -> Path:
-    """Where the file is."""
     return run / "modules.h5"
 
 

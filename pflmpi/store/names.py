@@ -29,7 +29,6 @@ def shard_name(round: int, rank: int) -> str:
 
 
 def shard_path(run: Path, round: int, rank: int) -> Path:
-    """Path of the shard that a rank writes for a round."""
     return run / shard_name(round, rank)
 
 
@@ -51,5 +50,4 @@ def rounds(run: Path) -> list[int]:
 
 
 def cohort_name(number: int) -> str:
-    """Name of a cohort in checkpoints."""
     return f"cohort{number}"

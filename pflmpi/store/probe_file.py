@@ -33,7 +33,6 @@ class Probe:
     """Layer similarities and errors of the models of a round.
 
     Attributes:
-        round: of the checkpoint.
         samples: number of samples in the batch.
         layers: by name, in forward order.
         confusion: [K, K] int64, test samples of all clients by their class and by what their own models take them for;
@@ -56,7 +55,6 @@ def path(run: Path, round: int) -> Path:
 
 
 def rounds(run: Path) -> list[int]:
-    """Rounds that have a probe, ascending."""
     return sorted(number for file in run.iterdir() if (number := round_of(file.name)) is not None)
 
 

@@ -45,7 +45,6 @@ class RoundContent:
     """What rank 0 stores of a round; the clients' rows are in the shards.
 
     Attributes:
-        round: its number.
         server: the server's state by path.
         metrics: figures of the round by name; see `descriptions.METRICS`.
         bytes: its traffic by name; see `descriptions.BYTES`.

@@ -1,7 +1,7 @@
 """The state of a round in the folder of a run: only what is requested is read, and everything read is checked."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,12 +37,12 @@ def read_server(run: Path, round: int) -> Arrays:
     Raises:
         CheckpointError: the round file is missing, damaged or in another format; the same holds for all functions here.
     """
-    return _section(run, round, "server")
+    return read_section(run, round, "server")
 
 
 def read_metrics(run: Path, round: int) -> Arrays:
     """Metrics of the round by name."""
-    metrics = _section(run, round, "metrics")
+    metrics = read_section(run, round, "metrics")
     with checked_hdf5.reading(round_path(run, round)) as file:
         if "participant" in file:
             metrics["participants"] = checked_hdf5.read_dataset(file, "participant")
@@ -50,23 +50,15 @@ def read_metrics(run: Path, round: int) -> Arrays:
 
 
 def read_bytes(run: Path, round: int) -> Arrays:
-    """Traffic of the round by name, in bytes."""
-    return _section(run, round, "bytes")
+    return read_section(run, round, "bytes")
 
 
-def read_partition(run: Path, round: int) -> Arrays:
-    """Samples of each client by name, [N]."""
-    return _section(run, round, "partition")
-
-
-def read_diagnostics(run: Path, round: int) -> Arrays:
-    """Values measured in the round by name, one row per participant."""
-    return _section(run, round, "diagnostics")
-
-
-def read_normalisation(run: Path, round: int) -> Arrays:
-    """Means and deviations [C] of the samples, float64."""
-    return _section(run, round, "normalisation")
+def read_section(run: Path, round: int, section: str) -> Arrays:
+    """The arrays of a section, with what `about` says of it in place of arrays without client and class."""
+    with checked_hdf5.reading(round_path(run, round)) as file:
+        group: Group = file.get(section, {})
+        arrays = {path: checked_hdf5.read_dataset(group, path) for path in checked_hdf5.names(group)}
+        return checked_hdf5.numbers(file, section) | arrays
 
 
 def read_metrics_checksum(run: Path, round: int) -> Checksum:
@@ -200,7 +192,7 @@ def read_pieces(run: Path, round: int, clients: np.ndarray) -> Iterator[tuple[np
     """
     layout, kinds = read_layout(run, round), read_kinds(run, round)
     for cohort, leaves in kinds.items():
-        at_once = max(1, _AT_ONCE // max(_row_bytes(leaves), 1))
+        at_once = max(1, _AT_ONCE // max(row_bytes(leaves), 1))
         for name, part in layout.shards(cohort, clients):
             for start in range(0, len(part), at_once):
                 piece = part[start : start + at_once]
@@ -243,19 +235,11 @@ def digest(run: Path, round: int) -> str:
 
 def block_length(run: Path, round: int) -> int:
     """How many clients to read at once, of a round whose every client is read."""
-    return clients_at_once(max(map(_row_bytes, read_kinds(run, round).values()), default=0))
+    return clients_at_once(max(map(row_bytes, read_kinds(run, round).values()), default=0))
 
 
-def _row_bytes(leaves: Kinds) -> int:
+def row_bytes(leaves: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values())
-
-
-def _section(run: Path, round: int, section: str) -> Arrays:
-    """The arrays of a section, with what is said of it in place of arrays without client and class."""
-    with checked_hdf5.reading(round_path(run, round)) as file:
-        group: Group = file.get(section, {})
-        arrays = {path: checked_hdf5.read_dataset(group, path) for path in checked_hdf5.names(group)}
-        return checked_hdf5.numbers(file, section) | arrays
 
 
 def _check_alike(path: Path, rows: Arrays, others: Arrays) -> None:

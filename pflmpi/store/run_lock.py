@@ -41,7 +41,6 @@ class Owner:
 
     Attributes:
         token: random, of this lock alone.
-        host: its name.
         process: number of the process.
         system: boot and process namespace, within which the number means something; "" where unknown.
         started: of the process, in clock ticks after the boot.
@@ -89,11 +88,6 @@ class Owner:
         return f"process {self.process} on {self.host}{jobs} since {since}"
 
 
-def _write(file: Path, owner: Owner) -> None:
-    """Write the lock of an owner."""
-    file.write_text(json.dumps(dataclasses.asdict(owner)) + "\n")
-
-
 def _read(file: Path) -> Owner | None:
     """The owner that a lock names; None if the lock is damaged.
 
@@ -113,7 +107,6 @@ class RunLock:
     """The lock as every rank of a run knows it; rank 0 keeps it.
 
     Args:
-        token: of the owner.
         made: whether the folder was made for it; such a folder is removed again if it stays empty.
     """
 
@@ -172,7 +165,6 @@ class RunLock:
 
 
 def path(run: Path) -> Path:
-    """The lock of a run."""
     return run / "lock.json"
 
 
@@ -226,7 +218,7 @@ def _take(run: Path, me: Owner, take_over: bool) -> None:
     lock = path(run)
     draft = lock.with_name(f"{lock.name}.{me.token}{TEMPORARY}")
     try:
-        _write(draft, me)
+        draft.write_text(json.dumps(dataclasses.asdict(me)) + "\n")
         while not _make(lock, draft, me):
             with contextlib.suppress(FileNotFoundError):  # it has just been released
                 owner = _read(lock)

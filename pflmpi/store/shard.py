@@ -24,7 +24,17 @@ from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
 from pflmpi.store.checked_hdf5 import Writing
 from pflmpi.store.checksums import crc32_of_rows
-from pflmpi.store.hdf5 import Dataset, Group, h5py, untimed, with_groups, write_group
+from pflmpi.store.hdf5 import (
+    Dataset,
+    Group,
+    file_type,
+    h5py,
+    selected_rows,
+    simple_space,
+    untimed,
+    with_groups,
+    write_group,
+)
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
@@ -40,7 +50,6 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
     Args:
         rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...]. One whose rows are one
             in memory, as `np.broadcast_to` makes them, takes no more on disk; see above.
-        attributes: of the file.
 
     Raises:
         OSError: the file could not be written; see `atomic.replacing`.
@@ -194,15 +203,11 @@ def _constant_rows(cohort: Group, path: str, rows: int) -> np.ndarray | None:
 
 def _show_constant_rows(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> None:
     """Create a virtual dataset of so many rows, of pieces of a source that has `piece` rows."""
-    shape = row.shape[1:]
-    rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
-    whole, part = (h5py.h5s.create_simple((rows, *shape)), h5py.h5s.create_simple((piece, *shape)))
-    creation = untimed(h5py.h5p.DATASET_CREATE)
+    shape, creation = row.shape[1:], untimed(h5py.h5p.DATASET_CREATE)
     for start in range(0, rows, piece):
-        block = (min(piece, rows - start), *shape)
-        whole.select_hyperslab((start, *rest), ones, block=block)
-        part.select_hyperslab((0, *rest), ones, block=block)
-        creation.set_virtual(whole, b".", f"{cohort.name}/{source}".encode(), part)
-    whole.select_all()
-    kind = h5py.h5t.py_create(row.dtype, logical=True)
-    h5py.h5d.create(cohort.id, path.encode(), kind, whole, creation, lcpl=with_groups())
+        count = min(piece, rows - start)
+        part = selected_rows(piece, [(0, count)], shape)
+        shown = selected_rows(rows, [(start, count)], shape)
+        creation.set_virtual(shown, b".", f"{cohort.name}/{source}".encode(), part)
+    space = simple_space((rows, *shape))
+    h5py.h5d.create(cohort.id, path.encode(), file_type(row.dtype), space, creation, lcpl=with_groups())

@@ -15,7 +15,7 @@ from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import Checksum
+from pflmpi.store.checked_hdf5 import Checksum, NewerFormatError
 from pflmpi.store.hdf5 import File
 from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
@@ -30,8 +30,6 @@ class Index(NamedTuple):
     """What the newest readable round file of a run says.
 
     Attributes:
-        round: its number.
-        attributes: of the file.
         metrics: length and CRC-32 of metrics.csv.
     """
 
@@ -78,9 +76,11 @@ def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] =
     """
     path = round_path(run, round)
     check = checked_hdf5.damage if whole else checked_hdf5.truncated_problem
-    if problem := check(path) or foreign(run, round):
+    if problem := check(path):
         return {path: problem}
     try:
+        if problem := foreign(run, round, read_attributes(run, round)):
+            return {path: problem}
         layout, recorded = read_layout(run, round), read_checksums(run, round)
     except CheckpointError as error:
         return {path: str(error)}
@@ -165,16 +165,8 @@ def _of_index(path: Path, file: File) -> str:
     )
 
 
-def foreign(run: Path, round: int) -> str | None:
-    """Why a round file belongs to another round or run, or None."""
-    try:
-        return foreign_by(run, round, read_attributes(run, round))
-    except CheckpointError as error:
-        return str(error)
-
-
-def foreign_by(run: Path, round: int, attributes: Mapping[str, str | int | float]) -> str | None:
-    """`foreign` by the attributes of the file, which have been read."""
+def foreign(run: Path, round: int, attributes: Mapping[str, str | int | float]) -> str | None:
+    """Why a round file with these attributes belongs to another round or run, or None."""
     path, expected = round_path(run, round), config_file.run_id(run)
     if attributes["round"] != round:
         return f"{path} is the file of round {attributes['round']}; give it back its name"
@@ -188,15 +180,17 @@ def newest_index(run: Path) -> Index | None:
     """The newest round file of a run that can be read; None without any.
 
     Raises:
-        CheckpointError: all that can be read belong to another run or round.
+        CheckpointError: all that can be read belong to another run or round, or a newer pflmpi has written them.
     """
     problems = []
     for number in reversed(rounds(run)):
         try:
             index = Index(number, read_attributes(run, number), read_metrics_checksum(run, number))
+        except NewerFormatError:
+            raise
         except CheckpointError:
             continue  # which is said where checkpoints are read
-        if problem := foreign_by(run, number, index.attributes):
+        if problem := foreign(run, number, index.attributes):
             problems.append(problem)
         else:
             return index

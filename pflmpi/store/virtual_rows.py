@@ -5,14 +5,13 @@ the least integer (the largest of unsigned ones), or for booleans `MISSING`, a t
 `FALSE` and `TRUE`; h5py reads such an enumeration as int8: 0, 1 and -1. `about` says it of each array, as `missing`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pflmpi.contained_hdf5 import refuse_other_sources
 from pflmpi.store.checked_hdf5 import Described, Writing
-from pflmpi.store.hdf5 import Dataset, file_type, h5py, simple_space, untimed, with_groups
+from pflmpi.store.hdf5 import Dataset, file_type, h5py, selected_rows, simple_space, untimed, with_groups
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARD_NAME
 from pflmpi.store.shard import consecutive
@@ -45,7 +44,7 @@ class VirtualRows:
         """
         if shape not in self._mappings:
             self._mappings[shape] = [
-                (name, _selected(self.members, positions, shape), _selected(sum(rows[-1]), rows, shape))
+                (name, selected_rows(self.members, positions, shape), selected_rows(sum(rows[-1]), rows, shape))
                 for name, positions, rows in self._shards
             ]
         return self._mappings[shape]
@@ -54,17 +53,6 @@ class VirtualRows:
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
     """The first of ascending rows that follow one another, and their number."""
     return [(int(rows[run.start]), run.stop - run.start) for run in consecutive(rows)]
-
-
-def _selected(extent: int, runs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> Space:
-    """The space of an array [extent, *shape], with runs of rows selected."""
-    space = h5py.h5s.create_simple((extent, *shape))
-    space.select_none()
-    for first, number in runs:
-        space.select_hyperslab(
-            (first, *[0] * len(shape)), (1, *[1] * len(shape)), block=(number, *shape), op=h5py.h5s.SELECT_OR
-        )
-    return space
 
 
 def write_virtual_rows(

@@ -6,6 +6,6 @@ class TestMine(AlgorithmTests):
     algorithm = "./mine.py:FedMine"
 """
 
-from pflmpi.testing.algorithm_tests import AlgorithmTests
+from pflmpi.testing.conformance import AlgorithmTests
 
 __all__ = ["AlgorithmTests"]

@@ -1,16 +1,19 @@
-"""What every algorithm must keep, as checks of whole runs that raise `AssertionError` where it does not."""
+"""What every algorithm must keep: checks of whole runs, and a class of tests to subclass for one of your own."""
 
+import inspect
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 
-from pflmpi import tree
+from pflmpi import outside, tree
+from pflmpi.algorithms.base import Algorithm
 from pflmpi.config import load as configuration
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, prepare, setup
@@ -28,19 +31,13 @@ _ROUNDING = 1e-5  # float32 sums in another order, over some twenty steps
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one experiment on different numbers of ranks; each is made once.
+    """The runs of one experiment on different numbers of ranks; each is made once."""
 
-    Attributes:
-        sections: of the configuration, besides those of `QUICK` in `quick_run`.
-        folder: where the runs lie.
-    """
-
-    sections: Mapping[str, Any]
-    folder: Path
+    sections: Mapping[str, Any]  # of the configuration, besides those of `QUICK` in `quick_run`
+    folder: Path  # where the runs lie
     _made: dict[str, str] = field(default_factory=dict)
 
     def settings(self, **sections: Any) -> dict[str, Any]:
-        """The configuration, with further sections."""
         base: dict[str, Any] = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}  # 7 are trained
         if "optimizer" not in self.sections.get("training", {}):
             base["training"] = {"momentum": 0.5}
@@ -56,7 +53,6 @@ class Runs:
         return self.folder / name, self._made[name]
 
     def experiment(self) -> Experiment:
-        """What the configuration names."""
         return prepare(configuration.parse(self.settings()), torch.device("cpu"))
 
 
@@ -179,3 +175,66 @@ def _global_seed(seed: int) -> Iterator[None]:
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])
         random.setstate(before[2])
+
+
+class AlgorithmTests:
+    """What every algorithm must keep, on a small experiment in this process.
+
+    Attributes:
+        algorithm: its class; or its name as in a configuration, where a file is relative to that of the tests.
+        options: values for its fields.
+        sections: further sections of the configuration, such as another model.
+        executors: those that it must agree in; without "lanes" it is only tried client by client.
+        tolerance: by how much loop and lanes may differ.
+    """
+
+    algorithm: ClassVar[type[Algorithm] | str]
+    options: ClassVar[Mapping[str, Any]] = {}
+    sections: ClassVar[Mapping[str, Any]] = {}
+    executors: ClassVar[tuple[str, ...]] = EXECUTORS
+    tolerance: ClassVar[float] = 1e-5
+    _runs: ClassVar[Runs]
+
+    @pytest.fixture
+    def runs(self, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+        """The runs that the tests of the class share."""
+        kind = type(self)
+        if "_runs" not in vars(kind):
+            section = {"name": self._name(), **self.options}
+            kind._runs = Runs({**self.sections, "algorithm": section}, tmp_path_factory.mktemp("runs"))
+        return kind._runs
+
+    @pytest.mark.parametrize("executor, ranks", [("loop", 2), ("loop", 5), ("lanes", 3)])
+    def test_same_bits_on_any_number_of_ranks(self, runs: Runs, executor: str, ranks: int) -> None:
+        if executor in self.executors:
+            same_bits(runs, executor, ranks)
+
+    def test_same_bits_with_a_rank_for_the_server_alone(self, runs: Runs) -> None:
+        same_bits(runs, "loop", 5, "dedicated")
+
+    @pytest.mark.parametrize("absent", ["latest", "last_received"])
+    def test_a_continued_run_has_the_bits_of_an_unbroken_one(self, runs: Runs, absent: str) -> None:
+        exact_continuation(runs, absent)
+
+    def test_loop_and_lanes_agree_within_rounding(self, runs: Runs) -> None:
+        if "lanes" in self.executors:
+            loop_and_lanes_agree(runs, self.tolerance)
+
+    def test_replayed_steps_are_the_steps(self, runs: Runs) -> None:
+        if "lanes" in self.executors:
+            replayed_steps_are_the_steps(runs)
+
+    def test_newcomers_are_the_same_in_loop_and_lanes(self, runs: Runs) -> None:
+        if "lanes" in self.executors:
+            newcomers_agree(runs, self.tolerance)
+
+    def test_counted_bytes_are_the_declared_ones(self, runs: Runs) -> None:
+        declared_bytes(runs)
+
+    def test_it_draws_nothing_at_random_by_itself(self, runs: Runs) -> None:
+        no_randomness_of_its_own(runs)
+
+    def _name(self) -> str:
+        if isinstance(self.algorithm, str):
+            return outside.located(self.algorithm, Path(inspect.getfile(type(self))).parent)
+        return f"{self.algorithm.__module__}:{self.algorithm.__qualname__}"

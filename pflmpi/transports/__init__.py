@@ -7,12 +7,10 @@ from functools import partial
 from typing import Literal, NoReturn
 
 from pflmpi.errors import ConfigError
-from pflmpi.transports.base import Transport
+from pflmpi.transports.base import Transport, exit_unconnected
 from pflmpi.transports.detect import LAUNCHERS, Launch
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.process_exit import exit_unconnected
-from pflmpi.transports.text import from_root, gather_texts
 from pflmpi.transports.waiting import reason
 
 Name = Literal["auto", "inprocess", "mpi", "torch"]
@@ -33,7 +31,6 @@ def open_transport(
 
     Args:
         name: "auto" takes the one that fits the launch.
-        launch: how the run was started.
         timeout: seconds that a call waits for the other ranks.
         late: ends this process, with an error text, when MPI has not started in time, which raises nothing.
 
@@ -42,7 +39,7 @@ def open_transport(
         TransportError: not all ranks arrived within the time limit.
     """
     if name == "auto":
-        name = _fitting(launch)
+        name = "mpi" if launch.kind == "mpi" else "inprocess" if launch.kind == "alone" else "torch"
     if name == "inprocess":
         if launch.size > 1:
             raise ConfigError(
@@ -57,15 +54,9 @@ def open_transport(
 
 def introduce(transport: Transport, peer: Peer) -> None:
     """Tell all ranks where this one runs and what it sees, in their `peers`."""
-    peers = gather_texts(transport, replace(peer, device_buffers=transport.device_buffers).to_json())
-    text = from_root(transport, json.dumps(peers))
+    peers = transport.gather_texts(replace(peer, device_buffers=transport.device_buffers).to_json())
+    text = transport.broadcast_text(json.dumps(peers))
     transport.peers = [*map(Peer.from_json, json.loads(text))]
-
-
-def _fitting(launch: Launch) -> Name:
-    if launch.kind == "mpi":
-        return "mpi"
-    return "inprocess" if launch.kind == "alone" else "torch"
 
 
 def _open_mpi(launch: Launch, timeout: float, late: Callable[[str], NoReturn] | None) -> Transport:
@@ -75,8 +66,7 @@ def _open_mpi(launch: Launch, timeout: float, late: Callable[[str], NoReturn] | 
             f"use auto or torch, or start with mpirun -n {launch.size} pflmpi run ..."
         )
     try:
-        from pflmpi.transports.mpi import MpiTransport, world_size
-        from pflmpi.transports.mpi_start import start
+        from pflmpi.transports.mpi import MpiTransport, start, world_size
 
         start(timeout, late or partial(exit_unconnected, launch.rank, {}))
     except (ImportError, RuntimeError) as error:  # no mpi4py, or mpi4py without an MPI library

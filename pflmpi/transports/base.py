@@ -4,13 +4,17 @@ Every rank knows all sizes in advance (they follow from what an algorithm declar
 All ranks make the same calls in the same order. Buffers are uint8, one-dimensional and contiguous unless stated.
 """
 
+import os
+import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, TypeGuard, TypeVar, Union, get_args
 
 import numpy as np
 
+from pflmpi.errors import TransportError, show, write_exit_code
 from pflmpi.transports.peers import Peer
 
 if TYPE_CHECKING:
@@ -23,45 +27,7 @@ B = TypeVar("B", np.ndarray, Buffer)
 SMALLEST_GPU_MESSAGE = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
 STAGED = 1 << 28  # bytes to or from each peer that pass through a GPU at a time
 _EMPTY = np.empty(0, np.uint8)
-
-
-class Counter:
-    """Payload bytes per channel: `down` moved between ranks on the way to clients, `up` on the way from them.
-
-    Every rank counts what the whole group moved, as far as it knows the sizes; rank 0 knows all of them.
-
-    >>> counter = Counter()
-    >>> with counter.channel("data"):
-    ...     counter.add(down=10)
-    >>> counter.take("data"), counter.take("data"), counter.take("control")
-    ((10, 0), (0, 0), (0, 0))
-    """
-
-    def __init__(self) -> None:
-        self._down: dict[Channel, int] = dict.fromkeys(get_args(Channel), 0)
-        self._up: dict[Channel, int] = dict.fromkeys(get_args(Channel), 0)
-        self._channel: Channel = "control"
-
-    @contextmanager
-    def channel(self, name: Channel) -> Iterator[None]:
-        """Count on the named channel inside the context; outside of any, on `control`."""
-        assert name in self._down, f"channel {name!r}; known: {', '.join(self._down)}"
-        before, self._channel = self._channel, name
-        try:
-            yield
-        finally:
-            self._channel = before
-
-    def add(self, down: int = 0, up: int = 0) -> None:
-        """Count bytes on the current channel."""
-        self._down[self._channel] += down
-        self._up[self._channel] += up
-
-    def take(self, channel: Channel) -> tuple[int, int]:
-        """Bytes (down, up) of a channel since the last call; resets them to zero."""
-        taken = self._down[channel], self._up[channel]
-        self._down[channel] = self._up[channel] = 0
-        return taken
+_HEAD_START = 3.0  # seconds for rank 0 to say an error for all
 
 
 class Transport(ABC):
@@ -71,11 +37,8 @@ class Transport(ABC):
     After that only `abort` may be called.
 
     Attributes:
-        name: of the transport.
         rank: 0 to size - 1; rank 0 is the server.
-        size: number of ranks.
         timeout: seconds that a call waits for the other ranks; may be changed between calls, equally on all ranks.
-        counter: payload bytes moved.
         peers: host and process of each rank; empty before `introduce`.
         device_buffers: whether the library of this rank moves memory of a GPU; None where it does not say.
         max_message: bytes in one message: MPI counts, and some of gloo's, are 32 bits wide.
@@ -90,13 +53,32 @@ class Transport(ABC):
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        self.counter = Counter()
+        self._moved = {name: (0, 0) for name in get_args(Channel)}
+        self._channel: Channel = "control"
         self.peers: list[Peer] = []
         self._closed = False
 
-    def channel(self, name: Channel) -> AbstractContextManager[None]:
+    @contextmanager
+    def channel(self, name: Channel) -> Iterator[None]:
         """Count what is moved inside the context on the channel "data", "checkpoint" or "control" (the default)."""
-        return self.counter.channel(name)
+        assert name in self._moved, f"channel {name!r}; known: {', '.join(self._moved)}"
+        before, self._channel = self._channel, name
+        try:
+            yield
+        finally:
+            self._channel = before
+
+    def take_moved(self, channel: Channel) -> tuple[int, int]:
+        """Payload bytes moved on a channel since the last call: on the way to clients, and on the way from them.
+
+        Every rank counts what the whole group moved, as far as it knows the sizes; rank 0 knows all of them.
+        """
+        moved, self._moved[channel] = self._moved[channel], (0, 0)
+        return moved
+
+    def _count(self, down: int = 0, up: int = 0) -> None:
+        before = self._moved[self._channel]
+        self._moved[self._channel] = before[0] + down, before[1] + up
 
     def broadcast(self, buffer: Buffer) -> None:
         """Copy rank 0's `buffer` into every rank's, of the same size everywhere.
@@ -106,7 +88,7 @@ class Transport(ABC):
         check_bytes(buffer)
         if self.size > 1 and len(buffer):
             self._broadcast(buffer)
-        self.counter.add(down=len(buffer) * (self.size - 1))
+        self._count(down=len(buffer) * (self.size - 1))
 
     def exchange(
         self,
@@ -142,7 +124,7 @@ class Transport(ABC):
                 {rank: part for rank, part in parts.items() if rank != self.rank},
                 {rank: part for rank, part in received.items() if rank != self.rank},
             )
-        self.counter.add(down=moved if down else 0, up=0 if down else moved)
+        self._count(down=moved if down else 0, up=0 if down else moved)
         return received
 
     def _exchange_from_where_they_are(self, sent: Mapping[int, Buffer], received: Mapping[int, Buffer]) -> None:
@@ -177,6 +159,25 @@ class Transport(ABC):
         self.broadcast(largest.view(np.uint8))
         return largest
 
+    def gather_texts(self, text: str) -> list[str] | None:
+        """All ranks' texts, of any length, on rank 0; None elsewhere."""
+        content = np.frombuffer(text.encode(), np.uint8).copy()
+        lengths = self.gather(np.array([len(content)], np.int64).view(np.uint8), [8] * self.size)
+        sizes = np.concatenate(lengths) if lengths is not None else np.empty(8 * self.size, np.uint8)
+        self.broadcast(sizes)
+        parts = self.gather(content, sizes.view(np.int64).tolist())
+        return None if parts is None else [bytes(part).decode() for part in parts]
+
+    def broadcast_text(self, text: str) -> str:
+        """Rank 0's text, of any length, on every rank; the others' is not used."""
+        content = np.frombuffer(text.encode(), np.uint8).copy()
+        length = np.array([len(content)], np.int64)
+        self.broadcast(length.view(np.uint8))
+        if self.rank != 0:
+            content = np.empty(length[0], np.uint8)
+        self.broadcast(content)
+        return bytes(content).decode()
+
     def barrier(self) -> None:
         """Wait until every rank has called this."""
         if self.size > 1:
@@ -207,6 +208,19 @@ class Transport(ABC):
         if not self._closed:
             self._closed = True
             self._close()
+
+    def exit(self, code: int) -> NoReturn:
+        """Disconnect and end this process with the exit code.
+
+        With several ranks this bypasses the interpreter's shutdown: torch may keep its group, and gloo's threads with
+        it, beyond `close` (it does once torch.func.vmap was used), and such a thread can abort a process that
+        succeeded.
+        """
+        self.close()
+        flush_output()
+        if self.size > 1:
+            os._exit(code)
+        raise SystemExit(code)
 
     @abstractmethod
     def abort(self, code: int) -> NoReturn:
@@ -248,3 +262,20 @@ def check_bytes(buffer: Buffer) -> None:
     else:
         assert buffer.element_size() == 1 and buffer.ndim == 1, f"uint8 [M], not {buffer.dtype} {buffer.shape}"
         assert buffer.is_contiguous(), "a contiguous buffer"
+
+
+def exit_unconnected(rank: int, environ: Mapping[str, str], text: str) -> NoReturn:
+    """End this process, whose main thread waits for other ranks in a library, with an error."""
+    if rank == 0:
+        write_exit_code(environ, TransportError.exit_code)
+    else:
+        time.sleep(_HEAD_START)
+    show(TransportError(text), rank=rank)
+    flush_output()
+    os._exit(TransportError.exit_code)
+
+
+def flush_output() -> None:
+    """Flush stdout and stderr, which `os._exit` does not do."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

@@ -2,8 +2,7 @@
 
 from typing import Any, NoReturn
 
-from pflmpi.transports.base import Transport
-from pflmpi.transports.process_exit import flush_output
+from pflmpi.transports.base import Transport, flush_output
 
 
 class InProcessTransport(Transport):

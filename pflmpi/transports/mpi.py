@@ -1,28 +1,73 @@
-"""The transport over MPI (mpi4py): non-blocking calls, and waits that leave the core to others."""
+"""The transport over MPI (mpi4py): its start with a time limit, and waits that leave the core to others."""
 
+import atexit
+import ctypes
 import os
+import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+import mpi4py
 import numpy as np
 
 from pflmpi.errors import TransportError
-from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer, Transport, chunks
-from pflmpi.transports.mpi_library import loaded
-from pflmpi.transports.mpi_start import MPI
+from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer, Transport, chunks, flush_output
+from pflmpi.transports.mpi_library import loaded, opened
 from pflmpi.transports.peers import ended, names
-from pflmpi.transports.process_exit import finalize, flush_output
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait
+
+# Before mpi4py's module: it would start MPI when imported, without a limit, and hold Python's lock meanwhile, so that
+# nobody could notice. Only one thread calls MPI (a higher level makes Open MPI's tcp layer deadlock when a peer dies),
+# and a process that ends by an uncaught error must not wait in MPI_Finalize for ranks that never come: `close`
+# finalizes, and a launcher stops the job when a rank leaves without.
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = False
+
+from mpi4py import MPI  # noqa: E402
 
 if TYPE_CHECKING:
     import torch
 
+_LEAST = 30.0  # seconds that a start may take whatever the limit: ranks load their libraries at different speeds
 _TAG = 1
 _ROLL_CALL = 2  # a tag of its own: payload does not mix with it
 _ANSWER = 3.0  # seconds to answer a roll call; a waiting rank looks for one every few milliseconds
 _FORWARDED = 0.2  # seconds for the launcher to pass on what was shown: an abort now and then overtakes it
+
+
+def start(timeout: float, late: Callable[[str], NoReturn]) -> None:
+    """Start MPI if that has not been done.
+
+    Args:
+        timeout: seconds, of which there are 30 at least.
+        late: called with an error text in another thread when it takes longer; ends this process.
+    """
+    if MPI.Is_initialized():
+        return
+    limit = max(timeout, _LEAST)
+    timer = threading.Timer(limit, lambda: late(timed_out("the start of MPI", limit, "")))
+    timer.daemon = True
+    timer.start()
+    try:
+        _start()
+    finally:
+        timer.cancel()
+    for communicator in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        communicator.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py has them where it starts MPI
+
+
+def _start() -> None:
+    library = opened()
+    if library is None:
+        MPI.Init_thread(MPI.THREAD_FUNNELED)
+        return
+    provided = ctypes.c_int()
+    code = library.MPI_Init_thread(None, None, MPI.THREAD_FUNNELED, ctypes.byref(provided))  # without Python's lock
+    if code != MPI.SUCCESS:
+        raise RuntimeError(f"MPI_Init_thread ended with {code}")
 
 
 def world_size() -> int:
@@ -96,7 +141,10 @@ class MpiTransport(Transport):
     def _close(self) -> None:
         self.barrier()  # MPI_Finalize waits for all ranks without a time limit and without a pause
         self._comm.Free()
-        finalize(MPI, self._goes_on)
+        if self._goes_on:  # a process cannot start MPI again
+            atexit.register(_finalize_at_exit)
+        else:
+            MPI.Finalize()
 
     @contextmanager
     def _together(self, operation: str) -> Iterator[None]:
@@ -118,6 +166,15 @@ class MpiTransport(Transport):
     def _move(self, requests: list[MPI.Request]) -> None:
         self._under_way += requests
         wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST)
+
+
+def _finalize_at_exit() -> None:
+    """End MPI once the process ends; where it ends by an error, end all ranks, which would wait for it."""
+    flush_output()
+    if hasattr(sys, "last_value"):
+        MPI.COMM_WORLD.Abort(1)
+    if not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def was_called(comm: MPI.Intracomm) -> bool:

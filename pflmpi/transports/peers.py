@@ -18,8 +18,6 @@ class Peer:
     """Where a rank runs.
 
     Attributes:
-        host: name of the node.
-        process: process id there.
         cores: numbers of the cores that it may use.
         gpus: that it sees and may use, in the order of its numbers for them.
         device_buffers: whether its MPI library moves memory of a GPU; None where there is none, or it does not say.
@@ -37,17 +35,14 @@ class Peer:
 
     @classmethod
     def here(cls, cores: Sequence[int], gpus: Sequence[Gpu], requested: str) -> "Peer":
-        """This process."""
         return cls(socket.gethostname(), os.getpid(), tuple(cores), tuple(gpus), requested=requested)
 
     @classmethod
     def from_json(cls, text: str) -> "Peer":
-        """The inverse of `to_json`."""
         host, process, cores, gpus, *rest = json.loads(text)
         return cls(host, process, tuple(cores), tuple(Gpu(*gpu) for gpu in gpus), *rest)
 
     def to_json(self) -> str:
-        """This peer on its way to the other ranks."""
         return json.dumps([*vars(self).values()])
 
     def ended(self) -> bool:

@@ -140,7 +140,6 @@ class Arrivals:
         threading.Thread(target=self._note, name="pflmpi-arrivals", daemon=True).start()
 
     def enter(self) -> None:
-        """Count a call."""
         self._number += 1
 
     def absent(self) -> list[int]:
@@ -151,7 +150,6 @@ class Arrivals:
             return [0] if self._hosted else []
 
     def close(self) -> None:
-        """Stop taking notes."""
         self._closed.set()
 
     def _late(self) -> list[int]:

@@ -49,6 +49,34 @@ def test_every_training_option_changes_the_result(executor, ranks, tmp_path):
     assert len(set(digests.values())) == len(digests), digests
 
 
+TOGETHER: list[dict[str, Any]] = [
+    {
+        "training": {
+            "micro_batch": 3,
+            "batch_size": 8,
+            "selection": "by_samples",
+            "dropout": 0.3,
+            "participation": 0.6,
+        },
+    },
+    {
+        "data": {"transform": ["random_crop", "horizontal_flip"], "validation": 0.2},
+        "training": {"selection": "round_robin", "decay_by": "participations", "lr_decay": 0.5},
+    },
+]
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("sections", TOGETHER)
+def test_options_have_the_same_bits_on_other_ranks_and_after_a_resume(sections, executor, tmp_path):
+    raw = quick_run.settings(
+        {"algorithm": {"name": "fedper"}, "runtime": {"executor": executor, "lanes": 2}}, **sections
+    )
+    whole = quick_run.run(raw, tmp_path / "one")
+    quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "three", ranks=3)
+    assert quick_run.resume(tmp_path / "three", ("training.rounds=3",), ranks=2) == whole
+
+
 def test_bf16_keeps_float32_weights_near_those_of_fp32(tmp_path):
     servers = []
     for precision in ("fp32", "bf16"):

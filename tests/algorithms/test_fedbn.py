@@ -15,7 +15,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
 from pflmpi.messages.kinds import Mean
 from pflmpi.store import run_folder
-from pflmpi.testing.algorithm_tests import AlgorithmTests
+from pflmpi.testing.conformance import AlgorithmTests
 
 NET = '''
 from torch import nn

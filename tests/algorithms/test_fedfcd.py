@@ -13,7 +13,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedfcd import FedFCD
 from pflmpi.algorithms.local_only import Local
-from pflmpi.algorithms.server_head import train_head
+from pflmpi.algorithms.prototypes import train_head
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import Pass
 from pflmpi.store import run_folder

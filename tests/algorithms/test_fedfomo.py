@@ -10,8 +10,7 @@ import quick_run
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round, only
-from pflmpi.algorithms.candidates import Draws, choose, draw, mean_losses, mix, shares_of, weigh
-from pflmpi.algorithms.fedfomo import FedFomo
+from pflmpi.algorithms.fedfomo import Draws, FedFomo, choose, draw, mean_losses, mix, shares_of, weigh
 from pflmpi.analysis.plots import Matrices
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import diagnostics

@@ -11,7 +11,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedgh import FedGH
 from pflmpi.algorithms.local_only import Local
-from pflmpi.algorithms.server_head import train_head
+from pflmpi.algorithms.prototypes import train_head
 
 LR = 0.1
 

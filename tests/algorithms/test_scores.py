@@ -58,7 +58,7 @@ def rows(folder, round, participants):
 def test_the_measured_weights_give_the_models_that_the_server_answers(run, round):
     name, folder = run
     participants = run_folder.read_metrics(folder, round)["participants"]
-    measured, kept = run_folder.read_diagnostics(folder, round), rows(folder, round, participants)
+    measured, kept = run_folder.read_section(folder, round, "diagnostics"), rows(folder, round, participants)
     uploaded = {path: array for path, array in kept.items() if not path.startswith("answered/")}
     layers = {
         "fedamp": {"fusion_weights": list(uploaded)},
@@ -82,7 +82,7 @@ def test_the_measured_weights_give_the_models_that_the_server_answers(run, round
 
 
 def test_nothing_is_measured_before_the_first_round(run):
-    assert run_folder.read_diagnostics(run[1], 0) == {}
+    assert run_folder.read_section(run[1], 0, "diagnostics") == {}
 
 
 def test_a_checkpoint_that_a_stop_asks_for_has_the_same_diagnostics(tmp_path):
@@ -96,6 +96,6 @@ def test_a_checkpoint_that_a_stop_asks_for_has_the_same_diagnostics(tmp_path):
     round = run_folder.rounds(tmp_path / "stopped")[-1]
     assert 0 < round < 500
     quick_run.run(quick_run.settings(settings, training={"rounds": round}), tmp_path / "whole")
-    stopped, whole = (run_folder.read_diagnostics(tmp_path / name, round) for name in ("stopped", "whole"))
+    stopped, whole = (run_folder.read_section(tmp_path / name, round, "diagnostics") for name in ("stopped", "whole"))
     assert stopped.keys() == whole.keys() == {"fusion_weights"}
     np.testing.assert_array_equal(stopped["fusion_weights"], whole["fusion_weights"])

@@ -18,7 +18,6 @@ from pflmpi.analysis.plots import (
     Clouds,
     Curve,
     Curves,
-    Dots,
     Matrices,
     Multiples,
     Panel,
@@ -285,15 +284,6 @@ def test_samples_of_a_client_are_beside_each_other_by_part():
 
 
 # --- points
-
-
-def test_dots_are_in_the_row_of_their_client_and_a_gain_is_to_the_right_of_the_line():
-    rows = {"rows": ("5 (30)", "2 (40)"), "clients": (5, 2), "styles": (0,)}
-    plot = Dots(**ABOUT, row_label="client", x_label="gain", series={"a": np.array([-1.0, 3.0])}, **rows)
-    ((zero,),) = [items for items in marks(plot, "rule") if items[0].get("opacity") == 0.6]
-    (dots,) = marks(plot, "symbol")
-    worst, best = dots
-    assert worst["x"] < zero["x"] < best["x"] and worst["y"] < best["y"], "the first row is at the top"
 
 
 def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_not_touch():

@@ -251,7 +251,7 @@ def test_a_figure_in_a_notebook_is_a_chart_with_the_values_of_the_run(alike_run)
     accuracy = 100 * run.columns["accuracy_mean"]
     expected = accuracy[~np.isnan(accuracy)].tolist()
     assert [row["y"] for row in rows if row["series"] == run.name] == pytest.approx(expected, rel=1e-4)
-    assert "seconds_per_round" in run.figures.details()
+    assert {"seconds_per_round", "partition", "accuracy_over_rounds"} <= run.figures.all().keys()
     with pytest.raises(CheckpointError, match="no round has been evaluated yet"):
         nothing = np.full(len(accuracy), np.nan)
         run.__dict__["columns"] = {**run.columns, "accuracy_mean": nothing, "test_loss": nothing}

@@ -208,7 +208,7 @@ def test_a_probe_says_which_classes_the_models_of_all_clients_take_for_which(loc
     assert np.array_equal(found.sum(1), open_run(local).counts.test.sum(0))
     plot = clients.confusion(open_run(local))
     assert plot.panels[0].values == pytest.approx(100 * found / found.sum(1, keepdims=True), nan_ok=True)
-    assert "confusion" in open_run(local).figures.details()
+    assert "confusion" in open_run(local).figures.all()
 
 
 def test_without_classes_a_probe_has_no_confusion_matrix(tmp_path):

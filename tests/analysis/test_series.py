@@ -6,7 +6,7 @@ import yaml
 
 import quick_run
 from pflmpi.analysis import summary
-from pflmpi.analysis.plots import Curves, Dots, Matrices, Missing, Stack
+from pflmpi.analysis.plots import Curves, Matrices, Missing, Stack
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named, spread_over
 from pflmpi.analysis.series import accuracy, clients, cost, partition
@@ -203,10 +203,10 @@ def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained)
     named_runs = named(runs)
     (plot,) = clients.against_local(named_runs[1:])
     gain = 100 * (trained["fedavg"].round(3).metrics["accuracy"] - trained["local"].round(3).metrics["accuracy"])
-    assert isinstance(plot, Dots) and list(plot.series) == ["fedavg"]
-    assert plot.series["fedavg"].tolist() == pytest.approx(sorted(gain.tolist())), "the worst is at the top"
-    samples = load_federation(configuration.parse(quick_run.settings())).class_counts.sum(1)
-    assert plot.rows[0] == f"{gain.argmin()} ({samples[gain.argmin()]})" and len(plot.rows) == 7
+    assert isinstance(plot, Curves) and [curve.label for curve in plot.curves] == ["fedavg"] and plot.zero
+    (curve,) = plot.curves
+    assert curve.y.tolist() == pytest.approx(sorted(gain.tolist())), "the worst comes first"
+    assert curve.points is not None and curve.points[0] == gain.argmin() and len(curve.points) == 7
     losing = int((gain < 0).sum())
     assert losing and f"fedavg: {losing} of 7 lose, client {gain.argmin()} ({gain.min():.1f})" in plot.caption
     (alone,) = clients.against_local([named_runs[0], named_runs[2]])
@@ -227,9 +227,8 @@ def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_pat
     gains = [line["gain over local"] for line in summary.summaries(runs)]
     assert gains[3:] == pytest.approx([1.5, 4.0, 7.5]) and np.isnan(np.array(gains[:3], float)).all()
     plots = clients.against_local(runs)
-    assert [len(gain) for plot in plots if isinstance(plot, Dots) for gain in plot.series.values()] == [2, 3, 2], (
-        "a figure for each local run"
-    )
+    drawn = [len(curve.y) for plot in plots if isinstance(plot, Curves) for curve in plot.curves]
+    assert drawn == [2, 3, 2], "a figure for each local run"
 
 
 def test_without_a_local_run_there_is_no_comparison(trained):

@@ -15,7 +15,7 @@ from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series import accuracy
 from pflmpi.analysis.series.clients import gain_explained
-from pflmpi.analysis.summary import common_target, over_seeds, summaries, targets_of, texts
+from pflmpi.analysis.summary import over_seeds, summaries, targets_of, texts
 from pflmpi.analysis.table import comma_separated, entries, markdown
 from pflmpi.errors import ConfigError
 from pflmpi.store import config_file, metrics_file
@@ -48,12 +48,6 @@ def test_the_cost_until_a_target_is_that_of_the_rounds_to_the_first_that_reaches
     assert run.cost_to(2.0, "test_loss") == CostTo(2, 4.0, 20, 60), "of losses at most"
     with pytest.raises(ConfigError, match="'accuracy_maen'; did you mean 'accuracy_mean'"):
         run.cost_to(0.8, "accuracy_maen")
-
-
-def test_the_common_target_is_what_all_runs_reach(tmp_path):
-    runs = [written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))]
-    assert common_target(runs) == 0.75
-    assert common_target([written(tmp_path / "c", ())]) is None
 
 
 def test_by_default_costs_are_counted_to_what_all_reach_and_to_nine_tenths_of_the_best(tmp_path):

@@ -134,7 +134,7 @@ def test_a_start_says_in_a_line_what_runs_where_and_the_end_what_was_used(tmp_pa
     (used,) = re.findall("^used: (.*)$", out, re.MULTILINE)
     assert re.fullmatch(rf"0\.0\d node hours, 0\.\d\d core hours \(\d+% busy\); job 12 \(1 restart\) on {host}", used)
     usage = job_file.usage(run)
-    assert usage is not None and (usage.starts, usage.endless) == (1, 0)
+    assert usage is not None and usage.starts == 1 and "whose end is unknown" not in usage.text
     assert json.loads((run / "jobs.txt").read_text().splitlines()[0].split(maxsplit=3)[3])["cores"] == 8
 
 

@@ -284,7 +284,7 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--output=logs/%j/%x.out"], "when nobody knows what %j stands for; there use %x"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
-        (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
+        (["small.yaml", "--out", "small.yaml/run"], "cannot write the folder small.yaml"),
     ],
 )
 def test_wrong_input_is_refused_and_nothing_submitted(words, expected, folder, capfd):

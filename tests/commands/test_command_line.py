@@ -16,7 +16,7 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main, parser
 from pflmpi.cluster import batch_script
 from pflmpi.commands import described
-from pflmpi.commands.progress import RunProgress, TimeLeft
+from pflmpi.commands.progress import RunProgress
 from pflmpi.config import load as configuration
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.experiment.build import load_federation
@@ -302,17 +302,18 @@ def test_a_quiet_run_says_nothing_and_one_that_is_there_is_one_error(config, tmp
     assert said.count("\n") == 1 and "holds a run already" in said
 
 
-def test_the_time_left_is_that_of_the_last_rounds_without_the_first():
-    left = TimeLeft(10)
-    assert left.after(3, 9.0) == 63.0  # the first round of this process: there is no other yet
-    assert left.after(4, 1.0) == 6.0
-    assert left.after(5, 3.0) == 10.0
-    assert left.after(10, 2.0) is None
+def test_the_time_left_is_that_of_the_last_rounds_without_the_first(capfd):
+    nobody, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
+    show = RunProgress(configuration.parse(quick_run.settings(training={"rounds": 10})), quiet=False, bar=False, rank=0)
+    for number, seconds in ((3, 9.0), (4, 1.0), (5, 3.0), (10, 2.0)):
+        show(Progress(number, nobody, nobody, None, {"round": seconds, "compute": 1.0, "evaluation": 0.0}, moved))
+    ends = [line.partition("left ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert ends == ["0:01:03", "0:00:06", "0:00:10", ""], "the first round of a process counts until there is another"
 
 
 def test_a_round_says_how_long_it_tests_when_that_exceeds_training(capfd):
     nobody, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
-    show = RunProgress(configuration.parse(quick_run.settings()), quiet=False, bar=False, rank=0)
+    show = RunProgress(configuration.parse(quick_run.settings(training={"rounds": 10})), quiet=False, bar=False, rank=0)
     for evaluation in (0.4, 0.6):
         seconds = {"round": 2.0, "compute": 1.0, "evaluation": evaluation}
         show(Progress(1, nobody, nobody, None, seconds, moved))

@@ -212,3 +212,21 @@ def test_a_full_disk_is_one_error(parent, tmp_path, monkeypatch):
     monkeypatch.setattr(atomic, "write_at", full)
     with pytest.raises(ConfigError, match="No space left on device; free space, or choose another --out"):
         forking.fork(parent, tmp_path / "fork", 3, stored_config.values(parent))
+
+
+def test_naming_other_code_is_no_change_of_the_code_of_the_run(tmp_path, capfd):
+    """A trace and a measure that a fork leaves, and a measure that it adds; what it keeps must be as it was."""
+    trace, code, run = tmp_path / "trace.csv", tmp_path / "mine.py", tmp_path / "run"
+    trace.write_text("round,client\n1,4\n2,0\n3,2\n")
+    text = "def {}(scores, labels):\n    return float(len(labels))\n\n\n"
+    code.write_text(text.format("size") + text.format("other"))
+    training = {"selection": str(trace), "participation": 1.0, "rounds": 2}
+    raw = quick_run.settings(training=training, evaluation={"measures": ["accuracy", f"{code}:size"]})
+    quick_run.run(raw, run)
+    for place, change in enumerate(["training.selection=uniform", f"evaluation.measures=[{code}:other]"]):
+        assert fork(run, tmp_path / str(place), "-s", change) == 0, capfd.readouterr().err
+    code.write_text(code.read_text() + "# changed\n")
+    capfd.readouterr()
+    assert fork(run, tmp_path / "changed", "-s", f"evaluation.measures=[{code}:size]") == 2
+    assert "the code of measure/0 has changed" in capfd.readouterr().err
+    assert fork(run, tmp_path / "without", "-s", "evaluation.measures=[accuracy]") == 0, capfd.readouterr().err

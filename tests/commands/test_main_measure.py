@@ -68,7 +68,8 @@ def test_status_and_watch_show_it_with_the_best_round_that_is_the_lowest(runs, c
     assert f"rmse {values[-1]:.4f}" in capfd.readouterr().out
 
 
-def test_a_run_shows_it_while_it_goes_and_at_its_end(runs, capfd):
+def test_a_run_shows_it_while_it_goes_and_at_its_end(runs, monkeypatch, capfd):
+    monkeypatch.setenv("COLUMNS", "150")
     run = runs[0]
     config = configuration.parse({key: value for key, value in run.config.items() if key != "recorded"})
     show_summary(run.path, config)

@@ -71,7 +71,7 @@ REFUSED = [
         "differ in classes: only one has cat; those of the run are 0, 1, 2, 3",
     ),
     (["evaluate", "run", "--updates", "2"], "--updates 2 is for clients kept out of training; add --unseen, or"),
-    (["evaluate", "run", "--unseen", "--updates", "0"], "--updates 0: give a number of at least 1"),
+    (["evaluate", "run", "--unseen", "--updates", "0"], "--updates 0: must be at least 1"),
     (["evaluate", "run", "-o", "no/such/file.csv"], "choose another -o"),
     (["evaluate", "run", "-o", "run/config.yaml"], "is there already; choose another -o, or overwrite it with --force"),
     # what is planned, swept, measured

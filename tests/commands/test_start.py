@@ -136,10 +136,10 @@ def test_a_sweep_in_a_folder_with_a_file_of_such_a_name(here):
 
 
 @pytest.mark.slow
-def test_ranks_that_are_spawned(here):
-    code = "from pflmpi.transports.start.spawn import run_ranks; import sys; "
-    code += "words = ['-P', '-m', 'pflmpi', 'run', 'config.yaml', '--out', 'run', '--quiet']; "
-    code += "sys.exit(run_ranks(2, words) is not None)"
+def test_ranks_that_are_no_forks(here):
+    """Of a process that has asked the driver of a GPU for anything."""
+    code = "from pflmpi.commands.launch import start_ranks; import sys; "
+    code += "sys.exit(start_ranks(2, ['run', 'config.yaml', '--out', 'run', '--quiet'], None))"
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=here, env=processes.ENVIRONMENT, capture_output=True)
     assert done.returncode == 0, done.stderr
 

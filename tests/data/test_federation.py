@@ -13,7 +13,7 @@ from pflmpi.config.load import partition
 from pflmpi.data import load
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import assemble
-from pflmpi.data.federation import build, reuse, save
+from pflmpi.data.federation import Federation, build, save
 from pflmpi.data.loading import limited
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.unseen import divide
@@ -41,6 +41,10 @@ def toy(samples=400, classes=4, tests=100, writers=10):
 def federation(name="exdir", split="pooled", seed=0, dataset=None):
     data = DataConfig.model_validate({"name": "toy", "split": split})
     return build(dataset or toy(), partition({"name": name, **SECTIONS[name]}), data, seed)
+
+
+def reuse(dataset, path):
+    return build(dataset, PartitionConfig(path=str(path)), DataConfig(name="toy"), seed=99)
 
 
 def rng(seed=0):
@@ -180,8 +184,6 @@ def test_a_saved_federation_comes_back_the_same(name, tmp_path):
     save(found, tmp_path / "new folder" / "parts.npz")
     again = reuse(found.dataset, tmp_path / "new folder" / "parts.npz")
     assert same(again, found) and np.array_equal(again.class_counts, found.class_counts)
-    section = partition({"path": str(tmp_path / "new folder" / "parts.npz")})
-    assert same(build(found.dataset, section, DataConfig(name="toy"), seed=99), found)
     assert [path.name for path in (tmp_path / "new folder").iterdir()] == ["parts.npz"], "no temporary file is left"
 
 
@@ -413,6 +415,15 @@ def test_samples_that_the_data_marks_validate_and_no_others(tmp_path):
     both = DataConfig(name="toy", split="official", validation=0.1)
     with pytest.raises(DataError, match=r"data.validation = 0.1, but dataset 'toy' marks validation samples already"):
         build(marked, section, both, 0)
+
+
+def test_a_federation_with_validation_samples_is_made_once(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("pflmpi.data.federation.Federation", lambda *fields: made.append(1) or Federation(*fields))
+    data = DataConfig(name="toy", split="pooled", validation=0.25)
+    save(build(toy(), partition({"name": "iid", **SECTIONS["iid"]}), data, 0), tmp_path / "parts.npz")
+    reuse(toy(), tmp_path / "parts.npz")
+    assert len(made) == 2
 
 
 def test_a_saved_partition_keeps_its_validation_samples(tmp_path):

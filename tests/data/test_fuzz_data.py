@@ -14,7 +14,8 @@ from damage import damaged, damaged_arrays, damaged_json
 from fuzzing import fuzz
 from pflmpi.data import SOURCES
 from pflmpi.data.config import DataConfig, PartitionConfig
-from pflmpi.data.federation import build, reuse, save
+from pflmpi.data.federation import build, save
+from pflmpi.data.own_files import read_own
 from pflmpi.errors import DataError
 from raw_files import random_samples, toy, write_idx, write_leaf, write_sample
 
@@ -90,7 +91,8 @@ def test_damaged_leaf_files(root, seed):
         path.write_bytes(damaged(good, rng))
     else:
         path.write_text(json.dumps(damaged_json(json.loads(good), rng)))
-    check(lambda: SOURCES["femnist"].read(root), path, good)
+    check(lambda: SOURCES["femnist"].read(root), path, path.read_bytes())
+    check(lambda: read_own(root / "femnist"), path, good)
 
 
 @fuzz(60)
@@ -107,6 +109,6 @@ def test_damaged_partition_files(root, seed):
             arrays = dict(archive)
         np.savez(path, **damaged_arrays(arrays, rng))
     try:
-        assert reuse(dataset, path).digest == federation.digest
+        assert build(dataset, PartitionConfig(path=str(path)), DataConfig(name="toy"), 0).digest == federation.digest
     except DataError as error:
         assert str(path) in str(error) and "\n" not in str(error)

@@ -13,6 +13,7 @@ from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.data.dataset import unscaled
 from pflmpi.data.own_files import read_own
+from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import DataError, PflmpiError
 
 RNG = np.random.default_rng(0)
@@ -223,6 +224,15 @@ X = RNG.normal(size=(4, 2))
 ARRAYS = [  # of an .npz
     ({"x": X}, "no array 'y'"),
     ({"x": X, "y": [0, 1]}, r"y has the shape \[2\], and x has 4 samples"),
+    ({"x": X, "y": [[0, 1]] * 4}, r"y has the shape \[4, 2\], .* \(several labels: data.task; pflmpi data: --task\)"),
+    ({"x_train": X}, "no array 'y_train' in it"),
+    ({"x_train": X, "y_train": [0, 1, 0, 1], "y_val": [0]}, "no array 'x_val' in it"),
+    ({"x_train": X, "y_train": [0, 1, 0, 1], "x": X}, "it has 'x_train' and 'x'; leave one of them out"),
+    ({"x_train": X, "y_train": [0, 1, 0, 1], "test": [0, 1, 0, 1]}, "it has 'x_train' and 'test'; leave one"),
+    ({"x_train": X, "y_train": [0, 1, 0, 1], "x_test": X[:, :1], "y_test": [0, 1, 0, 1]},
+     r"x_test is float64 \[4, 1\], and x_train is float64 \[4, 2\]"),
+    ({"train_images": X, "train_labels": [0] * 3, "test_images": X[:1], "test_labels": [0] * 2},
+     "train_images has 4 samples, and train_labels has 3 labels"),
     ({"x": X, "y": [0.5, 1, 2, 3]}, "expected labels of classes"),
     ({"x": X[:2], "y": np.array([-2.5, 1], np.float32)}, r"2 different values, such as -2.5; expected"),
     ({"x": np.full((4, 2), np.nan), "y": [0, 1, 2, 3]}, "sample 0 has a value that is not a finite number"),
@@ -268,9 +278,9 @@ def test_arrays_say_who_is_a_client_and_what_is_for_testing(suffix, tmp_path):
         read(test=np.array([np.nan, 1, 0, 0]))
     for test in ([0, 1, 0, 1], [0.0, 1.0, 0.0, 1.0], [False, True, False, True]):
         assert read(test=np.array(test)).official_test.tolist() == [False, True, False, True]
-    with pytest.raises(DataError, match=rf"data.label = 'z' names a column of a .csv, and this is my.{suffix}; leave"):
+    with pytest.raises(DataError, match=rf"data.label = 'z' names a column of a table, and this is my.{suffix};"):
         read_own(path, label="z")
-    with pytest.raises(DataError, match=rf"data.client = 'z' names a column of a .csv, and this is my.{suffix}; leave"):
+    with pytest.raises(DataError, match=rf"data.client = 'z' names a column of a table, and this is my.{suffix};"):
         read_own(path, client="z")
 
 
@@ -417,7 +427,7 @@ def test_data_says_what_is_for_validation(suffix, tmp_path, capsys):
     write()
     assert np.array_equal(read_own(path).official_validation, sides["validation"])
     assert main(["data", str(path)]) == 0
-    assert "3 are marked as validation, and not trained on either" in capsys.readouterr().out
+    assert "3 are marked as validation, and not trained on" in capsys.readouterr().out
     sides["validation"][35] = True
     write()
     with pytest.raises(DataError, match="sample 35 is marked as test and as validation; choose one"):
@@ -439,3 +449,42 @@ def test_a_run_on_marked_data_validates_on_the_marked_samples(tmp_path, caplog):
     quick_run.run(raw, tmp_path / "run")
     assert open_run(tmp_path / "run").round(1).metrics["validation_total"].sum() == 40
     assert "validates on the 40 samples that the data marks so" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+@pytest.mark.parametrize("x, y", [("{}_images", "{}_labels"), ("x_{}", "y_{}")])
+def test_arrays_of_each_side_are_marked_as_such(x, y, suffix, tmp_path, capsys):
+    """As MedMNIST and Keras write them."""
+    path, arrays, sizes = tmp_path / f"my.{suffix}", {}, {"train": 4, "val": 2, "test": 3}
+    for number, (side, size) in enumerate(sizes.items()):
+        arrays[x.format(side)] = np.full((size, 5, 5), number, np.uint8)
+        arrays[y.format(side)] = np.arange(size, dtype=np.uint8)[:, None] % 2
+
+    def written():
+        if suffix == "npz":
+            np.savez(path, **arrays)
+        else:
+            with h5py.File(path, "w") as file:
+                file.update(arrays)
+        return read_own(path)
+
+    found = written()
+    assert found.images[:, 0, 0, 0].tolist() == [0] * 4 + [1] * 2 + [2] * 3
+    assert found.labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    assert found.official_validation.tolist() == [False] * 4 + [True] * 2 + [False] * 3
+    assert found.official_test.tolist() == [False] * 6 + [True] * 3
+    assert main(["data", str(path)]) == 0
+    assert "test     3 samples are marked as test" in capsys.readouterr().out
+    for name in (x.format("val"), y.format("val"), x.format("test"), y.format("test")):
+        del arrays[name]
+    assert not written().official_test.any() and written().official_validation is None
+    assert main(["data", str(path)]) == 0
+    assert "test     no samples are marked as test; a run splits those of each client" in capsys.readouterr().out
+
+
+def test_medmnist_with_several_labels_is_multilabel(tmp_path):
+    y = np.arange(8, dtype=np.uint8).reshape(4, 2) % 2
+    arrays = {"train_images": np.zeros((4, 3, 3), np.uint8), "train_labels": y}
+    np.savez(tmp_path / "chest.npz", **arrays, test_images=np.zeros((4, 3, 3), np.uint8), test_labels=1 - y)
+    found = read_own(tmp_path / "chest.npz", task_kind=TASK_KINDS["multilabel"]())
+    assert found.labels.tolist() == [*y.tolist(), *(1 - y).tolist()] and found.num_classes == 2

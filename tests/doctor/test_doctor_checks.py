@@ -158,7 +158,7 @@ def test_each_check_has_a_case_in_which_it_finds_something():
     others = {"versions": dict.fromkeys(("python", "pflmpi", *PACKAGES), "0")}
     cases = [*(changes for changes, _ in CASES.values()), [{}, others]]
     worlds = [[RankFacts.model_validate(one) for one in world(*changes)] for changes in cases]
-    assert [check.name for check in CHECKS if not any(findings(check, everyone) for everyone in worlds)] == []
+    assert [check.find for check in CHECKS if not any(findings(check, everyone) for everyone in worlds)] == []
 
 
 def test_facts_of_another_version_are_read():

@@ -25,7 +25,6 @@ from pflmpi.runtime.devices import fix_kernels
 from pflmpi.store import run_folder
 from pflmpi.transports import open_transport
 from pflmpi.transports.detect import detect
-from pflmpi.transports.process_exit import exit_process
 
 ROUNDS = 3
 TRAINING = {"rounds": ROUNDS, "participation": 0.4}
@@ -93,7 +92,7 @@ def main():
     if transport.rank == 0:
         results["transport"] = transport.name, transport.size
         (folder / "results.json").write_text(json.dumps(results))
-    exit_process(transport, 0)
+    transport.exit(0)
 
 
 if __name__ == "__main__":

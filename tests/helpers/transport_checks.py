@@ -95,7 +95,7 @@ def check_barrier(transport):
 
 def check_counters(transport):
     others = transport.size - 1
-    transport.counter.take("control"), transport.counter.take("data")
+    transport.take_moved("control"), transport.take_moved("data")
     with transport.channel("data"):
         check_broadcast(transport, 100)
         check_gather(transport, [7] * transport.size)
@@ -105,9 +105,9 @@ def check_counters(transport):
     check_exchange(transport, np.full((transport.size, transport.size), 9), down=True)
     transport.barrier()
     pairs = transport.size * others
-    assert transport.counter.take("data") == (100 * others, 7 * others + 3 * pairs)
-    assert transport.counter.take("control") == (24 * others + 9 * pairs, 24 * others)
-    assert transport.counter.take("data") == transport.counter.take("control") == (0, 0)
+    assert transport.take_moved("data") == (100 * others, 7 * others + 3 * pairs)
+    assert transport.take_moved("control") == (24 * others + 9 * pairs, 24 * others)
+    assert transport.take_moved("data") == transport.take_moved("control") == (0, 0)
 
 
 def check_large_messages(transport):
@@ -119,7 +119,7 @@ def check_large_messages(transport):
 def check_a_random_sequence(transport):
     """200 calls of random kinds and sizes: nothing gets out of step, and everything is counted."""
     random = np.random.default_rng(7)
-    transport.counter.take("control")
+    transport.take_moved("control")
     moved = np.zeros(2, np.int64)
     for step in range(200):
         kind = random.integers(5)
@@ -141,7 +141,7 @@ def check_a_random_sequence(transport):
             moved[0 if down else 1] += matrix.sum() - np.trace(matrix)
         else:
             transport.barrier()
-    assert transport.counter.take("control") == tuple(moved)
+    assert transport.take_moved("control") == tuple(moved)
 
 
 CHECKS: dict[str, Check] = {

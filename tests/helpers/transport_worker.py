@@ -53,9 +53,8 @@ def check_messages_between_gpus(transport, device="cpu", backend="gloo"):
     """By default with gloo in NCCL's place: all ranks have a GPU, or all but rank 0."""
     import torch  # which mpirun's ranks can do without
 
-    from pflmpi.transports import gpu_group
-    from pflmpi.transports.gpu_group import GpuGroup
-    from pflmpi.transports.torchdist import TorchTransport
+    from pflmpi.transports import torchdist
+    from pflmpi.transports.torchdist import GpuGroup, TorchTransport
 
     assert isinstance(transport, TorchTransport)
     batch = torch.distributed.batch_isend_irecv
@@ -64,7 +63,7 @@ def check_messages_between_gpus(transport, device="cpu", backend="gloo"):
         with (
             mock.patch.object(GpuGroup, "broadcast", autospec=True, side_effect=GpuGroup.broadcast) as carried,
             mock.patch.object(torch.distributed, "batch_isend_irecv", wraps=batch) as moved,
-            mock.patch.object(gpu_group, "STAGED", 1 << 20),  # so that large parts pass through GPUs in pieces
+            mock.patch.object(torchdist, "STAGED", 1 << 20),  # so that large parts pass through GPUs in pieces
         ):
             for one in transport_checks.CHECKS.values():
                 one(transport)

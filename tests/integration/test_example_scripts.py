@@ -1,4 +1,4 @@
-"""The examples work as written: the one that reads a run, the one on text, and the one on adapters."""
+"""The examples work as written: the one that reads a run, the one on text, and those on adapters."""
 
 import os
 import runpy
@@ -14,6 +14,7 @@ import yaml
 
 import processes
 import quick_run
+from comparisons import state_of
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
@@ -137,3 +138,42 @@ def test_very_many_clients_are_a_run_like_any_other(tmp_path):
     assert quick_run.run(raw, tmp_path / "two", ranks=2) == one
     run = open_run(tmp_path / "one")
     assert run.round().metrics["total"].tolist() == [1] * 3000
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    """The example on networks of `transformers`: its module, and its configuration for a short run."""
+    for suffix in (".py", ".yaml"):
+        shutil.copy(ROOT / "examples" / f"pretrained{suffix}", tmp_path)
+    raw = configuration.located(configuration.read(tmp_path / "pretrained.yaml"), tmp_path)
+    raw = quick_run.settings(raw, training={"rounds": 3}, runtime={"executor": "lanes", "lanes": 2})
+    raw["partition"]["clients"], raw["data"]["limit"] = 6, 300
+    return runpy.run_path(str(tmp_path / "pretrained.py")), raw
+
+
+def test_adapters_on_attention_of_images_have_the_same_bits(pretrained, tmp_path):
+    module, raw = pretrained
+    module["write"](tmp_path / "vit")
+    whole = quick_run.run(raw, tmp_path / "one")
+    quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "three", ranks=3)
+    assert quick_run.resume(tmp_path / "three", ("training.rounds=3",), ranks=2) == whole
+    assert {path.rpartition("/")[2] for path in state_of(tmp_path / "one") if "body" in path} == {"lora_a", "lora_b"}
+
+
+def test_adapters_on_attention_of_texts_in_lanes_are_those_of_a_loop(pretrained, tmp_path):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    module, raw = pretrained
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=30, max_position_embeddings=12, num_labels=5, **sizes)
+    BertForSequenceClassification(config).bfloat16().save_pretrained(tmp_path / "bert")
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "texts.npz", x=rng.integers(0, 30, (90, 12)), y=np.arange(90) % 3)
+    model = {**raw["model"], "name": f"{tmp_path}/pretrained.py:Texts", "folder": "bert"}
+    raw |= {"data": {"path": f"{tmp_path}/texts.npz"}, "model": model, "partition": {"name": "iid", "clients": 6}}
+    for executor in ("lanes", "loop"):
+        quick_run.run(quick_run.settings(raw, runtime={"executor": executor}), tmp_path / executor)
+    for path, array in state_of(tmp_path / "loop").items():
+        np.testing.assert_allclose(array, state_of(tmp_path / "lanes")[path], atol=1e-5, err_msg=path)
+    assert main(["export", str(tmp_path / "lanes"), "--client", "3", "-o", str(tmp_path / "three.pt")]) == 0
+    module["Texts"](3, tmp_path / "bert").load_state_dict(torch.load(tmp_path / "three.pt", weights_only=True))

@@ -1,6 +1,7 @@
 """What a run records: losses, F1 and the lowest tenth, seconds of its ranks, how its samples are normalised."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -102,17 +103,19 @@ GROUPS: list[list[ClientGroup]] = [[], [np.array([0])], [np.array([1])]]  # rank
 
 def test_waiting_and_testing_are_means_of_the_ranks_that_compute():
     totals = np.full((2, 2), 3, np.int64)
+    setup = SimpleNamespace(task=SimpleNamespace(num_clients=2), validation=None)
+    now: Any = SimpleNamespace(reporting=GROUPS, training=GROUPS, test_class_counts=totals, setup=setup)
 
     def work(transport):
         mine = GROUPS[transport.rank]
         tested = Counts.none(totals[: len(mine)])
         losses = {int(group[0]): 0.5 for group in mine}
-        found = round_report.Measured(tested, losses, *SECONDS[transport.rank], (float(transport.rank), 1.0))
-        return round_report.gather(transport, GROUPS, GROUPS, totals, 2, found)
+        stop = float(transport.rank), 1.0
+        return round_report.gather(transport, now, tested, losses, SECONDS[transport.rank], stop)
 
     heard, *others = run_ranks(3, work)
     assert heard is not None and others == [None, None]
-    assert (heard.busiest, heard.waiting, heard.testing) == (4.0, 1.0, 1.0)
+    assert heard.seconds == {"compute": 4.0, "waiting": 1.0, "evaluation": 1.0}
     assert heard.train_loss.tolist() == [0.5, 0.5]
     assert heard.stop.tolist() == [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
     assert len(heard.memory) == 3 and (heard.memory > 1 << 20).all(), "Linux says it"

@@ -56,7 +56,7 @@ def test_what_the_server_keeps_is_stored_once(run):
 
 
 def test_measured_values_and_units_are_there(run):
-    assert run_folder.read_diagnostics(run, 3)["weights"].tolist() == [[1, 0], [0, 1]]
+    assert run_folder.read_section(run, 3, "diagnostics")["weights"].tolist() == [[1, 0], [0, 1]]
     with h5py.File(round_path(run, 3)) as file:
         said = about(file)
         assert said["metrics"] == {"seconds_round": 0.5} and said["arrays"]["bytes/up"]["unit"] == "bytes"

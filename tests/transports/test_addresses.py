@@ -12,7 +12,6 @@ import thread_transport
 from pflmpi.errors import ConfigError
 from pflmpi.transports import mpi_library
 from pflmpi.transports.detect import Launch
-from pflmpi.transports.text import from_root, gather_texts
 from pflmpi.transports.torch_store import connect
 from pflmpi.transports.torchdist import TorchTransport
 from pflmpi.transports.waiting import lost
@@ -69,13 +68,13 @@ def test_the_whole_reason_of_a_library_is_shown():
 
 def test_texts_of_any_length_reach_rank_0():
     texts = ["ä" * 5000, "", "x"]
-    assert thread_transport.run_ranks(3, lambda one: gather_texts(one, texts[one.rank])) == [texts, None, None]
+    assert thread_transport.run_ranks(3, lambda one: one.gather_texts(texts[one.rank])) == [texts, None, None]
 
 
 @pytest.mark.parametrize("text", ["ä" * 5000, "", "x"])
 def test_rank_0s_text_of_any_length_reaches_all(text):
     texts = [text, "another", ""]
-    assert thread_transport.run_ranks(3, lambda one: from_root(one, texts[one.rank])) == [text] * 3
+    assert thread_transport.run_ranks(3, lambda one: one.broadcast_text(texts[one.rank])) == [text] * 3
 
 
 class Library:

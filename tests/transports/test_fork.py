@@ -17,7 +17,7 @@ import os, signal, sys, time
 from pathlib import Path
 from pflmpi import early_signals
 from pflmpi.transports.detect import detect
-from pflmpi.transports.start.fork import fork_ranks
+from pflmpi.transports.start import fork_ranks
 
 folder, way = Path(sys.argv[1]), sys.argv[2]
 early_signals.watch(os.environ)
@@ -44,7 +44,7 @@ print(fork_ranks(3, rank), flush=True)
 # A signal that another thread takes does not interrupt the wait of the main one, just as one that came before it.
 MISSED = """
 import os, signal, threading, time
-from pflmpi.transports.start.fork import _first_failed
+from pflmpi.transports.start import _first_failed
 
 rank = os.fork()
 if rank == 0:
@@ -118,7 +118,7 @@ def test_an_interrupted_run_says_once_how_it_goes_on(ranks, tmp_path):
 
 FAILS = """
 import errno, os, sys
-from pflmpi.transports.start import fork
+from pflmpi.transports import start as fork
 
 os.register_at_fork(after_in_child=lambda: [sum(range(1000)) for _ in range(20_000)])  # an interrupt comes meanwhile
 once = fork._fork

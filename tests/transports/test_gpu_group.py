@@ -15,9 +15,9 @@ from pflmpi import tree
 from pflmpi.messages.deliver import deliver
 from pflmpi.messages.kinds import Mean, tensor
 from pflmpi.messages.slices import Entries, cut_slices
-from pflmpi.transports import gpu_group
+from pflmpi.transports import torchdist
 from pflmpi.transports.base import Transport
-from pflmpi.transports.gpu_group import GpuGroup
+from pflmpi.transports.torchdist import GpuGroup
 from stub_device import DEVICE, stub_device
 from thread_transport import run_ranks
 
@@ -68,7 +68,7 @@ def _groups_move_nothing(monkeypatch):
 
 
 def test_what_is_staged_on_a_gpu_is_bounded_for_each_peer(monkeypatch):
-    monkeypatch.setattr(gpu_group, "STAGED", 3 * SMALL)
+    monkeypatch.setattr(torchdist, "STAGED", 3 * SMALL)
     sizes = {2: 7 * SMALL + 5, 3: SMALL, 0: 8}  # the last is no member
 
     def work(group):
@@ -162,7 +162,7 @@ def a_round(group, rank, size):
 
 @pytest.mark.parametrize(("ranks", "server_has_a_gpu"), [(9, False), (9, True), (64, True), (65, False)])
 def test_no_rank_waits_for_what_no_other_sends(ranks, server_has_a_gpu, monkeypatch):
-    monkeypatch.setattr(gpu_group, "STAGED", 2 * SMALL)
+    monkeypatch.setattr(torchdist, "STAGED", 2 * SMALL)
     members = [*range(0 if server_has_a_gpu else 1, ranks)]
     left = list[list[Any]]()
     calls = [

@@ -17,7 +17,7 @@ import torch
 import processes
 import transport_checks
 from pflmpi.errors import TransportError
-from pflmpi.transports import gpu_group, torchdist
+from pflmpi.transports import torchdist
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer, names, refuse_ended
@@ -295,7 +295,7 @@ def test_nccl_starts_on_the_gpu_of_its_rank_in_whatever_thread(rank, monkeypatch
         "new_group",
         lambda ranks, device_id, **more: calls.append((threading.get_ident(), device_id)),
     )
-    monkeypatch.setattr(gpu_group.GpuGroup, "_on_device", lambda *arguments: None)
+    monkeypatch.setattr(torchdist.GpuGroup, "_on_device", lambda *arguments: None)
     device = torch.device("cuda", 3) if rank else torch.device("cpu")
     transport = mock.MagicMock(spec=TorchTransport, rank=rank, timeout=60.0, _wait=None, _wait_for_gpu=None)
     TorchTransport.use_gpus(transport, [1, 2], device)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.plots import Bars, Cloud, Clouds, Curve, Curves, Dots, Matrices, Multiples, Panel, Plot, Stack
+from pflmpi.analysis.plots import Bars, Cloud, Clouds, Curve, Curves, Matrices, Multiples, Panel, Plot, Stack
 
 Spec = dict[str, Any]
 
@@ -18,7 +18,6 @@ COLOURS = (
     *("#8a6d3b", "#7b7b7b", "#b0328f", "#7d9a1f", "#1f7f86", "#c9673f"),
 )
 _DASHES = ([1, 0], [6, 3], [6, 2, 1.5, 2], [1.5, 2.5])
-_SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right")
 _STAR = "M0,-1L0.23,-0.31L0.95,-0.31L0.36,0.12L0.59,0.81L0,0.38L-0.59,0.81L-0.36,0.12L-0.95,-0.31L-0.23,-0.31Z"
 # Cividis without its darkest fifth, which would vanish on a dark page: evenly brighter, also for the colour blind.
 _CIVIDIS = ["#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"]
@@ -30,7 +29,6 @@ _MANY = 12  # curves; more are drawn thin
 _DOTTED = 24  # points of a curve, up to which each has a dot
 _COLUMNS = 3  # panels side by side
 _CELL, _LOWEST, _HIGHEST = 13, 110, 340  # pixels: a row of a matrix, and the height of all
-_ROW = 13  # pixels of a row of dots
 
 _TEXT = {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
 _UNMEASURED = {"labelLimit": 0, "titleLimit": 0, "labelOverlap": False, "labelBound": False}  # half of the time is text
@@ -68,8 +66,6 @@ def chart(plot: Plot) -> Spec:
             drawing = _stack(panels)
         case Matrices():
             drawing = _matrices(panels)
-        case Dots() as dots:
-            drawing = _dots(dots)
         case Clouds() as clouds:
             drawing = _clouds(clouds)
         case Bars() as bars:
@@ -107,7 +103,6 @@ def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
 
 
 def _nominal(field: str, domain: Sequence[str], values: Sequence[Any], legend: Spec | None) -> Spec:
-    """A nominal encoding that maps the domain to values."""
     scale = {"domain": list(domain), "range": list(values)}
     return {"field": field, "type": "nominal", "title": None, "scale": scale, "legend": legend}
 
@@ -152,7 +147,6 @@ def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
 
 
 def _choice(rows: Sequence[Spec]) -> Spec:
-    """The drop-down parameter that selects the client shown."""
     clients = sorted({row["client"] for row in rows})
     return {"name": "client", "value": clients[0], "bind": {"input": "select", "options": clients, "name": "client "}}
 
@@ -420,35 +414,6 @@ def _names_axis(field: str, label: str, names: Sequence[str | int], most: int) -
 
 
 # --- points
-
-
-def _dots(plot: Dots) -> Spec:
-    rows = [
-        {"row": row, "client": client, "series": label, "x": _number(values[place])}
-        for label, values in plot.series.items()
-        for place, (row, client) in enumerate(zip(plot.rows, plot.clients, strict=True))
-    ]
-    axis = {"grid": True, "ticks": False}
-    y = {"field": "row", "type": "ordinal", "title": plot.row_label, "sort": list(plot.rows), "axis": axis}
-    x = _quantity("x", plot.x_label, axis={"grid": False})
-    colour = _colour(list(plot.series), plot.styles)
-    shapes = [_SHAPES[style % len(_SHAPES)] for style in plot.styles]
-    marks = {"x": x, "y": y, "color": colour, "shape": _nominal("series", list(plot.series), shapes, colour["legend"])}
-    tips = _tips(["x"], series="run", row=plot.row_label, x=plot.x_label)
-    dots = {"mark": {"type": "point", "filled": True, "size": 34}, "name": "picking"}
-    chosen = {"type": "point", "filled": True, "size": 120}
-    rule = {"type": "rule", "color": INK, "opacity": 0.6}
-    return {
-        "data": {"values": rows},
-        "params": [_picking("series"), _CLIENT],
-        "width": WIDTH,
-        "height": max(100, _ROW * len(plot.rows)),
-        "layer": [
-            {"data": {"values": [{"x": 0}]}, "mark": rule, "encoding": {"x": x}},
-            {**dots, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},
-            {"transform": [{"filter": _IS_CLIENT}], "mark": chosen, "encoding": marks},
-        ],
-    }
 
 
 def _clouds(plot: Clouds) -> Spec:

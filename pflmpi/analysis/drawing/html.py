@@ -74,10 +74,8 @@ def page(
     """HTML of the page.
 
     Args:
-        title: of the page.
         about: a line below it.
         problems: what was left out, and why.
-        sections: in their order.
         made: by which version, when, where and with which command.
         reload: seconds after which a browser loads it again; 0 for never.
     """

@@ -39,7 +39,6 @@ class Drawn:
 
     Attributes:
         plot: what is drawn, with what its caption says of points that are left out.
-        svg: its file.
         pictures: further files, where they were asked for.
         inline: the <svg> element of the page; its colours are CSS: `currentColor`, --c0, --c1, ...
         spec: the chart as JSON for the script of the page: the same colours, and its data by column.

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from pflmpi.analysis.plots import Bars, Curve, Curves, Dots, Matrices, Missing, Panel, Plot
+from pflmpi.analysis.plots import Bars, Curve, Curves, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, some_clients
 from pflmpi.analysis.series.accuracy import main_by_round, main_of, titled
-from pflmpi.analysis.series.partition import class_names, counts_of, same_partition
+from pflmpi.analysis.series.partition import class_names, same_partition
 from pflmpi.analysis.series.similarity import NOT_PROBED
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.main_measure import MainMeasure
@@ -20,6 +20,7 @@ from pflmpi.text import counted, some
 CONFUSION = "Confusion matrix"
 _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
+_SHARE = "share of the clients (%)"
 _MOST_NAMED = 8  # runs in the caption
 _MOST_LOSERS = 3  # clients named for each
 _LAYERS = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # what figures of every two clients compare
@@ -33,10 +34,8 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
         if values is None:
             without.append(named_run.label)
             continue
-        clients = _ascending(-values if measure.lower else values)
-        share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
-        curve = Curve(named_run.legend, share, measure.scale * values[clients], points=clients, style=named_run.style)
-        curves.append(replace(curve, source=named_run.label))
+        values = measure.scale * values
+        curves.append(_ordered_curve(named_run, named_run.legend, values, falling=measure.lower))
     if not curves:
         return Missing(_TITLE, f"no checkpoint has the {measure.words} of the clients")
     caption = "Each point is a client of the newest checkpoint, from the worst to the best."
@@ -46,7 +45,7 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
         name="clients_at_the_end",
         title=_TITLE,
         caption=caption,
-        x_label="share of the clients (%)",
+        x_label=_SHARE,
         y_label=measure.axis,
         curves=tuple(curves),
         percent=measure.percent,
@@ -118,15 +117,21 @@ def _class_accuracy(run: Run) -> np.ndarray | None:
 
 
 def _ascending(values: np.ndarray) -> np.ndarray:
-    """The clients in ascending order of their values, without NaNs."""
     order = np.argsort(values, kind="stable")  # NaNs are last
     return np.asarray(order[: np.count_nonzero(~np.isnan(values))])
+
+
+def _ordered_curve(named_run: NamedRun, label: str, values: np.ndarray, falling: bool = False) -> Curve:
+    """The values [N] of the clients of a run, from the lowest to the highest, or `falling` from the highest on."""
+    clients = _ascending(-values if falling else values)
+    share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
+    return Curve(label, share, values[clients], points=clients, style=named_run.style, source=named_run.label)
 
 
 # --- against local training
 
 
-def against_local(runs: Sequence[NamedRun]) -> list[Dots | Missing]:
+def against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
     """By how much each client is better than when it trains alone: a figure for each run of local training."""
     local_runs, gains = gains_over_local(runs)
     if not local_runs:
@@ -134,7 +139,7 @@ def against_local(runs: Sequence[NamedRun]) -> list[Dots | Missing]:
     if not gains:
         names = some([local.label for local in local_runs])
         return [Missing(_AGAINST, f"no other run has the same data and partition as {names}")]
-    plots: list[tuple[NamedRun, Dots]] = []
+    plots: list[tuple[NamedRun, Curves]] = []
     for local in local_runs:
         if of_local := [(named_run, gain) for named_run, base, gain in gains if base is local]:
             plots.append((local, _against_local(local, of_local, main_of(runs))))
@@ -146,23 +151,18 @@ def against_local(runs: Sequence[NamedRun]) -> list[Dots | Missing]:
     ]
 
 
-def _against_local(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]], measure: MainMeasure) -> Dots:
+def _against_local(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]], measure: MainMeasure) -> Curves:
     losers = "; ".join(_losers(named_run, gain, 1 if measure.percent else 4) for named_run, gain in gains[:_MOST_NAMED])
-    clients = _ascending(np.array([gain for _, gain in gains]).mean(0))
-    counts = counts_of(local.run)
-    samples = None if counts is None else counts.train.sum(1)
-    names = [str(client) if samples is None else f"{client} ({samples[client]})" for client in clients.tolist()]
-    return Dots(
+    return Curves(
         name="against_local",
         title=_AGAINST,
         caption=f"How far the {measure.words} is {'below' if measure.lower else 'above'} that of the same client in "
-        f"{local.label}; clients left of zero would do better alone. {losers}.",
-        row_label="client (training samples)",
-        x_label=f"gain over local ({'percentage points' if measure.percent else measure.words})",
-        rows=tuple(names),
-        clients=tuple(clients.tolist()),
-        series={named_run.label: gain[clients] for named_run, gain in gains},
-        styles=tuple(named_run.style for named_run, _ in gains),
+        f"{local.label}, from the client that loses most to the one that gains most; clients below zero would do "
+        f"better alone. {losers}.",
+        x_label=_SHARE,
+        y_label=f"gain over local ({'percentage points' if measure.percent else measure.words})",
+        curves=tuple(_ordered_curve(named_run, named_run.label, gain) for named_run, gain in gains),
+        zero=True,
     )
 
 
@@ -215,7 +215,6 @@ def gain_explained(runs: Sequence[NamedRun]) -> str:
 
 
 def _division(run: Run) -> tuple[str, str]:
-    """The hashes of a run's data and partition."""
     return str(run.recorded.get("data")), str(run.recorded.get("partition"))
 
 

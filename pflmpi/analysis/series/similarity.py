@@ -123,7 +123,6 @@ def _cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str]
 
 
 def _model_size(checkpoint: Checkpoint) -> int:
-    """Number of values of the largest model of a client."""
     firsts = sorted(int(members[0]) for members in checkpoint.cohorts.values())
     model = comparable_model(checkpoint)
     models = [assembled(checkpoint, model, state) for state in client_states(checkpoint, firsts)]

@@ -1,6 +1,5 @@
 """FEMNIST: handwritten characters by writer, as LEAF prepares them, or a sample of them in one file."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,10 @@ import numpy as np
 
 from pflmpi.data.array_files import read_npz
 from pflmpi.data.dataset import Dataset, assemble, whole
+from pflmpi.data.leaf import users_of
 from pflmpi.data.sources.base import missing, unreadable
 from pflmpi.errors import DataError
-from pflmpi.text import first_line, shown
+from pflmpi.text import first_line
 
 FOLDERS = ("femnist", "FEMNIST")
 SAMPLE = "femnist-sample.npz"
@@ -93,21 +93,13 @@ class Femnist:
 def _users(name: str, path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """(user, uint8 [m, 1, 28, 28], int64 [m]) for every user of one JSON file, in the file's order."""
     try:
-        content = json.loads(path.read_bytes())
-        users = content["users"]
-        if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
-            raise ValueError("`users` is no list of names")
-        if len(set(users)) < len(users):
-            raise ValueError("a user is named twice")
-        return [(user, *_samples(content["user_data"][user])) for user in users]
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        reason = f"no {shown(error.args[0])} in it" if isinstance(error, KeyError) else first_line(error)
-        raise unreadable(name, path, reason) from error
+        return [(user, *_samples(x, y)) for user, x, y in users_of(path)]
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        raise unreadable(name, path, first_line(error)) from error
 
 
-def _samples(data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    x = np.array(data["x"], dtype=np.float64)
-    y = whole("labels", data["y"])
+def _samples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.array(images, dtype=np.float64), whole("labels", labels)
     if x.ndim == 0:
         raise ValueError("images are no list")
     if len(x) != len(y):

@@ -1,7 +1,7 @@
 """Starting one process per rank on this machine as forks of this one, which share what it has imported.
 
-PyTorch takes a second or two of processor time to import, and a tenth of a gigabyte. A process that has asked the
-driver of a GPU for anything cannot be forked: `spawn` starts ranks there.
+PyTorch takes a second or two of processor time to import, and a tenth of a gigabyte. A fork cannot use a GPU whose
+driver this process has asked for anything: there each one becomes a new Python (`run_anew`).
 """
 
 import ctypes
@@ -12,17 +12,20 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from pflmpi import early_signals
-from pflmpi.errors import RunError, explained, show
+from pflmpi.errors import RunError, Stopped, explained, show
+from pflmpi.transports.base import flush_output
 from pflmpi.transports.detect import new_run_id
-from pflmpi.transports.process_exit import flush_output
-from pflmpi.transports.start.spawn import HERE, SHUTDOWN, Failed, forwarding, keep_to_this_machine
 from pflmpi.transports.torch_store import listen, open_store
 
+_HERE = "127.0.0.1"  # other machines cannot connect to it
+_SHUTDOWN = 8.0  # seconds for the other ranks to end when one has died
 _PATIENCE = 60.0  # seconds for the store to open
 _GRACE = 0.1  # seconds for the other ranks to end by themselves when one has
 _AGAIN = 0.02  # seconds between two looks whether they have
@@ -30,19 +33,35 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _SIGNALS = (*early_signals.SIGNALS, signal.SIGQUIT)
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The rank that failed first, and its exit code (negative: the signal that killed it)."""
+
+    rank: int
+    code: int
+
+
+def run_anew(arguments: Sequence[str]) -> NoReturn:
+    """Let this process become a new Python with these arguments."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise each rank imports what starts a thread for every core
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
 def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
     """Call `run`, which gives an exit code, on every rank; None when all succeeded.
 
-    Signals are forwarded as by `spawn.run_ranks`, and the environment of a rank is the one that torchrun would give it.
-    Ranks stop after their round when this process is killed.
+    Signals that ask for a stop are forwarded to the ranks as `early_signals.FORWARDED`; they receive SIGTERM only when
+    one of them has died. Their environment is the one that torchrun would give them. They stop after their round when
+    this process is killed.
     """
-    keep_to_this_machine()
+    if Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # an interface that the user has named stays
     parent = os.getpid()
-    listening = listen(HERE, 0)
+    listening = listen(_HERE, 0)
     port, name = listening.getsockname()[1], new_run_id()
     alive: dict[int, int] = {}  # ranks by process
     try:
-        with _interruptible(), forwarding(lambda: list(alive)):
+        with _interruptible(), _forwarding(alive):
             for rank in range(ranks):
                 flush_output()  # else it would be written twice
                 before = signal.pthread_sigmask(
@@ -54,7 +73,7 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
                     alive[process] = rank
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _store = open_store(HERE, port, listening, _PATIENCE)  # for the ranks to meet
+            _store = open_store(_HERE, port, listening, _PATIENCE)  # for the ranks to meet
             failed = _first_failed(alive)
     except BaseException:
         listening.close()
@@ -121,7 +140,7 @@ def _environment(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": HERE,
+        "MASTER_ADDR": _HERE,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -152,7 +171,7 @@ def _end(alive: dict[int, int], number: signal.Signals) -> None:
         for process in alive:
             with suppress(ProcessLookupError):
                 os.kill(process, ending)
-        end = time.monotonic() + float(SHUTDOWN)
+        end = time.monotonic() + _SHUTDOWN
         while alive and time.monotonic() < end:
             for process in list(alive):
                 if os.waitpid(process, os.WNOHANG)[0]:
@@ -174,3 +193,24 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGQUIT, before)
+
+
+@contextmanager
+def _forwarding(alive: Mapping[int, int]) -> Iterator[None]:
+    """Forward signals that ask for a stop to the processes that are alive when one comes."""
+
+    def send(number: int, _: object) -> None:
+        if not alive:
+            raise Stopped(f"{early_signals.described(number)} before the run had begun; start it again")
+        for process in list(alive):
+            with suppress(ProcessLookupError):
+                os.kill(process, early_signals.FORWARDED[number])
+
+    watched = [number for number in early_signals.asking() if number in early_signals.FORWARDED]
+    before = {number: signal.signal(number, send) for number in watched}
+    early_signals.begun()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,75 @@
+"""Folders of pictures: a folder for each class, below train/ and test/ where these exist."""
+
+import warnings
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
+
+
+def read_pictures(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pictures [n, ...], the names of their folders [n], and whether they are for testing [n].
+
+    Raises:
+        ValueError: there are none, they are not of one size and kind, or one cannot be read.
+    """
+    sides = [path / name for name in ("train", "test")] if (path / "train").is_dir() else [path]
+    if len(sides) > 1:
+        for other in sorted(path.iterdir()):
+            if other not in sides and other.is_dir() and _files(other):
+                raise ValueError(f"there are pictures in {other.name}/ too; move them to train/ or test/, or out of it")
+    entries = [
+        (file, file.parent.name, side.name == "test" and len(sides) > 1) for side in sides for file in _files(side)
+    ]
+    if not entries:
+        raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
+    labels, test = np.array([label for _, label, _ in entries]), np.array([side for _, _, side in entries])
+    return stacked((str(file), file) for file, _, _ in entries), labels, test
+
+
+def stacked(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
+    """The pictures [n, H, W] or [n, H, W, 3] of files, each with its name.
+
+    Raises:
+        ValueError: one cannot be read, or is not of the size and kind of the first.
+    """
+    pictures: list[np.ndarray] = []
+    for name, file in files:
+        picture = _picture(name, file)
+        if not pictures:
+            first = name
+        elif picture.shape != pictures[0].shape:
+            size, expected = ("x".join(map(str, array.shape)) for array in (picture, pictures[0]))
+            raise ValueError(f"{name} is {size} and {first} {expected}; make all pictures of one size and kind")
+        pictures.append(picture)
+    return np.stack(pictures)
+
+
+def _files(side: Path) -> list[Path]:
+    return sorted(file for file in side.glob("*/*") if file.suffix.lower() in _PICTURES)
+
+
+def _picture(name: str, file: Path | BytesIO) -> np.ndarray:
+    from PIL import Image  # comes with torchvision
+
+    if isinstance(file, Path) and not file.is_file():
+        raise ValueError(f"{name} is no regular file")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(file) as image:
+                if image.mode[0] in "IF":  # what is above 255 would be cut off
+                    raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}); scale it to 8")
+                return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombWarning,
+            Image.DecompressionBombError,
+        ) as error:
+            raise ValueError(f"{name} cannot be read as a picture: {error}") from error

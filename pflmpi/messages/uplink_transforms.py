@@ -1,0 +1,188 @@
+"""What a client does to its messages before they leave it: clipping, Gaussian noise, the largest values, few bits.
+
+A mean of models is transformed as the difference to what the client received: the server sees received + T(sent -
+received). T clips the difference of all messages together to an L2 norm (DP-FedAvg: McMahan et al., Learning
+Differentially Private Recurrent Language Models, ICLR 2018), adds noise, sends its largest values and what earlier
+rounds left out (error feedback: Stich et al., Sparsified SGD with Memory, NeurIPS 2018), and rounds each parameter
+without bias (QSGD: Alistarh et al., NeurIPS 2017; error feedback then has the rounding too, as in Qsparse-local-SGD:
+Basu et al., NeurIPS 2019). Class means are no difference: each is rounded as it is, and its label and count stay.
+
+Ranks send each other float32: the logical bytes are those of the transformed message. Clients are computed one by one,
+so that no bit depends on which others are computed with them.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import ClassMeans, Mean, Messages, Uplink
+from pflmpi.rng import stream
+from pflmpi.tree import Tree
+
+TRANSFORMS = ("clip", "noise", "top_k", "quantise")  # in the order in which they are applied
+ALLOWED: dict[type, tuple[str, ...]] = {Mean: TRANSFORMS, ClassMeans: ("quantise",)}  # by kind of message
+RESIDUAL = "residual"  # where error feedback is kept, beside the algorithm's state of a client: [n], flat
+_WORD = 4  # bytes of a float32, of an index, of a scale
+
+
+class UplinkConfig(BaseModel):
+    """What clients do, in this order, to what they send; null: nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    clip: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False, description="largest L2 norm of the change that a client sends in a round"),
+    ] = None
+    noise: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False, description="standard deviation of Gaussian noise on each value, over clip"),
+    ] = None
+    top_k: Annotated[
+        float | None,
+        Field(
+            gt=0, lt=1, description="share of the values that are sent, the largest; the others wait with the client"
+        ),
+    ] = None
+    quantise: Annotated[
+        Literal[4, 8, 16] | None, Field(description="bits of a value, rounded at random without bias")
+    ] = None
+    delta: Annotated[
+        float | None, Field(gt=0, lt=1, description="of the differential privacy that noise gives; null: 1 / clients")
+    ] = None
+
+    @property
+    def chosen(self) -> dict[str, float]:
+        """The transforms that are set, in order."""
+        return {name: value for name in TRANSFORMS if (value := getattr(self, name)) is not None}
+
+
+def sent_bytes(config: UplinkConfig, up: Mapping[str, Uplink], classes_held: int) -> int:
+    """The logical bytes of one client's messages: of n values in M tensors k = top_k n, or all, are sent.
+
+    They take 4 bytes each, or with `quantise` a share of one and 4 M more for scales; with `top_k` 4 k for indices.
+    """
+    bits = config.quantise or 8 * _WORD
+    scale = _WORD if config.quantise else 0
+    others = sum(kind.client_bytes(classes_held) for kind in up.values() if not isinstance(kind, Mean))
+    for kind in up.values():
+        if isinstance(kind, ClassMeans):  # d values and a scale for each class
+            others += classes_held * (-(-kind.num_features * bits // 8) + scale - _WORD * kind.num_features)
+    values = [leaf.numel() for kind in up.values() if isinstance(kind, Mean) for _, leaf in tree.leaves(kind.like)]
+    sent = sum(values) if config.top_k is None else num_sent(config.top_k, sum(values))
+    indices = 0 if config.top_k is None else _WORD * sent
+    return others + indices - (-sent * bits // 8) + scale * len(values)
+
+
+def num_sent(share: float, values: int) -> int:
+    """k of so many values, at least one."""
+    return max(1, int(share * values + 0.5)) if values else 0
+
+
+def residual_like(config: UplinkConfig, up: Mapping[str, Uplink]) -> Tree:
+    """The template of what a client keeps for error feedback; {} without."""
+    values = sum(leaf.numel() for kind in up.values() if isinstance(kind, Mean) for _, leaf in tree.leaves(kind.like))
+    return {RESIDUAL: torch.empty(values, device="meta")} if config.top_k is not None else {}
+
+
+def transform(
+    config: UplinkConfig,
+    up: Mapping[str, Uplink],
+    seed: int,
+    round: int,
+    clients: ClientGroup,
+    messages: Messages,
+    received: Messages,
+    residual: Tensor | None,
+) -> tuple[Messages, Tensor | None]:
+    """The transformed messages [m, ...] of some clients, on their devices, and the new residual [m, n] on the host.
+
+    Args:
+        up: what was declared.
+        seed: of the run.
+        messages: [m, ...] as the algorithm returned them; they are not changed.
+        received: messages [m, ...] with the names of all means.
+        residual: [m, n] of the rounds before; None without `top_k`.
+    """
+    sent = {name: tree.clone(messages[name]) for name in messages}
+    means = [name for name, kind in sorted(up.items()) if isinstance(kind, Mean)]
+    out = [leaf for name in means for _, leaf in tree.leaves(sent[name])]
+    old = [leaf for name in means for _, leaf in tree.leaves(received[name])]
+    class_means = [tree.leaf(sent[name], "means") for name, kind in sorted(up.items()) if isinstance(kind, ClassMeans)]
+    left = None if residual is None else torch.empty_like(residual)
+    for row, client in enumerate(clients.tolist()):
+        draws = partial(stream, seed, round, client)
+        if out:
+            before = [leaf[row].to(out[0].device) for leaf in old]
+            change = [new[row] - leaf for new, leaf in zip(out, before, strict=True)]
+            waiting = None if residual is None else residual[row].to(out[0].device)
+            change, rest = _sent(config, change, waiting, draws)
+            for new, leaf, part in zip(out, before, change, strict=True):
+                new[row] = leaf + part
+            if left is not None:
+                left[row] = rest.cpu()
+        if config.quantise is not None:
+            rounding = draws("uplink/quantise classes")
+            for rows in class_means:
+                rows[row] = _rounded(rows[row], config.quantise, rounding)
+    return sent, left
+
+
+def _sent(
+    config: UplinkConfig, change: list[Tensor], waiting: Tensor | None, draws: Callable[[str], np.random.Generator]
+) -> tuple[list[Tensor], Tensor]:
+    """The tensors of one client's change as they are sent, and what is left of it [n].
+
+    Args:
+        waiting: [n] what earlier rounds have left.
+        draws: the generator for a purpose.
+    """
+    whole = torch.cat([part.flatten() for part in change])
+    if config.clip is not None:
+        whole = _clipped(whole, config.clip)
+        if config.noise is not None:
+            noise = draws("uplink/noise").standard_normal(len(whole), np.float32)
+            whole = whole + torch.from_numpy(noise).to(whole.device) * (config.noise * config.clip)
+    if waiting is not None:
+        whole = whole + waiting
+    flat = whole if config.top_k is None else _largest(whole, num_sent(config.top_k, len(whole)))
+    if config.quantise is not None:
+        rounding = draws("uplink/quantise")
+        parts = torch.split(flat, [part.numel() for part in change])
+        flat = torch.cat([_rounded(part.unsqueeze(0), config.quantise, rounding)[0] for part in parts])
+    sent = torch.split(flat, [part.numel() for part in change])
+    return [part.view_as(like) for part, like in zip(sent, change, strict=True)], whole - flat
+
+
+def _clipped(values: Tensor, most: float) -> Tensor:
+    """Values [n] scaled down to an L2 norm of at most so much."""
+    norm = values.double().square().sum().sqrt()
+    return values * (most / norm).clamp(max=1).to(values.dtype)  # of a norm of 0 the quotient is infinite
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Values [n] with zeros for all but the largest magnitudes; of equal ones those that come first count."""
+    size = values.abs()
+    least = size.topk(count).values[-1]
+    above, equal = size > least, size == least
+    return values * (above | (equal & (equal.cumsum(0) <= count - above.sum())))
+
+
+def _rounded(rows: Tensor, bits: int, rng: np.random.Generator) -> Tensor:
+    """Rows [r, n] rounded up or down at random, so that their mean is the value, to 2^bits - 1 levels.
+
+    The levels of a row are evenly spaced from minus its largest magnitude, the scale that is sent too, up to that.
+    """
+    levels = 2 ** (bits - 1) - 1
+    scale = rows.double().abs().amax(1, keepdim=True)
+    exact = rows.double() / scale.where(scale > 0, 1.0) * levels
+    low, draws = exact.floor(), torch.from_numpy(rng.random(rows.shape, np.float32)).to(rows.device)
+    rounded: Tensor = (low + (draws < exact - low)) / levels * scale
+    return rounded.to(rows.dtype)

@@ -1,1 +1,0 @@
-"""Starting the ranks of a run on this machine: as forks of a process, or as new processes."""

@@ -1,0 +1,86 @@
+"""LEAF's folders as data of one's own: users are clients, texts become numbers, and what is damaged is named."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pflmpi.cli import main
+from pflmpi.data.own_files import read_own
+from pflmpi.errors import DataError
+from raw_files import leaf_samples, write_leaf
+
+
+def write(folder, **sides):
+    """Write a file for each `side_name`, of users with (x, y)."""
+    for name, users in sides.items():
+        side, _, part = name.partition("_")
+        (folder / side).mkdir(parents=True, exist_ok=True)
+        data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+        content = {"users": [*users], "num_samples": [len(y) for _, y in users.values()], "user_data": data}
+        (folder / side / f"all_data{part}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_users_are_clients_with_their_samples_of_all_files(tmp_path, capsys):
+    write_leaf(tmp_path)
+    found, x, y, names = read_own(tmp_path), [], [], []
+    for users in leaf_samples().values():
+        for user, (images, labels) in users.items():
+            x.append(images.reshape(-1, 784) / 255)
+            y += labels.tolist()
+            names += [user] * len(labels)
+    assert np.array_equal(found.images, np.concatenate(x).astype(np.float32))
+    assert [int(found.written_labels[label]) for label in found.labels] == y
+    assert found.written_clients == ("f0001", "f0002", "f0003", "f0099")
+    assert [found.written_clients[writer] for writer in found.writers] == names
+    assert found.official_test.tolist() == [False] * 15 + [True] * 15
+    assert main(["data", str(tmp_path)]) == 0
+    assert "clients  4, 5 to 11 samples each; use partition: {name: writers}" in capsys.readouterr().out
+
+
+def test_a_user_who_is_only_tested_is_refused_until_samples_are_pooled(tmp_path, capfd):
+    write(tmp_path / "leaf", train={"a": ([[0.0], [1.0]], [0, 1])}, test={"b": ([[2.0], [3.0]], [1, 0])})
+    (tmp_path / "run.yaml").write_text("data: {path: leaf}\npartition: {name: writers}\nalgorithm: local\nmodel: mlp\n")
+    assert main(["data", str(tmp_path / "run.yaml")]) == 2
+    assert "no training samples of client b" in capfd.readouterr().err
+    assert main(["data", str(tmp_path / "run.yaml"), "-s", "data.split=pooled"]) == 0
+
+
+def test_next_characters_of_texts_are_classes_and_their_characters_numbers(tmp_path):
+    folder = write(tmp_path, train={"KING": (["ab", "b "], ["c", "a"])}, test={"FOOL": (["a", "é"], ["b", "b"])})
+    found = read_own(folder)
+    assert found.images.tolist() == [[2, 3], [3, 1], [2, 0], [4, 0]]  # " " is 1, "a" 2, "b" 3, "é" 4; 0 is padding
+    assert found.class_names == ("a", "b", "c") and found.labels.tolist() == [2, 0, 1, 1]
+    assert found.written_clients == ("FOOL", "KING")
+
+
+GOOD = {"a": ([[0.0, 1.0]], [0])}
+BAD = [
+    ({"b": (["cat.jpg"], [0])}, "user 'b' has x <U7 .* and y int64; expected numbers, or a text and a label"),
+    ({"b": ([["1", "a text"]], ["x"])}, "user 'b' has x <U6 .* and y <U1; expected numbers, or a text and a label"),
+    ({"b": (["text"], ["x"])}, r"user 'b' has x <U4 \[\], the first has float32 \[2\]"),
+    ({"b": ([[1.0]], [0])}, r"user 'b' has x float64 \[1\], the first has float32 \[2\]"),
+    ({"b": ([[1.0, 2.0]], [0, 1])}, r"user 'b' has x \[1, 2\] and y \[2\]; expected"),
+    ({"b": ([[1.0, 2.0], [1.0]], [0, 1])}, "inhomogeneous"),
+    ({"b": ([[1.0, None]], [0])}, "expected numbers"),
+    ({"b": ([[1.0, 10**30]], [10**30])}, "expected numbers"),
+]
+
+
+@pytest.mark.parametrize("users, expected", BAD, ids=range(len(BAD)))
+def test_samples_that_cannot_be_used_are_named_with_their_file_and_user(users, expected, tmp_path):
+    write(tmp_path, train=GOOD, test_1=users)
+    with pytest.raises(DataError, match=f"data.path = .*/test/all_data1.json: .*{expected}") as caught:
+        read_own(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_cut_short_or_empty_is_named(tmp_path):
+    file = write(tmp_path, train=GOOD) / "train" / "all_data.json"
+    file.write_text(file.read_text()[:-9])
+    with pytest.raises(DataError, match=r"train/all_data\.json: Unterminated string"):
+        read_own(tmp_path)
+    write(tmp_path, train={"a": ([], [])})
+    with pytest.raises(DataError, match="its JSON files hold no samples"):
+        read_own(tmp_path)
