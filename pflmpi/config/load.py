@@ -157,7 +157,7 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
     kind = registry[chosen]
     if issubclass(kind, Model):
         kind.check_keys(values)
-    keys = fields_model(kind)
+    keys = fields_model(kind)  # type: ignore[arg-type]  # to mypy no type[T] is hashable
     for key in values:
         if key not in keys.model_fields:
             instead = f"for {chosen} without the keys of another: -s '{name}={{name: {chosen}}}'"
