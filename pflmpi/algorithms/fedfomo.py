@@ -190,17 +190,11 @@ def _mixed(task: Task) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers, uniform in [0, 1), for choosing models.
+    """Random numbers, uniform in [0, 1), for choosing models."""
 
-    Attributes:
-        ties: [m, N] decide between equal affinities.
-        lot: [m, N] decide where a client explores.
-        explores: [count, m] decide whether it does.
-    """
-
-    ties: np.ndarray
-    lot: np.ndarray
-    explores: np.ndarray
+    ties: np.ndarray  # [m, N] decide between equal affinities
+    lot: np.ndarray  # [m, N] decide where a client explores
+    explores: np.ndarray  # [count, m] decide whether it does
 
 
 def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Tensor:

@@ -114,17 +114,8 @@ class FedAdagrad(AdaptiveServer):
 class FedYogi(AdaptiveServer):
     """Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2.
 
-    FedAvg, whose server takes the mean change Delta of the participants, entry by entry, by
-
-        m <- beta1 m + (1 - beta1) Delta,    v <- v - (1 - beta2) Delta^2 sign(v - Delta^2),
-        x <- x + eta m / (sqrt(v) + tau),
-
-    from m = 0 and v = tau^2, without a correction of the first rounds' bias.
-
-    Up, down, evaluated: as FedAvg. Persists: server: the model, m, v. Batch-norm statistics are averaged.
-
-    Readings. The plain mean over participants, as printed; the authors' code weighs by samples (`weighting`).
-    tau = 0.001, beta1 = 0.9, beta2 = 0.99 as the paper recommends; its eta differ by task, ours is 0.1.
+    FedAdagrad but for v <- v - (1 - beta2) Delta^2 sign(v - Delta^2); beta1 = 0.9 and beta2 = 0.99 as
+    the paper recommends.
 
     Newcomers: the global model, as for FedAvg.
     """
@@ -141,17 +132,8 @@ class FedYogi(AdaptiveServer):
 class FedAdam(AdaptiveServer):
     """Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2.
 
-    FedAvg, whose server takes the mean change Delta of the participants, entry by entry, by
-
-        m <- beta1 m + (1 - beta1) Delta,    v <- beta2 v + (1 - beta2) Delta^2,
-        x <- x + eta m / (sqrt(v) + tau),
-
-    from m = 0 and v = tau^2, without a correction of the first rounds' bias.
-
-    Up, down, evaluated: as FedAvg. Persists: server: the model, m, v. Batch-norm statistics are averaged.
-
-    Readings. The plain mean over participants, as printed; the authors' code weighs by samples (`weighting`).
-    tau = 0.001, beta1 = 0.9, beta2 = 0.99 as the paper recommends; its eta differ by task, ours is 0.1.
+    FedAdagrad but for v <- beta2 v + (1 - beta2) Delta^2; beta1 = 0.9 and beta2 = 0.99 as
+    the paper recommends.
 
     Newcomers: the global model, as for FedAvg.
     """

@@ -38,6 +38,7 @@ class RunStatus:
         ranks: that compute it, or did last; None if unknown.
         early: why it has ended before its last round; "" if it has not.
         notes: what of this no checkpoint vouches for.
+        privacy: what `uplink.noise` guarantees its clients.
         problem: why nothing of this can be shown; "" if it can.
     """
 
@@ -53,6 +54,7 @@ class RunStatus:
     ranks: int | None = None
     early: str = ""
     notes: tuple[str, ...] = ()
+    privacy: str = ""
     problem: str = ""
 
     @property
@@ -77,6 +79,7 @@ def run_status(run: Path) -> RunStatus | None:
         rounds = int(config["training"]["rounds"])
         title = f"{short_name(str(config['algorithm']['name']))} on {config['data']['name']}"
         ranks = int(config.get("recorded", {}).get("ranks", 0)) or None
+        privacy = str(config.get("recorded", {}).get("privacy", ""))
         metrics = verify.metrics(run, rounds)
         lines = metrics.lines
         early = EarlyStop.of(config["training"], lines).why
@@ -103,6 +106,7 @@ def run_status(run: Path) -> RunStatus | None:
         ranks=ranks,
         early=early,
         notes=(*notes, *metrics.notes),
+        privacy=privacy,
     )
 
 
@@ -153,6 +157,8 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
         return
     yield _round(run)
     yield from run.notes
+    if run.privacy:
+        yield run.privacy
     if run.early:
         yield f"stopped early: {run.early}"
     if run.per_round is not None:

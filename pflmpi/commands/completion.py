@@ -30,7 +30,7 @@ _KEYS = {
         batch_size micro_batch drop_last lr schedule lr_decay decay_rounds decay_floor decay_by warmup optimizer
         momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm label_smoothing precision init bn
     """.split(),
-    "uplink": "clip noise top_k quantise".split(),
+    "uplink": "clip noise top_k quantise delta".split(),
     "evaluation": "every absent when batch_size unseen unseen_updates measures".split(),
     "checkpoint": "every keep".split(),
     "output": ["trackers", "events"],

@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     began = time.perf_counter()
 
     from pflmpi.config.load import load
+    from pflmpi.experiment import privacy
     from pflmpi.forecast import advice
     from pflmpi.forecast.forecast import predict
     from pflmpi.terminal import console, print_json
@@ -50,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     problems = advice.problems(forecast, Path("runs"))
     crowded = [forecast.ranks.remark] if forecast.ranks.remark else []
     notes = [*advice.useless(forecast), *crowded, *forecast.measured.remarks, *_assumed(forecast)]
+    notes += [text] if (text := privacy.statement(forecast.experiment)) else []
     if options.json:
         print_json({"fits": not problems, "problems": problems, "notes": notes, **_predicted(forecast, imports)})
         return _DOES_NOT_FIT if problems else 0

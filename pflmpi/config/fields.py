@@ -1,7 +1,8 @@
 """The fields of an algorithm, model or dataset as keys of a configuration."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model
@@ -17,6 +18,7 @@ T = TypeVar("T")
 _EXPECTED = "expected a number, text, true, false, null, or a list of these"
 
 
+@cache  # a table has the same algorithm, model and partition in hundreds of cells
 def fields_model(kind: type) -> type[BaseModel]:
     """Pydantic model with the fields of a dataclass, their ranges and defaults.
 
@@ -47,8 +49,13 @@ def partition_model(name: str) -> type[BaseModel]:
     Raises:
         ConfigError: as `fields_model`.
     """
+    return _partition_model(name, PARTITIONS[name])
+
+
+@cache
+def _partition_model(name: str, function: Callable[..., Any]) -> type[BaseModel]:
     model = section_model(name)
-    _check_fields(_where(PARTITIONS[name]), model)
+    _check_fields(_where(function), model)
     return model
 
 

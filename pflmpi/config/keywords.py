@@ -21,7 +21,10 @@ from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import ConfigError
+from pflmpi.learning.measures import MEASURES
+from pflmpi.learning.participation import SELECTIONS
 from pflmpi.learning.training import TrainingConfig
+from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.messages.uplink_transforms import UplinkConfig
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
@@ -36,6 +39,10 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
     "model": MODELS,
     "algorithm": ALGORITHMS,
+    "data.transform": TRANSFORMS,
+    "data.task": TASK_KINDS,
+    "evaluation.measures": MEASURES,
+    "training.selection": SELECTIONS,
 }
 
 
@@ -43,7 +50,8 @@ class Config(load.Config):
     """A configuration from keywords; each section is a mapping as in YAML, a name, a class, or an object such as
     `FedGMH()`.
 
-    Files that it names are relative to the working directory. It cannot be changed; `replace` makes another.
+    In a mapping too, classes and functions may stand where their names do. Files that it names are relative to the
+    working directory. It cannot be changed; `replace` makes another.
 
     Raises:
         ConfigError: an unknown key, or a value that is not allowed; says what is.
@@ -137,10 +145,7 @@ def _plain(section: str, value: Any) -> Any:
     if isinstance(value, type | FunctionType) and section in _REGISTRIES:
         return _name(section, _REGISTRIES[section], value)
     if isinstance(value, Mapping):
-        values = {str(key): _value(item) for key, item in value.items()}
-        if isinstance(values.get("name"), type | FunctionType):
-            values["name"] = _plain(section, values["name"])
-        return values
+        return {str(key): _item(section if key == "name" else f"{section}.{key}", item) for key, item in value.items()}
     if isinstance(value, list | tuple) and section == "model":
         return [_plain(section, item) for item in value]
     raise ConfigError(f"{section} = {shown(value)}: give its keys as a mapping, such as {section}={{...}}")
@@ -151,6 +156,13 @@ def _differing(section: dict[str, Any], kind: type[BaseModel]) -> Any:
     defaults = kind.model_construct().model_dump()  # without the keys that are required
     kept = {key: value for key, value in section.items() if key not in defaults or value != defaults[key]}
     return kept["name"] if kept.keys() == {"name"} else kept
+
+
+def _item(key: str, value: Any) -> Any:
+    """The value of a section's key, with names in place of classes and functions."""
+    if isinstance(value, type | FunctionType) and key in _REGISTRIES:
+        return _name(key, _REGISTRIES[key], value)
+    return [_item(key, item) for item in value] if isinstance(value, list | tuple) else _value(value)
 
 
 def _value(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Configurations: read from YAML, overridden by `-s section.key=value`, validated, written back resolved."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +59,10 @@ class Config:
     checkpoint: CheckpointConfig
     output: OutputConfig
     runtime: RuntimeConfig
+
+    def __hash__(self) -> int:
+        """That of all values, for sets and keys of dictionaries."""
+        return hash(json.dumps(self.resolved(), sort_keys=True))
 
     def resolved(self) -> dict[str, Any]:
         """The whole configuration as plain values, as written into the run."""
@@ -152,7 +157,7 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
     kind = registry[chosen]
     if issubclass(kind, Model):
         kind.check_keys(values)
-    keys = fields_model(kind)
+    keys = fields_model(kind)  # type: ignore[arg-type]  # to mypy no type[T] is hashable
     for key in values:
         if key not in keys.model_fields:
             instead = f"for {chosen} without the keys of another: -s '{name}={{name: {chosen}}}'"

@@ -25,7 +25,7 @@ def reference(section: str, kind: Any) -> str:
         ConfigError: the source cannot be found, or does not stand alone.
     """
     name, where = kind.__qualname__, kind.__module__
-    instead = f"put it in a file and give {section}={{'name': './my_file.py:{kind.__name__}', ...}}"
+    instead = f"put it in a file and give its name there, './my_file.py:{kind.__name__}'"
     if "<locals>" in name:
         raise ConfigError(f"{section}: {name} is defined where no other process can import it; {instead}")
     if where != "__main__":

@@ -11,20 +11,27 @@ from pflmpi import regular_file
 from pflmpi.errors import ConfigError
 from pflmpi.text import first_line
 
+try:  # by libyaml, ten times as quick: commands read the configuration of every run that they look at
+    from yaml import CSafeDumper as SafeDumper
+    from yaml import CSafeLoader as SafeLoader
+except ImportError:  # PyYAML was built without it
+    from yaml import SafeDumper, SafeLoader  # type: ignore[assignment]
+
 _MOST_BYTES = 16 << 20
 _MOST_BITS = 63
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _MOST_VALUES = 100_000
+_MOST_LEVELS = 100
 _FLOAT = re.compile(
     r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.(inf|Inf|INF)$|^\.nan$"
 )
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(SafeLoader):
     """YAML in which 1e-3 is a number, as everybody expects, and whole numbers have at most 63 bits."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(SafeDumper):
     """Quotes a text that `_Loader` would read as a number, such as the digest 24e9629048434664."""
 
 
@@ -74,13 +81,13 @@ def parse(text: str, where: str) -> Any:
     Repeated keys are refused, and aliases that expand a text to more than `_MOST_VALUES` values.
     """
     try:
-        loader = _Loader(text)  # raises for control characters
+        loader = _Loader(text)  # raises for characters that no file can hold
         node = loader.get_single_node()
         if node is None:
             return None
-        _check(node, where, {})
+        _check(node, where, {}, 0)
         return _value(loader, node, where)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ConfigError(f"{where} is nested too deeply; a configuration has three levels") from error
@@ -97,8 +104,12 @@ def _value(loader: _Loader, node: yaml.Node, where: str) -> Any:
         ) from error
 
 
-def _check(node: yaml.Node, where: str, sizes: dict[int, int]) -> int:
-    """Number of values below a node, each alias counted in full; raises for too many and for a repeated key."""
+def _check(node: yaml.Node, where: str, sizes: dict[int, int], level: int) -> int:
+    """Number of values below a node, each alias counted in full; raises for too many, for a repeated key, and for more
+    than `_MOST_LEVELS`.
+    """
+    if level > _MOST_LEVELS:
+        raise RecursionError
     if id(node) in sizes:
         if not sizes[id(node)]:
             raise ConfigError(f"{where}: line {node.start_mark.line + 1} refers to itself; write the values out")
@@ -120,7 +131,7 @@ def _check(node: yaml.Node, where: str, sizes: dict[int, int]) -> int:
                 again = f"again in line {line}" if lines[name] != line else "again there"
                 raise ConfigError(f"{where}: {name!r} is in line {lines[name]} and {again}; merge the two")
             lines[name] = line
-    total = 1 + sum(_check(child, where, sizes) for child in below)
+    total = 1 + sum(_check(child, where, sizes, level + 1) for child in below)
     if total > _MOST_VALUES:
         raise ConfigError(f"{where} has more than {_MOST_VALUES} values, aliases counted in full; write fewer")
     sizes[id(node)] = total

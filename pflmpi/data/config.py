@@ -62,6 +62,13 @@ class DataConfig(BaseModel):
         float,
         Field(ge=0, lt=1, description="share of a client's training samples kept out of training, to choose rounds by"),
     ] = 0.0
+    resident: Annotated[
+        Literal["auto", "device", "host"],
+        Field(
+            description="where a GPU's samples are: device: all on it; host: in the host's memory, and those of the "
+            "clients that are computed go up; auto: host if they take more than half of the GPU's memory"
+        ),
+    ] = "auto"
     limit: Annotated[int | None, Field(ge=1, description="use only this many samples, from all classes")] = None
     _options: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -105,6 +105,7 @@ def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Map
         **({"code": experiment.code} if experiment.code else {}),
         "fork": dict(origin),
     }
+    recorded.pop("privacy", None)  # of the run that it is a fork of
     (out / SHARDS).mkdir(exist_ok=True)
     pruning.discard_after(out, None)  # what a killed fork has left
     for name in run_folder.read_layout(run, round).files:

@@ -25,7 +25,7 @@ from pflmpi.config.sections import by_key
 from pflmpi.data.dataset import unscaled
 from pflmpi.data.federation import Federation, resolved_split
 from pflmpi.errors import ConfigError, RunError, Stopped
-from pflmpi.experiment import build, stored_config
+from pflmpi.experiment import build, privacy, stored_config
 from pflmpi.experiment.build import Experiment, check_executor, complete, draft, load_federation
 from pflmpi.experiment.restore import continue_after, on_recorded_data, restore
 from pflmpi.experiment.run_weights import RunWeights
@@ -34,8 +34,7 @@ from pflmpi.machine import memory
 from pflmpi.models import MODELS
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
-from pflmpi.runtime.client_rows import check_scratch, folder_of
-from pflmpi.runtime.client_state import Population, allocate, initialise
+from pflmpi.runtime.client_state import Population, allocate, check_scratch, folder_of, initialise
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.runtime.exchange import check_server_memory
@@ -123,6 +122,11 @@ def run(
         recorded, done = stored_config.recorded(experiment, transport, run_id), None
         if resumes:
             recorded |= stored_config.origin(run)
+        if text := on_root(transport, lambda: privacy.statement(experiment, "fork" in recorded)):
+            recorded |= {"privacy": text}
+            if transport.rank == 0:
+                _log.warning("%s", text)
+        if resumes:
             done = int(on_root(transport, lambda: continue_after(run, experiment, recorded)))
         else:
             create = partial(_create, run, experiment, recorded, anew=resume != "never")

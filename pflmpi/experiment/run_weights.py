@@ -27,21 +27,13 @@ _OF_SERVER = ("model", "shared")  # where algorithms keep a model; others keep i
 
 @dataclass(frozen=True, eq=False)
 class RunWeights:
-    """The models of a run after a round: the server's, and the clients' own where they keep any.
+    """The models of a run after a round: the server's, and the clients' own where they keep any."""
 
-    Attributes:
-        run: its folder.
-        round: of a checkpoint.
-        own: whether clients begin with models of their own.
-        personal: how these are put together.
-        layout: where the clients' rows are.
-    """
-
-    run: Path
-    round: int
-    own: bool
-    personal: ModelExpression
-    layout: Layout
+    run: Path  # its folder
+    round: int  # of a checkpoint
+    own: bool  # whether clients begin with models of their own
+    personal: ModelExpression  # how these are put together
+    layout: Layout  # where the clients' rows are
 
     @property
     def name(self) -> str:

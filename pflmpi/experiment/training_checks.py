@@ -1,7 +1,7 @@
 """Checks before the first round: training options that do not fit each other, the data or the algorithm; padding."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
 from pflmpi.learning.transforms import Transform
-from pflmpi.messages.kinds import Downlink, Mean, Messages, OwnClasses, as_messages, with_rows
+from pflmpi.messages.kinds import Downlink, Mean, Messages, OwnClasses, Uplink, as_messages, with_rows
 from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
 from pflmpi.models.built_module import equal
 from pflmpi.registry import unknown
@@ -74,39 +74,37 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
 
 def check_uplink(config: UplinkConfig, algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for a transform of messages without effect, or of one for which it has no meaning."""
-    if config.noise is not None and config.clip is None:
-        raise ConfigError(
-            f"uplink.noise = {config.noise} is a multiple of the norm uplink.clip, which is not set; set it, or leave "
-            "noise out"
-        )
-    up, down, chosen = algorithm.uplink(task), algorithm.downlink(task), config.chosen
-    why = "" if up else "sends nothing"
-    for message, kind in up.items() if chosen else ():
-        wrong = next((key for key in chosen if key not in ALLOWED.get(type(kind), ())), None)
-        if wrong is not None:
-            known = f"; of that only {' and '.join(ALLOWED[type(kind)])} has a meaning" if type(kind) in ALLOWED else ""
-            why = f"sends {message!r} as {type(kind).__name__}, of which {wrong} has no meaning{known}"
-        elif isinstance(kind, Mean):
-            why = _no_change(message, kind, down.get(message), algorithm.introduces, task)
-        if why:
-            break
-    if chosen and why:
+    for key, needed in (("noise", "clip"), ("delta", "noise")):
+        if (value := getattr(config, key)) is not None and getattr(config, needed) is None:
+            raise ConfigError(
+                f"uplink.{key} = {value} needs uplink.{needed}, which is not set; set it, or leave {key} out"
+            )
+    up, chosen = algorithm.uplink(task), config.chosen
+    why = next(filter(None, (_untransformable(name, up[name], chosen, algorithm, task) for name in up)), "")
+    if chosen and (why or not up):
         keys = ", ".join(f"uplink.{key} = {value:g}" for key, value in chosen.items())
         raise ConfigError(
-            f"{keys}: {type(algorithm).__name__} {why}; leave it out, or choose an algorithm that averages models"
+            f"{keys}: {type(algorithm).__name__} sends {why or 'nothing'}; leave it out, or choose an algorithm that "
+            "averages models"
         )
 
 
-def _no_change(message: str, kind: Mean, received: Downlink | None, introduces: bool, task: Task) -> str:
-    """Says why a mean has no change against what a client received that could be transformed; "" if it has."""
+def _untransformable(name: str, kind: Uplink, chosen: Iterable[str], algorithm: Algorithm, task: Task) -> str:
+    """The message, and why one of the chosen transforms has no meaning for it; "" if all have one."""
+    allowed, received = ALLOWED.get(type(kind), ()), algorithm.downlink(task).get(name)
+    if wrong := next((key for key in chosen if key not in allowed), None):
+        known = f"; of that only {' and '.join(allowed)} has a meaning" if allowed else ""
+        return f"{name!r} as {type(kind).__name__}, of which {wrong} has no meaning{known}"
+    if not isinstance(kind, Mean):
+        return ""
     other = received is None or isinstance(received, OwnClasses) or tree.differences(received.like, kind.like)
-    if introduces or other:
-        return f"sends {message!r} without having received the same, so that there is no change to transform"
+    if algorithm.introduces or other:
+        return f"{name!r} without having received the same, so that there is no change to transform"
     for path, leaf in tree.leaves(kind.like):
         if path.split("/")[0] in task.shared_stats:
-            return f"sends {path}, which a transform could make negative (training.bn: local keeps it with the client)"
+            return f"{path}, which a transform could make negative (training.bn: local keeps it with the client)"
         if leaf.dtype != torch.float32:
-            return f"sends {path} in {message!r}, which is {str(leaf.dtype)[6:]} and not float32"
+            return f"{path} in {name!r}, which is {str(leaf.dtype)[6:]} and not float32"
     return ""
 
 
@@ -334,24 +332,32 @@ _LARGEST_RATE = 0.1  # a rate that makes clients diverge, so that nothing can be
 def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
     """Raise `ConfigError` if `client_update` sees what is in the padding of a batch, or counts a batch of padding.
 
-    The client takes one step on random samples, three times: with blank padding, with other images and labels in it,
-    and with a further batch that is padding alone. All three must end in the same bits.
+    The client takes one step on random samples, twice: with blank padding, and with other images and labels in it and a
+    further batch that is padding alone. Both must end in the same bits; where they do not, each is tried by itself.
 
     Args:
         task: of the cohort; `client` is one of its clients.
     """
     task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
     blank = _update(algorithm, task, client, filled=False, steps=1)
-    for what, other in (
-        ("images and labels in the padding of a batch", _update(algorithm, task, client, filled=True, steps=1)),
-        ("a batch that is padding alone", _update(algorithm, task, client, filled=False, steps=2)),
+    if not _unlike(blank, _update(algorithm, task, client, filled=True, steps=2)):
+        return
+    for what, filled, steps in (
+        ("images and labels in the padding of a batch", True, 1),
+        ("a batch that is padding alone", False, 2),
+        ("a batch of padding with images and labels in it", True, 2),
     ):
-        if paths := [path for path, leaf in tree.leaves(blank) if not equal(leaf, tree.at(other, path))]:
+        if paths := _unlike(blank, _update(algorithm, task, client, filled, steps)):
             raise ConfigError(
                 f"{type(algorithm).__name__}.client_update depends on {what}: {', '.join(paths[:3])} differ; average "
                 "losses over real samples (pflmpi.learning.client: cross_entropy, average, or Batch.padding), or set "
                 "runtime.executor to loop, which pads nothing"
             )
+
+
+def _unlike(one: Tree, other: Tree) -> list[str]:
+    """The paths whose leaves have other bits."""
+    return [path for path, leaf in tree.leaves(one) if not equal(leaf, tree.at(other, path))]
 
 
 def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: int) -> Tree:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pflmpi import text
 from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
-from pflmpi.runtime.client_rows import folder_of
+from pflmpi.runtime.client_state import folder_of
 from pflmpi.runtime.round_schedule import advise_fewer_ranks
 from pflmpi.text import size
 

@@ -21,21 +21,13 @@ from pflmpi.text import counted
 
 @dataclass(frozen=True)
 class Budget:
-    """What a sweep may take, and what its runs cost.
+    """What a sweep may take, and what its runs cost."""
 
-    Attributes:
-        hours: of the whole sweep.
-        jobs: runs at a time.
-        tasks: all cells.
-        work: steps x parameters of a round by `but_seed`; not of those for which they are not known.
-        seconds_per_round: likewise, of cells that have run.
-    """
-
-    hours: float
-    jobs: int
-    tasks: Sequence[CellTask]
-    work: dict[str, float]
-    seconds_per_round: dict[str, float]
+    hours: float  # of the whole sweep
+    jobs: int  # runs at a time
+    tasks: Sequence[CellTask]  # all cells
+    work: dict[str, float]  # steps x parameters of a round by `but_seed`; not of those for which they are not known
+    seconds_per_round: dict[str, float]  # likewise, of cells that have run
 
     def seconds(self, task: CellTask) -> float:
         """Seconds that a run still needs: as the same configuration took, else by its work; inf if unknown."""

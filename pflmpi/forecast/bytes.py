@@ -117,21 +117,13 @@ _ONCE = 2**24  # bytes of rows from which on equal ones are surely stored once
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes on disk, about: what is kept, and some for files; see `_ROUND_FILE`.
+    """Bytes on disk, about: what is kept, and some for files; see `_ROUND_FILE`."""
 
-    Attributes:
-        first: the checkpoint before the first round, with every client.
-        later: the mean of the others.
-        most: all that is there at once, at most.
-        last: all that stays.
-        count: number of checkpoints.
-    """
-
-    first: int
-    later: float
-    most: int
-    last: int
-    count: int
+    first: int  # the checkpoint before the first round, with every client
+    later: float  # the mean of the others
+    most: int  # all that is there at once, at most
+    last: int  # all that stays
+    count: int  # number of checkpoints
 
 
 def disk(setup: Setup, config: Config, sizes: StateSizes) -> Disk:

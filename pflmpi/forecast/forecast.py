@@ -1,5 +1,6 @@
 """Forecast of a run, from its configuration and the machines that it is to run on."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -52,17 +53,11 @@ class Resources:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a round, on average; without those of the server, of checkpoints, and of sums of messages.
+    """Seconds of a round, on average; without those of the server, of checkpoints, and of sums of messages."""
 
-    Attributes:
-        train: of the slowest rank.
-        messages: between nodes; None where a link is not known.
-        test: of the slowest rank; a round without an evaluation counts with 0.
-    """
-
-    train: float
-    messages: float | None
-    test: float
+    train: float  # of the slowest rank
+    messages: float | None  # between nodes; None where a link is not known
+    test: float  # of the slowest rank; a round without an evaluation counts with 0
 
     @property
     def round(self) -> float:
@@ -151,7 +146,10 @@ def predict(config: Config, resources: Resources) -> Forecast:
     looked_at = min(max(_LEAST, config.evaluation.every), _MOST)
     opening, *rounds = islice(schedule(ready, config.evaluation, config.checkpoint, None), 1 + looked_at)
     measured = measured_steps(ready, rounds, sizes, on_gpu, process.resident)
-    memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, config.runtime.state == "disk")
+    of_gpu = resources.gpu_memory or math.inf
+    on_gpus = experiment.most_resident(of_gpu * ranks.runtime.gpu_memory)
+    on_disk = config.runtime.state == "disk"
+    memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, on_disk, on_gpus)
     laid = disk(ready, config, sizes)
     parts = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, laid, transport)
     return Forecast(*parts, measured, loading)

@@ -33,34 +33,21 @@ _LONG = 2.0  # seconds; a longer call is made once
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a call.
+    """Cost of a call."""
 
-    Attributes:
-        seconds: median of a few calls, after one that warms up.
-        memory: bytes of the host, besides those in use before.
-        device: likewise bytes of the GPU; 0 on a CPU.
-    """
-
-    seconds: float
-    memory: float
-    device: float
+    seconds: float  # median of a few calls, after one that warms up
+    memory: float  # bytes of the host, besides those in use before
+    device: float  # likewise bytes of the GPU; 0 on a CPU
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Bytes of a process that has loaded the data and computed nothing.
+    """Bytes of a process that has loaded the data and computed nothing."""
 
-    Attributes:
-        resident: all that it has.
-        program: without the data.
-        data: samples and who holds which.
-        shared: of both, what processes of a node have in common.
-    """
-
-    resident: int
-    program: int
-    data: int
-    shared: int
+    resident: int  # all that it has
+    program: int  # without the data
+    data: int  # samples and who holds which
+    shared: int  # of both, what processes of a node have in common
 
 
 def measure(call: Callable[[], object], device: torch.device) -> Cost:
@@ -106,22 +93,14 @@ _FEW, _MORE = 2, 6  # steps of the two measured trainings, whose difference is t
 
 @dataclass(frozen=True)
 class CohortCost:
-    """Cost of a call of the executor for clients of one cohort.
+    """Cost of a call of the executor for clients of one cohort."""
 
-    Attributes:
-        lanes: clients in the measured call.
-        train: a training of no steps; its memory is that of a few.
-        step: seconds of a step.
-        tests: samples of a client in it.
-        library: bytes that the first call brings into memory to stay.
-    """
-
-    lanes: int
-    train: Cost
-    step: float
+    lanes: int  # clients in the measured call
+    train: Cost  # a training of no steps; its memory is that of a few
+    step: float  # seconds of a step
     test: Cost
-    tests: int
-    library: float = 0.0
+    tests: int  # samples of a client in it
+    library: float = 0.0  # bytes that the first call brings into memory to stay
 
 
 @dataclass(frozen=True)
@@ -164,17 +143,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Measured:
-    """Costs measured on this machine.
+    """Costs measured on this machine."""
 
-    Attributes:
-        costs: None where they could not be measured.
-        device: what they were measured on.
-        remarks: what the user should know of all this.
-    """
-
-    costs: Costs | None = None
-    device: str = ""
-    remarks: tuple[str, ...] = ()
+    costs: Costs | None = None  # None where they could not be measured
+    device: str = ""  # what they were measured on
+    remarks: tuple[str, ...] = ()  # what the user should know of all this
 
 
 def measured_steps(
@@ -207,7 +180,7 @@ def measured_steps(
 
 def _measured(setup: Setup, server: Tree, group: ClientGroup, before: float) -> CohortCost:
     """Cost of a group, from two trainings of a few steps and a test."""
-    executor, device = setup.executor, setup.executor.pool.images.device
+    executor, device = setup.executor, setup.executor.device
     members = executor.cohort == executor.cohort[group[0]]
     federation = executor.federation
     samples, tests = int(federation.num_train[members].max()), max(int(federation.num_test[members].max()), 1)

@@ -1,5 +1,6 @@
 """Memory that each rank will need, on the host and on its GPU."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,29 +22,17 @@ _FRAGMENTS = 1.25  # freed memory that is too small for what comes next stays: u
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank.
+    """Bytes of one rank."""
 
-    Attributes:
-        clients: how many live here.
-        base: program and libraries.
-        data: samples and who holds which.
-        state: of the clients that live here, and of the server on rank 0.
-        work: messages, copies and activations at the fullest moment of a round.
-        checkpoint: rows that are waiting to be written.
-        shared: of all these, what the ranks of a node have in common.
-        device: on its GPU, with its samples, and what CUDA and NCCL take; 0 without plan.
-        nccl: of these, what NCCL takes at most; see `gpu_messages`.
-    """
-
-    clients: int
-    base: float
-    data: float
-    state: float
-    work: float
-    checkpoint: float
-    shared: float
-    device: float
-    nccl: float = 0.0
+    clients: int  # how many live here
+    base: float  # program and libraries
+    data: float  # samples and who holds which
+    state: float  # of the clients that live here, and of the server on rank 0
+    work: float  # messages, copies and activations at the fullest moment of a round
+    checkpoint: float  # rows that are waiting to be written
+    shared: float  # of all these, what the ranks of a node have in common
+    device: float  # on its GPU, with its samples, and what CUDA and NCCL take; 0 without plan
+    nccl: float = 0.0  # of these, what NCCL takes at most; see `gpu_messages`
 
     @property
     def total(self) -> float:
@@ -59,6 +48,7 @@ def rank_memory(
     costs: Costs | None,
     process: ProcessMemory,
     on_disk: bool = False,
+    most_resident: float = math.inf,
 ) -> list[RankMemory]:
     """Memory of each rank.
 
@@ -66,10 +56,13 @@ def rank_memory(
         rounds: the first ones.
         costs: None leaves activations out.
         on_disk: whether the state of clients is in a mapped file, whose pages the system takes back.
+        most_resident: bytes of samples that a GPU holds; of more it has those of the clients that are computed.
     """
     library = max(cohort.library for cohort in costs.cohorts.values()) if costs else 0.0
     hosted, waiting = sizes.at_the_end(setup), _waiting(setup, rounds, sizes)
     up = setup.declared.returned_bytes(np.arange(setup.task.num_clients))
+    federation, features = setup.executor.federation, setup.task.cached_features
+    sent = np.maximum(federation.num_train, federation.num_test) * federation.dataset.images[:1].nbytes
     parts = any(_sends_parts(call) for plan in rounds for call in (*plan.uplink, *plan.downlink))
     memory = []
     for rank, gpu in enumerate(ranks.gpu):
@@ -77,13 +70,14 @@ def rank_memory(
         moments = [(0.0, 0.0), *(_fullest(plan, rank, up, server, costs, on_gpu) for plan in rounds)]
         work, device = (max(values) for values in zip(*moments, strict=True))
         nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
-        in_transit = _in_transit(rounds, rank, up + sizes.client) if on_gpu else 0.0
+        pool = pool_bytes(setup, rank)
+        goes_up = pool > most_resident and not features
+        in_transit = _in_transit(rounds, rank, up + sizes.client + (sent if goes_up else 0)) if on_gpu else 0.0
         if on_gpu:
-            device += CONTEXT + pool_bytes(setup, rank) + in_transit + _summed_there(setup, rounds, rank) + nccl
+            device += CONTEXT + (0 if goes_up else pool) + in_transit + _summed_there(setup, rounds, rank) + nccl
             device += _under_way(rounds, rank, ranks.messages)
             device += sum(task.frozen.num_bytes for task in setup.executor.tasks)
         computes = any(plan.training[rank] or plan.testing[rank] for plan in rounds)
-        features = pool_bytes(setup, rank) if setup.task.cached_features and not on_gpu else 0
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
         if rank == 0:
             state, checkpoint = state + server, checkpoint + server + sizes.received
@@ -91,7 +85,7 @@ def rank_memory(
             RankMemory(
                 clients=len(setup.placement.hosted(rank)),
                 base=process.program + (library if computes else 0.0),
-                data=process.data + (features if computes else 0),
+                data=process.data + (pool if computes and features and not on_gpu else 0),
                 state=state,
                 work=_FRAGMENTS * work + in_transit,
                 checkpoint=checkpoint,

@@ -15,23 +15,14 @@ TransportName = Literal["inprocess", "mpi", "torch"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a run.
+    """The ranks of a run."""
 
-    Attributes:
-        node: [R] the node of each.
-        gpu: [R] the number of its GPU on its node; None for the CPU.
-        slots: how many ranks can compute at once on all nodes.
-        runtime: the settings, with what follows from the ranks.
-        messages: how large messages reach the GPUs.
-        remark: what a user should know of it; "" for nothing.
-    """
-
-    node: tuple[int, ...]
-    gpu: tuple[int | None, ...]
-    slots: int
-    runtime: RuntimeConfig
-    messages: GpuMessages
-    remark: str
+    node: tuple[int, ...]  # [R] the node of each
+    gpu: tuple[int | None, ...]  # [R] the number of its GPU on its node; None for the CPU
+    slots: int  # how many ranks can compute at once on all nodes
+    runtime: RuntimeConfig  # the settings, with what follows from the ranks
+    messages: GpuMessages  # how large messages reach the GPUs
+    remark: str  # what a user should know of it; "" for nothing
 
     @property
     def count(self) -> int:

@@ -193,17 +193,11 @@ def _same_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 class _Shared(NamedTuple):
-    """Stream and memory shared by all graphs of this process, which run one after another.
+    """Stream and memory shared by all graphs of this process, which run one after another."""
 
-    Attributes:
-        stream: on which they are captured; memory of one stream is not used on another.
-        pool: memory for what steps compute on their way.
-        first: of the graphs: PyTorch frees the pool for good with the last graph that uses it.
-    """
-
-    stream: torch.cuda.Stream
-    pool: Any
-    first: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream  # on which they are captured; memory of one stream is not used on another
+    pool: Any  # memory for what steps compute on their way
+    first: torch.cuda.CUDAGraph  # of the graphs: PyTorch frees the pool for good with the last graph that uses it
 
 
 @cache

@@ -55,16 +55,11 @@ def is_trace(selection: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Participation:
-    """Who takes part in the rounds of a run.
+    """Who takes part in the rounds of a run."""
 
-    Attributes:
-        training: the rule, and what keeps clients from taking part or from doing all of their work.
-        num_train: [N] training samples of each client.
-    """
-
-    training: TrainingConfig
+    training: TrainingConfig  # the rule, and what keeps clients from taking part or from doing all of their work
     seed: int
-    num_train: np.ndarray
+    num_train: np.ndarray  # [N] training samples of each client
 
     def participants(self, round: int) -> np.ndarray:
         """Ascending ids of the clients that train in a round: those drawn, but for those that drop out or are left out.

@@ -33,17 +33,11 @@ _replays = True
 
 @dataclass
 class _Traced:
-    """A kind of step.
+    """A kind of step."""
 
-    Attributes:
-        program: its operations; None before the first step, and where it cannot be replayed.
-        agreed: whether a second step had the same ones.
-        possible: whether it can be replayed.
-    """
-
-    program: Program | None = None
-    agreed: bool = False
-    possible: bool = True
+    program: Program | None = None  # its operations; None before the first step, and where it cannot be replayed
+    agreed: bool = False  # whether a second step had the same ones
+    possible: bool = True  # whether it can be replayed
 
     def note(self, recording: Recording) -> bool:
         """Takes a traced step as the one to replay, once a second one is like it; whether that may be."""

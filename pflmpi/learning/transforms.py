@@ -48,13 +48,9 @@ TRANSFORMS: Registry[Function] = Registry(
 
 @dataclass(frozen=True)
 class Transform:
-    """Transforms one after another, each with a key of its own.
+    """Transforms one after another, each with a key of its own."""
 
-    Attributes:
-        names: as in `data.transform`.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # as in `data.transform`
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
         for number, name in enumerate(self.names):

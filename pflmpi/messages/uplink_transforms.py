@@ -54,6 +54,9 @@ class UplinkConfig(BaseModel):
     quantise: Annotated[
         Literal[4, 8, 16] | None, Field(description="bits of a value, rounded at random without bias")
     ] = None
+    delta: Annotated[
+        float | None, Field(gt=0, lt=1, description="of the differential privacy that noise gives; null: 1 / clients")
+    ] = None
 
     @property
     def chosen(self) -> dict[str, float]:
@@ -66,22 +69,16 @@ def sent_bytes(config: UplinkConfig, up: Mapping[str, Uplink], classes_held: int
 
     They take 4 bytes each, or with `quantise` a share of one and 4 M more for scales; with `top_k` 4 k for indices.
     """
-    total, values, tensors = 0, 0, 0
+    bits = config.quantise or 8 * _WORD
+    scale = _WORD if config.quantise else 0
+    others = sum(kind.client_bytes(classes_held) for kind in up.values() if not isinstance(kind, Mean))
     for kind in up.values():
-        if isinstance(kind, Mean):
-            leaves = [leaf for _, leaf in tree.leaves(kind.like)]
-            values, tensors = values + sum(leaf.numel() for leaf in leaves), tensors + len(leaves)
-        else:
-            total += kind.client_bytes(classes_held)
-            if isinstance(kind, ClassMeans) and config.quantise:  # of each class d values, and a scale
-                total -= classes_held * (_WORD * kind.num_features - _rounded_bytes(config, kind.num_features) - _WORD)
-    sent = values if config.top_k is None else num_sent(config.top_k, values)
+        if isinstance(kind, ClassMeans):  # d values and a scale for each class
+            others += classes_held * (-(-kind.num_features * bits // 8) + scale - _WORD * kind.num_features)
+    values = [leaf.numel() for kind in up.values() if isinstance(kind, Mean) for _, leaf in tree.leaves(kind.like)]
+    sent = sum(values) if config.top_k is None else num_sent(config.top_k, sum(values))
     indices = 0 if config.top_k is None else _WORD * sent
-    return total + indices + _rounded_bytes(config, sent) + (_WORD * tensors if config.quantise else 0)
-
-
-def _rounded_bytes(config: UplinkConfig, values: int) -> int:
-    return -(-values * (config.quantise or 8 * _WORD) // 8)
+    return others + indices - (-sent * bits // 8) + scale * len(values)
 
 
 def num_sent(share: float, values: int) -> int:

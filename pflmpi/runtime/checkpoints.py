@@ -38,17 +38,11 @@ _CACHED_POLL = 0.1  # seconds between two polls above which the cache of missing
 
 @dataclass(frozen=True)
 class ServerRound:
-    """Results of an exchange on rank 0; empty on other ranks.
+    """Results of an exchange on rank 0; empty on other ranks."""
 
-    Attributes:
-        server: its state.
-        published: what the clients receive.
-        measured: diagnostics by name.
-    """
-
-    server: Tree
-    published: Messages | None
-    measured: Mapping[str, Tensor]
+    server: Tree  # its state
+    published: Messages | None  # what the clients receive
+    measured: Mapping[str, Tensor]  # diagnostics by name
 
 
 class Checkpoints:

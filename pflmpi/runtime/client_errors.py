@@ -30,21 +30,13 @@ _REMEDY = "lower training.lr, or a proximal or head learning rate of the algorit
 
 @dataclass(frozen=True)
 class GroupUpdate:
-    """The local updates of a group.
+    """The local updates of a group."""
 
-    Attributes:
-        clients: [m] ascending ids of those that succeeded.
-        states: tree of [m, ...], their new states; `{}` where m is 0.
-        up: messages with a leading axis m, on the host or on the device; `{}` where m is 0.
-        loss: [m] float64, their mean training loss.
-        failed: of the others, why.
-    """
-
-    clients: ClientGroup
-    states: Tree
-    up: Messages
-    loss: torch.Tensor
-    failed: Mapping[int, str]
+    clients: ClientGroup  # [m] ascending ids of those that succeeded
+    states: Tree  # tree of [m, ...], their new states; `{}` where m is 0
+    up: Messages  # messages with a leading axis m, on the host or on the device; `{}` where m is 0
+    loss: torch.Tensor  # [m] float64, their mean training loss
+    failed: Mapping[int, str]  # of the others, why
 
 
 def update(

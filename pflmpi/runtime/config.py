@@ -143,6 +143,7 @@ FREE_ON_RESUME = {
     *("runtime.timeout", "runtime.spare", "runtime.server", "runtime.state", "runtime.scratch", "runtime.cache"),
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
     "data.path",  # what lies there is checked by its hash
+    "data.resident",
     "data.root",  # what lies there is checked by its hash
     "model.check",  # it decides whether a run begins
     "partition.path",  # what lies there is checked by its hash

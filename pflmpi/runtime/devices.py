@@ -352,17 +352,11 @@ _COLLECTIVE, _PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
 
 @dataclass(frozen=True)
 class GpuMessages:
-    """Transport of large messages between the GPUs of a run.
+    """Transport of large messages between the GPUs of a run."""
 
-    Attributes:
-        ranks: that exchange them from GPU to GPU; none where they go through the host.
-        text: the way, and why not another one; "" without GPUs.
-        nccl: whether NCCL moves them.
-    """
-
-    ranks: tuple[int, ...]
-    text: str
-    nccl: bool = False
+    ranks: tuple[int, ...]  # that exchange them from GPU to GPU; none where they go through the host
+    text: str  # the way, and why not another one; "" without GPUs
+    nccl: bool = False  # whether NCCL moves them
 
     def memory(self, rank: int, on_node: int, parts: bool) -> float:
         """Bytes that the library itself takes of the GPU of a rank; MPI's are not known.

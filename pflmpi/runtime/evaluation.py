@@ -93,6 +93,7 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
         received: messages of any of them, without a leading axis.
     """
     task, width = executor.task(clients), _width(executor)
+    executor = executor.holding(clients, executor.federation.test)
     samples = executor.pool.places(np.concatenate([executor.federation.test[client] for client in clients]))
     filled = np.resize(samples, -(-len(samples) // width) * width)
     uploaded = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)

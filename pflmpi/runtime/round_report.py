@@ -25,27 +25,16 @@ _PATIENCE = 20.0  # times the longest round, afterwards
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Reports of all ranks on a round, on rank 0.
+    """Reports of all ranks on a round, on rank 0."""
 
-    Attributes:
-        tested: [T] scores of the tested clients, in ascending order of their ids.
-        unseen: [U] scores of those kept out of training; None if there are none.
-        trained: [P] scores of the participants after local training; None if they were not tested then.
-        validated: [T] as `tested`, on validation samples; None if there are none.
-        train_loss: [P] float64, mean training loss of the participants.
-        seconds: `compute`, `waiting` and `evaluation`; see `Progress`.
-        memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
-        stop: [R, 2] what `Stop` says on each rank.
-    """
-
-    tested: Counts
-    unseen: Counts | None
-    trained: Counts | None
-    validated: Counts | None
-    train_loss: np.ndarray
-    seconds: dict[str, float]
-    memory: np.ndarray
-    stop: np.ndarray
+    tested: Counts  # [T] scores of the tested clients, in ascending order of their ids
+    unseen: Counts | None  # [U] scores of those kept out of training; None if there are none
+    trained: Counts | None  # [P] scores of the participants after local training; None if they were not tested then
+    validated: Counts | None  # [T] as `tested`, on validation samples; None if there are none
+    train_loss: np.ndarray  # [P] float64, mean training loss of the participants
+    seconds: dict[str, float]  # `compute`, `waiting` and `evaluation`; see `Progress`
+    memory: np.ndarray  # [R] the most bytes that each rank ever had; 0 where its system does not say
+    stop: np.ndarray  # [R, 2] what `Stop` says on each rank
 
 
 def gather(

@@ -31,17 +31,11 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Trained:
-    """Results of this rank's participants.
+    """Results of this rank's participants."""
 
-    Attributes:
-        ups: of each group, the clients that succeeded and their messages.
-        losses: mean training loss of each of them.
-        failed: of the others, why; they keep their states.
-    """
-
-    ups: Updates = field(default_factory=list)
-    losses: dict[int, float] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    ups: Updates = field(default_factory=list)  # of each group, the clients that succeeded and their messages
+    losses: dict[int, float] = field(default_factory=dict)  # mean training loss of each of them
+    failed: dict[int, str] = field(default_factory=dict)  # of the others, why; they keep their states
 
 
 def run(
@@ -152,7 +146,8 @@ def transform_messages(setup: Setup, population: Population, reply: Reply, ups: 
     declared, seed = setup.declared, setup.task.seed
     for number, (clients, messages) in enumerate(ups) if declared.transforms.chosen else ():
         declared.check_up(messages, len(clients))
-        received, residual = {**reply.for_clients(clients), **population.answers(clients)}, population.residual(clients)
+        received = {**reply.for_clients(clients), **population.answers(clients)}
+        residual = population.leaf(RESIDUAL, clients) if declared.transforms.top_k is not None else None
         sent, left = transform(declared.transforms, declared.up, seed, round, clients, messages, received, residual)
         ups[number] = clients, sent
         if left is not None:

@@ -28,21 +28,13 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Unseen:
-    """Setup of the tests of unseen clients; the same on every rank.
+    """Setup of the tests of unseen clients; the same on every rank."""
 
-    Attributes:
-        executor: of the trained clients and then the unseen ones.
-        declared: the messages down that are not the same for all; the others are those of the round's reply.
-        groups: of each rank.
-        updates: local updates of each; 0 where they do not train.
-        home: [N] the rank of each trained client; None where they keep nothing.
-    """
-
-    executor: Executor
-    declared: Declared
-    groups: list[list[ClientGroup]]
-    updates: int
-    home: np.ndarray | None
+    executor: Executor  # of the trained clients and then the unseen ones
+    declared: Declared  # the messages down that are not the same for all; the others are those of the round's reply
+    groups: list[list[ClientGroup]]  # of each rank
+    updates: int  # local updates of each; 0 where they do not train
+    home: np.ndarray | None  # [N] the rank of each trained client; None where they keep nothing
 
     @property
     def algorithm(self) -> Algorithm:

@@ -31,15 +31,10 @@ _ROUNDING = 1e-5  # float32 sums in another order, over some twenty steps
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one experiment on different numbers of ranks; each is made once.
+    """The runs of one experiment on different numbers of ranks; each is made once."""
 
-    Attributes:
-        sections: of the configuration, besides those of `QUICK` in `quick_run`.
-        folder: where the runs lie.
-    """
-
-    sections: Mapping[str, Any]
-    folder: Path
+    sections: Mapping[str, Any]  # of the configuration, besides those of `QUICK` in `quick_run`
+    folder: Path  # where the runs lie
     _made: dict[str, str] = field(default_factory=dict)
 
     def settings(self, **sections: Any) -> dict[str, Any]:

@@ -1,20 +1,23 @@
-"""Running whole experiments in this process: on one rank, or on threads that are ranks."""
+"""Running whole experiments in this process: on one rank, or on threads that are ranks, which takes milliseconds."""
 
-from collections.abc import Mapping
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 
 from pflmpi.config import load as configuration
+from pflmpi.errors import TransportError
 from pflmpi.experiment import run as experiment
 from pflmpi.experiment.run import RankContext
 from pflmpi.experiment.stored_config import stored_config
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.store import run_folder
-from pflmpi.testing.thread_ranks import run_ranks
-from pflmpi.transports.base import Transport
+from pflmpi.transports.base import Buffer, Transport
 
 QUICK: dict[str, Any] = {
     "seed": 3,
@@ -71,3 +74,126 @@ def _on(ranks: int, function: Any) -> None:
         run_ranks(ranks, function)
     except CollectiveError as agreed:
         raise agreed.error from agreed
+
+
+T = TypeVar("T")
+
+
+class RankGone(TransportError):
+    """A rank waits for one whose function has ended."""
+
+
+class Group:
+    """What the ranks of one `run_ranks` share."""
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self.size = size
+        self.timeout = timeout
+        self.changed = threading.Condition()
+        self.calls: dict[int, dict[int, tuple[str, np.ndarray]]] = defaultdict(dict)  # by number of the call, by rank
+        self.mail: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)  # by sender and receiver
+        self.gone: set[int] = set()
+
+    def leave(self, rank: int) -> None:
+        with self.changed:
+            self.gone.add(rank)
+            self.changed.notify_all()
+
+    def wait(self, ready: Callable[[], bool], lost: Callable[[], set[int]], operation: str) -> None:
+        """Wait, holding `changed`, until ready; a rank that is needed and gone ends the wait."""
+        answered = self.changed.wait_for(lambda: ready() or lost(), self.timeout)
+        if ready():
+            return
+        if answered:
+            raise RankGone(f"a rank ended or was lost during {operation} (ranks {sorted(lost())})")
+        raise TransportError(f"{operation} did not end within {self.timeout} s")
+
+    def exchange(self, rank: int, number: int, operation: str, value: np.ndarray) -> list[np.ndarray]:
+        """Return copies of all ranks' values in a collective call."""
+        with self.changed:
+            self.calls.pop(number - 2, None)  # everybody who is in call `number - 1` has left it
+            call = self.calls[number]
+            call[rank] = operation, value.copy()
+            self.changed.notify_all()
+            self.wait(lambda: len(call) == self.size, lambda: self.gone - call.keys(), operation)
+            operations = [call[other][0] for other in range(self.size)]
+            assert len(set(operations)) == 1, f"ranks make different calls: {operations}"
+            return [call[other][1].copy() for other in range(self.size)]
+
+
+class ThreadTransport(Transport):
+    """One thread of `run_ranks`."""
+
+    name = "inprocess"
+
+    def __init__(self, rank: int, group: Group) -> None:
+        super().__init__(rank, group.size, group.timeout)
+        self._group = group
+        self._calls = 0
+
+    def abort(self, code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    def _collective(self, operation: str, value: np.ndarray) -> list[np.ndarray]:
+        self._calls += 1
+        return self._group.exchange(self.rank, self._calls, operation, value)
+
+    def _broadcast(self, buffer: Buffer) -> None:
+        assert isinstance(buffer, np.ndarray), "threads share no GPU"
+        buffers = self._collective("broadcast", buffer)
+        sizes = [len(buffer) for buffer in buffers]
+        assert len(set(sizes)) == 1, f"broadcast of unlike sizes: {sizes}"
+        if self.rank != 0:
+            buffer[:] = buffers[0]
+
+    def _barrier(self) -> None:
+        self._collective("barrier", np.zeros(0))
+
+    def _exchange(self, sent: dict[int, Buffer], received: dict[int, Buffer]) -> None:
+        with self._group.changed:
+            for rank, part in sent.items():
+                assert isinstance(part, np.ndarray), "threads share no GPU"
+                self._group.mail[self.rank, rank].append(part.copy())
+            self._group.changed.notify_all()
+        for rank, part in received.items():
+            content = self._take(rank)
+            assert isinstance(part, np.ndarray), "threads share no GPU"
+            assert len(content) == len(part), f"rank {rank} sent {len(content)} bytes, {len(part)} were declared"
+            part[:] = content
+
+    def _take(self, sender: int) -> np.ndarray:
+        box = self._group.mail[sender, self.rank]
+        with self._group.changed:
+            self._group.wait(lambda: bool(box), lambda: self._group.gone & {sender}, "exchange")
+            return box.popleft()
+
+    def _close(self) -> None:
+        self.barrier()
+
+
+def run_ranks(size: int, function: Callable[[ThreadTransport], T], timeout: float = 60.0) -> list[T]:
+    """Return what the function returns on each of `size` ranks.
+
+    When it raises on a rank, the ranks that wait for that one stop, and the first cause is raised here (of the lowest
+    rank, if several have one of their own).
+    """
+    group = Group(size, timeout)
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = function(ThreadTransport(rank, group))
+        except BaseException as error:
+            errors[rank] = error
+        finally:
+            group.leave(rank)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise min(errors.items(), key=lambda item: (isinstance(item[1], RankGone), item[0]))[1]
+    return [results[rank] for rank in range(size)]

@@ -39,7 +39,7 @@ def open_transport(
         TransportError: not all ranks arrived within the time limit.
     """
     if name == "auto":
-        name = _fitting(launch)
+        name = "mpi" if launch.kind == "mpi" else "inprocess" if launch.kind == "alone" else "torch"
     if name == "inprocess":
         if launch.size > 1:
             raise ConfigError(
@@ -57,12 +57,6 @@ def introduce(transport: Transport, peer: Peer) -> None:
     peers = transport.gather_texts(replace(peer, device_buffers=transport.device_buffers).to_json())
     text = transport.broadcast_text(json.dumps(peers))
     transport.peers = [*map(Peer.from_json, json.loads(text))]
-
-
-def _fitting(launch: Launch) -> Name:
-    if launch.kind == "mpi":
-        return "mpi"
-    return "inprocess" if launch.kind == "alone" else "torch"
 
 
 def _open_mpi(launch: Launch, timeout: float, late: Callable[[str], NoReturn] | None) -> Transport:

@@ -12,7 +12,7 @@ from pflmpi.data.config import DataConfig
 from pflmpi.data.loading import load as load_data
 from pflmpi.errors import ConfigError, DataError
 from pflmpi.machine import expanded, private_folder
-from pflmpi.runtime.client_rows import folder_of
+from pflmpi.runtime.client_state import folder_of
 from pflmpi.runtime.config import RuntimeConfig
 
 

@@ -12,6 +12,7 @@ from pflmpi.forecast import measuring
 from pflmpi.forecast.bytes import state_sizes
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs, measure, measured_steps, resident
 from pflmpi.machine import own_memory
+from pflmpi.runtime.executors.base import Executor
 from planned_run import planned
 
 MEGABYTE = 2**20
@@ -32,18 +33,19 @@ def test_the_memory_of_a_call_is_what_it_needs_besides():
 @pytest.mark.parametrize("name", ["fedavg", "fedamp", "fedfomo", "fedgmh-full"])
 def test_a_few_steps_are_measured_however_long_a_training_is(name, training):
     run = planned(quick_run.settings(every_algorithm()[name], training=training), 1)
-    steps = []
+    steps, update = [], Executor.update
+
+    def noted(executor, clients, *arguments):
+        samples = int(executor.federation.num_train[clients[0]])
+        steps.append(executor.tasks[0].training.num_steps(samples))
+        return update(executor, clients, *arguments)
 
     def timed(call, device):
-        if call.__name__ == "train":
-            trial = call.__self__.setup.executor
-            samples = int(trial.federation.num_train[call.__self__.clients[0]])
-            steps.append(trial.tasks[0].training.num_steps(samples))
         call()
         return Cost(1.0 + 0.5 * (steps[-1] == 6), 7.0, 0.0)
 
     sizes = planned(quick_run.settings(every_algorithm()[name]), 1)
-    with mock.patch.object(measuring, "measure", timed):
+    with mock.patch.object(measuring, "measure", timed), mock.patch.object(Executor, "update", noted):
         rounds = list(run.schedule())[1:3]
         found = measured_steps(run.setup, rounds, state_sizes(sizes.experiment), False, 0.0)
     assert set(steps) == {2, 6} and found.costs is not None

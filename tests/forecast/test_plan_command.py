@@ -1,5 +1,6 @@
 """`pflmpi plan` from the command line: what it shows, and what it refuses."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import yaml
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.cli import main
-from pflmpi.forecast import advice
+from pflmpi.forecast import advice, forecast
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.store import metrics_file
 from pflmpi.text import size
@@ -129,6 +130,16 @@ def test_says_what_does_not_fit_on_a_gpu(machine):
     assert code == 1
     assert re.search(r"GPU 0 of node 0 needs .* and has 512 MiB: lower .*training.batch_size \(now 10\)", shown)
     assert "ranks share it: take one rank per GPU" in shown
+
+
+def test_a_gpu_holds_no_more_samples_than_a_run_lets_it(machine, monkeypatch):
+    most = []
+    rank_memory = forecast.rank_memory
+    monkeypatch.setattr(forecast, "rank_memory", lambda *args: most.append(args[-1]) or rank_memory(*args))
+    config = machine.config(runtime={"device": "auto", "gpu_memory": 0.5})
+    for options in ([], ["-s", "data.resident=host"], ["-s", "data.resident=device"]):
+        machine.plan(config, "--gpus", 1, "--gpu-memory", 4, *options)
+    assert most == [2**30, 0, math.inf]
 
 
 def test_says_how_messages_reach_the_gpus_and_what_nccl_takes_of_them(machine):

@@ -1,5 +1,5 @@
-"""Ranks as threads of one process; see `pflmpi.testing.thread_ranks`."""
+"""Ranks as threads of one process; see `pflmpi.testing.quick_run`."""
 
-from pflmpi.testing.thread_ranks import ThreadTransport, run_ranks
+from pflmpi.testing.quick_run import ThreadTransport, run_ranks
 
 __all__ = ["ThreadTransport", "run_ranks"]

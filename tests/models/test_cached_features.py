@@ -124,8 +124,8 @@ def test_a_rank_has_the_features_of_its_own_clients_alone():
     assert all(len(pool.images) < 400 for pool in pools) and sum(len(pool.images) for pool in pools) <= 401
     assert [pool_bytes(one, rank) for rank, one in enumerate(ready)] == [56 * len(pool.images) for pool in pools]
     for (a, one), (b, other) in itertools.pairwise(enumerate(pools)):
-        shared = np.flatnonzero((one.place_of >= 0) & (other.place_of >= 0))
-        assert a != b and (one.images[one.place_of[shared]] == other.images[other.place_of[shared]]).all()
+        shared = np.intersect1d(one.held, other.held)
+        assert a != b and (one.images[one.places(shared)] == other.images[other.places(shared)]).all()
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,10 @@ class Net(nn.Module):
     "class Quiet(Net):\n    low = LOW\n",
     "GAIN = 100\nLAYERS[0] = nn.Tanh\n",
     "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n    pass\n",
+    "from pflmpi.data.task_kinds import Classification\n\nclass Focal(Classification):\n    summary = 'mine'\n",
+    "def darker(x, key):\n    return x // HIGH\n",
+    "def right(scores, labels):\n    return float((scores.argmax(-1) == labels).mean())\n",
+    "def first(round, count, num_train, rng):\n    return range(count)\n",
 ]
 
 
@@ -82,6 +86,36 @@ def test_a_class_of_a_notebook_is_written_into_a_file_with_all_that_it_uses(note
     run = pflmpi.run(config, out=tmp_path / "run", quiet=True, ranks=1)
     alike = pflmpi.run(config, out=tmp_path / "alike", quiet=True, in_process=True)
     assert run_folder.digest(run.path, 1) == run_folder.digest(alike.path, 1)
+
+
+def test_functions_and_a_task_stand_where_their_names_do(notebook, tmp_path):
+    from pflmpi.learning.transforms import horizontal_flip
+
+    data = {"name": "digits", "transform": (horizontal_flip, notebook.darker), "task": notebook.Focal, "limit": 300}
+    sections = {"evaluation": {"measures": ["accuracy", notebook.right]}, "training": {"selection": notebook.first}}
+    config = Config(**{**SMALL, "data": data}, model="mlp", algorithm="fedavg").replace(**sections)
+    raw = config.resolved()
+    folder = tmp_path / "pflmpi_classes"
+    assert raw["data"]["transform"][0] == "horizontal_flip" and raw["evaluation"]["measures"][0] == "accuracy"
+    own = [raw["data"]["transform"][1], raw["data"]["task"], raw["evaluation"]["measures"][1]]
+    for name, expected in zip([*own, raw["training"]["selection"]], ("darker", "Focal", "right", "first"), strict=True):
+        assert name.startswith(f"{folder}/{expected}_") and name.endswith(f".py:{expected}")
+    run = pflmpi.run(config.replace(training={"participation": 0.4}), out=tmp_path / "run", quiet=True, in_process=True)
+    assert run.round().metrics["participants"].tolist() == [0] and 0 <= run.columns["right_mean"][0] <= 1
+
+
+@pytest.mark.parametrize(("section", "key"), [("evaluation", "measures"), ("data", "transform")])
+def test_a_function_without_a_source_is_refused_by_the_name_of_the_key(section, key, notebook):
+    sections = {**SMALL, "data": {"name": "digits"}, "algorithm": "fedavg"}
+    with pytest.raises(
+        ConfigError, match=rf"^{section}.{key}: the source of <lambda> cannot be found; put it in a file"
+    ):
+        Config(**{**sections, section: {**sections.get(section, {}), key: [eval("lambda x, key: x", vars(notebook))]}})
+
+
+def test_configurations_that_are_equal_are_one_key_of_a_dictionary():
+    config = Config(**SMALL, model="mlp", algorithm="fedavg")
+    assert {config: 1, config.replace(seed=1): 2, config.replace(seed=0): 3} == {config: 3, config.replace(seed=1): 2}
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.experiment import run as experiment
 from pflmpi.learning.task import Task
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.client_rows import empty_rows
-from pflmpi.runtime.client_state import allocate, initialise
+from pflmpi.runtime.client_state import allocate, empty_rows, initialise
 from pflmpi.tree import Tree
 from planned_run import planned
 
@@ -242,7 +241,7 @@ def test_a_file_system_that_cannot_map_files_is_named(tmp_path, monkeypatch, cap
 
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(on_disk()))
-    monkeypatch.setattr("pflmpi.runtime.client_rows.mmap", mmap_that(refused))
+    monkeypatch.setattr("pflmpi.runtime.client_state.mmap", mmap_that(refused))
     assert quick_run.command(["run", str(config), "--out", str(tmp_path / "run"), "--quiet", "--ranks", "1"]) == 2
     error = capfd.readouterr().err
     assert f"cannot be kept in {tmp_path / 'run'}: No such device; name another folder as runtime.scratch" in error

@@ -69,6 +69,18 @@ def test_cached_features_are_those_of_the_host(executor):
         assert torch.equal(leaf, found[path]), path
 
 
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize(
+    ("case", "uplink"),
+    [("fedavg", {"clip": 0.1, "noise": 0.1, "top_k": 0.1, "quantise": 8}), ("fedproto", {"quantise": 4})],
+)
+def test_messages_are_transformed_there_as_on_the_host(case, uplink, executor):
+    raw = {**stub_run.settings(every_algorithm()[case], "mlp", executor), "uplink": uplink}
+    expected, found = (stub_run.run(raw, on_stub).values for on_stub in (False, True))
+    for path, leaf in expected.items():
+        assert torch.equal(leaf, found[path]), path
+
+
 @pytest.mark.parametrize(
     ("case", "model", "executor", "trainable"),
     [

@@ -1,9 +1,11 @@
 """Executors: computing clients on a rank, here one after another; `lanes.py` computes many in one call."""
 
+import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -213,7 +215,16 @@ class Executor(ABC):
 
     @property
     def device(self) -> torch.device:
-        return self.pool.images.device
+        return self.pool.device
+
+    def holding(self, clients: np.ndarray, *sides: Sequence[np.ndarray]) -> Self:
+        """The executor with the samples that these clients have of some sides on its device."""
+        if self.pool.goes_to is None:
+            return self
+        pool = self.pool.on_device([side[client] for side in sides for client in clients])
+        executor = dataclasses.replace(self, pool=pool)
+        executor.__dict__["participation"] = self.participation  # which is not drawn anew
+        return executor
 
     @property
     def ahead(self) -> int:
@@ -239,7 +250,8 @@ class Loop(Executor):
 
     def _data(self, client: int, round: int, passes: Mapping[str, Pass], state: Tree) -> ClientData:
         task, decay = self.tasks[self.cohort[client]], float(self.decay(np.array([client]), round)[0])
-        batches = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
+        here = self.holding(np.array([client]), self.federation.train)
+        batches = {name: here.order(client, round, name, length, state) for name, length in passes.items()}
         drawn = batches if self.draws_noise else {}
         keys: Tree = {name: self.keys(client, round, name, len(order)) for name, order in drawn.items()}
         draws: Tree = {
@@ -247,7 +259,7 @@ class Loop(Executor):
             for name, order in batches.items()
             if self.transforms(passes[name])
         }
-        batches[TRAIN] = in_order(self.train_samples(client), self.eval_batch)
+        batches[TRAIN] = in_order(here.train_samples(client), self.eval_batch)
         counts = self.class_counts(np.array([client]))[0]
         sent: Tree = {"orders": _joined(batches), "keys": keys, "draws": draws, "counts": counts}
         uploaded = upload(sent, self.device)
@@ -255,7 +267,7 @@ class Loop(Executor):
         ready = {
             name: ClientBatches(
                 task,
-                self.pool,
+                here.pool,
                 tree.leaf(orders, name),
                 [len(batch) for batch in order],
                 tree.leaf(keys, name) if name in keys else None,
@@ -316,7 +328,8 @@ class Loop(Executor):
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task, passes, scores = self.task(clients), self.passes_to_adapt(clients, round), []
-        tests = {str(client): in_order(self.test_samples(client), self.eval_batch) for client in clients}
+        here = self.holding(clients, self.federation.test)
+        tests = {str(client): in_order(here.test_samples(client), self.eval_batch) for client in clients}
         uploaded = upload({"state": states, "down": {**down}, "tests": _joined(tests)}, self.device)
         for i, client in enumerate(clients):
             state, received = _row(tree.part(uploaded, "state"), i), as_messages(_row(tree.part(uploaded, "down"), i))
@@ -324,7 +337,7 @@ class Loop(Executor):
                 data = self._data(int(client), round, passes, _row(states, i))
                 state = self._adapted(task, int(client), state, received, data)
             sizes = list(map(len, tests[str(client)]))
-            batches = ClientBatches(task, self.pool, tree.leaf(tree.part(uploaded, "tests"), str(client)), sizes)
+            batches = ClientBatches(task, here.pool, tree.leaf(tree.part(uploaded, "tests"), str(client)), sizes)
             reads: dict[str, Tensor | Tree] = {"client": state, "down": {**received}}
             with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch):
                 scores += predictions(self.algorithm, task, state, received, batches)

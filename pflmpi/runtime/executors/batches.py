@@ -14,7 +14,8 @@ from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
 from pflmpi.runtime.contract import ChangedInPlace
-from pflmpi.tree import ALIGNED, Tree
+from pflmpi.runtime.executors.transfers import upload
+from pflmpi.tree import ALIGNED, Tree, leaf
 from pflmpi.vmap_lanes import in_lanes_of, of_all_lanes, outside_vmap
 
 _COPIED = 2**25  # bytes of images at a time
@@ -23,11 +24,12 @@ _FEATURED = 32  # samples whose features are computed at a time
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples of a dataset, on the device of the rank."""
+    """Samples of a dataset, on the device of the rank, or on the host until clients that have them are computed."""
 
     images: Tensor  # [n, C, H, W] uint8, or other samples
     labels: Tensor  # [n] int64; of other tasks than classification [n, ...]
-    place_of: np.ndarray | None = None  # int64, of each sample of the dataset, -1 if it is not here; None: all are
+    held: np.ndarray | None = None  # int64 [n], ascending, which samples of the dataset these are; None: all
+    goes_to: torch.device | None = None  # the device of the rank, where samples are on the host; see `on_device`
 
     @classmethod
     def of(cls, dataset: Dataset, device: torch.device) -> "Pool":
@@ -40,14 +42,12 @@ class Pool:
     @classmethod
     def of_some(cls, dataset: Dataset, device: torch.device, samples: np.ndarray) -> "Pool":
         """Some samples of a dataset, by their ascending indices, on a device; the host copies few of them at a time."""
-        place_of = np.full(len(dataset.labels), -1)
-        place_of[samples] = np.arange(len(samples))
         count, like = max(1, _COPIED // dataset.images[:1].nbytes), torch.from_numpy(dataset.images[samples[:1]])
         images = torch.empty(len(samples), *like.shape[1:], dtype=like.dtype, device=device)
         for first in range(0, len(samples), count):
             part = slice(first, first + count)
             images[part].copy_(torch.from_numpy(dataset.images[samples[part]]))
-        return cls(images, torch.from_numpy(dataset.labels[samples]).to(device), place_of)
+        return cls(images, torch.from_numpy(dataset.labels[samples]).to(device), samples)
 
     @classmethod
     def of_features(cls, dataset: Dataset, task: Task, samples: np.ndarray | None = None) -> "Pool":
@@ -56,8 +56,6 @@ class Pool:
         All calls have the same size, so that the features of a sample do not depend on who else is on its rank.
         """
         samples = np.arange(len(dataset.labels)) if samples is None else samples
-        place_of = np.full(len(dataset.labels), -1)
-        place_of[samples] = np.arange(len(samples))
         features = torch.empty(len(samples), task.num_features, device=task.device)
         with torch.no_grad():
             for first in range(0, len(samples), _FEATURED):
@@ -66,15 +64,33 @@ class Pool:
                 features[first : first + len(chosen)] = task.features({}, task.prepare(images.to(task.device)))[
                     : len(chosen)
                 ]
-        return cls(features, torch.from_numpy(dataset.labels[samples]).to(task.device), place_of)
+        return cls(features, torch.from_numpy(dataset.labels[samples]).to(task.device), samples)
 
     def places(self, samples: np.ndarray) -> np.ndarray:
         """Positions in the pool of samples of the dataset, in the same order."""
-        if self.place_of is None:
+        if self.held is None:
             return samples
-        places: np.ndarray = self.place_of[samples]
-        assert (places >= 0).all(), "a rank has the samples of its own clients"
+        places = np.searchsorted(self.held, samples)
+        assert np.array_equal(self.held.take(places, mode="clip"), samples), "a rank has the samples of its own clients"
         return places
+
+    def on_device(self, samples: Sequence[np.ndarray]) -> "Pool":
+        """The pool itself, or, where its samples are on the host, one of these samples of the dataset on the device.
+
+        The first sample is always among them: it fills the batches of lanes.
+        """
+        if self.goes_to is None:
+            return self
+        held = np.unique(np.concatenate([np.zeros(1, np.int64), *samples]))
+        chosen = torch.from_numpy(self.places(held))
+        values: Tree = {"images": self.images.index_select(0, chosen), "labels": self.labels.index_select(0, chosen)}
+        there = upload(values, self.goes_to)
+        return Pool(leaf(there, "images"), leaf(there, "labels"), held)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the rank."""
+        return self.goes_to or self.images.device
 
     @property
     def sample_size(self) -> int:

@@ -47,14 +47,15 @@ class Lanes(Executor):
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task = self.task(clients).replace(batched=True)
-        whole = pass_in_order([self.test_samples(client) for client in clients], self.eval_batch)
+        here = self.holding(clients, self.federation.test)
+        whole = pass_in_order([here.test_samples(client) for client in clients], self.eval_batch)
         sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
         uploaded = upload(sent, self.device)
         state, received = tree.part(uploaded, "state"), as_messages(tree.part(uploaded, "down"))
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
             state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
-        tests = gather_images(self.pool, tree.leaf(tree.part(uploaded, "tests"), "index"))
+        tests = gather_images(here.pool, tree.leaf(tree.part(uploaded, "tests"), "index"))
 
         def predict(lane: Tree) -> Tree:
             images = tree.leaf(lane, "images")
@@ -89,11 +90,11 @@ class Lanes(Executor):
         passes: Mapping[str, Pass],
     ) -> Tree:
         """Call a method of the algorithm (task, client, *received, data) for all clients at once."""
-        task = self.task(clients).replace(batched=True)
-        padded = {name: self._padded(clients, states, round, name, length) for name, length in passes.items()}
+        task, here = self.task(clients).replace(batched=True), self.holding(clients, self.federation.train)
+        padded = {name: here._padded(clients, states, round, name, length) for name, length in passes.items()}
         if task.architecture.has_batch_norm:
             self._refuse_single(method.__name__, clients, round, padded.values())
-        padded[TRAIN] = pass_in_order([self.train_samples(client) for client in clients], self.eval_batch)
+        padded[TRAIN] = pass_in_order([here.train_samples(client) for client in clients], self.eval_batch)
         by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
         sent: Tree = {
             "state": states,
@@ -106,7 +107,7 @@ class Lanes(Executor):
 
         def call(lane: Tree) -> Tree:
             ready = {
-                name: self._batches(task, of_lanes, tree.part(tree.part(lane, "passes"), name), passes.get(name))
+                name: here._batches(task, of_lanes, tree.part(tree.part(lane, "passes"), name), passes.get(name))
                 for name, of_lanes in padded.items()
             }
             train, factor = ready.pop(TRAIN), tree.leaf(lane, "decay") if by_client else float(decay[0])

@@ -52,12 +52,18 @@ def streams_of(device: torch.device) -> Streams | None:
     return None if make is None else make(device)
 
 
-def device_message_limit(device: torch.device) -> float:
-    """Bytes of a device that the messages of a round may take: at most an eighth of this process's part of a GPU."""
+def device_memory(device: torch.device) -> float:
+    """Bytes of a device that this process may take; infinity where it is no GPU."""
     if device.type != "cuda":
         return math.inf
     memory = torch.cuda.get_device_properties(device).total_memory
-    return min(MOST_MESSAGE_BYTES, memory * torch.cuda.get_per_process_memory_fraction(device) / 8)
+    return memory * torch.cuda.get_per_process_memory_fraction(device)
+
+
+def device_message_limit(device: torch.device) -> float:
+    """Bytes of a device that the messages of a round may take: at most an eighth of this process's part of a GPU."""
+    memory = device_memory(device)
+    return memory if memory == math.inf else min(MOST_MESSAGE_BYTES, memory / 8)
 
 
 def upload(value: Tree, device: torch.device) -> Tree:
@@ -127,19 +133,12 @@ _NOT_KNOWN = torch.tensor(torch.nan)
 
 @dataclass(frozen=True)
 class Update:
-    """Local updates of a group, on the host, with a leading client axis.
+    """Local updates of a group, on the host, with a leading client axis."""
 
-    Attributes:
-        states: their new states.
-        up: their uplink; the messages that are folded are on the device.
-        loss: [m] float64, mean training loss of each; NaN where none was counted.
-        is_finite: whether all numbers of states and uplink are known to be finite.
-    """
-
-    states: Tree
-    up: Messages
-    loss: Tensor
-    is_finite: bool
+    states: Tree  # their new states
+    up: Messages  # their uplink; the messages that are folded are on the device
+    loss: Tensor  # [m] float64, mean training loss of each; NaN where none was counted
+    is_finite: bool  # whether all numbers of states and uplink are known to be finite
 
 
 def download_update(results: Tree, kept: Collection[str], device: torch.device) -> Callable[[], Update]:
