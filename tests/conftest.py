@@ -14,6 +14,9 @@ import testbed
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+# Containers often set it: then every process that a test starts would compile the package anew, half a second each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell ignores SIGINT and SIGQUIT for a job in its background, nohup SIGHUP, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGQUIT, signal.SIGHUP):

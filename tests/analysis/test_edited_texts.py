@@ -20,7 +20,7 @@ from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file
 
-EDITS = 500  # of each file
+EDITS = 150  # of each file
 LAST, VOUCHED = 5, 4  # rounds; the newest checkpoint is of the last but one, as after a kill
 
 

@@ -82,7 +82,7 @@ def tensors(state):
             (case, "last_received" if ALGORITHMS[CASES[case]["algorithm"]["name"]].predicts_with else "latest")
             for case in CASES
         ),
-        *((case, "latest") for case in MESSAGE_KINDS),
+        *((case, "latest") for case in MESSAGE_KINDS if ALGORITHMS[CASES[case]["algorithm"]["name"]].predicts_with),
     ],
 )
 def test_the_exported_model_is_right_as_often_as_in_the_run(case, absent, tmp_path):

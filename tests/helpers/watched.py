@@ -8,6 +8,7 @@ and as Python did (an audit hook).
 
 import ctypes
 import ctypes.util
+import importlib
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import signal
 import struct
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 SECONDS = int(os.environ.get("WATCHED_SECONDS", "20"))
@@ -59,38 +61,38 @@ class Watch:
 
 def main():
     cases = json.loads(Path(sys.argv[1]).read_text())
-    import h5py  # noqa: F401
-    import numpy  # noqa: F401
-    import pydantic  # noqa: F401
-    import rich.console
-    import rich.table  # noqa: F401
-    import yaml  # noqa: F401
-
-    import pflmpi.cli
-
-    pflmpi.cli.parser()
-    if any(words[0] in ("evaluate", "plan", "resume") for words, _ in cases):
-        import torch  # noqa: F401
-
-        import pflmpi.config.load
-        import pflmpi.experiment.run
+    imported: set[str] = set()
     for words, folders in cases:
-        print(json.dumps(_case(words, [Path(folder) for folder in folders])), flush=True)
+        for name in sorted(imported - sys.modules.keys()):
+            importlib.import_module(name)  # once for all cases that follow
+        result, imported = _case(words, [Path(folder) for folder in folders])
+        print(json.dumps(result), flush=True)
 
 
 def _case(words, folders):
     watch = Watch([folder for folder in folders if folder.is_dir()])
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as hook:
+    with ExitStack() as stack:
+        out, err, hook, modules = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(4))
         child = os.fork()
         if child == 0:
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
-            os._exit(_command(words, hook.fileno()))
+            code = _command(words, hook.fileno())
+            os.write(modules.fileno(), "\0".join(_installed()).encode())
+            os._exit(code)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        texts = [_text(file) for file in (out, err, hook)]
+        texts = [_text(file) for file in (out, err, hook, modules)]
     opened, written = watch.seen()
-    python = sorted({*texts[2].split("\0")} - {""})
-    return {"code": status, "out": texts[0], "err": texts[1], "opened": opened, "written": written, "python": python}
+    python, imported = ({*text.split("\0")} - {""} for text in texts[2:])
+    found = {"out": texts[0], "err": texts[1], "opened": opened, "written": written, "python": sorted(python)}
+    return {"code": status, **found}, imported
+
+
+def _installed():
+    """The modules of this process that are installed: none that a run names."""
+    places = (sys.prefix, sys.base_prefix, os.path.dirname(sys.modules["pflmpi"].__file__))
+    files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+    return [name for name, file in files.items() if file.startswith(places)]
 
 
 def _text(file):

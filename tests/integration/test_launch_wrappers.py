@@ -259,8 +259,7 @@ def test_a_launcher_that_ends_with_0_before_a_rank_has_started_is_not_believed(w
     assert bench.left() == []
 
 
-@pytest.mark.parametrize("code", [0, 4])
-@pytest.mark.parametrize("made", [None, "0", "3"])
+@pytest.mark.parametrize(("made", "code"), [(None, 0), (None, 4), ("0", 4), ("3", 0)])
 def test_a_script_says_itself_how_it_ended_whatever_became_of_its_runs(made, code, tmp_path):
     bench = Bench(tmp_path, "srun")
     bench.program("srun", 'exec "$@"')

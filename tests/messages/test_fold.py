@@ -151,8 +151,9 @@ def test_likewise_with_many_participants_on_a_rank(way, ranks, monkeypatch):
     check(declared(), MANY[ranks])
 
 
-@pytest.mark.parametrize("direct", [True, False], ids=["from GPU to GPU", "through hosts"])
-@pytest.mark.parametrize("some", [False, True], ids=["all there", "some there"])
+@pytest.mark.parametrize(
+    ("direct", "some"), [(True, True), (False, False)], ids=["from GPU to GPU, some there", "through hosts, all there"]
+)
 @pytest.mark.parametrize("way", LIMITS)
 @pytest.mark.parametrize("layout", [*ASSIGNED.values(), *MANY.values()], ids=str)
 def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(way, layout, some, direct, monkeypatch):

@@ -6,7 +6,7 @@ from torch.utils import deterministic
 
 import quick_run
 import stub_run
-from every_algorithm import every_algorithm
+from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.runtime import devices
 
@@ -21,8 +21,14 @@ def _deterministic():
     deterministic.fill_uninitialized_memory = filled
 
 
-@pytest.mark.parametrize("executor", ["loop", "lanes"])
-@pytest.mark.parametrize(("case", "model"), [*((case, "mlp") for case in every_algorithm()), ("fedavg", "cnn")])
+@pytest.mark.parametrize(
+    ("case", "model", "executor"),
+    [
+        *((case, "mlp", "lanes") for case in every_algorithm()),
+        *((case, "mlp", "loop") for case in MESSAGE_KINDS),
+        *(("fedavg", "cnn", executor) for executor in ("loop", "lanes")),
+    ],
+)
 def test_results_are_the_same_with_and_without_filled_memory(case, model, executor):
     found = []
     for fill in (True, False):

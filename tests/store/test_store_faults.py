@@ -85,7 +85,7 @@ def test_a_flipped_bit_anywhere_is_named(world):
     for name in files(world):
         path = world.run / name
         whole = bytearray(path.read_bytes())
-        for position in [*range(0, 64, 3), *rng.integers(0, len(whole), 40).tolist()]:
+        for position in [*range(0, 64, 5), *rng.integers(0, len(whole), 20).tolist()]:
             bit = 1 << int(rng.integers(8))
             whole[position] ^= bit
             path.write_bytes(whole)
