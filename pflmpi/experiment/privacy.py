@@ -17,6 +17,8 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.learning.participation import Participation, is_trace
 from pflmpi.messages.kinds import Mean
 
+_LEAST_NOISE = 1e-6  # over sensitivity: with less, epsilon is above 10^11, and the accountant divides by zero
+
 
 def statement(experiment: Experiment, is_fork: bool = False) -> str:
     """What holds of the messages of all rounds, in words, or why no epsilon is stated; "" without noise."""
@@ -67,6 +69,8 @@ def _unstated(experiment: Experiment, is_fork: bool) -> str:
 
 def _epsilon(noise: float, rounds: int, delta: float, clients: int = 1, drawn: int = 1) -> float:
     """Epsilon, rounded up, after so many rounds with noise over sensitivity, each of some clients drawn of all."""
+    if noise < _LEAST_NOISE:
+        return math.inf
     dp: Any = import_module("dp_accounting")
     rdp: Any = import_module("dp_accounting.rdp")
     accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)

@@ -97,6 +97,11 @@ def test_no_rounds_tell_nothing():
     assert statement(training={"rounds": 0}).endswith("no epsilon is stated, because there are none")
 
 
+def test_noise_of_next_to_nothing_guarantees_nothing():
+    text = statement(uplink={**NOISY, "noise": 1e-170})
+    assert "epsilon = inf against whoever sees each message, inf against" in text
+
+
 def test_delta_is_one_over_the_clients_unless_given():
     assert "(delta = 0.1)" in statement(uplink={"clip": 1.0, "noise": 2.0, "delta": None})
     assert statement(uplink={"clip": 1.0, "noise": None, "delta": None}) == ""
