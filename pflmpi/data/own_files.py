@@ -227,7 +227,8 @@ def _named(arrays: dict[str, np.ndarray]) -> OwnArrays:
     """What the arrays of a file hold: x and y of all samples, or of those for training, validation and testing."""
     for sides in _BY_SIDE:
         if (of_training := sides["train"][0]) in arrays:
-            for name in ("x", "test", "validation"):
+            others = [names["train"][0] for names in _BY_SIDE if names is not sides]
+            for name in (*others, "x", "test", "validation"):
                 if name in arrays:
                     raise ValueError(f"it has {of_training!r} and {name!r}; leave one of them out")
             arrays |= _of_all_sides(arrays, sides)

@@ -228,6 +228,8 @@ ARRAYS = [  # of an .npz
     ({"x_train": X}, "no array 'y_train' in it"),
     ({"x_train": X, "y_train": [0, 1, 0, 1], "y_val": [0]}, "no array 'x_val' in it"),
     ({"x_train": X, "y_train": [0, 1, 0, 1], "x": X}, "it has 'x_train' and 'x'; leave one of them out"),
+    ({"x_train": X, "y_train": [0, 1, 0, 1], "train_images": X, "train_labels": [0, 1, 0, 1]},
+     "it has 'train_images' and 'x_train'; leave one of them out"),
     ({"x_train": X, "y_train": [0, 1, 0, 1], "test": [0, 1, 0, 1]}, "it has 'x_train' and 'test'; leave one"),
     ({"x_train": X, "y_train": [0, 1, 0, 1], "x_test": X[:, :1], "y_test": [0, 1, 0, 1]},
      r"x_test has samples and labels float64 \[1\] and int64, the first float64 \[2\] and int64"),
