@@ -107,6 +107,8 @@ def _table(arrow: Any, file: Path) -> Any:
 
 def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, client: str | None) -> OwnArrays:
     names = [name for name in table.column_names if not name.startswith("__index_level_")]  # row numbers of pandas
+    if several := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"it has several columns {several[0]!r}; give each a name of its own")
     with_classes = [name for name in names if _class_names(table, name) is not None]
     otherwise = with_classes[0] if len(with_classes) == 1 else None
     labels, client = label_and_client(names, label, client, otherwise)

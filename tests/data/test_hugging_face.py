@@ -124,6 +124,12 @@ def test_columns_that_cannot_be_used_are_refused_by_name_and_sample(columns, exp
         read_own(tmp_path / "my.parquet")
 
 
+def test_a_column_that_is_there_twice_is_named(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table([[1, 2], [3, 4], [0, 1]], names=["x", "x", "y"]), tmp_path / "my.parquet")
+    with pytest.raises(DataError, match="it has several columns 'x'; give each a name of its own"):
+        read_own(tmp_path / "my.parquet")
+
+
 def test_files_that_cannot_be_used_are_named(tmp_path):
     content = table(x=[1, 2], label=[0, 1])
     folder = on_the_hub(tmp_path / "a", {"train": content, "unsupervised": content})
