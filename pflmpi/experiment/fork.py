@@ -17,7 +17,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.restore import other_arrays, rebuilt
-from pflmpi.experiment.run import refuse_existing
+from pflmpi.experiment.run import columns, refuse_existing
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file, pruning, run_folder, verify
 from pflmpi.store.checked_hdf5 import Writing
@@ -112,9 +112,11 @@ def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Map
         checked_hdf5.copy_file(run / name, out / name)
     stored_config.write_about_data(out, experiment)
     length = run_folder.read_metrics_checksum(run, round).bytes
-    atomic.write(metrics_file.path(out), regular_file.read(metrics_file.path(run))[:length])
+    lines = metrics_file.with_columns(regular_file.read(metrics_file.path(run))[:length], columns(experiment))
+    atomic.write(metrics_file.path(out), lines)
 
     def fill(writing: Writing) -> None:
+        writing.about["metrics_csv"] = list(metrics_file.checksum(lines))
         writing.about["run"] = {"round": round, **stored_config.attributes(experiment, recorded)}
 
     checked_hdf5.write(round_path(out, round), fill, copied=round_path(run, round))

@@ -262,11 +262,15 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
-        training, validates = experiment.config.training, bool(experiment.federation.validation)
-        names = metric_columns([*experiment.measures], training.step_seconds is not None, validates)
-        metrics_file.restart(run, 0, names)
+        metrics_file.restart(run, 0, columns(experiment))
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
+
+
+def columns(experiment: Experiment) -> list[str]:
+    """Those of metrics.csv."""
+    training, validates = experiment.config.training, bool(experiment.federation.validation)
+    return metric_columns([*experiment.measures], training.step_seconds is not None, validates)
 
 
 def _run_rounds(

@@ -87,10 +87,19 @@ def restart(run: Path, done: int, columns: Sequence[str] = COLUMNS) -> None:
     """Keep the lines of rounds 1 to `done` and drop the rest; where the file is missing, those have no figures."""
     lines = text(run).splitlines(keepends=True)[: done + 1] if done else []
     if not lines:
-        lost = ["0" if is_count(name) else "" for name in columns[1:]]
-        rows = [columns, *((str(round), *lost) for round in range(1, done + 1))]
-        lines = [f"{','.join(row)}\n".encode() for row in rows]
+        rounds = "\n".join(["round", *map(str, range(1, done + 1))])
+        lines = [with_columns(rounds.encode(), columns)]
     atomic.write(path(run), b"".join(lines))
+
+
+def with_columns(content: bytes, columns: Sequence[str]) -> bytes:
+    """The lines with these columns; those that were not there have no figures."""
+    nothing = {name: "0" if is_count(name) else "" for name in columns}
+    names, *lines = [line.split(",") for line in content.decode().splitlines()]
+    rows = [{**nothing, **dict(zip(names, line, strict=True))} for line in lines]
+    return "".join(
+        f"{','.join(row)}\n" for row in [columns, *([row[name] for name in columns] for row in rows)]
+    ).encode()
 
 
 def flush(run: Path) -> None:

@@ -214,6 +214,23 @@ def test_a_full_disk_is_one_error(parent, tmp_path, monkeypatch):
         forking.fork(parent, tmp_path / "fork", 3, stored_config.values(parent))
 
 
+def test_other_measures_have_columns_of_their_own(parent, tmp_path, capfd):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert (
+        fork(parent, first, "--round", "2", "-s", "evaluation.measures=[auroc]", "-s", "training.step_seconds=1") == 0
+    )
+    quick_run.resume(first, ("training.rounds=4",))
+    assert fork(first, second, "--round", "3", "-s", "evaluation.measures=[balanced_accuracy]") == 0
+    quick_run.resume(second)
+    columns, of_parent = open_run(second).columns, open_run(parent).columns
+    assert np.isnan(open_run(first).columns["auroc_mean"]).tolist() == [True, True, False, False]
+    assert np.isnan(columns["balanced_accuracy_mean"]).tolist() == [True, True, True, False]
+    assert "auroc_mean" not in columns and np.isnan(columns["simulated_seconds"]).tolist() == [True, True, False, False]
+    for name in ("accuracy_mean", "up_bytes", "test_loss"):
+        assert np.array_equal(columns[name], of_parent[name][:4])
+    assert main(["inspect", str(second), "--verify"]) == 0, capfd.readouterr()
+
+
 def test_naming_other_code_is_no_change_of_the_code_of_the_run(tmp_path, capfd):
     """A trace and a measure that a fork leaves, and a measure that it adds; what it keeps must be as it was."""
     trace, code, run = tmp_path / "trace.csv", tmp_path / "mine.py", tmp_path / "run"
