@@ -168,14 +168,6 @@ class Figures:
         """Accuracy against the bytes that were sent so far."""
         return _chart(cost.against_bytes(self._runs))
 
-    def accuracy_against_time(self) -> Any:
-        """Accuracy against the seconds of all rounds so far."""
-        return _chart(cost.against_seconds(self._runs))
-
-    def clients(self) -> Any:
-        """The accuracies of the clients at the end, in ascending order."""
-        return _chart(clients.distribution(self._runs))
-
     def all(self) -> dict[str, Any]:
         """Every figure of a report by name, such as "partition"; what only checkpoints have is of the first run."""
         questions = compared(self._runs, seed_groups(self._runs))

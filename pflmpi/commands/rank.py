@@ -193,11 +193,6 @@ def connect(config: Config, launch: Launch) -> Transport:
     return open_transport(runtime.transport, launch, timeout, late)
 
 
-def here(config: Config) -> Peer:
-    seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return Peer.here(cores(), seen, requested_gpus(os.environ))
-
-
 def context_of(
     config: Config, transport: Transport, launch: Launch, stop: Stop, take_over: bool = False
 ) -> tuple[Config, RankContext]:
@@ -206,7 +201,8 @@ def context_of(
     Raises:
         CollectiveError: on all ranks, where the ranks cannot compute together.
     """
-    introduce(transport, here(config))
+    seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    introduce(transport, Peer.here(cores(), seen, requested_gpus(os.environ)))
     placed = all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
     if transport.rank == 0 and placed.remark():
         _log.warning("%s", placed.remark())
