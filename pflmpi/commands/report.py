@@ -109,7 +109,6 @@ def _report_runs(options: argparse.Namespace) -> int:
 
 
 def _newest(runs: Sequence[Path]) -> list[list[int]]:
-    """The round of the newest checkpoint of each run."""
     from pflmpi.store.names import rounds
 
     return [rounds(run)[-1:] for run in runs]
