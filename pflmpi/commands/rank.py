@@ -141,7 +141,7 @@ def _run_rounds(rank: _Rank, prepared: Prepared, options: argparse.Namespace) ->
     rank.transport = transport = connect(config, launch)
     stop = Stop(end_of_jobs(transport), config.runtime.spare)
     with (
-        RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
+        RunProgress(config, options.quiet, options.bar, transport.rank) as progress,
         noted_signals(stop, lambda: bool(ended(transport.peers))),
     ):
         early_signals.begun()
