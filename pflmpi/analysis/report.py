@@ -40,10 +40,8 @@ def write_report(
     Args:
         update: called with how many steps are done, of how many.
         targets: accuracies, as shares, until which the cost is shown; by default those of `targets_of`.
-        pictures: "png", "pdf" or both, as which every figure is written too.
-        reload: seconds after which a browser loads the page again; 0 for never.
-        made: by which version, when, where and with which command, for the foot of the page.
-        whole: whether the tables of figures have all numbers, however many; see `draw_figures`.
+        pictures, whole: see `draw_figures`.
+        reload, made: see `html.page`.
 
     Raises:
         CheckpointError: none of the runs can be read.

@@ -93,7 +93,6 @@ def mean_columns(group: SeedGroup) -> Columns:
 
 
 def per_round(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
-    """Bytes, seconds and balance of ranks in each round."""
     return [bytes_per_round(columns, label), seconds_per_round(columns), *imbalance(columns)]
 
 
