@@ -128,7 +128,8 @@ def _import_file(file: Path, reference: str) -> ModuleType:
     except OSError as error:
         raise ConfigError(
             f"{file} cannot be read: {error.strerror}; a file is named relative to the configuration, with -s relative "
-            "to the working directory; -s algorithm.name=PATH:CLASS says where a file of a run is now"
+            "to the working directory; for a run, -s with the key that names it, such as -s algorithm.name=PATH:CLASS, "
+            "says where it is now"
         ) from error
     name = f"{file.stem}_{hashlib.sha256(str(file).encode() + content).hexdigest()[:8]}"
     if name in sys.modules:

@@ -12,6 +12,7 @@ from pflmpi.analysis.selection import NamedRun, SeedGroup, labelled, spread_over
 from pflmpi.config.sections import by_key, differing
 from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import EvaluationConfig
 from pflmpi.store.checked_hdf5 import truncated_problem
@@ -47,6 +48,13 @@ def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run]
                 problems.append(f"{path} cannot be compared with {runs[0].path}: {reason}; report it by itself")
         step()
     return runs, problems
+
+
+def main_measure(runs: Sequence[Run]) -> MainMeasure:
+    """The measure by which runs are compared: the main one of the first of them that all have, else their loss."""
+    candidates = dict.fromkeys([*(run.main_measure for run in runs), ACCURACY, MainMeasure("test_loss")])
+    tested = [run for run in runs if any(map(run.has, candidates))]
+    return next((measure for measure in candidates if all(run.has(measure) for run in tested)), ACCURACY)
 
 
 def why_incomparable(first: Run, other: Run) -> str | None:

@@ -17,22 +17,23 @@ class Change:
     """Relative change of a leaf, ||after - before|| / ||before||, for each client by itself.
 
     Attributes:
-        leaf: "server/..." or "clients/...".
-        shapes: before and after; None where the leaf is not there.
-        clients: how many have the leaf; 0 for one of the server.
+        path: "server/..." or "clients/...".
+        shape_before, shape_after: None where the leaf is not there.
+        clients: how many have the leaf; None for one of the server.
         changed: how many of them have another one than before; for the server 0 or 1.
         mean, largest: of the relative change over the clients; infinite where all was zero before, NaN where there
             are NaNs.
-        where: the client with the largest change; -1 for the server, or where nothing changed.
+        largest_client: the one with the largest change; None for the server, or where nothing changed.
     """
 
-    leaf: str
-    shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
-    clients: int
+    path: str
+    shape_before: tuple[int, ...] | None
+    shape_after: tuple[int, ...] | None
+    clients: int | None
     changed: int
     mean: float
     largest: float
-    where: int = -1
+    largest_client: int | None = None
 
 
 def difference(
@@ -82,10 +83,10 @@ def _change(name: str, before: Leaf | None, after: Leaf | None, written: np.ndar
     rows = before if after is None else after
     count = len(rows) if isinstance(rows, LeafRows) else 0
     if before is None or after is None or before.shape != after.shape:
-        return Change(name, shapes, count, max(count, 1), float("nan"), float("nan"))
+        return Change(name, *shapes, count or None, max(count, 1), float("nan"), float("nan"))
     if not isinstance(after, LeafRows):
         apart = relative(np.asarray(before), after)
-        return Change(name, shapes, 0, int(not _same(np.asarray(before), after)), apart, apart)
+        return Change(name, *shapes, None, int(not _same(np.asarray(before), after)), apart, apart)
     all_apart, changed = np.zeros(count), 0
     positions = np.flatnonzero(written[after.clients])
     width = max(1, _BYTES_AT_ONCE * count // max(after.nbytes, 1))
@@ -94,9 +95,9 @@ def _change(name: str, before: Leaf | None, after: Leaf | None, written: np.ndar
         for position, old, new in zip(chosen, before[chosen], after[chosen], strict=True):
             all_apart[position] = relative(old, new)
             changed += not _same(old, new)
-    where = int(after.clients[np.nanargmax(all_apart)]) if changed and not np.isnan(all_apart).all() else -1
+    where = int(after.clients[np.nanargmax(all_apart)]) if changed and not np.isnan(all_apart).all() else None
     mean, largest = (float(all_apart.mean()), float(all_apart.max())) if count else (0.0, 0.0)
-    return Change(name, shapes, count, changed, mean, largest, where)
+    return Change(name, *shapes, count or None, changed, mean, largest, where)
 
 
 def _same(before: np.ndarray, after: np.ndarray) -> bool:

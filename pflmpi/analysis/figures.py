@@ -25,9 +25,9 @@ def compared(runs: Sequence[NamedRun], groups: Sequence[SeedGroup]) -> dict[str,
     against = clients.against_local(runs)
     return {
         "Overview": [
-            accuracy.merged(accuracy.accuracy_over_rounds(runs), runs),
-            accuracy.merged(cost.accuracy_against_bytes(runs), runs),
-            accuracy.merged(cost.accuracy_against_seconds(runs), runs),
+            accuracy.merged(accuracy.main_over_rounds(runs), runs),
+            accuracy.merged(cost.against_bytes(runs), runs),
+            accuracy.merged(cost.against_seconds(runs), runs),
             accuracy.merged(clients.distribution(runs), runs),
             *(against if len(against) == 1 else []),
         ],
@@ -161,20 +161,12 @@ class Figures:
         self._runs = named(runs)
 
     def accuracy(self) -> Any:
-        """Mean accuracy over clients by round."""
-        return _chart(accuracy.merged(accuracy.accuracy_over_rounds(self._runs), self._runs))
+        """Mean accuracy over clients by round, or the main measure of runs that have another."""
+        return _chart(accuracy.merged(accuracy.main_over_rounds(self._runs), self._runs))
 
     def accuracy_against_bytes(self) -> Any:
         """Accuracy against the bytes that were sent so far."""
-        return _chart(cost.accuracy_against_bytes(self._runs))
-
-    def accuracy_against_time(self) -> Any:
-        """Accuracy against the seconds of all rounds so far."""
-        return _chart(cost.accuracy_against_seconds(self._runs))
-
-    def clients(self) -> Any:
-        """The accuracies of the clients at the end, in ascending order."""
-        return _chart(clients.distribution(self._runs))
+        return _chart(cost.against_bytes(self._runs))
 
     def all(self) -> dict[str, Any]:
         """Every figure of a report by name, such as "partition"; what only checkpoints have is of the first run."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pflmpi.errors import ConfigError
-from pflmpi.learning.early_stop import judged_by, lower_is_better
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, judged_by, lower_is_better
 from pflmpi.registry import unknown
 from pflmpi.store import metrics_file
 from pflmpi.store.verify import Metrics
@@ -34,14 +34,16 @@ def last(values: np.ndarray) -> float:
     return float(measured[-1]) if len(measured) else float("nan")
 
 
-def best(columns: Mapping[str, np.ndarray], seen: np.ndarray | slice = slice(None)) -> int | None:
-    """The place of the best round by mean accuracy, of validation samples where there are some; None without any.
+def best(
+    columns: Mapping[str, np.ndarray], seen: np.ndarray | slice = slice(None), measure: MainMeasure = ACCURACY
+) -> int | None:
+    """The place of the best round by a measure, of validation samples where there are some; None without any.
 
     Args:
         seen: the rounds to choose from, among which the place is counted.
     """
-    values = columns[judged_by("accuracy_mean", columns)][seen]
-    return None if np.isnan(values).all() else int(np.nanargmax(values))
+    values = columns[judged_by(measure.column, columns)][seen]
+    return None if np.isnan(values).all() else int((np.nanargmin if measure.lower else np.nanargmax)(values))
 
 
 def interval(values: ArrayLike) -> np.ndarray:

@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from pflmpi import atomic
-from pflmpi.analysis import figures
-from pflmpi.analysis.comparable import readable, seed_groups, yaml_text
+from pflmpi.analysis import figures, summary
+from pflmpi.analysis.comparable import main_measure, readable, seed_groups, yaml_text
 from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_figures
 from pflmpi.analysis.figures import Plots
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.selection import NamedRun, SeedGroup, named
 from pflmpi.analysis.series.clients import gain_explained, single_clients
-from pflmpi.analysis.summary import EXPLAINED, Line, Value, for_readers, over_seeds, summaries, targets_of, texts
+from pflmpi.analysis.summary import Line, Value
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import job_file
@@ -40,10 +40,8 @@ def write_report(
     Args:
         update: called with how many steps are done, of how many.
         targets: accuracies, as shares, until which the cost is shown; by default those of `targets_of`.
-        pictures: "png", "pdf" or both, as which every figure is written too.
-        reload: seconds after which a browser loads the page again; 0 for never.
-        made: by which version, when, where and with which command, for the foot of the page.
-        whole: whether the tables of figures have all numbers, however many; see `draw_figures`.
+        pictures, whole: see `draw_figures`.
+        reload, made: see `html.page`.
 
     Raises:
         CheckpointError: none of the runs can be read.
@@ -66,8 +64,8 @@ def write_report(
     with atomic.refusing(f"the report in {out}", "choose another --out"):
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
-        lines = summaries(runs, targets or targets_of(readable_runs))
-        table = [list(lines[0]), *(list(texts(line).values()) for line in lines)]
+        lines = summary.summaries(runs, targets or summary.targets_of(readable_runs))
+        table = [list(lines[0]), *(list(summary.texts(line).values()) for line in lines)]
         (out / "runs.csv").write_text(comma_separated(table), encoding="utf-8")
         details = []
         for group in groups[: figures.MOST_DETAILED]:
@@ -98,7 +96,9 @@ def _sections(
         draw: draws figures into a folder.
     """
     text = " ".join([*(text for run in runs for text in _sentences(run, runs)), gain_explained(runs)])
-    sections = [Section("Runs", text, runs_table(over_seeds(runs, lines)), [("What the columns are", EXPLAINED)])]
+    measure = main_measure([named_run.run for named_run in runs])
+    table = runs_table(summary.over_seeds(runs, lines), measure.lower)
+    sections = [Section("Runs", text, table, [("What the columns are", summary.explained(measure))])]
     firsts = [group.runs[0] for group in groups[: len(details)]]
     multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
     questions = {**figures.compared(runs, groups), "Clients and layers over rounds": multiples}
@@ -174,48 +174,56 @@ def _about(runs: Sequence[NamedRun]) -> str:
 
 _MOST_OWNERS = 8  # labels beside a value of a setting
 _NOT_ON_PAGE = (  # but in runs.csv
-    *("std over clients (%)", "training loss", "test loss", "time per round (s)"),
+    *("std over clients", "training loss", "test loss", "time per round (s)"),
     *("up, wire (bytes)", "down, wire (bytes)"),
 )
 
 
+_WORST_TENTH = ("lowest 10 %", "highest 10 %")
 _FIRST = ("run", "seeds")  # columns that are shown before options that all runs have, and after two of these
-_NEXT = ("last (%)", "best (%)", "worst client (%)", "gain over local", "rounds to", "sent to", "time (s)", "lowest")
+_NEXT = ("last (", "best (", "worst client (", "gain over local", "rounds to", "sent to", "time (s)", *_WORST_TENTH)
 _MOST_COLUMNS, _MOST_OPTIONS = 8, 2
-_HIGHER_IS_BETTER = ("best (%)", "last (%)", "worst", "lowest", "macro", "unseen", "after training", "gain")
+_OF_MAIN = ("best", "last", "worst client", *_WORST_TENTH, "unseen", "after training")
+_HIGHER_IS_BETTER = ("accuracy", "macro", "gain")
 _LOWER_IS_BETTER = ("test loss", "clients below", "rounds to", "time to", "bytes to")
 
 
-def runs_table(lines: Sequence[Line]) -> PageTable:
+def runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
     """The lines of runs for readers, with the best values marked, and columns beyond eight by choice.
 
     `runs.csv` has more, in plain bytes, and the whole paths of the folders.
+
+    Args:
+        lower: whether lower values of the main measure are better.
     """
-    lines = [{name: line[name] for name in line if name.removesuffix(" ±") not in _NOT_ON_PAGE} for line in lines]
-    rows = for_readers(lines)
+    lines = [{name: line[name] for name in line if summary.column_of(name) not in _NOT_ON_PAGE} for line in lines]
+    rows = summary.for_readers(lines)
     folders = _below_common_folder([row.pop("folder") for row in rows])
     columns = [*rows[0], "folder"]
     options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
     of_all = [name for name in options if all(row[name] for row in rows)]
     first = [*_FIRST, *of_all[:_MOST_OPTIONS]]
-    chosen = _NEXT[1:2] if "validation (%)" in columns else ()  # the best round, where no test sample chose it
+    chosen = _NEXT[1:2] if "validation" in map(summary.column_of, columns) else ()  # no test sample chose that round
     first += [next((name for name in columns if name.startswith(start)), "") for start in (*chosen, *_NEXT)]
     shown = [name for name in dict.fromkeys(first) if name in columns][:_MOST_COLUMNS]
     values = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in the order of the columns
     marked = [
-        (row, column) for column, name in enumerate(values) for row in _best(name, [line[name] for line in lines])
+        (row, column)
+        for column, name in enumerate(values)
+        for row in _best(name, [line[name] for line in lines], lower)
     ]
     cells = [[*row.values(), folder] for row, folder in zip(rows, folders, strict=True)]
     optional = [place for place, name in enumerate(columns) if name not in shown]
     return PageTable(columns, cells, long=1, marked=marked, optional=optional)
 
 
-def _best(name: str, values: Sequence[Value]) -> list[int]:
+def _best(name: str, values: Sequence[Value], lower: bool) -> list[int]:
     """The places of the best values of a column; none where there is nothing to compare, or neither end is better."""
     known = {place: value for place, value in enumerate(values) if not isinstance(value, str) and value == value}
-    if len(known) < 2 or not name.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER)):
+    of_main = summary.column_of(name) in _OF_MAIN
+    if len(known) < 2 or not (of_main or name.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER))):
         return []
-    best = (max if name.startswith(_HIGHER_IS_BETTER) else min)(known.values())
+    best = (min if (lower if of_main else name.startswith(_LOWER_IS_BETTER)) else max)(known.values())
     return [place for place, value in known.items() if value == best]
 
 

@@ -19,6 +19,7 @@ from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.learning.main_measure import MainMeasure, main_measure
 from pflmpi.store import run_folder, verify
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.verify import Metrics, elsewhere
@@ -135,25 +136,34 @@ class Run:
         """
         return verify.partition(self.path, self.recorded)
 
-    def client_accuracy(self, number: int) -> np.ndarray | None:
-        """Accuracy [N] of the clients after a round, as shares; None where no intact checkpoint has any. Read once."""
-        if number not in self._accuracies:
+    @cached_property
+    def main_measure(self) -> MainMeasure:
+        """The measure by which the run is compared; raises as `verified_metrics`."""
+        return main_measure(self.config, {name for name, values in self.columns.items() if not np.isnan(values).all()})
+
+    def has(self, measure: MainMeasure) -> bool:
+        """Whether some round has a value of a measure; raises as `verified_metrics`."""
+        return not np.isnan(self.columns.get(measure.column, np.nan)).all()
+
+    def of_clients(self, measure: MainMeasure, number: int) -> np.ndarray | None:
+        """A measure [N] of the clients after a round; None where no intact checkpoint has any. Read once."""
+        key = (measure.of_clients, number)
+        if key not in self._of_clients:
             try:
-                accuracy = self.round(number).metric("accuracy")
+                values = self.round(number).metric(measure.of_clients)
             except CheckpointError:
-                accuracy = None  # `analysis.comparable` reports damaged files
-            self._accuracies[number] = None if accuracy is None or np.isnan(accuracy).all() else accuracy
-        return self._accuracies[number]
+                values = None  # `analysis.comparable` reports damaged files
+            self._of_clients[key] = None if values is None or np.isnan(values).all() else values
+        return self._of_clients[key]
 
     @cached_property
-    def _accuracies(self) -> dict[int, np.ndarray | None]:
+    def _of_clients(self) -> dict[tuple[str, int], np.ndarray | None]:
         return {}
 
-    @cached_property
-    def final_accuracy(self) -> np.ndarray | None:
-        """`client_accuracy` of the newest checkpoint that has any, NaN for clients without test samples."""
-        accuracies = (self.client_accuracy(number) for number in reversed(self.rounds))
-        return next((accuracy for accuracy in accuracies if accuracy is not None), None)
+    def final(self, measure: MainMeasure) -> np.ndarray | None:
+        """`of_clients` of the newest checkpoint that has any, NaN for clients without test samples."""
+        of_rounds = (self.of_clients(measure, number) for number in reversed(self.rounds))
+        return next((values for values in of_rounds if values is not None), None)
 
     @property
     def figures(self) -> Any:

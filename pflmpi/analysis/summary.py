@@ -1,4 +1,4 @@
-"""The summary table of runs: accuracy, losses, cost, cost to a target, gain over local training."""
+"""The summary table of runs: the main measure, losses, cost, cost to a target, gain over local training."""
 
 import math
 import statistics
@@ -6,50 +6,66 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pflmpi.analysis.comparable import compared_options, seed_groups
+from pflmpi.analysis.comparable import compared_options, main_measure, seed_groups
 from pflmpi.analysis.metrics import best, cost_to, last
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
 from pflmpi.analysis.series.clients import gains_over_local
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, of_validation
 from pflmpi.text import scaled_bytes
 
 Value = str | int | float
 Line = dict[str, Value]  # by column; unknown numbers are NaN or ""
 
-EXPLAINED = (
-    "Best and last: accuracy, mean over clients, on test samples; of a run with validation samples the best round is "
-    "the one that these choose, and validation is their accuracy in it; worst client and lowest 10 %: at the end; "
-    "unseen: clients that were kept out of training; after training: the participants before the server answers; gain "
-    "over local: accuracy at the end minus that of the same client in the run of local training; bytes: what the "
-    "messages of all rounds hold; rounds, time and sent to an accuracy: until the first round whose mean is as high. "
-    "More in docs/analysis.md."
-)
 _OF_BEST = 0.9  # of the best accuracy of all runs, to which costs are counted
+_OF_MAIN = (  # columns of the main measure, which they name in brackets; accuracy is %
+    *("best", "validation", "last", "std over clients", "worst client", "lowest 10 %", "highest 10 %"),
+    *("unseen", "after training", "gain over local"),
+)
 _OPTIONAL = (  # left out where empty
-    "validation (%)",
-    "lowest 10 % (%)",
-    "macro F1 (%)",
-    "unseen (%)",
-    "after training (%)",
-    "gain over local",
-    "clients below local",
+    *("validation", "lowest 10 %", "highest 10 %", "unseen", "after training", "accuracy (%)", "macro F1 (%)"),
+    *("gain over local", "clients below local"),
 )
 _STD = "±"  # after the name of a column: its standard deviation over seeds
 _FOUR_DIGITS = ("training loss", "test loss", "time per round (s)")
 
 
+def explained(measure: MainMeasure) -> str:
+    """What the columns of a table are, in which this is the main measure."""
+    name = measure.words
+    worst, sense = ("highest", "below") if measure.lower else ("lowest", "above")
+    return (
+        f"Best and last: {name}, mean over clients, on test samples; of a run with validation samples the best round "
+        f"is the one that these choose, and validation is their {name} in it; worst client and {worst} 10 %: at the "
+        "end; unseen: clients that were kept out of training; after training: the participants before the server "
+        f"answers; gain over local: how far the {name} at the end is {sense} that of the client in local training; "
+        "bytes: what the messages of all rounds hold; rounds, time and sent to an accuracy: until the first round "
+        "whose mean is as high. More in docs/analysis.md."
+    )
+
+
+def column_of(name: str) -> str:
+    """What a column is called whatever the main measure.
+
+    >>> column_of("best (rmse)"), column_of("lowest 10 % (%)"), column_of("time (s)")
+    ('best', 'lowest 10 %', 'time (s)')
+    """
+    start = name.removesuffix(f" {_STD}").rpartition(" (")[0]
+    return start if start in _OF_MAIN else name.removesuffix(f" {_STD}")
+
+
 def summaries(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[Line]:
     """The line of each run, with the cost to targets (accuracies, as shares); empty optional columns are left out."""
     gains = {named_run: gain for named_run, _, gain in gains_over_local(runs)[1]}
-    options = compared_options([named_run.run for named_run in runs])
-    lines: list[Line] = []
+    options, measure = compared_options([named_run.run for named_run in runs]), main_measure([one.run for one in runs])
+    lines, gained = list[Line](), "gain over local" + f" ({_unit(measure)})" * (measure != ACCURACY)
     for place, named_run in enumerate(runs):
         run, gain = named_run.run, gains.get(named_run, np.array(np.nan))
         compared = not np.isnan(gain).all()
         line: Line = {"run": named_run.label, "folder": str(run.path)}
         line |= {key: texts[place] for key, texts in options.items()}
-        line |= results(run)
-        line["gain over local"] = float(np.nanmean(gain)) if compared else math.nan
+        line |= results(run, measure)
+        line[gained] = float(np.nanmean(gain)) if compared else math.nan
         line["clients below local"] = int((gain < 0).sum()) if compared else ""
         for target in targets:
             cost, to = cost_to(run.columns, target), f"to {100 * target:g} %"
@@ -57,7 +73,8 @@ def summaries(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[L
             line[f"time {to} (s)"] = math.nan if cost is None else cost.seconds
             line[f"bytes {to}"] = "" if cost is None else cost.up_bytes + cost.down_bytes
         lines.append(line)
-    empty = [name for name in lines[0] if name in _OPTIONAL and all(str(line[name]) in ("", "nan") for line in lines)]
+    optional = [name for name in lines[0] if column_of(name) in _OPTIONAL]
+    empty = [name for name in optional if all(str(line[name]) in ("", "nan") for line in lines)]
     return [{name: value for name, value in line.items() if name not in empty} for line in lines]
 
 
@@ -95,34 +112,20 @@ def _mean(name: str, values: Sequence[Value]) -> Line:
     return mean
 
 
-def results(run: Run) -> Line:
-    """Results of a run by column, from its metrics and the clients' accuracies at its end.
+def results(run: Run, measure: MainMeasure = ACCURACY) -> Line:
+    """Results of a run by column, from its metrics and those of the clients at its end; those of `measure` come first.
 
     Raises:
         CheckpointError: its metrics are damaged.
     """
-    columns, final = run.columns, run.final_accuracy
-    mean, seconds = 100 * columns["accuracy_mean"], columns["seconds"]
-    validation = 100 * columns.get("validation_accuracy_mean", np.full(len(mean), np.nan))
-    highest = best(columns)
+    columns, seconds = run.columns, run.columns["seconds"]
     newest = {name: last(values) for name, values in columns.items()}
-
-    def percent(name: str) -> float:
-        return 100 * newest.get(name, math.nan)
-
     return {
-        "rounds": len(mean),
+        "rounds": len(seconds),
         "of": int(run.config.get("training", {}).get("rounds", 0)),
-        "best (%)": math.nan if highest is None else float(mean[highest]),
-        "in round": "" if highest is None else int(columns["round"][highest]),
-        "validation (%)": math.nan if highest is None else float(validation[highest]),
-        "last (%)": percent("accuracy_mean"),
-        "std over clients (%)": percent("accuracy_std"),
-        "worst client (%)": math.nan if final is None else float(np.nanmin(100 * final)),
-        "lowest 10 % (%)": percent("accuracy_bottom"),
-        "macro F1 (%)": percent("f1_macro"),
-        "unseen (%)": percent("unseen_accuracy_mean"),
-        "after training (%)": percent("trained_accuracy_mean"),
+        **_of_main(run, measure, newest),
+        **({} if measure == ACCURACY else {"accuracy (%)": 100 * newest.get("accuracy_mean", math.nan)}),
+        "macro F1 (%)": 100 * newest.get("f1_macro", math.nan),
         "training loss": newest.get("train_loss", math.nan),
         "test loss": newest.get("test_loss", math.nan),
         "up (bytes)": int(columns["up_bytes"].sum()),
@@ -134,13 +137,51 @@ def results(run: Run) -> Line:
     }
 
 
+def _of_main(run: Run, measure: MainMeasure, newest: Mapping[str, float]) -> Line:
+    """The columns of the main measure.
+
+    Args:
+        newest: the last value of each column of metrics.csv.
+    """
+    columns, clients, name, scale = run.columns, run.final(measure), measure.name, measure.scale
+    unmeasured = np.full(len(columns["round"]), np.nan)
+    place = best(columns, measure=measure) if run.has(measure) else None
+    mean, validation = (columns.get(key, unmeasured) for key in (measure.column, of_validation(measure.column)))
+    spread = math.nan if clients is None else float(np.nanstd(clients))
+    worst = math.nan if clients is None else float((np.nanmax if measure.lower else np.nanmin)(clients))
+    values = {
+        "best": math.nan if place is None else float(mean[place]),
+        "validation": math.nan if place is None else float(validation[place]),
+        "last": newest.get(measure.column, math.nan),
+        "std over clients": newest.get("accuracy_std", math.nan) if measure == ACCURACY else spread,
+        "worst client": worst,
+        f"{'highest' if measure.lower else 'lowest'} 10 %": newest.get(f"{name}_bottom", math.nan),
+        "unseen": newest.get(f"unseen_{measure.column}", math.nan),
+        "after training": newest.get(f"trained_{measure.column}", math.nan),
+    }
+    line: Line = {}
+    for key, value in values.items():
+        line[f"{key} ({_unit(measure)})"] = scale * value
+        if key == "best":
+            line["in round"] = "" if place is None else int(columns["round"][place])
+    return line
+
+
+def _unit(measure: MainMeasure) -> str:
+    return "%" if measure == ACCURACY else f"{measure.words}, %" if measure.percent else measure.words
+
+
 def texts(line: Mapping[str, Value]) -> dict[str, str]:
     """The values of a line as texts; unknown ones are empty."""
-    digits = {name: 4 if name.removesuffix(f" {_STD}") in _FOUR_DIGITS else 2 for name in line}
+    digits = {name: 4 if _has_four_digits(name.removesuffix(f" {_STD}")) else 2 for name in line}
     return {
         name: "" if value != value else f"{value:.{digits[name]}f}" if isinstance(value, float) else str(value)
         for name, value in line.items()
     }
+
+
+def _has_four_digits(name: str) -> bool:
+    return name in _FOUR_DIGITS or (column_of(name) != name and not name.endswith("%)"))
 
 
 def for_readers(lines: Sequence[Line]) -> list[dict[str, str]]:

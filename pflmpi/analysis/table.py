@@ -4,6 +4,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from pflmpi.analysis.comparable import main_measure
 from pflmpi.analysis.metrics import CostTo, cost_to
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, section
 from pflmpi.errors import CheckpointError
-from pflmpi.learning.early_stop import EarlyStop, judged_by, lower_is_better
+from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, judged_by, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, SweepTable
@@ -33,10 +36,11 @@ class Metric:
     Attributes:
         name: in words.
         column: of metrics.csv.
-        unit: in words; "" for a loss.
+        unit: in words; "" for a loss, and for a measure that is no share.
         scale: what a value of the column is multiplied by.
         judge: the column that decides which round is best; "": this one.
         lowest: whether that round is the one with the lowest value, though it is no loss.
+        digits: decimals that are printed.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Metric:
     scale: float = 100.0
     judge: str = ""
     lowest: bool = False
+    digits: int = 2
 
 
 METRICS = {
@@ -62,9 +67,42 @@ METRICS = {
 }
 
 
-def metric_of(name: str) -> Metric:
-    """The metric of a table file, which may be a column of a measure (`evaluation.measures`)."""
-    return METRICS.get(name) or Metric(name, name, "", 1.0)
+_OVER = {
+    "mean": "mean over clients",
+    "weighted": "mean over clients by their samples",
+    "bottom": "mean of the worst 10 % of clients",
+}
+
+
+def metric_of(name: str | None) -> Metric:
+    """The metric of a table file, which may be a column of a measure (`evaluation.measures`); None: mean accuracy."""
+    if metric := METRICS.get(name or "mean"):
+        return metric
+    base, _, over = str(name).rpartition("_")
+    measure = MainMeasure(base)
+    unit, digits = ("percent", 2) if measure.percent else ("", 4)
+    return Metric(f"{measure.words}, {_OVER[over]}", str(name), unit, measure.scale, digits=digits)
+
+
+def with_metric(table: SweepTable, cells: Sequence[Cell], out: Path) -> SweepTable:
+    """The table; where it names no metric, with the main measure of its runs as that.
+
+    Args:
+        cells, out: as in `entries`.
+    """
+    if table.metric is not None:
+        return table
+    runs = []
+    for cell in cells:
+        with suppress(CheckpointError):  # as `entries` says
+            if (run := open_run(cell.run(out))).columns["round"].size:
+                runs.append(run)
+    return table.model_copy(update={"metric": metric_name(main_measure(runs))})
+
+
+def metric_name(measure: MainMeasure) -> str:
+    """The metric of a table file that shows a measure."""
+    return "mean" if measure == ACCURACY else measure.column
 
 
 @dataclass(frozen=True)
@@ -73,6 +111,7 @@ class Value:
 
     value: float
     spread: float | None = None
+    digits: int = 2
 
 
 @dataclass(frozen=True)
@@ -148,7 +187,7 @@ def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
     return [_entry(table, row, column, [_seed_run(cell, out) for cell in group]) for (row, column), group in groups]
 
 
-def pick(columns: Mapping[str, np.ndarray], metric: str, figure: str) -> float:
+def pick(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> float:
     """A figure of one run, of accuracies in percent.
 
     Args:
@@ -199,14 +238,15 @@ def decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
     finished = [seed.run.columns for seed in runs if seed.run and seed.finished]
     hashes = [str(seed.run.recorded.get("partition", "")) for seed in runs if seed.run and seed.finished]
-    printed = table.published.get(row, {}).get(column)
+    printed, digits = table.published.get(row, {}).get(column), metric_of(table.metric).digits
+    spread = over_seeds([pick(columns, "spread", "last") for columns in finished])
     return Entry(
         row,
         column,
-        ours=over_seeds([pick(columns, table.metric, table.figure) for columns in finished]),
-        last_ten=over_seeds([pick(columns, table.metric, "last10") for columns in finished]),
-        over_clients=statistics.fmean(pick(columns, "spread", "last") for columns in finished) if finished else None,
-        published=Value(*printed) if printed else None,
+        ours=over_seeds([pick(columns, table.metric, table.figure) for columns in finished], digits),
+        last_ten=over_seeds([pick(columns, table.metric, "last10") for columns in finished], digits),
+        over_clients=spread.value if spread else None,
+        published=Value(printed[0], printed[1] if len(printed) > 1 else None) if printed else None,
         finished=len(finished),
         seeds=len(runs),
         done=sum(seed.done for seed in runs if not seed.other),
@@ -220,12 +260,12 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
     )
 
 
-def over_seeds(figures: Sequence[float]) -> Value | None:
+def over_seeds(figures: Sequence[float], digits: int = 2) -> Value | None:
     """Mean and sample standard deviation of what is known; None where nothing is."""
     values = [value for value in figures if not math.isnan(value)]
     if not values:
         return None
-    return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
 
 
 def _state(runs: Sequence[_SeedRun]) -> str:
@@ -276,7 +316,8 @@ def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     figure = _FIGURES[table.figure]
     if table.figure.startswith("best") and any(entry.by_validation for entry in filled):
         figure += " by validation"
-    first = f"{metric.name}, {figure} (published, difference{fit}){unit}"
+    beside = f" (published, difference{fit})" if any(entry.published for entry in filled) else ""
+    first = f"{metric.name}, {figure}{beside}{unit}"
     texts: dict[str, Callable[[Entry], str]] = {
         first: lambda entry: _beside(entry, points),
         f"{metric.name}, {_FIGURES['last10']}{unit}": lambda entry: _joined(entry.last_ten, entry.state),
@@ -362,11 +403,11 @@ def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
     return {
         "row": entry.row,
         "column": entry.column,
-        "metric": table.metric,
+        "metric": table.metric or "mean",
         "figure": table.figure + (" by validation" if entry.by_validation else ""),
         **pair("ours", "ours_std", entry.ours),
         **pair("published", "published_spread", entry.published),
-        "difference": _number(entry.difference),
+        "difference": _number(entry.difference, entry.ours.digits if entry.ours else 2),
         "fit": _fit(entry) if metric_of(table.metric).unit == "percent" else "",
         **pair(f"last{LAST}", f"last{LAST}_std", entry.last_ten),
         "std_over_clients": _number(entry.over_clients),
@@ -397,7 +438,7 @@ def _beside(entry: Entry, points: bool) -> str:
     ours = _joined(entry.ours, entry.state, seeds)
     if entry.published is None:
         return ours
-    difference = "" if entry.difference is None else f"{entry.difference:+z.2f}"
+    difference = "" if entry.difference is None or entry.ours is None else f"{entry.difference:+z.{entry.ours.digits}f}"
     return f"{ours} ({_joined(entry.published, difference, _fit(entry) if points else '')})"
 
 
@@ -408,7 +449,7 @@ def _joined(value: Value | None, *more: str) -> str:
 
 def _texts(value: Value | None) -> tuple[str, str]:
     """A value and its spread."""
-    return ("", "") if value is None else (_number(value.value), _number(value.spread))
+    return ("", "") if value is None else (_number(value.value, value.digits), _number(value.spread, value.digits))
 
 
 def _costs(entry: Entry) -> dict[str, Value | None]:
@@ -418,8 +459,8 @@ def _costs(entry: Entry) -> dict[str, Value | None]:
     return dict(zip(_COSTS, map(over_seeds, (rounds, megabytes)), strict=True))
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:z.2f}"
+def _number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:z.{digits}f}"
 
 
 def _escaped(text: str) -> str:

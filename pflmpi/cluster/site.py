@@ -1,11 +1,4 @@
-"""Profiles of a site: what `pflmpi submit` takes where its command line does not say it.
-
-gpu:                        the name for --site
-  account: mine             as the options of submit; likewise partition, qos, mpi, srun
-  setup: modules.sh         likewise; beside this file
-  gres: gpu:a100            how the site asks for GPUs: --gpus-per-node=4 becomes --gres=gpu:a100:4
-  container: {apptainer: pflmpi.sif, options: --nv}
-"""
+"""Profiles of a site: what `pflmpi submit` takes where its command line does not say it; see docs/clusters.md."""
 
 from collections.abc import Mapping
 from pathlib import Path

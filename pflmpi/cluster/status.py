@@ -13,11 +13,11 @@ from pflmpi.cluster.job_log import last_error, out_of_memory
 from pflmpi.cluster.jobs import Job, by_working_directory, cells_below, jobs_in, last_errors, located
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError, ConfigError, Stopped
-from pflmpi.learning.early_stop import EarlyStop, judged_by
+from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, measured_rounds
 from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
 from pflmpi.text import counted, short_name, size
 
-_UNSEEN = "unseen_accuracy_mean"
 _WINDOW = 10  # rounds over which the speed is measured
 
 
@@ -29,23 +29,24 @@ class RunStatus:
         title: algorithm and data, for display.
         round: the last round in the metrics file; 0 before the first has ended.
         rounds: of the whole run.
-        accuracy: of the last tested round, mean over clients; None before the first.
-        best: such an accuracy in the best round, by validation samples where there are some, and that round.
+        last: the main measure in the last tested round, mean over clients; None before the first.
+        best: the same in the best round, by validation samples where there are some, and that round.
         checkpoint: newest round with a checkpoint, not verified; None without any.
         per_round: seconds per round; None before the first has ended.
         age: seconds since the last round ended, by the clocks of the file system and of this machine.
-        unseen: accuracy of the unseen clients in the last tested round, mean; None without any.
+        unseen: as `last`, of the unseen clients; None without any.
         ranks: that compute it, or did last; None if unknown.
         early: why it has ended before its last round; "" if it has not.
         notes: what of this no checkpoint vouches for.
         privacy: what `uplink.noise` guarantees its clients.
         problem: why nothing of this can be shown; "" if it can.
+        measure: the main one.
     """
 
     title: str
     round: int
     rounds: int
-    accuracy: float | None
+    last: float | None
     best: tuple[float, int] | None
     checkpoint: int | None
     per_round: float | None
@@ -56,6 +57,7 @@ class RunStatus:
     notes: tuple[str, ...] = ()
     privacy: str = ""
     problem: str = ""
+    measure: MainMeasure = ACCURACY
 
     @property
     def done(self) -> bool:
@@ -83,23 +85,20 @@ def run_status(run: Path) -> RunStatus | None:
         metrics = verify.metrics(run, rounds)
         lines = metrics.lines
         early = EarlyStop.of(config["training"], lines).why
+        tested = measured_rounds(config, lines)
     except CheckpointError as error:
         return RunStatus("damaged", 0, 0, None, None, None, None, None, problem=str(error))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    tested = [
-        (accuracy, int(line["round"]), _number(line.get(judged_by("accuracy_mean", line), "")) or 0.0)
-        for line in lines
-        if (accuracy := _number(line.get("accuracy_mean", ""))) is not None
-    ]
+    column = tested.measure.column
     checkpoints = names.rounds(run)
     return RunStatus(
         title=title,
         round=int(lines[-1]["round"]) if lines else 0,
         rounds=rounds,
-        accuracy=tested[-1][0] if tested else None,
-        best=max(tested, key=lambda test: (test[2], -test[1]))[:2] if tested else None,
-        unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
+        last=tested.last[column] if tested.last else None,
+        best=(tested.best[column], int(tested.best["round"])) if tested.best else None,
+        unseen=tested.last.get(f"unseen_{column}") if tested.last else None,
         checkpoint=checkpoints[-1] if checkpoints else None,
         per_round=seconds_per_round(lines),
         age=max(time.time() - metrics_file.path(run).stat().st_mtime, 0.0) if lines else None,
@@ -107,6 +106,7 @@ def run_status(run: Path) -> RunStatus | None:
         early=early,
         notes=(*notes, *metrics.notes),
         privacy=privacy,
+        measure=tested.measure,
     )
 
 
@@ -191,7 +191,7 @@ def progress_summary(run: RunStatus | None, job: Job | None) -> str:
     if run.problem:
         return run.problem
     words = [f"round {run.round} of {run.rounds}{', stopped early' * bool(run.early)}"]
-    words += [f"accuracy {100 * run.accuracy:.2f} %"] if run.accuracy is not None else []
+    words += [f"{run.measure.words} {run.measure.text(run.last)}"] if run.last is not None else []
     words += run.notes
     if not run.done and run.per_round is not None:
         late = job is not None and job.active and not _continues(job) and _missing(run, job) > 0
@@ -212,9 +212,10 @@ def _round(run: RunStatus) -> str:
     words = [f"round {run.round} of {run.rounds}"]
     if run.ranks is not None:
         words.append(f"{run.ranks} rank{'s' * (run.ranks != 1)}")
-    if run.accuracy is not None and run.best is not None:
-        words.append(f"accuracy {100 * run.accuracy:.2f} % (best {100 * run.best[0]:.2f} % in round {run.best[1]})")
-    words += [f"unseen clients {100 * run.unseen:.2f} %"] if run.unseen is not None else []
+    if run.last is not None and run.best is not None:
+        last, best = map(run.measure.text, (run.last, run.best[0]))
+        words.append(f"{run.measure.words} {last} (best {best} in round {run.best[1]})")
+    words += [f"unseen clients {run.measure.text(run.unseen)}"] if run.unseen is not None else []
     words.append("no checkpoint yet" if run.checkpoint is None else f"newest checkpoint of round {run.checkpoint}")
     return ", ".join(words)
 
@@ -501,6 +502,8 @@ def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
     state, writer = run_status(run) or RunStatus("", 0, 0, None, None, None, None, None), run_lock.owner(run)
     running = writer is not None or any(job.active and job.folder == run.resolve() for job in jobs)
     error, log = ("", None) if state.done or running else next(_errors_of(run), ("", None))
+    best, best_round = state.best or (None, None)
+    accuracy = (state.last, best, state.unseen) if state.measure == ACCURACY else (None, None, None)
     return {
         "run": run,
         "title": state.title or None,
@@ -508,10 +511,12 @@ def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
         "running": running,
         "round": state.round,
         "rounds": state.rounds or None,
-        "accuracy_mean": state.accuracy,
-        "best_accuracy": state.best[0] if state.best else None,
-        "best_round": state.best[1] if state.best else None,
-        "unseen_accuracy_mean": state.unseen,
+        "measure": state.measure.column,
+        "last": state.last,
+        "best": best,
+        "best_round": best_round,
+        "unseen": state.unseen,
+        **dict(zip(("accuracy_mean", "best_accuracy", "unseen_accuracy_mean"), accuracy, strict=True)),
         "checkpoint": state.checkpoint,
         "seconds_per_round": state.per_round,
         "seconds_since_round": state.age,

@@ -1,4 +1,4 @@
-"""Show runs side by side: options that differ, accuracy, losses, seconds and bytes."""
+"""Show runs side by side: options that differ, the main measure, losses, seconds and bytes."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pflmpi.analysis.selection import NamedRun
-    from pflmpi.analysis.summary import Line
+    from pflmpi.learning.main_measure import MainMeasure
 
 _LEAST = 14  # columns of the terminal for a run
 _KEYS = {  # in JSON, of a column; shares of 1 where the column has percents
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run, or for those of several seeds; return the exit code."""
-    from pflmpi.analysis.comparable import differing_options, seed_groups, why_incomparable
+    from pflmpi.analysis.comparable import differing_options, main_measure, seed_groups, why_incomparable
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.runs import runs_in
     from pflmpi.analysis.selection import named
@@ -63,16 +63,17 @@ def run(options: argparse.Namespace) -> int:
     if len(folders) < 2:
         raise ConfigError(f"there is only one run, {folders[0]}; name two or more")
     runs = named([open_run(path) for path in folders])
-    of_runs, lines = differing_options([named_run.run for named_run in runs]), [results(one.run) for one in runs]
+    of_runs, measure = differing_options([one.run for one in runs]), main_measure([one.run for one in runs])
     problems = [why_incomparable(runs[0].run, other.run) for other in runs]
     if options.json:
         print_json(
             {
                 "differing_options": list(of_runs),
-                "runs": list(map(_of_run, runs, lines, problems, [list(of_runs)] * len(runs))),
+                "runs": [_of_run(*pair, measure, list(of_runs)) for pair in zip(runs, problems, strict=True)],
             }
         )
         return 0
+    lines = [results(one.run, measure) for one in runs]
     groups = seed_groups(runs)
     names = [group.title for group in groups]
     settings = {
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _of_run(named_run: "NamedRun", line: "Line", problem: str | None, keys: list[str]) -> dict[str, Any]:
+def _of_run(named_run: "NamedRun", problem: str | None, measure: "MainMeasure", keys: list[str]) -> dict[str, Any]:
     """A run in JSON.
 
     Args:
@@ -108,11 +109,17 @@ def _of_run(named_run: "NamedRun", line: "Line", problem: str | None, keys: list
         keys: of the options that differ between the runs.
     """
     from pflmpi.analysis.comparable import decisive_options
+    from pflmpi.analysis.summary import column_of, results
+    from pflmpi.learning.main_measure import ACCURACY
 
-    options, values = decisive_options(named_run.run), dict[str, Any]()
+    options, line = decisive_options(named_run.run), results(named_run.run, ACCURACY)
+    of_main = {column_of(name): value for name, value in results(named_run.run, measure).items()}
+    values: dict[str, Any] = {"measure": measure.column}
+    values |= {key: float(of_main[key]) / measure.scale for key in ("best", "last")}
     for column, key in _KEYS.items():
         value = None if line[column] == "" else line[column]
         values[key] = round(value / 100, 9) if "%)" in column and isinstance(value, float) else value
+    values["best_round"] = of_main["in round"] or None
     ours = {"run": named_run.run.path, "name": named_run.label, "options": {key: options.get(key) for key in keys}}
     return {**ours, **values, "notes": named_run.run.notes, "incomparable": problem}
 

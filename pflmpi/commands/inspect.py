@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,6 @@ def _print_below(title: str, table: "Table") -> None:
 
 
 def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
-    """Show how far each leaf moved between two rounds."""
     from rich.table import Table
 
     from pflmpi.analysis.difference import difference
@@ -160,9 +160,7 @@ def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
     with bar("leaves") as update:
         changes = difference(opened.round(before), opened.round(after), update)
     if as_json:
-        print_json(
-            {"run": run, "before": before, "after": after, "arrays": [_difference(change) for change in changes]}
-        )
+        print_json({"run": run, "before": before, "after": after, "arrays": [asdict(change) for change in changes]})
         return
     caption = "relative change: the norm of the difference over the norm before, of each client by itself"
     table = Table(caption=caption, style="")
@@ -174,33 +172,19 @@ def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
     console().print(f"changed: {sum(change.changed > 0 for change in changes)} of {len(changes)} arrays")
 
 
-def _difference(change: "Change") -> dict[str, Any]:
-    """The change of an array; `None` where it is not known, or there is none."""
-    return {
-        "path": change.leaf,
-        "shape_before": change.shapes[0],
-        "shape_after": change.shapes[1],
-        "clients": change.clients or None,
-        "changed": change.changed,
-        "mean": change.mean,
-        "largest": change.largest,
-        "largest_client": change.where if change.where >= 0 else None,
-    }
-
-
 def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
-    shapes = ["" if shape is None else str(list(shape)) for shape in change.shapes]
+    shapes = ["" if shape is None else str(list(shape)) for shape in (change.shape_before, change.shape_after)]
     if not all(shapes):
-        return change.leaf, "".join(shapes), f"only in round {before if shapes[0] else after}", "", ""
+        return change.path, "".join(shapes), f"only in round {before if shapes[0] else after}", "", ""
     if shapes[0] != shapes[1]:
-        return change.leaf, " to ".join(shapes), "in shape", "", ""
+        return change.path, " to ".join(shapes), "in shape", "", ""
     if not change.changed:
-        return change.leaf, shapes[0], "unchanged", "", ""
+        return change.path, shapes[0], "unchanged", "", ""
     if not change.clients:
-        return change.leaf, shapes[0], "changed", f"{change.mean:.3g}", ""
-    where = f" (client {change.where})" if change.where >= 0 else ""
+        return change.path, shapes[0], "changed", f"{change.mean:.3g}", ""
+    where = "" if change.largest_client is None else f" (client {change.largest_client})"
     count = f"{change.changed} of {change.clients} clients"
-    return change.leaf, shapes[0], count, f"{change.mean:.3g}", f"{change.largest:.3g}{where}"
+    return change.path, shapes[0], count, f"{change.mean:.3g}", f"{change.largest:.3g}{where}"
 
 
 def _verify(run: Path, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """Progress on the terminal: a bar for whatever takes long, the rounds of a run, and a table at its end."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,14 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pflmpi.cluster.status import clock, seconds_per_round
-from pflmpi.learning.early_stop import EarlyStop, judged_by
+from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.learning.main_measure import main_measure, measured_rounds
 from pflmpi.store import job_file, metrics_file
 from pflmpi.terminal import console
 from pflmpi.text import printable, size
 
 if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
     from pflmpi.config.load import Config
-    from pflmpi.runtime.counts import Counts
     from pflmpi.runtime.progress import Progress as Round
 
 
@@ -55,17 +56,18 @@ class RunProgress:
     Every rank has one, and rank 0, or the one that takes the server over from it, calls it.
 
     Args:
-        rounds: of the whole run.
+        config: of the run.
         quiet: show nothing.
         bar: show the bar also where this seems to be no terminal.
         rank: of this process; rank 0 shows the bar at once.
     """
 
-    def __init__(self, rounds: int, quiet: bool, bar: bool, rank: int) -> None:
-        self._rounds = rounds
+    def __init__(self, config: "Config", quiet: bool, bar: bool, rank: int) -> None:
+        self._rounds = rounds = config.training.rounds
         self._rank = rank
         self._quiet = quiet
-        self._score = "accuracy -"
+        self._evaluation = {"evaluation": {"measures": config.evaluation.measures}}
+        self._score = f"{main_measure(self._evaluation, ()).words} -"
         self._moved = [0, 0]
         self._seconds: list[dict[str, float]] = []  # of the rounds of this process, as in metrics.csv
         terminal = console(stderr=True, force_terminal=True if bar else None)
@@ -86,8 +88,11 @@ class RunProgress:
 
     def __call__(self, round: "Round") -> None:
         if round.scores is not None:
-            unseen = "" if round.unseen is None else f" (unseen {_score(round.unseen).removeprefix('accuracy ')})"
-            self._score = f"{_score(round.scores)}{unseen}"
+            tested = measured_rounds(self._evaluation, [round.columns])
+            measure, values = tested.measure, tested.last or {}
+            self._score = f"{measure.words} {measure.text(values.get(measure.column, math.nan))}"
+            if (unseen := values.get(f"unseen_{measure.column}")) is not None:
+                self._score += f" (unseen {measure.text(unseen)})"
         up, down = int(round.bytes["up"].sum()), int(round.bytes["down"].sum())
         self._moved = [self._moved[0] + up, self._moved[1] + down]
         testing = round.seconds["evaluation"]
@@ -108,34 +113,29 @@ class RunProgress:
             )
 
 
-def _score(counts: "Counts") -> str:
-    """The mean accuracy of clients, or their loss where the task has none."""
-    if counts.by_class or "accuracy" in counts.values:
-        return f"accuracy {100 * counts.mean:.2f} %"
-    return f"loss {counts.mean_loss[counts.samples > 0].mean():.4f}"
-
-
 def show_summary(run: Path, config: "Config") -> None:
     """Show the table of a finished run, from its metrics file, and its folder."""
     rows = metrics_file.read(run)
-    tested = [row for row in rows if row["accuracy_mean"]]
-    title = f"{config.resolved()['algorithm']['name'].rpartition(':')[2]} on {config.data.name}"
+    raw = config.resolved()
+    tested = measured_rounds(raw, rows)
+    measure, last, best = tested.measure, tested.last, tested.best
+    title = f"{raw['algorithm']['name'].rpartition(':')[2]} on {config.data.name}"
     table = Table(title=title, title_style="", show_header=False)
     early = EarlyStop(config.training.stop, rows)
     table.add_row("rounds", f"{len(rows)} of {config.training.rounds}: {early.why}" if early.met else str(len(rows)))
-    if tested:
-        judge = judged_by("accuracy_mean", tested[0])
-        last, best = tested[-1], max(tested, key=lambda row: float(row[judge]))
-        by = "" if judge == "accuracy_mean" else f", by validation accuracy {_percent(best[judge])}"
-        table.add_row("last accuracy, mean over clients", _percent(last["accuracy_mean"]))
-        table.add_row("last accuracy, over all samples", _percent(last["accuracy_weighted"]))
-        in_round = f"(round {best['round']}{by})"
-        table.add_row("best accuracy, mean over clients", f"{_percent(best['accuracy_mean'])} {in_round}")
-        table.add_row("spread over clients at the end", _percent(last["accuracy_std"]))
-        if unseen := last.get("unseen_accuracy_mean"):
-            table.add_row("last accuracy of unseen clients, mean", _percent(unseen))
-    elif losses := [row["test_loss"] for row in rows if row["test_loss"]]:
-        table.add_row("last test loss, mean over clients", losses[-1])
+    if last and best:
+        name, column, judge = measure.words, measure.column, tested.judge
+        by = "" if judge == column else f", by validation {name} {measure.text(best[judge])}"
+        of_last = {
+            f"last {name}, mean over clients": column,
+            f"last {name}, over all samples": f"{measure.name}_weighted",
+            "spread over clients at the end": f"{measure.name}_std",
+            f"last {name} of unseen clients, mean": f"unseen_{column}",
+        }
+        lines = {words: measure.text(last[column]) for words, column in of_last.items() if column in last}
+        best_line = f"{measure.text(best[column])} (round {best['round']:.0f}{by})"
+        for words, text in {f"best {name}, mean over clients": best_line, **lines}.items():
+            table.add_row(words, text)
     if skipped := sum(int(row["skipped"]) for row in rows):
         table.add_row("updates skipped, as clients failed", str(skipped))
     for way in ("up", "down"):
@@ -155,7 +155,3 @@ def show_usage(run: Path) -> None:
     """Show what the jobs of a run have used, if jobs have started it."""
     if usage := job_file.usage(run):
         print(f"used: {printable(usage)}", flush=True)
-
-
-def _percent(share: str) -> str:
-    return f"{100 * float(share):.2f} %"

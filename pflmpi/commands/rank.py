@@ -141,7 +141,7 @@ def _run_rounds(rank: _Rank, prepared: Prepared, options: argparse.Namespace) ->
     rank.transport = transport = connect(config, launch)
     stop = Stop(end_of_jobs(transport), config.runtime.spare)
     with (
-        RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
+        RunProgress(config, options.quiet, options.bar, transport.rank) as progress,
         noted_signals(stop, lambda: bool(ended(transport.peers))),
     ):
         early_signals.begun()
@@ -186,16 +186,10 @@ def _end_after(rank: _Rank, error: Exception, options: argparse.Namespace) -> in
 
 
 def connect(config: Config, launch: Launch) -> Transport:
-    """The transport to the ranks that were started with this one."""
     runtime = config.runtime
     timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
     late = partial(exit_unconnected, launch.rank, os.environ)
     return open_transport(runtime.transport, launch, timeout, late)
-
-
-def here(config: Config) -> Peer:
-    seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return Peer.here(cores(), seen, requested_gpus(os.environ))
 
 
 def context_of(
@@ -206,7 +200,8 @@ def context_of(
     Raises:
         CollectiveError: on all ranks, where the ranks cannot compute together.
     """
-    introduce(transport, here(config))
+    seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    introduce(transport, Peer.here(cores(), seen, requested_gpus(os.environ)))
     placed = all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
     if transport.rank == 0 and placed.remark():
         _log.warning("%s", placed.remark())
@@ -278,7 +273,6 @@ def _stop_at_eof() -> None:
 
 
 def _leave(transport: Transport, code: int) -> NoReturn:
-    """End in order with the other ranks."""
     if transport.rank == 0:
         write_exit_code(os.environ, code)
     transport.exit(code)

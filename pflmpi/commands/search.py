@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or Path("searches") / options.table.stem
     selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
     _check_validation(selected)
-    left = search.trials(table, selected, options.budget, seed)
+    left = search.trials(table, selected, options.budget, seed, options.overrides)
     tried: dict[str, dict[str, Any]] = {}
     for step in range(options.rungs):
         left = {key: of_cell[: search.count_at(step, options.budget)] for key, of_cell in left.items()}
@@ -124,7 +124,6 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
 
 
 def _call(options: argparse.Namespace, command: str, *words: str) -> int:
-    """Call another command of pflmpi; its exit code."""
     from pflmpi.cli import main
 
     return main([command, *["--debug"] * options.debug, *words])
@@ -162,14 +161,16 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
     Of all rounds that the cell is to have now, whatever it has in a later step.
     """
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.table import metric_of, pick
-    from pflmpi.learning.early_stop import lower_is_better, of_validation
+    from pflmpi.analysis.table import metric_name, metric_of, pick
+    from pflmpi.learning.main_measure import lower_is_better, of_validation
 
     if _is_left(cell, out):
         return math.inf, math.nan
-    rounds, columns = cell.raw["training"]["rounds"], open_run(cell.run(out)).columns
+    rounds, run = cell.raw["training"]["rounds"], open_run(cell.run(out))
+    columns, metric = run.columns, table.metric
     measures = {name: columns[other][:rounds] for name in columns if (other := of_validation(name)) in columns}
-    metric = table.metric if table.metric != "spread" and metric_of(table.metric).column in measures else "mean"
+    if metric in (None, "spread") or metric_of(metric).column not in measures:
+        metric = metric_name(run.main_measure)
     value = pick(measures, metric, table.figure)
     order = value if lower_is_better(metric_of(metric).column) else -value
     return math.inf if math.isnan(order) else order, value
@@ -188,6 +189,7 @@ def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
 
 def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
     """Run the best trial of each cell with the table's seeds; show the table, and whether its rows differ."""
+    from pflmpi.analysis.table import metric_of, with_metric
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
@@ -197,9 +199,10 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
     if code := _complete(options, file, runs, cells):
         return code
     code = _call(options, "table", str(file), "--out", str(runs), "--write", str(out))
-    lines = _compared(tuned, cells, runs)
+    shown = with_metric(tuned, cells, runs)
+    lines = _compared(shown, cells, runs)
     _write(out / "compared.csv", lines)
-    _show(lines)
+    _show(lines, metric_of(shown.metric).name)
     return code
 
 
@@ -208,13 +211,14 @@ def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[d
     from pflmpi.analysis.metrics import CONFIDENCE, interval
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.table import metric_of, pick
-    from pflmpi.learning.early_stop import lower_is_better
+    from pflmpi.learning.main_measure import lower_is_better
 
     figures: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
         value = pick(open_run(cell.run(out)).columns, table.metric, table.figure)
         figures.setdefault(cell.column, {}).setdefault(cell.row, []).append(value)
     shown = metric_of(table.metric)
+    digits = shown.digits
     best_of = min if lower_is_better(shown.column) or shown.lowest else max
     lines = []
     for column, rows in figures.items():
@@ -224,9 +228,9 @@ def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[d
                 {
                     "column": column,
                     "row": row,
-                    "mean": f"{statistics.fmean(values):.2f}",
-                    "std": f"{statistics.stdev(values):.2f}" if len(values) > 1 else "",
-                    f"interval_{100 * CONFIDENCE:.0f}": f"{interval(values):.2f}" if len(values) > 1 else "",
+                    "mean": f"{statistics.fmean(values):.{digits}f}",
+                    "std": f"{statistics.stdev(values):.{digits}f}" if len(values) > 1 else "",
+                    f"interval_{100 * CONFIDENCE:.0f}": f"{interval(values):.{digits}f}" if len(values) > 1 else "",
                     "seeds": len(values),
                     "best": best,
                     "p": "" if row == best or len(values) < 2 else f"{paired_test(values, rows[best]):.4f}",
@@ -241,20 +245,21 @@ def paired_test(values: Sequence[float], others: Sequence[float]) -> float:
     >>> round(paired_test([1.0, 2.0, 4.0], [1.5, 3.0, 4.5]), 4)  # t = -4, 2 degrees of freedom
     0.0572
     """
-    differences = [value - other for value, other in zip(values, others, strict=True)]
-    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
-    if spread == 0:
-        return float(mean == 0)
-    special: Any = import_module("scipy.special")
-    return float(2 * special.stdtr(len(differences) - 1, -abs(mean) / spread * math.sqrt(len(differences))))
+    if len(differences := {value - other for value, other in zip(values, others, strict=True)}) == 1:
+        return float(differences == {0.0})  # where scipy has no figure
+    stats: Any = import_module("scipy.stats")  # here: it takes long to import
+    return float(stats.ttest_rel(values, others).pvalue)
 
 
-def _show(lines: Sequence[Mapping[str, Any]]) -> None:
+def _show(lines: Sequence[Mapping[str, Any]], metric: str) -> None:
+    """Print the comparison by a metric in words."""
     from rich.table import Table
 
     from pflmpi.terminal import console
 
-    grid = Table(*lines[0], title="p: paired t-test against the best row of the column", title_justify="left")
+    grid = Table(
+        *lines[0], title=f"{metric}; p: paired t-test against the best row of the column", title_justify="left"
+    )
     for line in lines:
         grid.add_row(*map(str, line.values()))
     console(highlight=False).print(grid)

@@ -25,13 +25,14 @@ def run(options: argparse.Namespace) -> int:
     """Print the table and write it in three formats; return the exit code."""
     from rich.table import Table
 
-    from pflmpi.analysis.table import comma_separated, entries, latex, markdown, partitions, printed
+    from pflmpi.analysis.table import comma_separated, entries, latex, markdown, partitions, printed, with_metric
     from pflmpi.sweep import table as tables
     from pflmpi.terminal import console
 
     table = tables.load(options.table)
     out = tables.folder(options.table, options.out)
     cells = tables.select(tables.cells(table, options.overrides, options.seeds), options.only)
+    table = with_metric(table, cells, out)
     filled = entries(table, cells, out)
     words = arguments.words_of_cells(options.table, options.out, options)
     commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "table")]

@@ -1,4 +1,4 @@
-"""Follow runs in the terminal until they end: rounds, accuracy, time left."""
+"""Follow runs in the terminal until they end: rounds, the main measure, time left."""
 
 import argparse
 import os
@@ -107,19 +107,22 @@ def _table(states: "Mapping[Path, RunStatus | None]", running: Collection[Path])
     from pflmpi.cluster.status import clock
     from pflmpi.store import metrics_file
 
-    table = Table("run", "round", "accuracy", "", "best", "ranks", "per round", "left", box=SIMPLE_HEAD, pad_edge=False)
+    measures = list(dict.fromkeys(state.measure.words for state in states.values() if state and state.last is not None))
+    measure = ", ".join(measures) or "measure"
+    table = Table("run", "round", measure, "", "best", "ranks", "per round", "left", box=SIMPLE_HEAD, pad_edge=False)
     for run, state in states.items():
         if state is None or state.problem:
             table.add_row(str(run), state.problem if state else "not begun")
             continue
-        accuracy = [float(text) for line in metrics_file.read(run) if (text := line.get("accuracy_mean"))]
+        values = [float(text) for line in metrics_file.read(run) if (text := line.get(state.measure.column))]
+        name = f"{state.measure.words} " * (len(measures) > 1)
         left = "done" if state.done else "ended" if run not in running else "-" if state.to_end is None else ""
         table.add_row(
             str(run),
             f"{state.round}/{state.rounds}",
-            "-" if state.accuracy is None else f"{100 * state.accuracy:.2f} %",
-            sparkline(accuracy),
-            "-" if state.best is None else f"{100 * state.best[0]:.2f} % ({state.best[1]})",
+            "-" if state.last is None else f"{name}{state.measure.text(state.last)}",
+            sparkline(values),
+            "-" if state.best is None else f"{state.measure.text(state.best[0])} ({state.best[1]})",
             str(state.ranks or "-"),
             "-" if state.per_round is None else f"{state.per_round:.2f} s",
             left or clock(state.to_end or 0.0),

@@ -56,10 +56,10 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     values = read(run)
     if index is None:
         return values, ["no checkpoint vouches for its configuration"]
-    before, now = (by_key(config) for config in (_written(run, index.attributes, values), values))
+    before, now = (by_key(config) for config in (_written(run, index, values), values))
     notes = []
     for key, (old, new) in differing(before, now).items():
-        change = f"{key} = {shown(new)} in config.yaml, {shown(old)} in round {index.round}"
+        change = f"{key} = {shown(new)} in config.yaml, {shown(old)} in round {index['round']}"
         if key in before and key not in _MAY_CHANGE and _objects(old) != _objects(new):
             raise CheckpointError(
                 f"{config_file.path(run)} is not the one that the run was written with: {change}; put it back from a "

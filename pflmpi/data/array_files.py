@@ -1,6 +1,8 @@
 """Arrays from .npz and HDF5 files of the user's: nothing is unpickled, and every problem is a `ValueError`."""
 
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,6 +15,57 @@ from pflmpi.contained_hdf5 import refuse_external_links, refuse_unstored
 from pflmpi.text import first_line, size
 
 _READING = Lock()  # numpy parses heads by `ast`, which in early versions of Python 3.11 fails in two threads at once
+
+
+@dataclass(frozen=True)
+class OwnArrays:
+    """What a file or folder of the user's holds.
+
+    Attributes:
+        x: [n, ...].
+        y: [n] labels of any kind.
+        client: [n] whose samples they are, of any kind; None: not said.
+        test: bool [n], for `data.split: official`; None: not said.
+        validation: bool [n], samples kept out of training that are none for testing; None: not said.
+        class_names: of the labels 0, 1, ..., or of the classes in sorted order; None: as in y, if it has texts.
+        num_classes: K, where y has numbers from 0 to K - 1; None: the classes are those in y.
+        columns: what the values of a sample are called, in a table.
+        layout: `nchw` or `nhwc`, where the file or the user says it.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    client: np.ndarray | None = None
+    test: np.ndarray | None = None
+    validation: np.ndarray | None = None
+    class_names: np.ndarray | None = None
+    num_classes: int | None = None
+    columns: tuple[str, ...] = ()
+    layout: str | None = None
+
+
+def joined(parts: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x and y of the samples [n] of all parts, each a name, x and y; and the number of each sample's part [n].
+
+    Raises:
+        ValueError: there are no samples, or those of a part are not like the first.
+    """
+    filled = [part for part in parts if len(part[1]) or len(part[2])]
+    for name, x, y in filled:
+        if len(x) != len(y):
+            raise ValueError(f"{name} has {len(x)} samples and {len(y)} labels")
+        if _form(x, y) != _form(*filled[0][1:]):
+            kinds, first = (f"{a.dtype} {list(a.shape[1:])} and {b.dtype}" for a, b in ((x, y), filled[0][1:]))
+            raise ValueError(f"{name} has samples and labels {kinds}, the first {first}")
+    if not filled:
+        raise ValueError("it has no samples")
+    x, y = (np.concatenate([part[place] for part in filled]) for place in (1, 2))
+    return x, y, np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
+
+
+def _form(x: np.ndarray, y: np.ndarray) -> tuple[object, ...]:
+    """What samples and labels must have in common to be of one dataset."""
+    return x.shape[1:], y.shape[1:], x.dtype == np.uint8, x.dtype.kind in "SU", y.dtype.kind in "SU"
 
 
 def read_npz(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi.data.array_files import OwnArrays
 from pflmpi.data.dataset import as_numbers, first_missing
 from pflmpi.regular_file import read_some
 
@@ -15,13 +16,8 @@ MARKS = ("test", "validation")  # columns that say what a sample is for
 _SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # of these columns
 
 
-def read_table(
-    path: Path, label: str | list[str] | None, client: str | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, dict[str, np.ndarray], tuple[str, ...]]:
-    """The table in a file, which begins with a line of names.
-
-    Returns values [n, D], float32; labels [n], or [n, columns] of several, and whose samples they are [n], or None, as
-    texts; whether they are for testing or validation [n], as far as it says so; what the values are called [D].
+def read_table(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
+    """The table in a file, which begins with a line of names: values [n, D], float32; labels and clients as texts.
 
     Args:
         path: of the file, UTF-8.
@@ -36,13 +32,8 @@ def read_table(
             raise ValueError(f"line {number} has {len(row)} values, the header has {len(names)}")
     _check_header(names, rows, label, client)
     columns = {name: np.array([row[place].strip() for row in rows]) for place, name in enumerate(names)}
-    several, wanted_labels = isinstance(label, list), label if isinstance(label, list) else [label]
-    for key, wanted in (*(("label", name) for name in wanted_labels), ("client", client)):
-        if wanted is not None and wanted not in columns:
-            raise ValueError(f"there is no column data.{key} = {wanted!r}; known: {', '.join(names)}")
     guessed = label is None and not {*LABELS} & {*names}
-    labels = [name or next((known for known in LABELS if known in columns), names[-1]) for name in wanted_labels]
-    client = client or ("client" if "client" in columns else None)
+    labels, client = label_and_client(names, label, client, names[-1])
     for name in filter(None, (*labels, client, *names)):
         if (empty := np.flatnonzero(columns[name] == "")).size:
             raise ValueError(f"line {at[empty[0]]} has no {name}; fill it in, or leave the line out")
@@ -56,8 +47,27 @@ def read_table(
         raise ValueError(f"there are no columns besides {', '.join(labels)!r}; separate columns by commas")
     sides = {name: _sides(name, columns[name], at) for name in MARKS if name in columns}
     values = np.stack([*features.values()], 1)
-    chosen = np.stack([columns[name] for name in labels], 1) if several else columns[labels[0]]
-    return values, chosen, columns.get(client or ""), sides, tuple(features)
+    chosen = np.stack([columns[name] for name in labels], 1) if isinstance(label, list) else columns[labels[0]]
+    test, validation = map(sides.get, MARKS)
+    return OwnArrays(values, chosen, columns.get(client or ""), test, validation, columns=tuple(features))
+
+
+def label_and_client(
+    names: list[str], label: str | list[str] | None, client: str | None, otherwise: str | None
+) -> tuple[list[str], str | None]:
+    """The columns of the labels and of the clients among some; `otherwise` is the label where nothing says it.
+
+    Raises:
+        ValueError: there is no such column, or none that is clear.
+    """
+    wanted = label if isinstance(label, list) else [label or next(filter(names.__contains__, LABELS), otherwise)]
+    for key, name in (*(("label", name) for name in wanted), ("client", client)):
+        if name is not None and name not in names:
+            raise ValueError(f"there is no column data.{key} = {name!r}; known: {', '.join(names)}")
+    labels = [name for name in wanted if name is not None]
+    if not labels:
+        raise ValueError(f"set data.label (pflmpi data: --label), the column of the labels; known: {', '.join(names)}")
+    return labels, client or ("client" if "client" in names else None)
 
 
 def _check_header(names: list[str], rows: list[list[str]], label: str | list[str] | None, client: str | None) -> None:

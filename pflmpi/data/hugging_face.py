@@ -6,39 +6,21 @@ import re
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pflmpi.data.array_files import check_memory
-from pflmpi.data.csv_table import LABELS, MARKS
+from pflmpi.data.array_files import OwnArrays, check_memory
+from pflmpi.data.csv_table import MARKS, label_and_client
+from pflmpi.data.image_files import stacked
 from pflmpi.text import first_line, some
 
 logger = logging.getLogger(__name__)
 
 _SPLIT = re.compile(r"(?<![a-z])(?:(train)|(validation|valid|val|dev)|(test))(?![a-z])")
 _NAMES = ("train", "validation", "test")  # of the splits, in the order of the groups above
+_LIST = re.compile("(large_|fixed_size_)?list<")  # a type of pyarrow
 _FOLDERS = ("", "data", "train", "validation", "test")  # where parquet files may be
-
-
-class Columns(NamedTuple):
-    """Columns of all samples.
-
-    Attributes:
-        x: [n, ...], or the files of n pictures.
-        y, client: [n, ...] and [n] of any kind.
-        test, validation: [n] marks; None where nothing says so.
-        class_names: of the labels 0, 1, ...; None where they have none.
-        names: of the values of a sample, in a table.
-    """
-
-    x: np.ndarray | list[BytesIO]
-    y: np.ndarray
-    client: np.ndarray | None
-    test: np.ndarray | None
-    validation: np.ndarray | None
-    class_names: np.ndarray | None
-    names: tuple[str, ...]
 
 
 def is_hugging_face(path: Path) -> bool:
@@ -46,7 +28,7 @@ def is_hugging_face(path: Path) -> bool:
     return path.suffix == ".parquet" or (path.is_dir() and bool(_saved(path) or _parquet(path)))
 
 
-def read_hugging_face(path: Path, label: str | list[str] | None, client: str | None) -> Columns:
+def read_hugging_face(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
     """The dataset in a folder or .parquet file; `label` and `client` are columns, None for those called so.
 
     A sample is its picture, or else its list of numbers, or else the numbers of all other columns.
@@ -60,12 +42,10 @@ def read_hugging_face(path: Path, label: str | list[str] | None, client: str | N
         tables = [_table(arrow, file) for _, file in files]
         for table, (_, file) in zip(tables, files, strict=True):
             if table.schema != tables[0].schema:
-                kinds, expected = (
-                    [f"{field.name}: {field.type}" for field in each.schema] for each in (table, tables[0])
-                )
+                kinds, expected = (str(each.schema.remove_metadata()).splitlines() for each in (table, tables[0]))
                 raise ValueError(f"{file} has columns {some(kinds)}, and {files[0][1]} has {some(expected)}")
         splits = np.repeat([split for split, _ in files], [table.num_rows for table in tables])
-        return _columns(arrow.concat_tables(tables), splits, label, client)
+        return _arrays(arrow.concat_tables(tables), splits, label, client)
     except ImportError as error:
         raise ValueError(
             f"it is read by pyarrow, which is not installed ({error}); `pip install 'pflmpi[analysis]'` brings it"
@@ -93,22 +73,19 @@ def _parquet(folder: Path) -> list[Path]:
 
 
 def _files(path: Path) -> list[tuple[str, Path]]:
-    """The split, "" where none is said, and the path of each file, training first."""
+    """The split, "" where none is said, and the path of each file."""
     if path.is_file():
         return [("", path)]
-    named = [(folder.relative_to(path).as_posix(), file) for folder in _saved(path) for file in _arrow(folder)]
-    named = named or [(file.relative_to(path).as_posix(), file) for file in _parquet(path)]
-    splits = [_split(name) for name, _ in named]
-    if any(splits) and not all(splits):
-        odd = named[splits.index("")][0]
-        raise ValueError(f"{odd} is of no split that is known (train, validation, test); move it elsewhere")
-    order = {split: place for place, split in enumerate(("", *_NAMES))}
-    return sorted(zip(splits, (file for _, file in named), strict=True), key=lambda pair: (order[pair[0]], pair[1]))
-
-
-def _split(name: str) -> str:
-    match = _SPLIT.search(name.lower())
-    return _NAMES[match.lastindex - 1] if match and match.lastindex else ""
+    files = []
+    for place in _saved(path) or _parquet(path):
+        match = _SPLIT.search(place.relative_to(path).as_posix().lower())
+        split = _NAMES[match.lastindex - 1] if match and match.lastindex else ""
+        files += [(split, file) for file in ([place] if place.is_file() else _arrow(place))]
+    if any(split for split, _ in files):
+        for split, file in files:
+            if not split:
+                raise ValueError(f"{file} is of no split that is known (train, validation, test); move it elsewhere")
+    return files
 
 
 def _table(arrow: Any, file: Path) -> Any:
@@ -128,37 +105,28 @@ def _table(arrow: Any, file: Path) -> Any:
     return table
 
 
-def _columns(table: Any, splits: np.ndarray, label: str | list[str] | None, client: str | None) -> Columns:
-    names = table.column_names
-    wanted = label if isinstance(label, list) else [label or _label(table)]
-    client = client or ("client" if "client" in names else None)
-    for key, name in (*(("label", name) for name in wanted), ("client", client)):
-        if name is not None and names.count(name) != 1:
-            raise ValueError(f"there is no column data.{key} = {name!r}; known: {', '.join(names)}")
-    marks = {name: _values(table, name) for name in MARKS if name in names and not splits.any()}
-    others = [name for name in names if name not in (*wanted, client, *marks)]
-    y = np.stack([_values(table, name) for name in wanted], 1) if len(wanted) > 1 else _values(table, wanted[0])
-    classes = _class_names(table, wanted[0]) if len(wanted) == 1 else None
-    if classes is not None and y.dtype.kind == "i" and (y < 0).any():
-        raise ValueError(f"sample {(y < 0).argmax()} has the label {y.min()}, of no class; leave out a split without")
+def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, client: str | None) -> OwnArrays:
+    names = [name for name in table.column_names if not name.startswith("__index_level_")]  # row numbers of pandas
+    with_classes = [name for name in names if _class_names(table, name) is not None]
+    otherwise = with_classes[0] if len(with_classes) == 1 else None
+    labels, client = label_and_client(names, label, client, otherwise)
+    labelled = [_values(table, name) for name in labels]
     if splits.any():
         marks = {name: splits == name for name in MARKS}
+    else:
+        marks = {name: _values(table, name) for name in MARKS if name in names}
+    others = [name for name in names if name not in (*labels, client, *marks)]
     x, used = _samples(table, others)
-    if unused := [name for name in others if name not in used]:
-        logger.warning("a sample is its %r; not used: %s", used[0], some(unused))
-    columns = used if used == others and isinstance(x, np.ndarray) and x.ndim == 2 else []
+    if len(used) < len(others):
+        logger.warning("a sample is its %r; not used: %s", used[0], some(sorted({*others} - {*used})))
     of_client = None if client is None else _values(table, client)
-    return Columns(x, y, of_client, marks.get("test"), marks.get("validation"), classes, tuple(columns))
-
-
-def _label(table: Any) -> str:
-    """The column of the labels where nobody names one."""
-    names = [name for name in LABELS if name in table.column_names]
-    names = names or [name for name in table.column_names if _class_names(table, name) is not None]
-    if len(names) != 1:
-        known = ", ".join(table.column_names)
-        raise ValueError(f"name the column of the labels by data.label (pflmpi data: --label); known: {known}")
-    return str(names[0])
+    test, validation = map(marks.get, MARKS)
+    classes = _class_names(table, labels[0]) if len(labels) == 1 else None
+    columns = tuple(used) if x.shape[1:] == (len(used),) else ()
+    layout = "nchw" if x.dtype == np.uint8 and x.ndim == 4 else None  # pictures
+    num_classes = None if classes is None else len(classes)
+    y = labelled[0] if len(labels) == 1 else np.stack(labelled, 1)
+    return OwnArrays(x, y, of_client, test, validation, classes, num_classes, columns, layout)
 
 
 def _class_names(table: Any, name: str) -> np.ndarray | None:
@@ -169,22 +137,20 @@ def _class_names(table: Any, name: str) -> np.ndarray | None:
     return np.array(about, str) if isinstance(about, list) else None
 
 
-def _samples(table: Any, names: list[str]) -> tuple[np.ndarray | list[BytesIO], list[str]]:
-    """The samples, and the columns that they are of."""
+def _samples(table: Any, names: list[str]) -> tuple[np.ndarray, list[str]]:
+    """The samples [n, ...], and the columns that they are of."""
     kinds = {name: table.schema.field(name).type for name in names}
     pictures = [name for name, kind in kinds.items() if str(kind).startswith("struct<bytes: ")]
-    lists = [name for name, kind in kinds.items() if _is_list(kind)]
-    for several in (pictures, lists):
-        if len(several) > 1:
-            raise ValueError(f"a sample has {some(several)}; keep one of them (datasets: remove_columns)")
+    lists = [name for name, kind in kinds.items() if _LIST.match(str(getattr(kind, "storage_type", kind)))]
+    used = pictures or lists or names
+    if not used or (used is not names and len(used) > 1):
+        several = f"several columns of samples: {some(used)}; leave" if used else "no column of samples; do not leave"
+        raise ValueError(f"it has {several} some out (datasets: remove_columns)")
     if pictures:
         values = table.column(pictures[0]).combine_chunks().field("bytes").to_pylist()
         if None in values:
             raise ValueError(f"sample {values.index(None)} has no bytes in {pictures[0]!r}; embed the pictures")
-        return [BytesIO(value) for value in values], pictures
-    used = lists or names
-    if not used:
-        raise ValueError("there are no columns besides that of the labels")
+        return stacked((f"the picture of sample {n}", BytesIO(value)) for n, value in enumerate(values)), used
     arrays = [_values(table, name) for name in used]
     for name, array in zip(used, arrays, strict=True):
         if array.dtype.kind not in "biuf":
@@ -198,28 +164,17 @@ def _values(table: Any, name: str) -> np.ndarray:
     if column.null_count:
         lost = column.is_null().index(True).as_py()
         raise ValueError(f"sample {lost} has no {name}; fill it in, or leave it out")
-    parts = [_chunk(name, chunk) for chunk in column.chunks if len(chunk)]
-    if len({part.shape[1:] for part in parts}) > 1:
-        raise ValueError(f"column {name!r} has lists of unlike length; pad or cut them")
-    return np.concatenate(parts) if parts else np.empty(0)
+    return np.concatenate([_chunk(name, chunk) for chunk in column.chunks])
 
 
 def _chunk(name: str, array: Any) -> np.ndarray:
     shape = [len(array)]
     array = getattr(array, "storage", array)  # of an array of `datasets`, where that is imported
-    while _is_list(array.type):
+    while _LIST.match(str(array.type)):
         lengths = set(import_module("pyarrow.compute").list_value_length(array).to_pylist())
-        if len(lengths) > 1 or None in lengths:
+        if len(lengths) != 1 or None in lengths:
             raise ValueError(f"column {name!r} has lists of unlike length; pad or cut them")
         shape.append(lengths.pop())
         array = array.flatten()
-    if array.null_count:
-        raise ValueError(f"column {name!r} has a list with an empty place; fill it in")
-    texts = str(array.type) in ("string", "large_string")
-    values = np.array(array.to_pylist(), str) if texts else array.to_numpy(zero_copy_only=False)
-    return values.reshape(shape)
-
-
-def _is_list(kind: Any) -> bool:
-    types, kind = import_module("pyarrow.types"), getattr(kind, "storage_type", kind)
-    return any(check(kind) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return (values.astype(str) if values.dtype == object else values).reshape(shape)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi.data.array_files import OwnArrays
+
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 
 
-def read_pictures(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pictures [n, ...], the names of their folders [n], and whether they are for testing [n].
+def read_pictures(path: Path) -> OwnArrays:
+    """The pictures, with the names of their folders as labels.
 
     Raises:
         ValueError: there are none, they are not of one size and kind, or one cannot be read.
@@ -27,11 +29,11 @@ def read_pictures(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not entries:
         raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
     labels, test = np.array([label for _, label, _ in entries]), np.array([side for _, _, side in entries])
-    return stacked((str(file), file) for file, _, _ in entries), labels, test
+    return OwnArrays(stacked((str(file), file) for file, _, _ in entries), labels, test=test, layout="nchw")
 
 
 def stacked(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
-    """The pictures [n, H, W] or [n, H, W, 3] of files, each with its name.
+    """The pictures [n, C, H, W] of files, each with its name.
 
     Raises:
         ValueError: one cannot be read, or is not of the size and kind of the first.
@@ -45,7 +47,8 @@ def stacked(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
             size, expected = ("x".join(map(str, array.shape)) for array in (picture, pictures[0]))
             raise ValueError(f"{name} is {size} and {first} {expected}; make all pictures of one size and kind")
         pictures.append(picture)
-    return np.stack(pictures)
+    channels_last = np.stack([np.atleast_3d(picture) for picture in pictures])
+    return np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2))
 
 
 def _files(side: Path) -> list[Path]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pflmpi.data.array_files import OwnArrays, joined
 from pflmpi.text import first_line, shown
 
 
@@ -34,8 +35,8 @@ def users_of(file: Path) -> list[tuple[str, Any, Any]]:
         raise ValueError(first_line(error)) from error
 
 
-def read_leaf(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """x [n, ...], y [n, ...], the users [n] and whether samples are for testing [n].
+def read_leaf(folder: Path) -> OwnArrays:
+    """The samples of all users, who are the clients.
 
     Where x and y are texts, as of Shakespeare, x [n, L] are numbers of characters: 0 pads the shorter texts, and the
     characters in x of all users are counted from 1, in the order of Unicode.
@@ -43,45 +44,38 @@ def read_leaf(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
     Raises:
         ValueError: a file is damaged, or holds samples of other kinds or shapes than the first.
     """
-    parts: list[tuple[np.ndarray, ...]] = []
+    parts: list[tuple[str, np.ndarray, np.ndarray]] = []
+    users, sides = [], []
     for side in ("train", "test"):
         for file in sorted((folder / side).glob("*.json")):
             if not file.is_file():
                 raise ValueError(f"{file} is no regular file")
             try:
                 for user, x, y in users_of(file):
-                    arrays = _arrays(user, x, y, parts[0] if parts else None)
-                    count = len(arrays[0])
-                    if count:
-                        parts.append((*arrays, np.full(count, user), np.full(count, side == "test")))
-            except (ValueError, OverflowError) as error:
+                    parts.append((f"user {user!r} of {file}", _array(x, np.float32), _array(y, np.float64)))
+                    users.append(user)
+                    sides.append(side)
+            except ValueError as error:
                 raise ValueError(f"{file}: {first_line(error)}") from error
-    if not parts:
-        raise ValueError("its JSON files hold no samples")
-    x, y, users, test = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return (_characters(x) if x.dtype.kind == "U" else x), y, users, test
+    x, y, part = joined(parts)
+    client, test = np.array(users)[part], np.array(sides)[part] == "test"
+    if x.dtype.kind != "U":
+        return OwnArrays(x, y, client, test)
+    if x.ndim == 1 and y.dtype.kind == "U":
+        return OwnArrays(_characters(x), y, client, test)
+    raise ValueError(
+        f"x are texts {list(x.shape)} and y {y.dtype}; expected numbers, or a text and as label another, such as "
+        "its next character: turn texts and names of pictures into numbers"
+    )
 
 
-def _arrays(user: str, x: Any, y: Any, first: tuple[np.ndarray, ...] | None) -> tuple[np.ndarray, np.ndarray]:
-    """x and y of a user; `first` are those of the first one."""
-    x, y = np.array(x), np.array(y)
-    if not x.ndim or x.shape[:1] != y.shape[:1]:
-        raise ValueError(f"user {user!r} has x {list(x.shape)} and y {list(y.shape)}; expected [m, ...] and [m]")
-    if not len(x):
-        return x, y
-    texts = x.dtype.kind == "U" and x.ndim == 1 and y.dtype.kind == "U"
-    if not texts and not (x.dtype.kind in "biuf" and y.dtype.kind in "biufU"):
-        raise ValueError(
-            f"user {user!r} has x {x.dtype} {list(x.shape)} and y {y.dtype}; expected numbers, or a text and a label "
-            "that is one too, such as its next character: turn texts and names of pictures into numbers"
-        )
-    for name, array, like in zip("xy", (x, y), first or (), strict=False):
-        if array.shape[1:] != like.shape[1:] or (array.dtype.kind == "U") != (like.dtype.kind == "U"):
-            expected = f"{like.dtype} {list(like.shape[1:])}"
-            described = f"{array.dtype} {list(array.shape[1:])}"
-            raise ValueError(f"user {user!r} has {name} {described}, the first has {expected}")
+def _array(values: Any, fractions: type[np.floating[Any]]) -> np.ndarray:
+    """What is in a file as an array of numbers or texts; `fractions` is the type of numbers that may have some."""
+    array = np.atleast_1d(np.array(values))
+    if array.dtype.kind not in "biufU":
+        raise ValueError(f"it holds {array.dtype}; expected numbers, or texts")
     with np.errstate(over="ignore"):  # what is too large is refused with all that is not finite
-        return (x.astype(np.float32) if x.dtype.kind == "f" else x), y
+        return array.astype(fractions) if array.dtype.kind == "f" else array
 
 
 def _characters(texts: np.ndarray) -> np.ndarray:

@@ -1,15 +1,15 @@
 """Data of one's own: an .npz or .h5 file, a table, a folder of pictures, or one in the format of other packages."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from pflmpi.data.array_files import read_h5, read_npz
+from pflmpi.data.array_files import OwnArrays, joined, read_h5, read_npz
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
 from pflmpi.data.hugging_face import is_hugging_face, read_hugging_face
-from pflmpi.data.image_files import read_pictures, stacked
+from pflmpi.data.image_files import read_pictures
 from pflmpi.data.leaf import is_leaf, read_leaf
 from pflmpi.data.pfllib import is_split_by_client, read_folder
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
@@ -27,33 +27,6 @@ _BY_SIDE = [  # instead of x and y of all samples, those of each side, as MedMNI
     for x, y in (("{}_images", "{}_labels"), ("x_{}", "y_{}"))
 ]
 _ARRAYS = ("x", "y", *_OPTIONAL, *(name for names in _BY_SIDE for pair in names.values() for name in pair))
-
-
-@dataclass(frozen=True)
-class OwnArrays:
-    """What a file or folder holds.
-
-    Attributes:
-        x: [n, ...].
-        y: [n] labels of any kind.
-        client: [n] whose samples they are, of any kind; None: not said.
-        test: bool [n], for `data.split: official`.
-        validation: bool [n], samples kept out of training that are none for testing; None: not said.
-        num_classes: K, where y has numbers from 0 to K - 1; None: the classes are those in y.
-        class_names: of the labels 0, 1, ..., or of the classes in sorted order; None: as in y, if it has texts.
-        columns: what the values of a sample are called, in a table.
-        layout: `nchw` or `nhwc`, where the file or the user says it.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    client: np.ndarray | None
-    test: np.ndarray
-    num_classes: int | None = None
-    class_names: np.ndarray | None = None
-    columns: tuple[str, ...] = ()
-    layout: str | None = None
-    validation: np.ndarray | None = None
 
 
 def read_own(
@@ -87,7 +60,7 @@ def read_own(
         raise DataError(f"data.layout = {layout!r} is of arrays, and {path.name} holds none; leave it out")
     try:
         if is_hugging_face(path):
-            arrays = _hugging_face(path, label, client)
+            arrays = read_hugging_face(path, label, client)
         elif path.is_dir():
             arrays = _folder(path)
         elif path.suffix == ".npz":
@@ -95,7 +68,7 @@ def read_own(
         elif path.suffix in (".h5", ".hdf5"):
             arrays = _named(read_h5(path, _ARRAYS))
         elif path.suffix == ".csv":
-            arrays = _csv(path, label, client)
+            arrays = read_table(path, label, client)
         else:
             raise DataError(f"data.path = {str(path)!r} has an unknown suffix; {_HOW}")
         return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout), task_kind)
@@ -122,13 +95,13 @@ def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
             )
     if not count:
         raise ValueError("it has no samples")
-    arrays = replace(arrays, validation=_check_sides(arrays.test, arrays.validation))
+    test = np.zeros(count, bool) if arrays.test is None else arrays.test
+    arrays, test = replace(arrays, validation=_check_sides(test, arrays.validation)), test.astype(bool)
     y = as_numbers(arrays.y)
     for what, values in (("label", y if task_kind.classes else None), ("client", arrays.client)):
         if values is not None and (lost := first_missing(values)) is not None:
             raise ValueError(f"sample {lost} has no {what} ({values[lost]}); give each sample one, or leave it out")
     clients, writers = (np.empty(0), None) if arrays.client is None else _clients(arrays.client)
-    test = arrays.test.astype(bool)
     if task_kind.classes:
         dataset = _of_classes(name, x, y, test, writers, arrays)
     else:
@@ -257,55 +230,27 @@ def _named(arrays: dict[str, np.ndarray]) -> OwnArrays:
             for name in ("x", "test", "validation"):
                 if name in arrays:
                     raise ValueError(f"it has {of_training!r} and {name!r}; leave one of them out")
-            arrays |= _joined(arrays, sides)
-    for name in ("x", "y"):
-        if name not in arrays:
-            raise ValueError(f"no array {name!r} in it")
-    x, test = arrays["x"], arrays.get("test", np.zeros(len(arrays["x"]), bool))
-    names, validation = arrays.get("class_names"), arrays.get("validation")
-    return OwnArrays(x, arrays["y"], arrays.get("client"), test, class_names=names, validation=validation)
+            arrays |= _of_all_sides(arrays, sides)
+    client, test, validation, class_names = map(arrays.get, _OPTIONAL)
+    return OwnArrays(_array(arrays, "x"), _array(arrays, "y"), client, test, validation, class_names)
 
 
-def _joined(arrays: dict[str, np.ndarray], names: dict[str, tuple[str, str]]) -> dict[str, np.ndarray]:
+def _of_all_sides(arrays: dict[str, np.ndarray], names: dict[str, tuple[str, str]]) -> dict[str, np.ndarray]:
     """x, y, test and validation of the samples of all sides, of which each has the arrays with these names."""
-    sides = [side for side in _SIDES if not {*names[side]}.isdisjoint(arrays)]
-    for side in sides:
-        for name, of_training in zip(names[side], names["train"], strict=True):
-            if name not in arrays:
-                raise ValueError(f"no array {name!r} in it")
-            array, like = arrays[name], arrays[of_training]
-            if array.dtype != like.dtype or array.shape[1:] != like.shape[1:]:
-                described, expected = (f"{each.dtype} {list(each.shape)}" for each in (array, like))
-                raise ValueError(f"{name} is {described}, and {of_training} is {expected}")
-        x, y = (arrays[name] for name in names[side])
-        if len(x) != len(y):
-            raise ValueError(f"{names[side][0]} has {len(x)} samples, and {names[side][1]} has {len(y)} labels")
-    side_of = np.repeat(sides, [len(arrays[names[side][0]]) for side in sides])
-    x, y = (np.concatenate([arrays[names[side][place]] for side in sides]) for place in (0, 1))
+    sides = [side for side, pair in names.items() if not {*pair}.isdisjoint(arrays)]
+    pairs = [names[side] for side in sides]
+    x, y, part = joined([(of_x, _array(arrays, of_x), _array(arrays, of_y)) for of_x, of_y in pairs])
+    side_of = np.array(sides)[part]
     return {"x": x, "y": y, "test": side_of == "test", "validation": side_of == "val"}
 
 
-def _csv(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
-    x, y, clients, sides, columns = read_table(path, label, client)
-    test = sides.get("test", np.zeros(len(x), bool))
-    return OwnArrays(x, y, clients, test, columns=columns, validation=sides.get("validation"))
-
-
-def _hugging_face(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
-    columns = read_hugging_face(path, label, client)
-    if isinstance(columns.x, np.ndarray):
-        x, layout = columns.x, None
-    else:
-        x = stacked((f"the picture of sample {number}", file) for number, file in enumerate(columns.x))
-        layout = "nhwc" if x.ndim == 4 else None
-    test, names = np.zeros(len(x), bool) if columns.test is None else columns.test, columns.class_names
-    return OwnArrays(x, columns.y, columns.client, test, None, names, columns.names, layout, columns.validation)
+def _array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    if name not in arrays:
+        raise ValueError(f"no array {name!r} in it")
+    return arrays[name]
 
 
 def _folder(path: Path) -> OwnArrays:
     if is_split_by_client(path):
-        return OwnArrays(*read_folder(path))
-    if is_leaf(path):
-        return OwnArrays(*read_leaf(path))
-    pictures, labels, test = read_pictures(path)
-    return OwnArrays(pictures, labels, None, test, layout="nhwc" if pictures.ndim == 4 else None)
+        return read_folder(path)
+    return read_leaf(path) if is_leaf(path) else read_pictures(path)

@@ -10,11 +10,11 @@ import pickle
 import zipfile
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pflmpi.data.array_files import check_memory
+from pflmpi.data.array_files import OwnArrays, check_memory, joined
 from pflmpi.data.dataset import as_numbers, first_missing, whole
 
 _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
@@ -106,22 +106,12 @@ def _plain(value: Any) -> Any:
 _ANEW = "clients are counted from 0 without a gap: leave it out of train/ and test/ and number the others anew"
 
 
-class ClientFiles(NamedTuple):
-    """All samples: x [n, ...], y [n], whose they are [n], whether they are for testing [n]; and K, if it is said."""
-
-    x: np.ndarray
-    y: np.ndarray
-    client: np.ndarray
-    test: np.ndarray
-    num_classes: int | None
-
-
 def is_split_by_client(path: Path) -> bool:
     """Whether a folder has the files of clients."""
     return any((path / "train").glob("*.npz"))
 
 
-def read_folder(path: Path) -> ClientFiles:
+def read_folder(path: Path) -> OwnArrays:
     """The samples in a folder; nothing in its files is called.
 
     Raises:
@@ -136,25 +126,25 @@ def read_folder(path: Path) -> ClientFiles:
     config = _config(path / "config.json")
     if (clients := config.get("num_clients")) is not None and clients != len(numbers[0]):
         raise ValueError(f"config.json says {clients} clients, and train/ has {len(numbers[0])} files; make it anew")
-    parts: list[tuple[np.ndarray, ...]] = []
+    parts, clients, tests = [], [], []
     for test, side in enumerate(("train", "test")):
         for client in sorted(numbers[test]):
             file = path / side / f"{client}.npz"
             try:
                 x, y = _arrays(file)
-                if parts and x.shape[1:] != parts[0][0].shape[1:] and len(x):
-                    raise ValueError(f"it has samples of {list(x.shape[1:])}, the first {list(parts[0][0].shape[1:])}")
             except ValueError as error:
                 raise ValueError(f"{file}: {error}") from error
-            if len(x):
-                parts.append((x, y, np.full(len(x), client), np.full(len(x), bool(test))))
-            elif not test:
+            if not len(x) and not test:
                 raise ValueError(f"{file} has no samples; {_ANEW}")
-    x, y, client_of, tested = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            parts.append((str(file), x, y))
+            clients.append(client)
+            tests.append(bool(test))
+    x, y, part = joined(parts)
+    client_of, tested = np.array(clients)[part], np.array(tests)[part]
     classes = config.get("num_classes")
     if classes is not None and not ((y := whole("y", as_numbers(y))).min() >= 0 and y.max() < classes):
         raise ValueError(f"config.json says {classes} classes, and y has labels {y.min()} to {y.max()}")
-    return ClientFiles(x, y, client_of, tested, classes)
+    return OwnArrays(x, y, client_of, tested, num_classes=classes)
 
 
 def _numbers(folder: Path) -> set[int]:

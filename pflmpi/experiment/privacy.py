@@ -19,14 +19,14 @@ from pflmpi.messages.kinds import Mean
 
 
 def statement(experiment: Experiment, is_fork: bool = False) -> str:
-    """What holds of the messages of all rounds, in words, or why no epsilon is stated; "" without noise or rounds."""
+    """What holds of the messages of all rounds, in words, or why no epsilon is stated; "" without noise."""
     config, federation = experiment.config, experiment.federation
     rounds, clients = config.training.rounds, federation.num_clients
-    if config.uplink.noise is None or not rounds:
+    if config.uplink.noise is None:
         return ""
     delta = config.uplink.delta or 1 / clients
     of = f"differential privacy of a client in the messages of {rounds} rounds (delta = {delta:.3g})"
-    if why := _unstated(experiment, is_fork):
+    if why := "there are none" if not rounds else _unstated(experiment, is_fork):
         return f"{of}: no epsilon is stated, because {why}"
     if find_spec("dp_accounting") is None:
         return f"{of}: epsilon is computed by dp-accounting, which is not installed: pip install 'pflmpi[privacy]'"

@@ -122,10 +122,10 @@ def run(
         recorded, done = stored_config.recorded(experiment, transport, run_id), None
         if resumes:
             recorded |= stored_config.origin(run)
-        if text := on_root(transport, lambda: privacy.statement(experiment, "fork" in recorded)):
-            recorded |= {"privacy": text}
+        if config.uplink.noise is not None:
+            recorded["privacy"] = on_root(transport, lambda: privacy.statement(experiment, "fork" in recorded))
             if transport.rank == 0:
-                _log.warning("%s", text)
+                _log.warning("%s", recorded["privacy"])
         if resumes:
             done = int(on_root(transport, lambda: continue_after(run, experiment, recorded)))
         else:

@@ -133,9 +133,10 @@ def check_participation(config: Config, task: Task, participation: Participation
         return
     if not left[fewest]:
         keys = [key for key in _LEAVE_OUT if getattr(training, key) != getattr(_DEFAULT, key)]
+        remedy = "raise training.deadline" if "deadline" in keys else "leave fewer clients out"
         raise ConfigError(
             f"training.{' and '.join(keys)} {'leaves' if len(keys) == 1 else 'leave'} nobody to train in round "
-            f"{fewest}; leave fewer clients out, or raise training.participation"
+            f"{fewest}; {remedy}, or raise training.participation"
         )
     config.algorithm.check(task, left[fewest])
 

@@ -1,47 +1,18 @@
 """Early stop: a run ends once a metric has not become better for some rounds. Its metrics alone decide that."""
 
 import math
-import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from pflmpi.learning.main_measure import judged_by, lower_is_better
 
 _WATCHED = (
     *("accuracy_mean", "accuracy_weighted", "accuracy_bottom", "f1_macro", "test_loss", "train_loss"),
     *("unseen_accuracy_mean", "unseen_accuracy_weighted"),
 )
 _DECIMALS = 6  # of the metrics
-_LOWER = ("loss", "error", "mae", "rmse", "perplexity")  # ends of the names of measures
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a measure, or its column of metrics.csv, is a loss or an error; of all others, higher ones are better.
-
-    >>> lower_is_better("test_loss"), lower_is_better("rmse_mean"), lower_is_better("accuracy_mean")
-    (True, True, False)
-    """
-    return re.sub("_(mean|weighted|bottom)$", "", metric).endswith(_LOWER)
-
-
-def of_validation(measure: str) -> str:
-    """What a measure of the test samples is called of the validation samples.
-
-    >>> of_validation("accuracy_mean"), of_validation("test_loss")
-    ('validation_accuracy_mean', 'validation_loss')
-    """
-    return f"validation_{measure.replace('test_loss', 'loss')}"
-
-
-def judged_by(metric: str, columns: Container[str]) -> str:
-    """The column of metrics.csv that rounds are chosen by: of validation samples where there are some.
-
-    >>> columns = ["accuracy_mean", "validation_accuracy_mean", "validation_loss"]
-    >>> judged_by("accuracy_mean", columns), judged_by("test_loss", columns), judged_by("train_loss", columns)
-    ('validation_accuracy_mean', 'validation_loss', 'train_loss')
-    """
-    judge = of_validation(metric.removeprefix("unseen_").removeprefix("trained_"))
-    return judge if judge in columns else metric
 
 
 class EarlyStopConfig(BaseModel):

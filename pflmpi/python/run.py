@@ -337,7 +337,7 @@ def _run_on_this_rank(
         stop = Stop(end_of_jobs(transport), config.runtime.spare)
         main = threading.current_thread() is threading.main_thread()  # which alone can watch for signals
         with (
-            RunProgress(config.training.rounds, quiet, False, transport.rank) as progress,
+            RunProgress(config, quiet, False, transport.rank) as progress,
             noted_signals(stop, lambda: bool(ended(transport.peers))) if main else nullcontext(),
             interrupts(stop) if main and interrupts else nullcontext(),
         ):

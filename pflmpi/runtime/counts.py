@@ -11,7 +11,7 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
 from pflmpi.data.task_kinds import TaskKind
 from pflmpi.learning.client import Batch
-from pflmpi.learning.early_stop import lower_is_better
+from pflmpi.learning.main_measure import lower_is_better
 from pflmpi.learning.measures import Measure, values_of
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages

@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from pflmpi.learning.early_stop import of_validation
+from pflmpi.learning.main_measure import of_validation
 from pflmpi.runtime.counts import Counts, columns_of, figures
 from pflmpi.store import metrics_file
 

@@ -1,12 +1,4 @@
-"""The serial fraction of a round, fitted to the points that were measured, and what it says of more ranks.
-
-Amdahl's law: of the seconds of one rank, a fraction s is serial, and the rest is divided by the ranks r:
-
-    seconds = work first (s + (1 - s) / r)
-
-`work` is 1 in a strong experiment and grows with the clients, r / base, in a weak one. A machine that was not there at
-the small numbers, such as a second switch, is not in it.
-"""
+"""The serial fraction of a round by Amdahl's law, fitted to the points that were measured; see docs/scaling.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

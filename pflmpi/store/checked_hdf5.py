@@ -8,6 +8,7 @@ array; in one text they cost nothing.
 """
 
 import copy
+import io
 import json
 import os
 import re
@@ -160,7 +161,7 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, 
         atomic.write(path, (_WRITTEN % (len(content), zlib.crc32(content))).ljust(_HEAD_BYTES, b"\0") + content)
         return
     with atomic.replacing(path) as descriptor:
-        target = _Target(descriptor)
+        target = _Target(descriptor, "r+", closefd=False)
         try:
             userblock = {"userblock_size": _HEAD_BYTES} if copied is None else {}
             if copied is not None:
@@ -169,7 +170,8 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, 
                 writing = Writing(file, in_memory=False)
                 _fill(writing, fill)
         finally:
-            target.check()  # a disk error rather than what followed from it
+            if target.error is not None:
+                raise target.error  # a disk error rather than what followed from it
         for part, array in writing.large:
             atomic.write_at(descriptor, array.reshape(-1).view(np.uint8).data, part.start)
         parts = [part for part, _ in writing.large]
@@ -199,55 +201,31 @@ def _fill(writing: Writing, fill: Callable[[Writing], None]) -> None:
     write_attribute(writing.file.id, "about", json.dumps(writing.about))
 
 
-class _Target:
-    """The file that h5py writes, by its descriptor.
+class _Target(io.FileIO):
+    """The file that h5py writes.
 
     Errors are hidden from HDF5, because it cannot close a file that it cannot write, and crashes on it at exit. After
     the first error nothing more is written.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._position = descriptor, 0
-        self._error: BaseException | None = None
+    error: BaseException | None = None
 
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def write(self, content: Any) -> int:
+        position = self.tell()
+        self._attempt(lambda: atomic.write_at(self.fileno(), content, position))
+        return self.seek(position + len(content)) - position
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move to an offset from the beginning or the end of the file."""
-        assert whence in (os.SEEK_SET, os.SEEK_END)
-        self._position = offset + (os.fstat(self._descriptor).st_size if whence == os.SEEK_END else 0)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def write(self, content: memoryview) -> int:
-        """Write at the position and advance."""
-        self._attempt(lambda: atomic.write_at(self._descriptor, content, self._position))
-        self._position += len(content)
-        return len(content)
-
-    def read(self, size: int) -> bytes:
-        """Read at the position and advance; h5py requires a readable object."""
-        content = os.pread(self._descriptor, size, self._position)
-        self._position += len(content)
-        return content
-
-    def truncate(self, size: int) -> int:
-        self._attempt(lambda: os.ftruncate(self._descriptor, size))
+    def truncate(self, size: int | None = None) -> int:
+        assert size is not None
+        self._attempt(lambda: os.ftruncate(self.fileno(), size))
         return size
 
-    def flush(self) -> None:
-        """Do nothing: the file is flushed once, when complete."""
-
     def _attempt(self, step: Callable[[], None]) -> None:
-        if self._error is None:
+        if self.error is None:
             try:
                 step()
             except BaseException as error:
-                self._error = error
+                self.error = error
 
 
 def about(file: File) -> dict[str, Any]:

@@ -9,13 +9,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import Checksum, NewerFormatError
+from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.store.hdf5 import File
 from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
@@ -24,18 +23,6 @@ from pflmpi.store.shard import rows_problem
 from pflmpi.text import for_shell, spans
 
 COMPLETE = "complete"  # `content` of a file that needs no other
-
-
-class Index(NamedTuple):
-    """What the newest readable round file of a run says.
-
-    Attributes:
-        metrics: length and CRC-32 of metrics.csv.
-    """
-
-    round: int
-    attributes: Mapping[str, str | int | float]
-    metrics: Checksum
 
 
 @dataclass(frozen=True)
@@ -176,8 +163,8 @@ def foreign(run: Path, round: int, attributes: Mapping[str, str | int | float]) 
     return None
 
 
-def newest_index(run: Path) -> Index | None:
-    """The newest round file of a run that can be read; None without any.
+def newest_index(run: Path) -> Mapping[str, str | int | float] | None:
+    """The attributes of the newest round file of a run that can be read; None without any.
 
     Raises:
         CheckpointError: all that can be read belong to another run or round, or a newer pflmpi has written them.
@@ -185,15 +172,15 @@ def newest_index(run: Path) -> Index | None:
     problems = []
     for number in reversed(rounds(run)):
         try:
-            index = Index(number, read_attributes(run, number), read_metrics_checksum(run, number))
+            attributes = read_attributes(run, number)
         except NewerFormatError:
             raise
         except CheckpointError:
             continue  # which is said where checkpoints are read
-        if problem := foreign(run, number, index.attributes):
+        if problem := foreign(run, number, attributes):
             problems.append(problem)
         else:
-            return index
+            return attributes
     if problems:
         raise CheckpointError(problems[0])
     return None
@@ -221,7 +208,7 @@ def metrics(run: Path, last: int | None) -> Metrics:
         raise CheckpointError(f"{path} cannot be read: {error}; {_remedy(run)}") from error
     vouched = 0
     if index is not None:
-        vouched = index.round
+        vouched = int(index["round"])
         check_metrics(run, vouched)
     verified = Metrics(tuple(header.split(",")), tuple(texts), vouched, torn=bool(rest))
     if problem := _problem(verified, last):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import atomic
 from pflmpi.config import yaml_file
-from pflmpi.config.sections import override
+from pflmpi.config.sections import by_key, override
 from pflmpi.rng import stream
 from pflmpi.sweep.table import Cell, Range, SweepTable, like
 
@@ -69,14 +69,15 @@ def count_at(step: int, budget: int) -> int:
 
 
 def trials(
-    table: SweepTable, cells: "Sequence[tuple[Cell, Config]]", budget: int, seed: int
+    table: SweepTable, cells: "Sequence[tuple[Cell, Config]]", budget: int, seed: int, overrides: Sequence[str] = ()
 ) -> dict[tuple[str, str], list[Trial]]:
     """As many trials for each row and column; the first of them are the same whatever the budget.
 
     Args:
         cells: one for each row and column.
+        overrides: of the command; what they set is not drawn.
     """
-    drawn = {}
+    drawn, fixed = {}, by_key(override({}, overrides))
     for cell, config in cells:
         own = {
             f"algorithm.{name}": Range(low=low, high=high, log=bool(log))
@@ -85,7 +86,7 @@ def trials(
         ranges: dict[str, Any] = {**COMMON, **own}
         for pattern, others in table.search.items():
             ranges |= others if like(cell.row, pattern) else {}
-        ranges = {key: values for key, values in ranges.items() if values is not None}
+        ranges = {key: values for key, values in ranges.items() if values is not None and key not in fixed}
         of_cell = []
         for number in range(budget):
             values = {} if number == 0 else {key: _draw(key, ranges[key], cell.row, number, seed) for key in ranges}

@@ -95,11 +95,11 @@ class SweepTable(BaseModel):
     """The contents of a table file.
 
     Attributes:
-        metric: `mean`, the plain mean of the accuracy over clients; `weighted`, over all samples; `spread`, its
-            standard deviation over clients; `bottom`, the mean over the lowest 10 % of clients; `f1`, macro F1;
-            `unseen`, the plain mean over unseen clients (`evaluation.unseen`); `train_loss` and `test_loss`, as in
-            metrics.csv; `parameters`, thousands of 4-byte values that all participants together send in a round; or a
-            column of a measure in `evaluation.measures`, such as `auroc_mean`.
+        metric: None, the main measure of the runs; `mean`, the plain mean of the accuracy over clients; `weighted`,
+            over all samples; `spread`, its standard deviation over clients; `bottom`, the mean over the lowest 10 % of
+            clients; `f1`, macro F1; `unseen`, the plain mean over unseen clients (`evaluation.unseen`); `train_loss`
+            and `test_loss`, as in metrics.csv; `parameters`, thousands of 4-byte values that all participants together
+            send in a round; or a column of a measure in `evaluation.measures`, such as `auroc_mean`.
         target: an accuracy, as a share; how many rounds and bytes it took to reach its mean is then printed too.
         figure: which value the paper prints: the best round's (for `spread` the round of the best mean, for losses
             the lowest), among the last twenty rounds alone, the last round's, or the mean of the last ten rounds.
@@ -113,7 +113,7 @@ class SweepTable(BaseModel):
 
     title: str
     source: str
-    metric: str = "mean"
+    metric: str | None = None
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     figure: Literal["best", "best20", "last", "last10"] = "best"
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -128,8 +128,8 @@ class SweepTable(BaseModel):
 
     @field_validator("metric")
     @classmethod
-    def _is_known(cls, metric: str) -> str:
-        if metric not in _METRICS and not metrics_file.of_measures([metric]):
+    def _is_known(cls, metric: str | None) -> str | None:
+        if metric is not None and metric not in _METRICS and not metrics_file.of_measures([metric]):
             raise ValueError(f"must be one of {', '.join(_METRICS)}, or a measure's column, such as auroc_mean")
         return metric
 

@@ -75,6 +75,7 @@ def test_there_is_a_file_for_every_table_and_figure_of_the_papers():
         "digits",
         "digits_unseen",
         "examples",
+        "messages",
         "tuned",
         "tuned_fashion",
         *(f"{paper}/{paper}_{name}" for paper, names in PUBLISHED.items() for name in names),

@@ -32,7 +32,7 @@ def copy(finished, tmp_path):
 
 def changes(run, before, after):
     opened = open_run(run)
-    return {change.leaf: change for change in differences.difference(opened.round(before), opened.round(after))}
+    return {change.path: change for change in differences.difference(opened.round(before), opened.round(after))}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,8 @@ def test_every_leaf_has_its_change_over_the_clients(finished):
         moved = [client for client in range(7) if one[client].tobytes() != two[client].tobytes()]
         assert change.clients == 7 and change.changed == len(moved) and 0 < len(moved) < 7
         assert change.mean == apart.mean() and change.largest == apart.max()
-        assert change.where == int(apart.argmax()) and change.shapes == (one.shape, two.shape)
+        shapes = (change.shape_before, change.shape_after)
+        assert change.largest_client == int(apart.argmax()) and shapes == (one.shape, two.shape)
     for leaf in servers[0]:
         assert found[f"server/{leaf}"].mean == differences.relative(servers[0][leaf], servers[1][leaf]) > 0
 
@@ -94,7 +95,10 @@ def test_diff_prints_a_line_for_each_array(finished, capfd):
     shown = capfd.readouterr()
     lines = [line for line in shown.out.splitlines() if "clients/model/head/weight" in line]
     change = changes(finished, 3, 4)["clients/model/head/weight"]
-    assert f"{change.changed} of 7 clients" in lines[0] and f"{change.largest:.3g} (client {change.where})" in lines[0]
+    assert (
+        f"{change.changed} of 7 clients" in lines[0]
+        and f"{change.largest:.3g} (client {change.largest_client})" in lines[0]
+    )
     assert "[7, 10, 12]" in lines[0] and shown.err == ""
 
 

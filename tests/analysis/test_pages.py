@@ -61,7 +61,7 @@ def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_ma
     groups = seed_groups(named(runs))
     assert [group.title for group in groups] == ["fedavg, 2 seeds", "local"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accuracy, "accuracy_by_round", lambda one: vars(one)["_accuracies"])
+        patch.setattr(accuracy, "main_by_round", lambda one, _: vars(one)["_accuracies"])
         (plot,) = accuracy.bands_over_rounds(groups, 1)
     ((label, part),) = plot.parts
     assert (
@@ -98,7 +98,7 @@ def test_deviations_do_not_leave_the_scale(tmp_path):
     columns = {"round": np.array([1, 2]), "accuracy_mean": np.array([0.1, 0.95]), "accuracy_std": np.array([0.3, 0.2])}
     one = Run(tmp_path, config, "a")
     one.__dict__["columns"] = columns
-    plot = accuracy.accuracy_over_rounds(named([one]))
+    plot = accuracy.main_over_rounds(named([one]))
     assert isinstance(plot, Curves)
     low, high = (curve.y.tolist() for curve in plot.curves[1:])
     assert low == pytest.approx([0, 75]) and high == pytest.approx([40, 100])

@@ -13,14 +13,13 @@ from every_algorithm import every_algorithm
 from model_helpers import images, start
 from pflmpi import tree
 from pflmpi.analysis.plots import Curves, Matrices, Missing
-from pflmpi.analysis.probe import _products, centred, cka, probe_samples
+from pflmpi.analysis.probe import _products, activations, centred, cka, probe_samples
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import clients, similarity
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.experiment.restore import reopened
 from pflmpi.models import MODELS
-from pflmpi.models.activations import activations
 from pflmpi.module_names import module_names
 from pflmpi.store import config_file, probe_file, verify
 

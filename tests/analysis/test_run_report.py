@@ -25,7 +25,7 @@ from pflmpi.analysis.figures import detailed
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
-from pflmpi.analysis.series.accuracy import accuracy_by_round
+from pflmpi.analysis.series.accuracy import main_by_round
 from pflmpi.cli import main
 from pflmpi.store import checked_hdf5, config_file, job_file, metrics_file, verify
 from pflmpi.store.job_file import End, Start
@@ -346,6 +346,6 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
     among = [open_run(runs / name) for name in ("gmh", "local")]
     for one in among:
         assert damaged(one) == []
-        assert accuracy_by_round(one) and detailed(named([one])[0])
+        assert main_by_round(one, one.main_measure) and detailed(named([one])[0])
     assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read

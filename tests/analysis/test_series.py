@@ -55,7 +55,7 @@ def test_accuracy_is_shown_for_evaluated_rounds_with_the_best_marked(tmp_path):
         {"accuracy_mean": 0.75, "accuracy_std": 0.25},
         {"accuracy_mean": 0.625, "accuracy_std": 0.125},
     ]
-    plot = curves(accuracy.accuracy_over_rounds(named([written(tmp_path / "run", lines)])))
+    plot = curves(accuracy.main_over_rounds(named([written(tmp_path / "run", lines)])))
     mean, below, above = plot.curves
     assert mean.x.tolist() == [1, 3, 4] and mean.y.tolist() == [50.0, 75.0, 62.5] and mean.mark == 1
     assert below.y.tolist() == [40.0, 50.0, 50.0] and above.y.tolist() == [60.0, 100.0, 75.0]
@@ -71,16 +71,16 @@ def test_accuracy_over_bytes_and_seconds_counts_the_rounds_without_evaluation_to
         {"accuracy_mean": 0.75, "up_bytes": 1024, "down_bytes": 512, "seconds": 4},
     ]
     runs = named([written(tmp_path / "a", lines), written(tmp_path / "b", [{"accuracy_mean": 0.25}], "local")])
-    sent = curves(cost.accuracy_against_bytes(runs))
+    sent = curves(cost.against_bytes(runs))
     assert sent.x_label.endswith("(KiB)") and "nothing is sent: local" in sent.caption
     assert [curve.x.tolist() for curve in sent.curves] == [[1.5, 4.5]]
-    time = curves(cost.accuracy_against_seconds(runs[:1]))
+    time = curves(cost.against_seconds(runs[:1]))
     assert time.curves[0].x.tolist() == [2.0, 9.0] and time.curves[0].y.tolist() == [50.0, 75.0]
 
 
 def test_the_band_is_there_only_in_rounds_with_a_checkpoint(trained):
     run = trained["fedavg"]
-    mean = curves(accuracy.accuracy_over_rounds(named([run]))).curves[0]
+    mean = curves(accuracy.main_over_rounds(named([run]))).curves[0]
     assert mean.low is not None and mean.high is not None and mean.x.tolist() == [1, 2, 3]
     assert np.isnan(mean.low).tolist() == [True, False, False]
     for place, number in ((1, 2), (2, 3)):
@@ -102,7 +102,7 @@ def test_losses_are_shown_for_the_rounds_that_have_them(tmp_path):
 
 
 def test_a_run_that_has_not_been_evaluated_is_told_of(tmp_path):
-    plot = accuracy.accuracy_over_rounds(named([written(tmp_path / "run", [])]))
+    plot = accuracy.main_over_rounds(named([written(tmp_path / "run", [])]))
     assert isinstance(plot, Missing) and "no round has been evaluated" in plot.why
 
 
@@ -218,7 +218,7 @@ def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_pat
         sent = "0" if algorithm == "local" else "9"
         run = written(tmp_path / f"{algorithm}{seed}{partition}", [{"up_bytes": sent}] * 2, algorithm)
         run.config.update(seed=seed, recorded={"data": "d", "partition": partition})
-        vars(run)["final_accuracy"] = np.array(accuracy) / 100
+        vars(run)["final"] = lambda _: np.array(accuracy) / 100
         return run
 
     alone = [ended("local", 0, "p", [50, 60]), ended("local", 1, "q", [10, 20, 30]), ended("local", 2, "p", [0, 0])]

@@ -217,6 +217,8 @@ def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(ours,
     (line,) = csv.DictReader(comma_separated(table, [one]).splitlines())
     assert line["fit"] == expected
     assert printed(table, [one])[0].rows[0][1].endswith(f", {expected})")
+    alone = printed(table, [an_entry("FedAvg", ours=Value(ours, 0.1))])
+    assert "(published, " in printed(table, [one])[0].caption and not any("published" in one.caption for one in alone)
     losses, _ = small(tmp_path, metric="train_loss")
     (line,) = csv.DictReader(comma_separated(losses, [one]).splitlines())
     assert line["fit"] == "" and expected not in printed(losses, [one])[0].rows[0][1]  # no points

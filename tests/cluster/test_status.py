@@ -40,7 +40,7 @@ def job(id="12", **changes):
 
 def far(**changes):
     """A run of 30 rounds after the 12th, at 10 s each."""
-    values = dict(title="fedgmh on digits", round=12, rounds=30, accuracy=0.5, best=(0.75, 9), checkpoint=12)
+    values = dict(title="fedgmh on digits", round=12, rounds=30, last=0.5, best=(0.75, 9), checkpoint=12)
     return RunStatus(**{**values, "per_round": 10.0, "age": 3.0, **changes})
 
 
@@ -186,7 +186,7 @@ def test_a_run_is_read_from_its_folder(run):
     lines = metrics_file.read(run)
     assert state is not None and state.done and state.to_end == 0
     assert (state.title, state.round, state.rounds, state.checkpoint) == ("fedgmh on digits", 3, 3, 3)
-    assert state.accuracy == float(lines[-1]["accuracy_mean"])
+    assert state.last == float(lines[-1]["accuracy_mean"])
     assert state.best is not None and state.best[0] == max(float(line["accuracy_mean"]) for line in lines)
     assert state.per_round == pytest.approx(sum(float(line["seconds"]) for line in lines[1:]) / 2)
 

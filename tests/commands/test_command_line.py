@@ -304,7 +304,7 @@ def test_a_quiet_run_says_nothing_and_one_that_is_there_is_one_error(config, tmp
 
 def test_the_time_left_is_that_of_the_last_rounds_without_the_first(capfd):
     nobody, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
-    show = RunProgress(10, quiet=False, bar=False, rank=0)
+    show = RunProgress(configuration.parse(quick_run.settings(training={"rounds": 10})), quiet=False, bar=False, rank=0)
     for number, seconds in ((3, 9.0), (4, 1.0), (5, 3.0), (10, 2.0)):
         show(Progress(number, nobody, nobody, None, {"round": seconds, "compute": 1.0, "evaluation": 0.0}, moved))
     ends = [line.partition("left ")[2] for line in capfd.readouterr().err.splitlines()]
@@ -313,7 +313,7 @@ def test_the_time_left_is_that_of_the_last_rounds_without_the_first(capfd):
 
 def test_a_round_says_how_long_it_tests_when_that_exceeds_training(capfd):
     nobody, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
-    show = RunProgress(10, quiet=False, bar=False, rank=0)
+    show = RunProgress(configuration.parse(quick_run.settings(training={"rounds": 10})), quiet=False, bar=False, rank=0)
     for evaluation in (0.4, 0.6):
         seconds = {"round": 2.0, "compute": 1.0, "evaluation": evaluation}
         show(Progress(1, nobody, nobody, None, seconds, moved))

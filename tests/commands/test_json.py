@@ -41,7 +41,12 @@ FITS = {
 def listed(section):
     """The keys of a section of the page, with their types."""
     (text,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    return dict(re.findall(r"^\| `([^`]+)` \| ([a-z ]+) \|", text, re.MULTILINE))
+    kinds = {}
+    for names, kind in re.findall(r"^\| (`[^|]+`) \| ([a-z ]+) \|", text, re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", names)
+        within = first[: first.rfind(".") + 1]
+        kinds |= dict.fromkeys([first, *(within + name for name in others)], kind)
+    return kinds
 
 
 def flat(value, path=""):

@@ -1,6 +1,7 @@
 """What README.md and docs/ say is what the product does: their commands are run as written."""
 
 import os
+import pydoc
 import re
 import shlex
 import shutil
@@ -326,6 +327,13 @@ def test_links_and_pictures_lead_to_files():
         links = re.findall(r"\]\(([^)]+)\)", text)
         lost = [link for link in links if "://" not in link and not (page.parent / link.partition("#")[0]).exists()]
         assert not lost, f"{page.relative_to(ROOT)}: {lost}"
+
+
+def test_the_pages_are_in_the_readmes_list_and_what_the_page_of_the_python_interface_names_is_there():
+    named = re.findall(r"\((docs/[\w-]+\.md)\)", section("Read on"))
+    assert sorted(named) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
+    names = re.findall(r"^\.\. auto\w+:: (\S+)", (ROOT / "docs" / "api.rst").read_text(), re.MULTILINE)
+    assert len(names) > 20 and not [name for name in names if pydoc.locate(name) is None]
 
 
 @pytest.mark.slow

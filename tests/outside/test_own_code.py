@@ -59,7 +59,9 @@ def test_a_file_that_was_moved_or_renamed_is_named_anew(tmp_path):
     whole = run(config, tmp_path / "whole")
     run(config, tmp_path / "run", 1, "training.rounds=1")
     (tmp_path / "code").rename(tmp_path / "moved")
-    with pytest.raises(ConfigError, match=r"squares.py.*cannot be read.*algorithm.name="):
+    with pytest.raises(
+        ConfigError, match=r"squares.py.*cannot be read.*with the key that names it, such as -s algorithm.name="
+    ):
         stored_config(tmp_path / "run", [])
     names = {"algorithm": "mine.py:Mine", "model": "narrow.py:Narrow", "data": "squares.py:Squares"}
     places = [f"{key}.name={tmp_path}/moved/{name}" for key, name in names.items()]

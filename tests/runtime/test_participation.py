@@ -262,7 +262,7 @@ def test_a_trace_that_has_changed_is_another_run(tmp_path, monkeypatch):
         ("fedavg", {"step_spread": 0.5}, "training.step_spread = 0.5 has an effect with training.step_seconds only"),
         ("fedrep", {"deadline": 3.0, "step_seconds": 1.0}, r"FedRep trains in 2 passes \(head, body\); leave it out"),
         ("l2gd", {"deadline": 3.0, "step_seconds": 1.0}, "the local update of L2GD assumes all of its steps"),
-        ("fedavg", {"deadline": 0.1, "step_seconds": 1.0}, "training.deadline leaves nobody to train in round 1"),
+        ("fedavg", {"deadline": 0.1, "step_seconds": 1.0}, "nobody to train in round 1; raise training.deadline"),
         ("fedavg", {"selection": "unifrom"}, "unknown selection 'unifrom'; did you mean 'uniform'"),
         ("fedavg", {"selection": "no.csv", "participation": 1.0}, "no.csv' cannot be read .*expected a CSV file"),
         ("fedavg", {"selection": "no.csv", "participation": 0.5}, "participation = 0.5 has an effect with a training"),

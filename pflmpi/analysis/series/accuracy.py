@@ -1,21 +1,20 @@
-"""Accuracy, losses and other measures over rounds; runs of several seeds as one curve."""
+"""The main measure, losses and other measures over rounds; runs of several seeds as one curve."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from pflmpi.analysis.comparable import seed_groups
+from pflmpi.analysis.comparable import main_measure, seed_groups
 from pflmpi.analysis.metrics import CONFIDENCE, best, interval
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, spread_over
-from pflmpi.learning.early_stop import lower_is_better
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, lower_is_better, of_validation
 from pflmpi.store import metrics_file
 from pflmpi.text import some
 
 _QUANTILES = (0.1, 0.9)
-_TITLE = "Accuracy over rounds"
 _BAND = f"The band has the middle 80 % of the clients, in at most {MOST_ROUNDS} rounds that have a checkpoint."
 _MOST_NAMED = 8  # groups in a caption
 _BETTER = {True: "lower", False: "higher"}
@@ -45,6 +44,7 @@ _MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, f
         "accuracy, mean over participants (%)",
         100,
     ),
+    "accuracy_mean": ("Accuracy over rounds", "Mean over clients.", "accuracy, mean over clients (%)", 100),
     "train_loss": (
         "Training loss over rounds",
         "Mean over participants and local steps, with every term that an algorithm adds: different algorithms show "
@@ -52,20 +52,22 @@ _MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, f
         _LOSS,
         1,
     ),
-    "test_loss": ("Test loss over rounds", "Cross-entropy per test sample, mean over clients.", _LOSS, 1),
+    "test_loss": ("Test loss over rounds", "Loss of the task per test sample, mean over clients.", _LOSS, 1),
 }
 
 
-def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
-    """Mean accuracy over clients by round, the best marked; of one run with a band over clients where it is known."""
-    alone = len(runs) == 1
-    curves = [_mean_accuracy(named_run, alone) for named_run in runs if evaluated(named_run).any()]
+def main_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
+    """The mean over clients by round, the best marked; of one run with a band over clients where it is known."""
+    alone, measure = len(runs) == 1, main_of(runs)
+    curves = [
+        _mean_of_run(named_run, measure, alone) for named_run in runs if evaluated(named_run, measure.column).any()
+    ]
+    title = f"{titled(measure)} over rounds"
     if not curves:
-        others = any(evaluated(named_run, "test_loss").any() for named_run in runs)
-        return Missing(_TITLE, "the labels are no classes" if others else "no round has been evaluated yet")
+        return Missing(title, "no round has been evaluated yet")
     caption = f"Mean over clients; a ring marks the best round{ring_by(runs)}. {_BAND if alone else ''}".strip()
-    if alone and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:
-        columns, seen = runs[0].run.columns, evaluated(runs[0])
+    if alone and measure == ACCURACY and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:
+        columns, seen = runs[0].run.columns, evaluated(runs[0], measure.column)
         x, y, std = (columns[name][seen] for name in ("round", "accuracy_mean", "accuracy_std"))
         caption += " The thin lines are one standard deviation over clients below and above the mean."
         curves += [
@@ -73,33 +75,50 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
             for sign in (-1, 1)
         ]
     return Curves(
-        name="accuracy_over_rounds",
-        title=_TITLE,
+        name=f"{measure.name}_over_rounds",
+        title=title,
         caption=caption,
-        y_label="accuracy, mean over clients (%)",
+        y_label=mean_label(measure),
         curves=tuple(curves),
-        percent=True,
+        percent=measure.percent,
     )
+
+
+def main_of(runs: Sequence[NamedRun]) -> MainMeasure:
+    """The measure by which runs are compared."""
+    return main_measure([named_run.run for named_run in runs])
+
+
+def titled(measure: MainMeasure) -> str:
+    """Its name at the start of a title; that of a function stays as it is."""
+    return measure.words if measure.words == measure.name != "accuracy" else measure.words.capitalize()
+
+
+def mean_label(measure: MainMeasure) -> str:
+    """The label of an axis with means over clients."""
+    return f"{measure.words}, mean over clients{' (%)' * measure.percent}"
 
 
 def ring_by(runs: Sequence[NamedRun]) -> str:
     """What of a caption says how a best round was chosen, if by validation samples; curves of seeds then mark none."""
-    chosen = any("validation_accuracy_mean" in named_run.run.columns for named_run in runs)
-    return " by validation accuracy, where a run has that" if chosen else ""
+    measure = main_of(runs)
+    chosen = any(of_validation(measure.column) in named_run.run.columns for named_run in runs)
+    return f" by validation {measure.words}, where a run has that" if chosen else ""
 
 
 def bands_over_rounds(groups: Sequence[SeedGroup], most: int) -> list[Multiples]:
     """The bands over clients, a panel for each of the first `most` groups; no figure without any."""
-    curves = [curve for group in groups[:most] if (curve := _mean_of_seeds(group)) is not None]
+    measure = main_of([named_run for group in groups for named_run in group.runs])
+    curves = [curve for group in groups[:most] if (curve := _mean_of_seeds(group, measure)) is not None]
     if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
         return []
-    title, y_label = "Accuracy of the clients over rounds", "accuracy (%)"
-    name, caption = "accuracy_of_clients", f"Mean over clients. {_BAND}"
+    title, y_label = f"{titled(measure)} of the clients over rounds", measure.axis
+    name, caption = f"{measure.name}_of_clients", f"Mean over clients. {_BAND}"
     if any(len(group.runs) > 1 for group in groups[:most]):
         caption += " Of several seeds, mean and band are the means of theirs."
 
     def panel(curve: Curve) -> Curves:
-        return Curves(name=name, title=title, caption="", y_label=y_label, curves=(curve,), percent=True)
+        return Curves(name=name, title=title, caption="", y_label=y_label, curves=(curve,), percent=measure.percent)
 
     parts = tuple((curve.label, panel(curve)) for curve in curves)
     return [Multiples(name=name, title=title, caption=caption + not_drawn(groups[most:]), parts=parts)]
@@ -110,24 +129,25 @@ def not_drawn(groups: Sequence[SeedGroup]) -> str:
     return f" Not drawn: {some([group.title for group in groups], _MOST_NAMED)}." if groups else ""
 
 
-def _mean_of_seeds(group: SeedGroup) -> Curve | None:
-    """Mean accuracy and band of a group over rounds; of runs that were evaluated in other rounds the first."""
-    curves = [_mean_accuracy(run, True) for run in group.runs if evaluated(run).any()]
+def _mean_of_seeds(group: SeedGroup, measure: MainMeasure) -> Curve | None:
+    """Mean and band of a group over rounds; of runs that were evaluated in other rounds the first."""
+    curves = [_mean_of_run(run, measure, True) for run in group.runs if evaluated(run, measure.column).any()]
     if not curves:
         return None
     if len(curves) < 2 or (count := _common_points(curves, over_rounds=True)) is None:
         return replace(curves[0], label=group.runs[0].label if len(group.runs) > 1 else group.label)
     y, low, high = (np.mean([getattr(curve, side)[:count] for curve in curves], 0) for side in ("y", "low", "high"))
-    mark = None if ring_by(group.runs) else int(y.argmax())
+    mark = None if ring_by(group.runs) else _best_of(y, measure)
     return replace(curves[0], label=group.title, x=curves[0].x[:count], y=y, low=low, high=high, mark=mark)
 
 
 def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
     """Further measures, and losses, by round; no figure of one that no run has."""
     figures: list[Curves] = []
+    shown = main_of(runs).column
     for column, (title, caption, y_label, factor) in {**_MEASURES, **_further(runs)}.items():
         curves = []
-        for named_run in runs:
+        for named_run in runs if column != shown else ():
             if (measured := evaluated(named_run, column)).any():
                 x, y = (named_run.run.columns[name][measured] for name in ("round", column))
                 curves.append(Curve(named_run.legend, x, factor * y, style=named_run.style, source=named_run.label))
@@ -148,43 +168,43 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
 def _further(runs: Sequence[NamedRun]) -> dict[str, tuple[str, str, str, int]]:
     """As `_MEASURES`, the means of the measures that runs have by `evaluation.measures`."""
     columns = dict.fromkeys(name for named_run in runs for name in metrics_file.of_measures(named_run.run.columns))
+    measures = {name: MainMeasure(name.removesuffix("_mean")) for name in columns if name.endswith("_mean")}
     return {
         name: (
-            f"{name.removesuffix('_mean')} over rounds",
+            f"{measure.words} over rounds",
             f"Mean over clients of a measure of `evaluation.measures`, of which {_BETTER[lower_is_better(name)]} "
             "values are better.",
-            name.removesuffix("_mean"),
-            1,
+            measure.axis,
+            int(measure.scale),
         )
-        for name in columns
-        if name.endswith("_mean")
+        for name, measure in measures.items()
     }
 
 
-def accuracy_by_round(run: Run) -> dict[int, np.ndarray]:
-    """Accuracy [N] of each client in some of the rounds that have an intact checkpoint with it."""
-    accuracies = {number: run.client_accuracy(number) for number in spread_over(run.rounds)}
-    return {number: accuracy for number, accuracy in accuracies.items() if accuracy is not None}
+def main_by_round(run: Run, measure: MainMeasure) -> dict[int, np.ndarray]:
+    """A measure [N] of each client in some of the rounds that have an intact checkpoint with it."""
+    of_rounds = {number: run.of_clients(measure, number) for number in spread_over(run.rounds)}
+    return {number: values for number, values in of_rounds.items() if values is not None}
 
 
-def evaluated(named_run: NamedRun, column: str = "accuracy_mean") -> np.ndarray:
-    """Whether a line of the metrics has an accuracy, or another measure, that is drawn, [rounds] bool."""
+def evaluated(named_run: NamedRun, column: str) -> np.ndarray:
+    """Whether a line of the metrics has a value that is drawn, [rounds] bool."""
     columns = named_run.run.columns
     measured = ~np.isnan(columns.get(column, np.full(len(columns["round"]), np.nan)))
     return np.asarray(measured & (columns["round"] >= named_run.first), bool)
 
 
-def _mean_accuracy(named_run: NamedRun, banded: bool) -> Curve:
-    """The mean accuracy of a run by round, with the band over clients if `banded`."""
-    run, seen = named_run.run, evaluated(named_run)
-    rounds, mean = run.columns["round"][seen], 100 * run.columns["accuracy_mean"][seen]
+def _mean_of_run(named_run: NamedRun, measure: MainMeasure, banded: bool) -> Curve:
+    """The mean of a run by round, with the band over clients if `banded`."""
+    run, seen = named_run.run, evaluated(named_run, measure.column)
+    rounds, mean = run.columns["round"][seen], measure.scale * run.columns[measure.column][seen]
     low = high = None
     if banded:
         low, high = np.full(len(rounds), np.nan), np.full(len(rounds), np.nan)
-        for number, accuracy in accuracy_by_round(run).items():
+        for number, values in main_by_round(run, measure).items():
             place = np.flatnonzero(rounds == number)
-            low[place], high[place] = (100 * np.nanquantile(accuracy, quantile) for quantile in _QUANTILES)
-    mark = best(run.columns, seen)
+            low[place], high[place] = (measure.scale * np.nanquantile(values, quantile) for quantile in _QUANTILES)
+    mark = best(run.columns, seen, measure)
     return Curve(named_run.legend, rounds, mean, low, high, mark, style=named_run.style, source=named_run.label)
 
 
@@ -197,15 +217,15 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
         return plot
     groups = seed_groups(runs)
     style_of = {named_run.label: style for style, group in enumerate(groups) for named_run in group.runs}
-    curves = list(plot.curves)
+    curves, measure = list(plot.curves), main_of(runs)
     for group in groups:
         labels = {named_run.label for named_run in group.runs}
         of_group = [curve for curve in curves if curve.source in labels]
         if len(of_group) < 2 or (count := _common_points(of_group, plot.by_round)) is None:
             continue
         mean = _mean_curve(f"{group.label}, {len(of_group)} seeds", of_group, count, plot.percent)
-        if ring_by(group.runs):
-            mean = replace(mean, mark=None)
+        if mean.mark is not None:
+            mean = replace(mean, mark=None if ring_by(group.runs) else _best_of(mean.y, measure))
         curves = [mean if curve is of_group[0] else curve for curve in curves if curve not in of_group[1:]]
     if len(curves) == len(plot.curves):
         return plot
@@ -231,5 +251,8 @@ def _mean_curve(label: str, curves: Sequence[Curve], count: int, percent: bool) 
     mean, half = y.mean(0), interval(np.where(np.isfinite(y), y, np.nan))
     least, most = 0.0 if (y >= 0).all() else -np.inf, 100.0 if percent else np.inf
     low, high = (np.clip(side, least, most) for side in (mean - half, mean + half))
-    mark = None if curves[0].mark is None else int(mean.argmax())
-    return replace(curves[0], label=label, x=x.mean(0), y=mean, low=low, high=high, mark=mark, points=None)
+    return replace(curves[0], label=label, x=x.mean(0), y=mean, low=low, high=high, points=None)
+
+
+def _best_of(values: np.ndarray, measure: MainMeasure) -> int:
+    return int(values.argmin() if measure.lower else values.argmax())

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from pflmpi.analysis.plots import Bars, Curve, Curves, Matrices, Missing, Panel, Plot
+from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, some_clients
-from pflmpi.analysis.series.accuracy import accuracy_by_round
+from pflmpi.analysis.series.accuracy import main_by_round, main_of, titled
 from pflmpi.analysis.series.partition import class_names, same_partition
 from pflmpi.analysis.series.similarity import NOT_PROBED
 from pflmpi.errors import CheckpointError
+from pflmpi.learning.main_measure import MainMeasure
 from pflmpi.store import probe_file
 from pflmpi.text import counted, some
 
@@ -26,16 +27,17 @@ _LAYERS = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # what figures of eve
 
 
 def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
-    """The accuracies of the clients in ascending order, for each run."""
-    curves, without = [], []
+    """The main measure of the clients from the worst to the best, for each run."""
+    curves, without, measure = [], [], main_of(runs)
     for named_run in runs:
-        accuracy = named_run.run.final_accuracy
-        if accuracy is None:
+        values = named_run.run.final(measure)
+        if values is None:
             without.append(named_run.label)
             continue
-        curves.append(_ascending_curve(named_run, named_run.legend, 100 * accuracy))
+        values = measure.scale * values
+        curves.append(_ordered_curve(named_run, named_run.legend, values, falling=measure.lower))
     if not curves:
-        return Missing(_TITLE, "no checkpoint has the accuracies of the clients")
+        return Missing(_TITLE, f"no checkpoint has the {measure.words} of the clients")
     caption = "Each point is a client of the newest checkpoint, from the worst to the best."
     if without:
         caption += f" Not drawn, without a checkpoint that has them: {some(without, 5)}."
@@ -44,9 +46,9 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
         title=_TITLE,
         caption=caption,
         x_label=_SHARE,
-        y_label="accuracy (%)",
+        y_label=measure.axis,
         curves=tuple(curves),
-        percent=True,
+        percent=measure.percent,
     )
 
 
@@ -119,9 +121,9 @@ def _ascending(values: np.ndarray) -> np.ndarray:
     return np.asarray(order[: np.count_nonzero(~np.isnan(values))])
 
 
-def _ascending_curve(named_run: NamedRun, label: str, values: np.ndarray) -> Curve:
-    """The values [N] of the clients of a run, from the lowest to the highest."""
-    clients = _ascending(values)
+def _ordered_curve(named_run: NamedRun, label: str, values: np.ndarray, falling: bool = False) -> Curve:
+    """The values [N] of the clients of a run, from the lowest to the highest, or `falling` from the highest on."""
+    clients = _ascending(-values if falling else values)
     share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
     return Curve(label, share, values[clients], points=clients, style=named_run.style, source=named_run.label)
 
@@ -140,7 +142,7 @@ def against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
     plots: list[tuple[NamedRun, Curves]] = []
     for local in local_runs:
         if of_local := [(named_run, gain) for named_run, base, gain in gains if base is local]:
-            plots.append((local, _against_local(local, of_local)))
+            plots.append((local, _against_local(local, of_local, main_of(runs))))
     if len(plots) == 1:
         return [plots[0][1]]
     return [
@@ -149,25 +151,28 @@ def against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
     ]
 
 
-def _against_local(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]]) -> Curves:
-    losers = "; ".join(_losers(named_run, gain) for named_run, gain in gains[:_MOST_NAMED])
+def _against_local(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]], measure: MainMeasure) -> Curves:
+    losers = "; ".join(_losers(named_run, gain, 1 if measure.percent else 4) for named_run, gain in gains[:_MOST_NAMED])
     return Curves(
         name="against_local",
         title=_AGAINST,
-        caption=f"Accuracy minus that of the same client in {local.label}, from the client that loses most to the one "
-        f"that gains most; clients below zero would do better alone. {losers}.",
+        caption=f"How far the {measure.words} is {'below' if measure.lower else 'above'} that of the same client in "
+        f"{local.label}, from the client that loses most to the one that gains most; clients below zero would do "
+        f"better alone. {losers}.",
         x_label=_SHARE,
-        y_label="gain over local (percentage points)",
-        curves=tuple(_ascending_curve(named_run, named_run.label, gain) for named_run, gain in gains),
+        y_label=f"gain over local ({'percentage points' if measure.percent else measure.words})",
+        curves=tuple(_ordered_curve(named_run, named_run.label, gain) for named_run, gain in gains),
         zero=True,
     )
 
 
-def _losers(named_run: NamedRun, gain: np.ndarray) -> str:
+def _losers(named_run: NamedRun, gain: np.ndarray, digits: int) -> str:
     count = int((gain < 0).sum())
     if not count:
         return f"{named_run.label}: no client loses"
-    clients = ", ".join(f"{client} ({gain[client]:.1f})" for client in _ascending(gain)[: min(count, _MOST_LOSERS)])
+    clients = ", ".join(
+        f"{client} ({gain[client]:.{digits}f})" for client in _ascending(gain)[: min(count, _MOST_LOSERS)]
+    )
     more = f" and {count - _MOST_LOSERS} more" if count > _MOST_LOSERS else ""
     return f"{named_run.label}: {count} of {len(gain)} lose, client {clients}{more}"
 
@@ -175,21 +180,22 @@ def _losers(named_run: NamedRun, gain: np.ndarray) -> str:
 def gains_over_local(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
     """The runs of local training, and the gains over these.
 
-    A gain is a run, the run of local training with the same clients, of several that of the same seed, and by how many
-    percentage points [N] each client is better in the first. Runs without such a run of local training have none.
+    A gain is a run, the run of local training with the same clients, of several that of the same seed, and by how much
+    [N], of shares in percentage points, each client is better in the first. Runs without such a run of local training
+    have none.
     """
-    tested = [
-        (named_run, 100 * accuracy) for named_run in runs if (accuracy := named_run.run.final_accuracy) is not None
-    ]
+    measure = main_of(runs)
+    scale = -measure.scale if measure.lower else measure.scale
+    tested = [(named_run, scale * values) for named_run in runs if (values := named_run.run.final(measure)) is not None]
     local_runs = [pair for pair in tested if _is_local(pair[0].run) and "partition" in pair[0].run.recorded]
     gains = []
-    for named_run, accuracy in tested:
+    for named_run, values in tested:
         run = named_run.run
         same = [pair for pair in local_runs if not _is_local(run) and _division(run) == _division(pair[0].run)]
         if same:
             of_seed = (pair for pair in same if pair[0].run.config.get("seed") == run.config.get("seed"))
             local, base = next(of_seed, same[0])
-            gains.append((named_run, local, accuracy - base))
+            gains.append((named_run, local, values - base))
     return [local for local, _ in local_runs], gains
 
 
@@ -202,8 +208,10 @@ def gain_explained(runs: Sequence[NamedRun]) -> str:
         f"{local.label} ({counted(len(local.run.columns['round']), 'round')}) for {some(labels, _MOST_NAMED)}"
         for local, labels in compared.items()
     ]
-    how = "Gain over local, in percentage points: the mean over clients of the accuracy in a run's newest checkpoint "
-    return f"{how}minus that of the same client in {'; in '.join(bases)}." if bases else ""
+    measure = main_of(runs)
+    unit, sense = ", in percentage points" * measure.percent, "below" if measure.lower else "above"
+    how = f"Gain over local{unit}: how far the {measure.words} in a run's newest checkpoint is {sense} that of the same"
+    return f"{how} client, mean over clients, in {'; in '.join(bases)}." if bases else ""
 
 
 def _division(run: Run) -> tuple[str, str]:
@@ -218,37 +226,37 @@ def _is_local(run: Run) -> bool:
 
 # --- one client at a time
 
-Rows = tuple[NamedRun, np.ndarray, np.ndarray]  # a run, x [R] and the values [N, R] of its clients
+Rows = tuple[str, int, np.ndarray, np.ndarray]  # label and style of curves, x [R] and the values [N, R] of the clients
 
 
 def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | Missing]]) -> list[Plot]:
-    """Figures of the client that the reader selects: accuracy, other numbers, layers and samples, in each run.
+    """Figures of the client that the reader selects: the main measure, other numbers, layers and samples, in each run.
 
     Args:
         figures: of each run; those with a number of each client are shown client by client.
     """
-    accuracies: list[Rows] = []
+    measure, of_main = main_of(runs), list[Rows]()
     numbers: dict[tuple[str, str, str], list[Rows]] = {}
     layers: dict[str, list[tuple[NamedRun, Matrices]]] = {}
     choices: list[int] = []  # the same clients in all runs
     for named_run, plots in zip(runs, figures, strict=False):
-        if accuracy := accuracy_by_round(named_run.run):
-            values = 100 * np.stack(list(accuracy.values()), axis=1)
-            accuracies.append((named_run, np.array(list(accuracy)), values))
+        if by_round := main_by_round(named_run.run, measure):
+            values = measure.scale * np.stack(list(by_round.values()), axis=1)
+            of_main.append((named_run.label, named_run.style, np.array(list(by_round)), values))
             choices = choices or some_clients(named_run.run.newest()[0]).tolist()
         for plot in plots:
             if not isinstance(plot, Matrices) or plot.categories:
                 continue
             if (plot.row_label, plot.column_label) == ("client", "round"):
                 (panel,) = plot.panels
-                rows = (named_run, np.array(panel.columns), panel.values)
+                rows = (named_run.label, named_run.style, np.array(panel.columns), panel.values)
                 numbers.setdefault((plot.name, plot.title, plot.value_label), []).append(rows)
             elif plot.name in _LAYERS:
                 layers.setdefault(plot.name, []).append((named_run, plot))
-    if not accuracies:
+    if not of_main:
         return []
     return [
-        _of_clients("client_accuracy", "Accuracy", "round", "accuracy (%)", accuracies, choices),
+        _of_clients(f"client_{measure.name}", titled(measure), "round", measure.axis, of_main, choices),
         *(
             _of_clients(f"client_{name}", title, "round", label, rows, choices)
             for (name, title, label), rows in numbers.items()
@@ -268,10 +276,10 @@ def _of_clients(
     x_names: Sequence[str] = (),
 ) -> Curves:
     """Curves of one client at a time, of those that can be chosen."""
-    most = max(len(rows) for _, _, rows in rows_of_runs)
+    most = max(len(rows) for *_, rows in rows_of_runs)
     curves = tuple(
-        Curve(named_run.label, x, rows[client], style=named_run.style, source=named_run.label, client=client)
-        for named_run, x, rows in rows_of_runs
+        Curve(label, x, rows[client], style=style, client=client)
+        for label, style, x, rows in rows_of_runs
         for client in choices
         if client < len(rows) and not np.isnan(rows[client]).all()
     )
@@ -300,35 +308,23 @@ def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]], choices: S
             finite = np.isfinite(others)
             mean = np.where(finite, others, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
             means[np.array(panel.rows, int), names.index(panel.title)] = mean
-        rows.append((named_run, np.arange(1, len(names) + 1), means))
+        rows.append((named_run.label, named_run.style, np.arange(1, len(names) + 1), means))
     return _of_clients(
         f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", rows, choices, names
     )
 
 
-def _samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Bars]:
-    """Training and test samples of a client by class, once for the runs that have the same."""
-    bars: list[tuple[int, str, str, str, int]] = []
+def _samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Curves]:
+    """Samples of a client by class, once for the runs that have the same."""
+    partitions = [(counts, owners) for counts, owners in same_partition(runs) if counts is not None]
+    rows: list[Rows] = []
     names: list[str] = []
-    for counts, owners in same_partition(runs):
-        if counts is None:
-            continue
-        names = class_names(owners[0].run, counts.train.shape[1])
-        panel = some([named_run.label for named_run in owners])
-        for part, samples in zip(("training", "test", "validation"), counts.sides.values(), strict=False):
-            for client in (client for client in choices if client < len(samples)):
-                labels = np.flatnonzero(samples[client])
-                bars += [(client, panel, names[label], part, int(samples[client, label])) for label in labels]
-    if not bars:
+    for counts, owners in partitions:
+        whose = f" of {some([named_run.label for named_run in owners])}" if len(partitions) > 1 else ""
+        names = max(names, class_names(owners[0].run, counts.train.shape[1]), key=len)
+        for part, samples in counts.sides.items():
+            label = f"{part.replace('train', 'training')}{whose}"
+            rows.append((label, len(rows), np.arange(1, 1 + samples.shape[1]), samples.astype(np.float64)))
+    if not rows:
         return []
-    return [
-        Bars(
-            name="client_samples",
-            title="Samples of a client",
-            caption="",
-            x_label="class",
-            y_label="samples",
-            names=tuple(names),
-            bars=tuple(bars),
-        )
-    ]
+    return [replace(_of_clients("client_samples", "Samples", "class", "samples", rows, choices, names), zero=True)]

@@ -1,4 +1,4 @@
-"""What runs cost: bytes and seconds of rounds, and accuracy against them."""
+"""What runs cost: bytes and seconds of rounds, and the main measure against them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,8 @@ import numpy as np
 from pflmpi.analysis.metrics import best
 from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
 from pflmpi.analysis.selection import NamedRun, SeedGroup
-from pflmpi.analysis.series.accuracy import evaluated
+from pflmpi.analysis.series.accuracy import evaluated, main_of, mean_label, titled
+from pflmpi.learning.main_measure import MainMeasure
 from pflmpi.text import scaled_bytes, some
 
 _HIGH = 4  # times what most rounds take: rounds above that are cut off in the drawing
@@ -19,15 +20,16 @@ _PARTS = {
 _BYTES = {"up": "up_bytes", "down": "down_bytes", "up, wire": "wire_up_bytes", "down, wire": "wire_down_bytes"}
 
 
-def accuracy_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
-    """Accuracy against the logical bytes sent so far, up and down."""
-    title = "Accuracy against bytes"
+def against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
+    """The main measure against the logical bytes sent so far, up and down."""
+    measure = main_of(runs)
+    title = f"{titled(measure)} against bytes"
     sent = [np.cumsum(named_run.run.columns["up_bytes"] + named_run.run.columns["down_bytes"]) for named_run in runs]
     silent = [named_run.label for named_run, total in zip(runs, sent, strict=True) if not total.any()]
     totals = [
         (named_run, total)
         for named_run, total in zip(runs, sent, strict=True)
-        if total.any() and evaluated(named_run).any()
+        if total.any() and evaluated(named_run, measure.column).any()
     ]
     if not totals:
         return Missing(title, "nothing was sent by these runs, or no round has been evaluated yet")
@@ -37,41 +39,43 @@ def accuracy_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
         caption += f" Not drawn, as nothing is sent: {some(silent, 5)}."
     x_label = f"sent so far, up and down ({unit})"
     scaled = [(named_run, total / divisor) for named_run, total in totals]
-    return _against("accuracy_against_bytes", title, caption, x_label, scaled)
+    return _against(measure, "bytes", caption, x_label, scaled)
 
 
-def accuracy_against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
-    """Accuracy against the seconds of all rounds so far."""
-    title = "Accuracy against time"
+def against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
+    """The main measure against the seconds of all rounds so far."""
+    measure = main_of(runs)
     times = [
-        (named_run, np.cumsum(named_run.run.columns["seconds"])) for named_run in runs if evaluated(named_run).any()
+        (named_run, np.cumsum(named_run.run.columns["seconds"]))
+        for named_run in runs
+        if evaluated(named_run, measure.column).any()
     ]
     if not times:
-        return Missing(title, "no round has been evaluated yet")
+        return Missing(f"{titled(measure)} against time", "no round has been evaluated yet")
     caption = "Seconds of the rounds on rank 0. Only times from the same machine and number of ranks can be compared."
-    return _against("accuracy_against_seconds", title, caption, "time in rounds (s)", times)
+    return _against(measure, "seconds", caption, "time in rounds (s)", times)
 
 
 def _against(
-    name: str, title: str, caption: str, x_label: str, totals: Sequence[tuple[NamedRun, np.ndarray]]
+    measure: MainMeasure, what: str, caption: str, x_label: str, totals: Sequence[tuple[NamedRun, np.ndarray]]
 ) -> Curves:
-    """Accuracy against totals [rounds] of each run."""
+    """A measure against totals [rounds] of each run."""
     curves = []
     for named_run, total in totals:
-        seen = evaluated(named_run)
-        mean = 100 * named_run.run.columns["accuracy_mean"][seen]
-        mark, style = best(named_run.run.columns, seen), named_run.style
+        seen = evaluated(named_run, measure.column)
+        mean = measure.scale * named_run.run.columns[measure.column][seen]
+        mark, style = best(named_run.run.columns, seen, measure), named_run.style
         curves.append(Curve(named_run.legend, total[seen], mean, mark=mark, style=style, source=named_run.label))
     ends = [float(total[-1]) for _, total in totals]
     return Curves(
-        name=name,
-        title=title,
+        name=f"{measure.name}_against_{what}",
+        title=f"{titled(measure)} against {'time' if what == 'seconds' else what}",
         caption=caption,
         x_label=x_label,
-        y_label="accuracy, mean over clients (%)",
+        y_label=mean_label(measure),
         curves=tuple(curves),
         x_log=max(ends) > 10 * min(ends),
-        percent=True,
+        percent=measure.percent,
     )
 
 
@@ -89,7 +93,6 @@ def mean_columns(group: SeedGroup) -> Columns:
 
 
 def per_round(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
-    """Bytes, seconds and balance of ranks in each round."""
     return [bytes_per_round(columns, label), seconds_per_round(columns), *imbalance(columns)]
 
 
