@@ -22,7 +22,7 @@ class Checked:
 
     path: Path
     bytes: int
-    problems: tuple[str, ...] = ()
+    problems: list[str]
 
 
 def files(run: Path) -> list[Path]:
@@ -44,7 +44,7 @@ def check(run: Path) -> Iterator[Checked]:
         try:
             problems = _problems(run, path, good)
         except CheckpointError as error:
-            problems = (str(error),)
+            problems = [str(error)]
         if not problems:
             good.add(path)
         try:
@@ -56,33 +56,28 @@ def check(run: Path) -> Iterator[Checked]:
         yield Checked(path, length, problems)
 
 
-def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
+def _problems(run: Path, path: Path, good: set[Path]) -> list[str]:
+    """What is wrong with a file, one line each; `CheckpointError` where it is one thing alone."""
     if path == config_file.path(run):
         if not path.exists():
-            return (
-                f"{path} is missing; `pflmpi resume {for_shell(run)}` takes the configuration of the newest checkpoint",
-            )
+            taken = f"`pflmpi resume {for_shell(run)}` takes the configuration of the newest checkpoint"
+            raise CheckpointError(f"{path} is missing; {taken}")
         stored.verified(run)
-        return ()
+        return []
     if path == partition_file.path(run):
         verify.partition(run, stored.read(run)["recorded"])
-        return ()
+        return []
     if path == metrics_file.path(run):
         verify.metrics(run, stored.last_round(stored.read(run)))
-        return ()
+        return []
     if path.is_symlink() and not path.exists():
-        return (f"{path} is a link to nothing; put the file there, or delete the link",)
-    if path.parent == run and (probed := probe_file.round_of(path.name)) is not None:
-        return _listed(probe_file.damage(run, probed))
-    number = round_of(path.name) if path.parent == run else None
+        raise CheckpointError(f"{path} is a link to nothing; put the file there, or delete the link")
+    number, probed = (of(path.name) if path.parent == run else None for of in (round_of, probe_file.round_of))
     if number is None:
-        return _listed(damage(path)) or tuple(damaged_arrays(path))
+        problem = damage(path) if probed is None else probe_file.damage(run, probed)
+        return [problem] if problem else damaged_arrays(path)
     problems = verify.checkpoint(run, number, whole=True, intact=good)
     if path in problems:
-        return (problems[path],)
+        return [problems[path]]
     needed = (problem for shard, problem in problems.items() if shard in good or not shard.exists())  # else said of it
-    return (*damaged_arrays(path), *(f"{path}: {problem}" for problem in needed))
-
-
-def _listed(problem: str | None) -> tuple[str, ...]:
-    return () if problem is None else (problem,)
+    return [*damaged_arrays(path), *(f"{path}: {problem}" for problem in needed)]

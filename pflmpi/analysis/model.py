@@ -214,5 +214,4 @@ def _part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:
 
 
 def _parts(state: Mapping[str, np.ndarray]) -> str:
-    """The first names of the paths, for an error."""
     return ", ".join(sorted({path.partition("/")[0] for path in state})) or "nothing"

@@ -210,6 +210,25 @@ class Clouds(Plot):
                 yield (cloud.title, int(label), int(client), x, y)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Bars(Plot):
+    """Grouped bars: counts by name, of the one client that the reader selects.
+
+    Attributes:
+        names: on the axis, in their order.
+        bars: client, panel, name, part and count of each.
+    """
+
+    x_label: str
+    y_label: str
+    names: tuple[str, ...]
+    bars: tuple[tuple[int, str, str, str, int], ...]
+
+    def lines(self) -> Iterable[Line]:
+        yield ("client", "panel", self.x_label, "part", self.y_label)
+        yield from self.bars
+
+
 Part = Curves | Stack | Matrices
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from pflmpi import atomic
-from pflmpi.analysis import figures
+from pflmpi.analysis import figures, summary
 from pflmpi.analysis.comparable import main_measure, readable, seed_groups, yaml_text
 from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_figures
@@ -15,17 +15,7 @@ from pflmpi.analysis.figures import Plots
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.selection import NamedRun, SeedGroup, named
 from pflmpi.analysis.series.clients import gain_explained, single_clients
-from pflmpi.analysis.summary import (
-    Line,
-    Value,
-    column_of,
-    explained,
-    for_readers,
-    over_seeds,
-    summaries,
-    targets_of,
-    texts,
-)
+from pflmpi.analysis.summary import Line, Value
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import job_file
@@ -50,10 +40,8 @@ def write_report(
     Args:
         update: called with how many steps are done, of how many.
         targets: accuracies, as shares, until which the cost is shown; by default those of `targets_of`.
-        pictures: "png", "pdf" or both, as which every figure is written too.
-        reload: seconds after which a browser loads the page again; 0 for never.
-        made: by which version, when, where and with which command, for the foot of the page.
-        whole: whether the tables of figures have all numbers, however many; see `draw_figures`.
+        pictures, whole: see `draw_figures`.
+        reload, made: see `html.page`.
 
     Raises:
         CheckpointError: none of the runs can be read.
@@ -76,8 +64,8 @@ def write_report(
     with atomic.refusing(f"the report in {out}", "choose another --out"):
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
-        lines = summaries(runs, targets or targets_of(readable_runs))
-        table = [list(lines[0]), *(list(texts(line).values()) for line in lines)]
+        lines = summary.summaries(runs, targets or summary.targets_of(readable_runs))
+        table = [list(lines[0]), *(list(summary.texts(line).values()) for line in lines)]
         (out / "runs.csv").write_text(comma_separated(table), encoding="utf-8")
         details = []
         for group in groups[: figures.MOST_DETAILED]:
@@ -109,8 +97,8 @@ def _sections(
     """
     text = " ".join([*(text for run in runs for text in _sentences(run, runs)), gain_explained(runs)])
     measure = main_measure([named_run.run for named_run in runs])
-    table = runs_table(over_seeds(runs, lines), measure.lower)
-    sections = [Section("Runs", text, table, [("What the columns are", explained(measure))])]
+    table = runs_table(summary.over_seeds(runs, lines), measure.lower)
+    sections = [Section("Runs", text, table, [("What the columns are", summary.explained(measure))])]
     firsts = [group.runs[0] for group in groups[: len(details)]]
     multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
     questions = {**figures.compared(runs, groups), "Clients and layers over rounds": multiples}
@@ -208,14 +196,14 @@ def runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
     Args:
         lower: whether lower values of the main measure are better.
     """
-    lines = [{name: line[name] for name in line if column_of(name) not in _NOT_ON_PAGE} for line in lines]
-    rows = for_readers(lines)
+    lines = [{name: line[name] for name in line if summary.column_of(name) not in _NOT_ON_PAGE} for line in lines]
+    rows = summary.for_readers(lines)
     folders = _below_common_folder([row.pop("folder") for row in rows])
     columns = [*rows[0], "folder"]
     options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
     of_all = [name for name in options if all(row[name] for row in rows)]
     first = [*_FIRST, *of_all[:_MOST_OPTIONS]]
-    chosen = _NEXT[1:2] if "validation" in map(column_of, columns) else ()  # no test sample chose that round
+    chosen = _NEXT[1:2] if "validation" in map(summary.column_of, columns) else ()  # no test sample chose that round
     first += [next((name for name in columns if name.startswith(start)), "") for start in (*chosen, *_NEXT)]
     shown = [name for name in dict.fromkeys(first) if name in columns][:_MOST_COLUMNS]
     values = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in the order of the columns
@@ -232,7 +220,7 @@ def runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
 def _best(name: str, values: Sequence[Value], lower: bool) -> list[int]:
     """The places of the best values of a column; none where there is nothing to compare, or neither end is better."""
     known = {place: value for place, value in enumerate(values) if not isinstance(value, str) and value == value}
-    of_main = column_of(name) in _OF_MAIN
+    of_main = summary.column_of(name) in _OF_MAIN
     if len(known) < 2 or not (of_main or name.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER))):
         return []
     best = (min if (lower if of_main else name.startswith(_LOWER_IS_BETTER)) else max)(known.values())

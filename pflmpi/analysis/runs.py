@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from glob import glob
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from pflmpi.analysis.comparable import decisive_options
 from pflmpi.analysis.run import Run, needed, open_run
@@ -21,21 +21,15 @@ if TYPE_CHECKING:
 _ALWAYS = ("algorithm.name", "data.name", "seed")
 
 
-class Runs(Sequence[Run]):
+class Runs(tuple[Run, ...]):
     """Runs in the order of their folders. Made by `open_runs`."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = tuple(runs)
-
     @overload
-    def __getitem__(self, index: int) -> Run: ...
+    def __getitem__(self, index: SupportsIndex) -> Run: ...
     @overload
     def __getitem__(self, index: slice) -> "Runs": ...
-    def __getitem__(self, index: int | slice) -> "Run | Runs":
-        return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
-
-    def __len__(self) -> int:
-        return len(self._runs)
+    def __getitem__(self, index: SupportsIndex | slice) -> "Run | Runs":
+        return Runs(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
     def frame(self) -> Any:
         """One pandas.DataFrame with a line for each run and round.

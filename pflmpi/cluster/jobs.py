@@ -176,7 +176,6 @@ def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
 
 
 def cancel(ids: Sequence[str], environ: Mapping[str, str]) -> None:
-    """End jobs, also those that wait; raises as `queue`."""
     ask(["scancel", *ids], environ)
 
 
@@ -220,7 +219,6 @@ def _log(values: Mapping[str, str]) -> Path | None:
 
 
 def _pattern_values(id: str, number: str) -> dict[str, str]:
-    """What the letters in the name of a job's log stand for."""
     array, _, task = id.partition("_")
     return {"j": number, "A": array, "a": task}
 

@@ -20,7 +20,6 @@ from pflmpi.store.job_file import Submission
 
 
 def working_in(folder: Path, queued: Sequence[Job]) -> Job | None:
-    """A job that works in a folder, or waits to."""
     return next((job for job in jobs_in(folder, queued) if job.in_queue), None)
 
 

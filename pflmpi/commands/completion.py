@@ -23,7 +23,7 @@ _NAMES = {
 _KEYS = {
     "data": """
         name path label task client layout normalize transform root download split test_share test_per_class
-        validation limit
+        validation limit resident
     """.split(),
     "training": """
         rounds stop participation selection dropout step_seconds step_spread deadline without_clients epochs steps

@@ -143,7 +143,6 @@ def markdown() -> str:
 
 
 def _summary(registered: object) -> str:
-    """One line: its own, or that of its docstring."""
     return str(getattr(registered, "summary", "")) or (inspect.getdoc(registered) or "").partition("\n")[0]
 
 

@@ -150,7 +150,6 @@ def _print_below(title: str, table: "Table") -> None:
 
 
 def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
-    """Show how far each leaf moved between two rounds."""
     from rich.table import Table
 
     from pflmpi.analysis.difference import difference

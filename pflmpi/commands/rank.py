@@ -186,7 +186,6 @@ def _end_after(rank: _Rank, error: Exception, options: argparse.Namespace) -> in
 
 
 def connect(config: Config, launch: Launch) -> Transport:
-    """The transport to the ranks that were started with this one."""
     runtime = config.runtime
     timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
     late = partial(exit_unconnected, launch.rank, os.environ)
@@ -274,7 +273,6 @@ def _stop_at_eof() -> None:
 
 
 def _leave(transport: Transport, code: int) -> NoReturn:
-    """End in order with the other ranks."""
     if transport.rank == 0:
         write_exit_code(os.environ, code)
     transport.exit(code)

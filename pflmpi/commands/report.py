@@ -68,10 +68,9 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
 
     if others := [path for path in options.paths if path not in scaled]:
         raise ConfigError(f"{scaled[0]} is a scaling experiment, and {others[0]} is not; report them one by one")
-    if options.watch:
-        raise ConfigError("--watch is for the report of runs, not of scaling experiments; leave it out")
-    if options.target:
-        raise ConfigError("--target is for the report of runs, not of scaling experiments; leave it out")
+    for name in ("watch", "target"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} is for the report of runs, not of scaling experiments; leave it out")
     experiments = [results(path) for path in scaled]
     out = options.out or (scaled[0] if len(scaled) == 1 else Path("report"))
     with bar("report") as update:
@@ -110,7 +109,6 @@ def _report_runs(options: argparse.Namespace) -> int:
 
 
 def _newest(runs: Sequence[Path]) -> list[list[int]]:
-    """The round of the newest checkpoint of each run."""
     from pflmpi.store.names import rounds
 
     return [rounds(run)[-1:] for run in runs]

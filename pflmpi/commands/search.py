@@ -124,7 +124,6 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
 
 
 def _call(options: argparse.Namespace, command: str, *words: str) -> int:
-    """Call another command of pflmpi; its exit code."""
     from pflmpi.cli import main
 
     return main([command, *["--debug"] * options.debug, *words])

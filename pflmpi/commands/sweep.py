@@ -237,7 +237,6 @@ def _show_plan(tasks: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
 
 
 def _planned(cell: "Cell", task: "CellTask", out: Path, launcher: Sequence[str]) -> dict[str, Any]:
-    """A run in JSON, and the command that would be started for it."""
     return {
         "cell": cell.name,
         "row": cell.row,

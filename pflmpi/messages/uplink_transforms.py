@@ -69,16 +69,20 @@ def sent_bytes(config: UplinkConfig, up: Mapping[str, Uplink], classes_held: int
 
     They take 4 bytes each, or with `quantise` a share of one and 4 M more for scales; with `top_k` 4 k for indices.
     """
-    bits = config.quantise or 8 * _WORD
-    scale = _WORD if config.quantise else 0
-    others = sum(kind.client_bytes(classes_held) for kind in up.values() if not isinstance(kind, Mean))
+    if config.quantise is None and config.top_k is None:
+        return sum(kind.client_bytes(classes_held) for kind in up.values())
+    bits, scale = (config.quantise, _WORD) if config.quantise else (8 * _WORD, 0)
+    total, values, tensors = 0, 0, 0
     for kind in up.values():
-        if isinstance(kind, ClassMeans):  # d values and a scale for each class
-            others += classes_held * (-(-kind.num_features * bits // 8) + scale - _WORD * kind.num_features)
-    values = [leaf.numel() for kind in up.values() if isinstance(kind, Mean) for _, leaf in tree.leaves(kind.like)]
-    sent = sum(values) if config.top_k is None else num_sent(config.top_k, sum(values))
-    indices = 0 if config.top_k is None else _WORD * sent
-    return others + indices - (-sent * bits // 8) + scale * len(values)
+        if isinstance(kind, Mean):
+            sizes = [leaf.numel() for _, leaf in tree.leaves(kind.like)]
+            values, tensors = values + sum(sizes), tensors + len(sizes)
+        else:
+            total += kind.client_bytes(classes_held)
+        if isinstance(kind, ClassMeans):  # of each class d values and a scale
+            total += classes_held * (scale - (-kind.num_features * bits // 8) - _WORD * kind.num_features)
+    sent, index = (values, 0) if config.top_k is None else (num_sent(config.top_k, values), _WORD)
+    return total + sent * index - (-sent * bits // 8) + scale * tensors
 
 
 def num_sent(share: float, values: int) -> int:

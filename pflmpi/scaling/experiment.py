@@ -97,7 +97,6 @@ def join(new: Scaling, out: Path) -> Scaling:
 
 
 def write(scaling: Scaling, out: Path) -> None:
-    """Write the experiment into its folder."""
     values = {**asdict(scaling), "ranks": list(scaling.ranks)}
     with atomic.refusing(out / FILE, "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)

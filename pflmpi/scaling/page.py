@@ -144,7 +144,7 @@ def write_page(
     Args:
         to: ranks up to which the fitted serial fraction is drawn; None for none.
         update: called with how many figures are drawn, of how many.
-        made: by which version, when, where and with which command, for the foot of the page.
+        made: see `html.page`.
 
     Raises:
         CheckpointError: nothing was measured in one of them.

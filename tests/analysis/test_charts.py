@@ -13,6 +13,7 @@ import vl_convert
 from pflmpi.analysis.drawing.charts import COLOURS, HEIGHT, INK, NARROW, WIDTH, chart
 from pflmpi.analysis.drawing.rendering import PICTURES, config, draw, svg
 from pflmpi.analysis.plots import (
+    Bars,
     Cloud,
     Clouds,
     Curve,
@@ -275,6 +276,13 @@ def test_a_client_that_is_chosen_is_framed_in_each_matrix():
     assert len(frames) == 1 and frames[0][0]["stroke"] == COLOURS[1], "the second matrix has no client 2"
 
 
+def test_samples_of_a_client_are_beside_each_other_by_part():
+    bars = ((0, "a", "cat", "training", 4), (0, "a", "cat", "test", 2), (1, "a", "dog", "training", 1))
+    plot = Bars(**ABOUT, x_label="class", y_label="samples", names=("cat", "dog"), bars=bars)
+    (shown,) = marks(plot, "rect")
+    assert [bar["height"] for bar in shown] == [HEIGHT, HEIGHT / 2] and shown[0]["x"] < shown[1]["x"] < WIDTH / 2
+
+
 # --- points
 
 
@@ -301,9 +309,10 @@ def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_no
         Stack(
             **ABOUT, x_label="", y_label="s", x=np.arange(2.0), names=("1 rank", "2"), parts={"a": np.ones(2)}, top=1.0
         ),
+        Bars(**ABOUT, x_label="class", y_label="samples", names=("cat",), bars=((0, "a", "cat", "test", 2),)),
         Clouds(**ABOUT, x_label="x", y_label="y", clouds=(Cloud("", np.zeros((1, 2)), np.zeros(1), np.zeros(1)),)),
     ],
-    ids=["curves", "unknown", "client", "empty", "categories", "names", "points"],
+    ids=["curves", "unknown", "client", "empty", "categories", "names", "bars", "points"],
 )
 def test_charts_are_what_vega_lite_allows(plot):
     made = altair.Chart.from_dict(chart(plot))

@@ -80,7 +80,7 @@ def test_clients_to_choose_are_those_of_the_figures(run):
     chosen = some_clients(run.round(2)).tolist()
     assert [curve.client for curve in drawn["client_accuracy"].curves] == chosen
     assert [curve.client for curve in drawn["client_layer_cosines"].curves] == chosen
-    assert {curve.client for curve in drawn["client_samples"].curves} == {*chosen}
+    assert {bar[0] for bar in drawn["client_samples"].bars} == {*chosen}
 
 
 def test_a_probe_is_of_clients_that_have_trained(run, tmp_path):

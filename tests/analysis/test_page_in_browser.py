@@ -11,7 +11,7 @@ import pytest
 
 import quick_run
 from pflmpi.analysis.figures import detailed
-from pflmpi.analysis.plots import Curves
+from pflmpi.analysis.plots import Bars, Curves
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series.clients import single_clients
@@ -105,12 +105,12 @@ def test_what_is_shown_of_a_client_is_its_own(runs):
     among = named([open_run(path) for path in runs])
     accuracy, layers, samples = single_clients(among, [detailed(one)[0] for one in among])
     run, other = (one.run for one in among)
-    assert isinstance(accuracy, Curves) and isinstance(layers, Curves) and isinstance(samples, Curves)
+    assert isinstance(accuracy, Curves) and isinstance(layers, Curves) and isinstance(samples, Bars)
     curve = next(each for each in accuracy.curves if (each.label, each.client) == ("fedgmh", 3))
     assert curve.y.tolist() == [100 * run.round(int(number)).metrics["accuracy"][3] for number in curve.x]
     counts = partition_file.read(other.path)
-    (held,) = (each.y.tolist() for each in samples.curves if (each.label, each.client) == ("training", 3))
-    assert held == counts.train[3].tolist() and samples.x_names == tuple(map(str, range(10)))
+    held = {label: counts.train[3, int(label)] for label in map(str, range(10)) if counts.train[3, int(label)]}
+    assert {name: count for client, _, name, part, count in samples.bars if (client, part) == (3, "training")} == held
     heads = np.concatenate(
         [np.asarray(run.round(3).clients[f"model/head/{name}"]).reshape(7, -1) for name in ("bias", "weight")], 1
     )

@@ -61,7 +61,7 @@ def test_what_cannot_be_compared_is_refused(whole, tmp_path, capfd, monkeypatch)
     assert "has no checkpoint of round 7" in refused(whole, "--from", "7", "--clients", "3")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    assert "start it alone" in refused(whole)
+    assert "start it without a launcher" in refused(whole)
 
 
 def test_runs_that_stop_early_are_compared_at_their_ends(tmp_path):

@@ -61,6 +61,15 @@ class Watch:
 
 def main():
     cases = json.loads(Path(sys.argv[1]).read_text())
+    sys.dont_write_bytecode = True  # so that commands write nothing but what is theirs
+    import pflmpi.cli
+
+    pflmpi.cli.parser()
+    if any(words[0] in ("evaluate", "plan", "resume") for words, _ in cases):  # not within the limits of the first case
+        import torch  # noqa: F401
+
+        import pflmpi.config.load
+        import pflmpi.experiment.run
     imported: set[str] = set()
     for words, folders in cases:
         for name in sorted(imported - sys.modules.keys()):

@@ -132,3 +132,9 @@ def test_logical_bytes_are_those_of_the_transformed_message_and_ranks_send_float
             assert what.returned_bytes(np.array([0])).tolist() == [kind.client_bytes(3)]
     what = Declared({"m": Rows(like)}, {}, holds, np.array([9]), UplinkConfig(**keys))
     assert what.up_bytes(np.array([0])).tolist() == [420]
+
+
+def test_without_transforms_every_type_counts_as_it_is():
+    like = {"x": tensor(3), "counter": tensor(dtype=torch.int64), "wide": tensor(2, dtype=torch.float64)}
+    what = Declared({"m": Mean(like)}, {}, np.ones((1, 2), bool), np.array([9]))
+    assert what.up_bytes(np.array([0])).tolist() == [3 * 4 + 8 + 2 * 8]

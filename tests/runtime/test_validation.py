@@ -178,7 +178,7 @@ def test_a_table_says_what_chose_its_rounds(tmp_path):
     quick_run.run(raw, cell.run(tmp_path))
     cell.config(tmp_path).write_text(yaml.safe_dump(cell.raw))
     filled = entries(table, [cell], tmp_path)
-    assert filled[0].by_validation and "best round by validation (" in printed(table, filled)[0].caption
+    assert filled[0].by_validation and "best round by validation, percent" in printed(table, filled)[0].caption
 
 
 def raw_of(raw):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Multiples, Panel, Plot, Stack
+from pflmpi.analysis.plots import Bars, Cloud, Clouds, Curve, Curves, Matrices, Multiples, Panel, Plot, Stack
 
 Spec = dict[str, Any]
 
@@ -68,6 +68,8 @@ def chart(plot: Plot) -> Spec:
             drawing = _matrices(panels)
         case Clouds() as clouds:
             drawing = _clouds(clouds)
+        case Bars() as bars:
+            drawing = _bars(bars)
         case other:
             raise AssertionError(f"no chart for {type(other).__name__}")
     return {"description": f"{plot.title}. {plot.caption}", **drawing, "config": CONFIG}
@@ -312,6 +314,24 @@ def _stack(panels: Sequence[tuple[str, Stack]]) -> Spec:
     }
     bar = {"name": "picking", "mark": {"type": "bar", "clip": cut}, "encoding": encoding}
     return _in_panels({"data": {"values": rows}, "params": [_picking("part")], **bar}, [title for title, _ in panels])
+
+
+def _bars(plot: Bars) -> Spec:
+    rows: list[Spec] = [dict(zip(("client", "panel", "x", "part", "value"), bar, strict=True)) for bar in plot.bars]
+    parts = list(dict.fromkeys(row["part"] for row in rows))
+    titles = list(dict.fromkeys(row["panel"] for row in rows))
+    x = {"field": "x", "type": "ordinal", "title": plot.x_label, "scale": {"domain": list(plot.names)}}
+    encoding: Spec = {
+        "x": {**x, "axis": _angle(plot.names)},
+        "xOffset": {"field": "part", "sort": parts},
+        "y": _quantity("value", plot.y_label),
+        "color": _colour(parts, range(len(parts)), "part", symbolType="square"),
+        "opacity": _faded(),
+        "tooltip": _tips([], client="client", x=plot.x_label, part="part", value=plot.y_label),
+    }
+    spec: Spec = {"data": {"values": rows}, "layer": [{"name": "picking", "mark": "bar", "encoding": encoding}]}
+    spec |= {"params": [_picking("part"), _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
+    return _in_panels(spec, titles if len(titles) > 1 else [])
 
 
 # --- matrices

@@ -59,13 +59,15 @@ _MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, f
 def main_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
     """The mean over clients by round, the best marked; of one run with a band over clients where it is known."""
     alone, measure = len(runs) == 1, main_of(runs)
-    curves = [_mean_of_run(named_run, measure, alone) for named_run in runs if evaluated(named_run, measure).any()]
+    curves = [
+        _mean_of_run(named_run, measure, alone) for named_run in runs if evaluated(named_run, measure.column).any()
+    ]
     title = f"{titled(measure)} over rounds"
     if not curves:
         return Missing(title, "no round has been evaluated yet")
     caption = f"Mean over clients; a ring marks the best round{ring_by(runs)}. {_BAND if alone else ''}".strip()
     if alone and measure == ACCURACY and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:
-        columns, seen = runs[0].run.columns, evaluated(runs[0], measure)
+        columns, seen = runs[0].run.columns, evaluated(runs[0], measure.column)
         x, y, std = (columns[name][seen] for name in ("round", "accuracy_mean", "accuracy_std"))
         caption += " The thin lines are one standard deviation over clients below and above the mean."
         curves += [
@@ -129,7 +131,7 @@ def not_drawn(groups: Sequence[SeedGroup]) -> str:
 
 def _mean_of_seeds(group: SeedGroup, measure: MainMeasure) -> Curve | None:
     """Mean and band of a group over rounds; of runs that were evaluated in other rounds the first."""
-    curves = [_mean_of_run(run, measure, True) for run in group.runs if evaluated(run, measure).any()]
+    curves = [_mean_of_run(run, measure, True) for run in group.runs if evaluated(run, measure.column).any()]
     if not curves:
         return None
     if len(curves) < 2 or (count := _common_points(curves, over_rounds=True)) is None:
@@ -146,7 +148,7 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
     for column, (title, caption, y_label, factor) in {**_MEASURES, **_further(runs)}.items():
         curves = []
         for named_run in runs if column != shown else ():
-            if (measured := _has_value(named_run, column)).any():
+            if (measured := evaluated(named_run, column)).any():
                 x, y = (named_run.run.columns[name][measured] for name in ("round", column))
                 curves.append(Curve(named_run.legend, x, factor * y, style=named_run.style, source=named_run.label))
         if curves:
@@ -185,12 +187,8 @@ def main_by_round(run: Run, measure: MainMeasure) -> dict[int, np.ndarray]:
     return {number: values for number, values in of_rounds.items() if values is not None}
 
 
-def evaluated(named_run: NamedRun, measure: MainMeasure) -> np.ndarray:
-    """Whether a line of the metrics has a measure that is drawn, [rounds] bool."""
-    return _has_value(named_run, measure.column)
-
-
-def _has_value(named_run: NamedRun, column: str) -> np.ndarray:
+def evaluated(named_run: NamedRun, column: str) -> np.ndarray:
+    """Whether a line of the metrics has a value that is drawn, [rounds] bool."""
     columns = named_run.run.columns
     measured = ~np.isnan(columns.get(column, np.full(len(columns["round"]), np.nan)))
     return np.asarray(measured & (columns["round"] >= named_run.first), bool)
@@ -198,7 +196,7 @@ def _has_value(named_run: NamedRun, column: str) -> np.ndarray:
 
 def _mean_of_run(named_run: NamedRun, measure: MainMeasure, banded: bool) -> Curve:
     """The mean of a run by round, with the band over clients if `banded`."""
-    run, seen = named_run.run, evaluated(named_run, measure)
+    run, seen = named_run.run, evaluated(named_run, measure.column)
     rounds, mean = run.columns["round"][seen], measure.scale * run.columns[measure.column][seen]
     low = high = None
     if banded:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel, Plot
+from pflmpi.analysis.plots import Bars, Curve, Curves, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, some_clients
 from pflmpi.analysis.series.accuracy import main_by_round, main_of, titled
@@ -226,7 +226,7 @@ def _is_local(run: Run) -> bool:
 
 # --- one client at a time
 
-Rows = tuple[str, int, np.ndarray, np.ndarray]  # label and style of curves, x [R] and the values [N, R] of the clients
+Rows = tuple[NamedRun, np.ndarray, np.ndarray]  # a run, x [R] and the values [N, R] of its clients
 
 
 def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | Missing]]) -> list[Plot]:
@@ -242,14 +242,14 @@ def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | M
     for named_run, plots in zip(runs, figures, strict=False):
         if by_round := main_by_round(named_run.run, measure):
             values = measure.scale * np.stack(list(by_round.values()), axis=1)
-            of_main.append((named_run.label, named_run.style, np.array(list(by_round)), values))
+            of_main.append((named_run, np.array(list(by_round)), values))
             choices = choices or some_clients(named_run.run.newest()[0]).tolist()
         for plot in plots:
             if not isinstance(plot, Matrices) or plot.categories:
                 continue
             if (plot.row_label, plot.column_label) == ("client", "round"):
                 (panel,) = plot.panels
-                rows = (named_run.label, named_run.style, np.array(panel.columns), panel.values)
+                rows = (named_run, np.array(panel.columns), panel.values)
                 numbers.setdefault((plot.name, plot.title, plot.value_label), []).append(rows)
             elif plot.name in _LAYERS:
                 layers.setdefault(plot.name, []).append((named_run, plot))
@@ -276,10 +276,10 @@ def _of_clients(
     x_names: Sequence[str] = (),
 ) -> Curves:
     """Curves of one client at a time, of those that can be chosen."""
-    most = max(len(rows) for *_, rows in rows_of_runs)
+    most = max(len(rows) for _, _, rows in rows_of_runs)
     curves = tuple(
-        Curve(label, x, rows[client], style=style, client=client)
-        for label, style, x, rows in rows_of_runs
+        Curve(named_run.label, x, rows[client], style=named_run.style, source=named_run.label, client=client)
+        for named_run, x, rows in rows_of_runs
         for client in choices
         if client < len(rows) and not np.isnan(rows[client]).all()
     )
@@ -308,23 +308,35 @@ def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]], choices: S
             finite = np.isfinite(others)
             mean = np.where(finite, others, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
             means[np.array(panel.rows, int), names.index(panel.title)] = mean
-        rows.append((named_run.label, named_run.style, np.arange(1, len(names) + 1), means))
+        rows.append((named_run, np.arange(1, len(names) + 1), means))
     return _of_clients(
         f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", rows, choices, names
     )
 
 
-def _samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Curves]:
-    """Samples of a client by class, once for the runs that have the same."""
-    partitions = [(counts, owners) for counts, owners in same_partition(runs) if counts is not None]
-    rows: list[Rows] = []
+def _samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Bars]:
+    """Training and test samples of a client by class, once for the runs that have the same."""
+    bars: list[tuple[int, str, str, str, int]] = []
     names: list[str] = []
-    for counts, owners in partitions:
-        whose = f" of {some([named_run.label for named_run in owners])}" if len(partitions) > 1 else ""
-        names = max(names, class_names(owners[0].run, counts.train.shape[1]), key=len)
-        for part, samples in counts.sides.items():
-            label = f"{part.replace('train', 'training')}{whose}"
-            rows.append((label, len(rows), np.arange(1, 1 + samples.shape[1]), samples.astype(np.float64)))
-    if not rows:
+    for counts, owners in same_partition(runs):
+        if counts is None:
+            continue
+        names = class_names(owners[0].run, counts.train.shape[1])
+        panel = some([named_run.label for named_run in owners])
+        for part, samples in zip(("training", "test", "validation"), counts.sides.values(), strict=False):
+            for client in (client for client in choices if client < len(samples)):
+                labels = np.flatnonzero(samples[client])
+                bars += [(client, panel, names[label], part, int(samples[client, label])) for label in labels]
+    if not bars:
         return []
-    return [replace(_of_clients("client_samples", "Samples", "class", "samples", rows, choices, names), zero=True)]
+    return [
+        Bars(
+            name="client_samples",
+            title="Samples of a client",
+            caption="",
+            x_label="class",
+            y_label="samples",
+            names=tuple(names),
+            bars=tuple(bars),
+        )
+    ]

@@ -29,7 +29,7 @@ def against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
     totals = [
         (named_run, total)
         for named_run, total in zip(runs, sent, strict=True)
-        if total.any() and evaluated(named_run, measure).any()
+        if total.any() and evaluated(named_run, measure.column).any()
     ]
     if not totals:
         return Missing(title, "nothing was sent by these runs, or no round has been evaluated yet")
@@ -48,7 +48,7 @@ def against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
     times = [
         (named_run, np.cumsum(named_run.run.columns["seconds"]))
         for named_run in runs
-        if evaluated(named_run, measure).any()
+        if evaluated(named_run, measure.column).any()
     ]
     if not times:
         return Missing(f"{titled(measure)} against time", "no round has been evaluated yet")
@@ -62,7 +62,7 @@ def _against(
     """A measure against totals [rounds] of each run."""
     curves = []
     for named_run, total in totals:
-        seen = evaluated(named_run, measure)
+        seen = evaluated(named_run, measure.column)
         mean = measure.scale * named_run.run.columns[measure.column][seen]
         mark, style = best(named_run.run.columns, seen, measure), named_run.style
         curves.append(Curve(named_run.legend, total[seen], mean, mark=mark, style=style, source=named_run.label))
@@ -93,7 +93,6 @@ def mean_columns(group: SeedGroup) -> Columns:
 
 
 def per_round(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
-    """Bytes, seconds and balance of ranks in each round."""
     return [bytes_per_round(columns, label), seconds_per_round(columns), *imbalance(columns)]
 
 
