@@ -113,11 +113,10 @@ def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, clien
     otherwise = with_classes[0] if len(with_classes) == 1 else None
     labels, client = label_and_client(names, label, client, otherwise)
     labelled = [_values(table, name) for name in labels]
-    if splits.any():
-        marks = {name: splits == name for name in MARKS}
-    else:
-        marks = {name: _values(table, name) for name in MARKS if name in names}
-    others = [name for name in names if name not in (*labels, client, *marks)]
+    by_file = splits.any()
+    marked = [] if by_file else [name for name in MARKS if name in names]
+    marks = {name: splits == name for name in MARKS} if by_file else {name: _values(table, name) for name in marked}
+    others = [name for name in names if name not in (*labels, client, *marked)]
     x, used = _samples(table, others)
     if len(used) < len(others):
         logger.warning("a sample is its %r; not used: %s", used[0], some(sorted({*others} - {*used})))
@@ -149,7 +148,7 @@ def _samples(table: Any, names: list[str]) -> tuple[np.ndarray, list[str]]:
         several = f"several columns of samples: {some(used)}; leave" if used else "no column of samples; do not leave"
         raise ValueError(f"it has {several} some out (datasets: remove_columns)")
     if pictures:
-        values = table.column(pictures[0]).combine_chunks().field("bytes").to_pylist()
+        values = [value for chunk in table.column(pictures[0]).chunks for value in chunk.field("bytes").to_pylist()]
         if None in values:
             raise ValueError(f"sample {values.index(None)} has no bytes in {pictures[0]!r}; embed the pictures")
         return stacked((f"the picture of sample {n}", BytesIO(value)) for n, value in enumerate(values)), used

@@ -161,6 +161,11 @@ def test_splits_with_other_columns_are_refused(tmp_path):
         read_own(tmp_path)
 
 
+def test_where_files_are_splits_a_column_called_test_is_one_of_values(tmp_path):
+    part = table(test=[1.0, 0.0], age=[3.0, 4.0], label=[0, 1])
+    assert read_own(on_the_hub(tmp_path / "hub", {"train": part, "test": part})).columns == ("test", "age")
+
+
 def test_without_pyarrow_it_is_said_what_to_install(tmp_path, monkeypatch):
     pyarrow.parquet.write_table(table(x=[1], label=[0]), tmp_path / "my.parquet")
 
