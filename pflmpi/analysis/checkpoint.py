@@ -236,16 +236,26 @@ def _names_clients(first: object) -> bool:
     return isinstance(first, int | np.integer | slice) and not isinstance(first, bool | np.bool_)
 
 
-class Leaves(dict[str, LeafRows]):
+class Leaves(Mapping[str, LeafRows]):
     """The leaves of the clients by path, such as "model/head/weight"; "model/head.weight" is the same one.
 
     Heterogeneous models: the leaves of each cohort are apart, as "cohort0/model/head/weight".
     """
 
-    def __missing__(self, path: str) -> LeafRows:
-        if (name := path.replace(".", "/")) not in self:
+    def __init__(self, leaves: Mapping[str, LeafRows]) -> None:
+        self._leaves = dict(sorted(leaves.items()))
+
+    def __getitem__(self, path: str) -> LeafRows:
+        name = path if path in self._leaves else path.replace(".", "/")
+        if name not in self._leaves:
             raise KeyError(unknown("leaf", path, list(self)))
-        return self[name]
+        return self._leaves[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
 
     def __repr__(self) -> str:
         return "\n".join(f"{path}: {rows.dtype} {list(rows.shape)}" for path, rows in self.items())

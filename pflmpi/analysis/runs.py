@@ -56,7 +56,9 @@ class Runs(tuple[Run, ...]):
 
         places = [place for place, table in enumerate(tables) for _ in range(len(table))]
         about = self._options(pandas).iloc[places].reset_index(drop=True)
-        whole = pandas.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+        whole = pandas.concat(
+            [table for table in tables if len(table)] or tables[:1] or [pandas.DataFrame()], ignore_index=True
+        )
         return pandas.concat([about, whole], axis=1)
 
     def _options(self, pandas: Any) -> Any:

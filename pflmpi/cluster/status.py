@@ -84,11 +84,12 @@ def run_status(run: Path) -> RunStatus | None:
         privacy = str(config.get("recorded", {}).get("privacy", ""))
         metrics = verify.metrics(run, rounds)
         lines = metrics.lines
+        age = max(time.time() - metrics_file.path(run).stat().st_mtime, 0.0) if lines else None
         early = EarlyStop.of(config["training"], lines).why
         tested = measured_rounds(config, lines)
     except CheckpointError as error:
         return RunStatus("damaged", 0, 0, None, None, None, None, None, problem=str(error))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, FileNotFoundError):  # the last: deleted meanwhile
         return None
     column = tested.measure.column
     checkpoints = names.rounds(run)
@@ -101,7 +102,7 @@ def run_status(run: Path) -> RunStatus | None:
         unseen=tested.last.get(f"unseen_{column}") if tested.last else None,
         checkpoint=checkpoints[-1] if checkpoints else None,
         per_round=seconds_per_round(lines),
-        age=max(time.time() - metrics_file.path(run).stat().st_mtime, 0.0) if lines else None,
+        age=age,
         ranks=ranks,
         early=early,
         notes=(*notes, *metrics.notes),

@@ -5,6 +5,7 @@ import glob
 import json
 import math
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -248,7 +249,9 @@ def paired_test(values: Sequence[float], others: Sequence[float]) -> float:
     if len(differences := {value - other for value, other in zip(values, others, strict=True)}) == 1:
         return float(differences == {0.0})  # where scipy has no figure
     stats: Any = import_module("scipy.stats")  # here: it takes long to import
-    return float(stats.ttest_rel(values, others).pvalue)
+    with warnings.catch_warnings():  # of differences that are alike but for rounding
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return float(stats.ttest_rel(values, others).pvalue)
 
 
 def _show(lines: Sequence[Mapping[str, Any]], metric: str) -> None:

@@ -80,7 +80,9 @@ def main_measure(config: Mapping[str, Any], measured: Container[str]) -> MainMea
     >>> main_measure({}, ["accuracy_mean", "test_loss"]), main_measure({}, ["test_loss"])
     (MainMeasure(name='accuracy'), MainMeasure(name='test_loss'))
     """
-    measures = config.get("evaluation", {}).get("measures") or []
+    section = config.get("evaluation")
+    measures = section.get("measures") if isinstance(section, dict) else None
+    measures = measures if isinstance(measures, list | tuple) else ()  # a stranger's run may have anything there
     first = [name for reference in measures[:1] if _NAME.fullmatch(name := str(reference).rpartition(":")[2])]
     candidates = [MainMeasure(name) for name in (*first, "accuracy", "test_loss")]
     return next((measure for measure in candidates if measure.column in measured), candidates[0])

@@ -134,7 +134,8 @@ def test_a_line_that_is_being_written_is_left_out(folder, tmp_path):
         (tmp_path / "run" / name).write_bytes((folder / "fedavg" / name).read_bytes())
     with open(tmp_path / "run" / "metrics.csv", "a") as file:
         file.write("3,2,0.")
-    assert open_runs([tmp_path / "run"]).frame()["round"].tolist() == [1, 2]
+    runs = open_runs([tmp_path / "run"])
+    assert runs.frame()["round"].tolist() == [1, 2] and runs[1:].frame().empty
 
 
 def test_nothing_found_and_no_pandas_are_said(folder, tmp_path, monkeypatch):

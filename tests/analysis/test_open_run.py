@@ -82,6 +82,7 @@ def test_a_round_gives_what_was_stored(alike_run):
         assert ids.tolist() == everyone.tolist() and list(round.clients) == sorted(expected)
         for leaf, array in expected.items():
             found = round.clients[leaf]
+            assert (dotted := leaf.replace("/", ".")) in round.clients and round.clients.get(dotted) is found
             assert found.shape == array.shape and found.dtype == array.dtype and found.nbytes == array.nbytes
             np.testing.assert_array_equal(np.asarray(found), array, strict=True)
         for mine, stored in (

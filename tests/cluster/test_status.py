@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from pflmpi.cluster.batch_script import seconds
 from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import config_file, events_file, job_file, metrics_file
+from pflmpi.store import config_file, events_file, job_file, metrics_file, verify
 from pflmpi.store.job_file import End, Start, Submission
 from pflmpi.store.run_lock import Owner, take
 
@@ -179,6 +180,12 @@ def test_an_unlimited_time_is_none(text):
 
 
 # --- what the folder says -----------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_deleted_meanwhile_is_none(run, tmp_path, monkeypatch):
+    copy, read = shutil.copytree(run, tmp_path / "run"), verify.metrics
+    monkeypatch.setattr(verify, "metrics", lambda *given: (read(*given), metrics_file.path(copy).unlink())[0])
+    assert run_status(copy) is None
 
 
 def test_a_run_is_read_from_its_folder(run):

@@ -14,7 +14,7 @@ from pflmpi.commands.progress import RunProgress, show_summary
 from pflmpi.commands.search import _score
 from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
-from pflmpi.learning.main_measure import measured_rounds
+from pflmpi.learning.main_measure import main_measure, measured_rounds
 from pflmpi.sweep.table import cells, load
 
 ROWS = {"FedAvg": {"algorithm": {"name": "fedavg"}}, "Local": {"algorithm": {"name": "local"}}}
@@ -130,3 +130,8 @@ def test_what_has_no_number_is_passed_over():
     tested = measured_rounds({"evaluation": {"measures": ["auroc"]}}, lines)
     assert tested.measure.name == "accuracy" and tested.judge == "validation_accuracy_mean"
     assert tested.last and tested.best and tested.last["round"] == tested.best["round"] == 2
+
+
+@pytest.mark.parametrize("evaluation", [None, 5, {"measures": 5}, {"measures": {"a": 1}}])
+def test_a_strangers_configuration_may_have_anything_for_measures(evaluation):
+    assert main_measure({"evaluation": evaluation}, ["accuracy_mean"]).name == "accuracy"

@@ -228,6 +228,7 @@ def test_the_interval_is_that_of_scipy_and_rows_that_differ_alike_have_a_p():
     assert interval(values.tolist()) == pytest.approx((high - low) / 2, rel=1e-12)
     assert paired_test([1.0, 2.0], [1.0, 2.0]) == 1 and paired_test([1.0, 2.0], [0.0, 1.0]) == 0
     assert paired_test([95.1, 95.2, 95.3], [95.0, 95.1, 95.2]) < 1e-9, "up to rounding"
+    assert paired_test([0.3, 0.4], [0.1, 0.2]) < 1e-9, "of which scipy warns"
 
 
 def test_submit_makes_a_job_array_of_the_next_step(tmp_path, capfd, monkeypatch):
