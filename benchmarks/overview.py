@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.analysis.table import METRICS, closeness, comma_separated, entries
+from pflmpi.analysis.table import closeness, comma_separated, entries, metric_of
 from pflmpi.config.sections import by_key
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, cells, folder, load
@@ -42,7 +42,7 @@ def overview(results: Path = RESULTS, papers: Path = CONFIGS) -> str:
 
 def _counts(paper: str, results: Path, papers: Path) -> list[int]:
     paths = sorted((papers / paper).glob("*.yaml"))
-    tables = [table for table in map(load, paths) if METRICS[table.metric].unit == "percent"]
+    tables = [table for table in map(load, paths) if metric_of(table.metric).unit == "percent"]
     published = sum(len(columns) for table in tables for columns in table.published.values())
     fits = sum((_fits(_read(results / f"{path.stem}.csv")) for path in paths), Counter[str]())
     return [len(paths), published, sum(fits[fit] for fit in FITS), *(fits[fit] for fit in FITS)]
@@ -62,7 +62,7 @@ def _read(path: Path) -> list[Line]:
 
 
 def _fit(line: Line) -> str:
-    if METRICS[line["metric"]].unit != "percent" or not line["published"]:
+    if metric_of(line["metric"]).unit != "percent" or not line["published"]:
         return ""
     return closeness(_difference(line), float(line["published_spread"]) if line["published_spread"] else None)
 
@@ -93,7 +93,7 @@ def _shown(path: Path, lines: list[Line]) -> str:
     options += [f"--only {shlex.quote(f'*/{name}')}" for name in columns] if columns != [*table.columns] else []
     options += [f"-s training.rounds={n}" for n in sorted({n for place, n in taken.items() if n < rounds[place]})]
     command = f"pflmpi sweep configs/papers/{path.parent.name}/{path.name}"
-    title = f"**{table.title}**; {METRICS[table.metric].name}, {table.figure} round"
+    title = f"**{table.title}**; {metric_of(table.metric).name}, {table.figure} round"
     lines_below = (f"Furthest: {'; '.join(furthest) or 'none is outside'}.", f"Partitions: {', '.join(partitions)}.")
     parts = [
         textwrap.fill(f"{title}, {' or '.join(map(str, seeds))} of {len(table.seeds)} seeds.", 120),
