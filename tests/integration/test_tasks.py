@@ -303,7 +303,7 @@ def test_a_run_of_numbers_is_shown(raw, tmp_path, capsys):
         assert quick_run.command(words) == 0
         if "report" in words:
             text = Path(page, "report.html").read_text()
-            assert "rmse over rounds" in text and "the labels are no classes" in text
+            assert "rmse over rounds" in text and "highest 10 % (rmse)" in text and "Accuracy over rounds" not in text
 
 
 @pytest.mark.parametrize("task", TASKS)

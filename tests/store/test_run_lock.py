@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -181,11 +182,12 @@ def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(ranks, tmp_path,
 
 
 def test_a_full_disk_names_its_cure_and_leaves_no_half_a_lock(tmp_path, monkeypatch):
-    def half(path, owner):
-        path.write_text("{")
+    def half(path, text):
+        with path.open("w") as file:
+            file.write("{")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run_lock, "_write", half)
+    monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(ConfigError, match="No space left on device; free space, or choose another folder"):
         run_lock.take(tmp_path, {}, take_over=False)
     assert not list(tmp_path.iterdir())
