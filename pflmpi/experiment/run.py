@@ -123,7 +123,10 @@ def run(
         if resumes:
             recorded |= stored_config.origin(run)
         if config.uplink.noise is not None:
-            recorded["privacy"] = on_root(transport, lambda: privacy.statement(experiment, "fork" in recorded))
+            so_far = partial(stored_config.privacy, run) if resumes else str  # rank 0 alone reads the folder
+            recorded["privacy"] = on_root(
+                transport, lambda: privacy.statement(experiment, "fork" in recorded, so_far())
+            )
             if transport.rank == 0:
                 _log.warning("%s", recorded["privacy"])
         if resumes:

@@ -192,6 +192,11 @@ def origin(run: Path) -> dict[str, Any]:
     return {key: value for key, value in stored.read(run)["recorded"].items() if key == "fork"}
 
 
+def privacy(run: Path) -> str:
+    """What a run has recorded of the differential privacy of its rounds so far; "" where it has no noise."""
+    return str(stored.read(run)["recorded"].get("privacy", ""))
+
+
 def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
     """The devices that have computed a run and those that will continue it.
 

@@ -132,6 +132,15 @@ def test_a_fork_states_nothing_of_the_rounds_before_it(tmp_path):
     assert "no epsilon is stated, because the run is a fork" in stored.read(tmp_path / "again")["recorded"]["privacy"]
 
 
+def test_rounds_without_an_epsilon_have_none_after_a_resume_either(tmp_path):
+    run, stop = tmp_path / "run", {"metric": "accuracy_mean", "patience": 1}
+    quick_run.run(settings(training={"rounds": 2, "stop": stop}), run)
+    for rounds in (3, 4):
+        quick_run.resume(run, (f"training.rounds={rounds}", "training.stop=null"))
+        text = stored.read(run)["recorded"]["privacy"]
+        assert "no epsilon is stated, because training.stop" in text and f"{rounds} rounds" in text
+
+
 def test_without_the_accountant_its_extra_is_named(monkeypatch):
     monkeypatch.setattr(privacy, "find_spec", lambda name: None)
     assert statement().endswith("which is not installed: pip install 'pflmpi[privacy]'")
