@@ -25,6 +25,8 @@ Pause = Literal["end", "stop"]
 
 _PAUSES: tuple[Pause | None, ...] = (None, "stop", "end")  # in ascending order of precedence
 _SAME = 1.0  # seconds within which a launcher and Slurm may both send the same signal
+_LOST = 0  # in place of a signal's number: a KeyboardInterrupt was raised in a callback, where Python drops exceptions
+_CALLBACK = 0.05  # seconds for it to end
 
 
 class Stop:
@@ -85,7 +87,8 @@ class Stop:
 def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Stop after the round at the first signal, and end this process at once at a second one, a while later.
 
-    A thread reads the signals, because the main one may wait inside a library, where Python runs no handlers.
+    A thread reads the signals, because the main one may wait inside a library, where Python runs no handlers. An
+    interrupt that comes while a weak reference of PyTorch is cleared would be lost: it is sent again.
 
     Args:
         stop: gets the reason.
@@ -99,6 +102,9 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
         first = 0.0
         while received := reader.recv(1):
             number = received[0]
+            if number == _LOST:
+                time.sleep(_CALLBACK)
+                os.kill(os.getpid(), signal.SIGINT)
             if number not in watched:  # such as SIGINT, which Python handles
                 continue
             if number == signal.SIGTERM and someone_died():
@@ -109,15 +115,25 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
             first = first or time.monotonic()
             stop.reason = stop.reason or early_signals.described(number)
 
+    drop = sys.unraisablehook
+
+    def dropped(unraisable: "sys.UnraisableHookArgs") -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            writer.send(bytes([_LOST]))
+        else:
+            drop(unraisable)
+
     with reader, writer:
         thread = threading.Thread(target=watch, name="signals", daemon=True)
         thread.start()  # which limits of the system may refuse
         writer.setblocking(False)
         wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         before = {number: signal.signal(number, lambda *_: None) for number in watched}
+        sys.unraisablehook = dropped
         try:
             yield
         finally:
+            sys.unraisablehook = drop
             signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)

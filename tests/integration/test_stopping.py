@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,17 @@ def test_continue_needs_a_folder_and_starts_where_nothing_is(tmp_path, capfd):
     assert exit_code(words) == exit_code(words) == 0, "the second one finds it done"
     assert exit_code([*words, "-s", "training.lr=0.3"]) == 2
     assert "training.lr = 0.1 in the run, 0.3 now" in capfd.readouterr().err
+
+
+def test_an_interrupt_within_a_callback_of_python_is_not_lost():
+    class Value:
+        pass
+
+    with pytest.raises(KeyboardInterrupt), noted_signals(Stop()):
+        value = Value()
+        reference = weakref.ref(value, lambda _: signal.raise_signal(signal.SIGINT))
+        del value  # Python drops what the callback raises
+        assert reference() is None
+        for _ in range(100):
+            time.sleep(0.1)
+        pytest.fail("nothing was raised")
