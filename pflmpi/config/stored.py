@@ -14,7 +14,7 @@ from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import config_file, verify
 from pflmpi.text import for_shell, shown
 
-_RECORDED = ("device", "ranks", "transport", "code", "privacy", "versions")
+_RECORDED = ("device", "ranks", "transport", "code", "privacy", "no_epsilon", "versions")
 _MAY_CHANGE = {*FREE_ON_RESUME, *(f"recorded.{key}" for key in _RECORDED)}
 _FILES = re.compile(r"[^'\s:]*\.py(?=:)")  # of the user, which may be moved and renamed
 

@@ -105,7 +105,8 @@ def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Map
         **({"code": experiment.code} if experiment.code else {}),
         "fork": dict(origin),
     }
-    recorded.pop("privacy", None)  # of the run that it is a fork of
+    for key in ("privacy", "no_epsilon"):  # of the run that it is a fork of
+        recorded.pop(key, None)
     (out / SHARDS).mkdir(exist_ok=True)
     pruning.discard_after(out, None)  # what a killed fork has left
     for name in run_folder.read_layout(run, round).files:

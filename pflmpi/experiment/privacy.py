@@ -20,14 +20,11 @@ from pflmpi.messages.kinds import Mean
 _LEAST_NOISE = 1e-6  # over sensitivity: with less, epsilon is above 10^11, and the accountant divides by zero
 
 
-_NONE, _EMPTY = "no epsilon is stated, because", "there are none"
-
-
-def statement(experiment: Experiment, is_fork: bool = False, before: str = "") -> str:
+def statement(experiment: Experiment, why_none: str = "") -> str:
     """What holds of the messages of all rounds, in words, or why no epsilon is stated; "" without noise.
 
     Args:
-        before: what was stated of the rounds so far; where they have no epsilon, none of the whole run is stated.
+        why_none: why none may be, from `why_unstated`; "" asks for this experiment alone.
     """
     config, federation = experiment.config, experiment.federation
     rounds, clients = config.training.rounds, federation.num_clients
@@ -35,9 +32,8 @@ def statement(experiment: Experiment, is_fork: bool = False, before: str = "") -
         return ""
     delta = config.uplink.delta or 1 / clients
     of = f"differential privacy of a client in the messages of {rounds} rounds (delta = {delta:.3g})"
-    earlier = before.partition(f"{_NONE} ")[2].replace(_EMPTY, "")
-    if why := earlier or _unstated(experiment, is_fork):
-        return f"{of}: {_NONE} {why}"
+    if why := "there are none" if not rounds else why_none or why_unstated(experiment, is_fork=False):
+        return f"{of}: no epsilon is stated, because {why}"
     if find_spec("dp_accounting") is None:
         return f"{of}: epsilon is computed by dp-accounting, which is not installed: pip install 'pflmpi[privacy]'"
     participation = Participation(config.training, config.seed, federation.num_train)
@@ -58,12 +54,11 @@ def statement(experiment: Experiment, is_fork: bool = False, before: str = "") -
     return f"{text}, {epsilon} against {whoever}"
 
 
-def _unstated(experiment: Experiment, is_fork: bool) -> str:
+def why_unstated(experiment: Experiment, is_fork: bool) -> str:
     """What else than clipped and noisy messages depends on a client's samples; "" if nothing does."""
     config = experiment.config
     selection = config.training.selection
     reasons = {
-        _EMPTY: not config.training.rounds,
         "the run is a fork, whose earlier rounds may have sent other messages": is_fork,
         "model.weights are those of a run": experiment.tasks[0].first is not None,
         "data.normalize computes with the samples of all clients": config.data.normalize != "fixed",

@@ -123,10 +123,9 @@ def run(
         if resumes:
             recorded |= stored_config.origin(run)
         if config.uplink.noise is not None:
-            so_far = partial(stored_config.privacy, run) if resumes else str  # rank 0 alone reads the folder
-            recorded["privacy"] = on_root(
-                transport, lambda: privacy.statement(experiment, "fork" in recorded, so_far())
-            )
+            if why := str(recorded.get("no_epsilon", "")) or privacy.why_unstated(experiment, "fork" in recorded):
+                recorded["no_epsilon"] = why  # of these rounds, so that a resume with other options has none either
+            recorded["privacy"] = on_root(transport, lambda: privacy.statement(experiment, why))
             if transport.rank == 0:
                 _log.warning("%s", recorded["privacy"])
         if resumes:

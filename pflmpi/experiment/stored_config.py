@@ -188,13 +188,8 @@ def check_round(run: Path, round: int, config: Config) -> None:
 
 
 def origin(run: Path) -> dict[str, Any]:
-    """What a run has recorded of the one that it is a fork of, as a part of `recorded`; {} where it is none."""
-    return {key: value for key, value in stored.read(run)["recorded"].items() if key == "fork"}
-
-
-def privacy(run: Path) -> str:
-    """What a run has recorded of the differential privacy of its rounds so far; "" where it has no noise."""
-    return str(stored.read(run)["recorded"].get("privacy", ""))
+    """What a run has recorded of its rounds so far: whose fork it is, and why they have no epsilon; {} of neither."""
+    return {key: value for key, value in stored.read(run)["recorded"].items() if key in ("fork", "no_epsilon")}
 
 
 def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:

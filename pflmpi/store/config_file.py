@@ -18,7 +18,10 @@ from pflmpi.text import for_shell
 
 _JSON = ("versions", "code", "unseen", "fork")  # as texts in round files
 # The keys of "recorded", which round files have as attributes too.
-_RECORDED = ("run", "data", "partition", "partition_csv", "device", "ranks", "transport", "frozen", "privacy", *_JSON)
+_RECORDED = (
+    *("run", "data", "partition", "partition_csv", "device", "ranks", "transport", "frozen", "privacy", "no_epsilon"),
+    *_JSON,
+)
 
 _CHECKSUM = b"# CRC-32 of the lines above: "
 _ID = re.compile(r"^  run: '?(\w+)'?$", re.MULTILINE)
