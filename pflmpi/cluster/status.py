@@ -126,14 +126,10 @@ def seconds_per_round(lines: Sequence[Mapping[str, str | float]]) -> float | Non
 
 
 def _seconds(line: Mapping[str, str | float], of: str = "") -> float:
-    return _number(line.get(f"{of}_seconds" if of else "seconds", "")) or 0.0
-
-
-def _number(text: str | float) -> float | None:
     try:
-        return float(text)
+        return float(line.get(f"{of}_seconds" if of else "seconds", "") or 0.0)
     except ValueError:
-        return None
+        return 0.0
 
 
 def headline(job: Job) -> str:

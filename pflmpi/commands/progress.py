@@ -66,8 +66,8 @@ class RunProgress:
         self._rounds = rounds = config.training.rounds
         self._rank = rank
         self._quiet = quiet
-        self._evaluation = {"evaluation": {"measures": config.evaluation.measures}}
-        self._score = f"{main_measure(self._evaluation, ()).words} -"
+        self._config = config.resolved()
+        self._score = f"{main_measure(self._config, ()).words} -"
         self._moved = [0, 0]
         self._seconds: list[dict[str, float]] = []  # of the rounds of this process, as in metrics.csv
         terminal = console(stderr=True, force_terminal=True if bar else None)
@@ -88,7 +88,7 @@ class RunProgress:
 
     def __call__(self, round: "Round") -> None:
         if round.scores is not None:
-            tested = measured_rounds(self._evaluation, [round.columns])
+            tested = measured_rounds(self._config, [round.columns])
             measure, values = tested.measure, tested.last or {}
             self._score = f"{measure.words} {measure.text(values.get(measure.column, math.nan))}"
             if (unseen := values.get(f"unseen_{measure.column}")) is not None:

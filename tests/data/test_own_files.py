@@ -260,18 +260,23 @@ def test_what_holds_no_data_is_refused(tmp_path):
             read_own(path)
 
 
+def stored(path, arrays):
+    """The path, with the arrays in a file of the kind that it names."""
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            file.update(arrays)
+    return path
+
+
 @pytest.mark.parametrize("suffix", ["npz", "h5"])
 def test_arrays_say_who_is_a_client_and_what_is_for_testing(suffix, tmp_path):
     path = tmp_path / f"my.{suffix}"
 
     def read(**others):
         arrays = {"x": RNG.normal(size=(4, 2)), "y": np.array([0, 1, 0, 1]), **others}
-        if suffix == "npz":
-            np.savez(path, **arrays)
-        else:
-            with h5py.File(path, "w") as file:
-                file.update(arrays)
-        return read_own(path)
+        return read_own(stored(path, arrays))
 
     with pytest.raises(DataError, match=r"sample 1 has no client \(nan\); give each sample one, or leave it out"):
         read(client=np.array([1, np.nan, 2, np.nan]))
@@ -464,12 +469,7 @@ def test_arrays_of_each_side_are_marked_as_such(x, y, suffix, tmp_path, capsys):
         arrays[y.format(side)] = np.arange(size, dtype=np.uint8)[:, None] % 2
 
     def written():
-        if suffix == "npz":
-            np.savez(path, **arrays)
-        else:
-            with h5py.File(path, "w") as file:
-                file.update(arrays)
-        return read_own(path)
+        return read_own(stored(path, arrays))
 
     found = written()
     assert found.images[:, 0, 0, 0].tolist() == [0] * 4 + [1] * 2 + [2] * 3
