@@ -61,7 +61,6 @@ SLOW = {
     "prune": ["prune", "RUN", "--every", "2", "--dry-run"],
     "fork": ["fork", "RUN", "--out", "OUT/fork"],
 }
-WITH_ALL = ("all", "inspect", "status")  # which read a run each in a way of its own
 WATCHED = Path(__file__).parents[1] / "helpers" / "watched.py"
 
 
@@ -126,11 +125,11 @@ def _over(good, folder, command, words, names):
 
 
 def _names_for(command):
-    """Hostile files that a command is tried over: all, or a third, each command another one.
+    """Hostile files that a command is tried over; every third for those that take seconds.
 
     A CONFIG that a user types may be a pipe, which `plan` waits for as any program does.
     """
-    names = list(HOSTILE) if command in WITH_ALL else list(HOSTILE)[[*SLOW].index(command) % 3 :: 3]
+    names = list(HOSTILE)[:: 3 if command in ("report", "plan", "evaluate", "fork", "prune", "bisect") else 1]
     return [name for name in names if command != "plan" or not re.fullmatch("(fifo|link_to_fifo) config.yaml", name)]
 
 

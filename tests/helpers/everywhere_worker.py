@@ -28,7 +28,6 @@ from pflmpi.transports.detect import detect
 
 ROUNDS = 3
 TRAINING = {"rounds": ROUNDS, "participation": 0.4}
-ON_REAL_DATA = ("fedavg", "fedgmh-full")
 LANES = {"executor": "lanes", "lanes": 3, "device": "cpu"}
 LOOP = {"executor": "loop", "device": "cpu"}
 WIDE = {"name": "mlp", "hidden": 1300}  # large enough to be folded in slices, by up to 5 ranks
@@ -43,7 +42,7 @@ def cases(data_root):
         common = quick_run.settings(every_algorithm()[name], training=TRAINING, checkpoint={"every": ROUNDS})
         result[f"digits lanes {name}"] = quick_run.settings(common, runtime=LANES)
         result[f"digits loop {name}"] = quick_run.settings(common, runtime=LOOP)
-        if data_root is not None and name in ON_REAL_DATA:
+        if data_root is not None:
             result[f"fashion_mnist loop {name}"] = quick_run.settings(
                 common, runtime=LOOP, data=fashion, model=CONVOLUTIONS
             )

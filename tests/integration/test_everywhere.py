@@ -53,7 +53,7 @@ def test_state_and_scores_have_the_bits_of_a_run_in_process(way, ranks, dataset,
         request.getfixturevalue("data_root")  # skips where there is no such data
     expected, found = results("in process", 1), results(way, ranks)
     names = [name for name in found if name.startswith(dataset)]
-    assert len(names) == 2 * len(MESSAGE_KINDS if dataset == "digits" else everywhere_worker.ON_REAL_DATA)
+    assert len(names) == 2 * len(MESSAGE_KINDS)
     for key in ("digest", "rounds"):
         assert {name: found[name][key] for name in names} == {name: expected[name][key] for name in names}, key
 
