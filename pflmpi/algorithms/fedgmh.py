@@ -67,9 +67,7 @@ class FedGMH(Algorithm):
     critical_share: Annotated[
         float, Field(ge=0, le=1, description="share of the head's entries that are critical (beta); see critical_from")
     ] = 0.5
-    head_lr: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="learning rate of the heads on the server (eta_h)")
-    ] = 1.0
+    head_lr: Annotated[float, Field(ge=0, description="learning rate of the heads on the server (eta_h)")] = 1.0
     server_epochs: Annotated[int, Field(ge=1, description="passes of the server over the class means in a round")] = 1
     server_batch_size: Annotated[
         int | None, Field(ge=1, description="class means in a step of a head; null: as many as the clients' batch size")

@@ -51,10 +51,7 @@ class FedProto(Algorithm):
     unlike_models: ClassVar[bool] = True
 
     prototype_weight: Annotated[
-        float,
-        Field(
-            ge=0, allow_inf_nan=False, description="how strongly features are drawn to the global class means (lambda)"
-        ),
+        float, Field(ge=0, description="how strongly features are drawn to the global class means (lambda)")
     ] = 1.0
     class_mean_weighting: Annotated[
         Weighting,

@@ -16,7 +16,7 @@ def dirichlet(
     clients: int,
     rng: np.random.Generator,
     *,
-    beta: Annotated[float, Field(gt=0, allow_inf_nan=False, description="concentration; smaller is more uneven")],
+    beta: Annotated[float, Field(gt=0, description="concentration; smaller is more uneven")],
     balanced_cap: Annotated[
         bool, Field(description="give nothing more to a client that has its even share of all samples")
     ] = False,
@@ -128,7 +128,7 @@ def exdir(
     rng: np.random.Generator,
     *,
     classes_per_client: Annotated[int, Field(ge=1, description="C, labels that every client draws")],
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False, description="concentration; smaller is more uneven")],
+    alpha: Annotated[float, Field(gt=0, description="concentration; smaller is more uneven")],
     balanced_cap: Annotated[
         bool, Field(description="give nothing more to a client that has its even share of all samples")
     ] = True,

@@ -15,9 +15,7 @@ def lognormal(
     rng: np.random.Generator,
     *,
     classes_per_client: Annotated[int, Field(ge=1, description="labels that every client holds, exactly")],
-    sigma: Annotated[
-        float, Field(ge=0, le=20, allow_inf_nan=False, description="standard deviation of the logarithm of the sizes")
-    ],
+    sigma: Annotated[float, Field(ge=0, le=20, description="standard deviation of the logarithm of the sizes")],
     factor: Annotated[
         float, Field(ge=0, lt=1, description="the random factor on a size is uniform from 1 - factor to 1 + factor")
     ] = 0.5,
