@@ -170,8 +170,7 @@ class FedFCD(Algorithm):
             epochs=self.server_epochs,
             batch_size=self.server_batch_size or task.training.batch_size,
         )
-        means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
-        return {"head": head, "means": means, "known": known}
+        return {"head": head, **combine(up["means"], server, self.class_mean_weighting)}
 
     def personal(self, task: Task) -> Personal:
         model = Kept("model")

@@ -103,8 +103,7 @@ class FedProto(Algorithm):
         return {"model": model}, {"means": class_means(task, model, data)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
-        return {"means": means, "known": known}
+        return combine(up["means"], server, self.class_mean_weighting)
 
     def personal(self, task: Task) -> Personal:
         if self.predict_with == "head":

@@ -193,8 +193,7 @@ class PFedPM(Algorithm):
         return (share * known * distance).sum()
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
-        return {"means": means, "known": known}
+        return combine(up["means"], server, self.class_mean_weighting)
 
     def personal(self, task: Task) -> Personal:
         model = Kept("model")
