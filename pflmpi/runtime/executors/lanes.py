@@ -23,8 +23,8 @@ from pflmpi.runtime.executors.batches import (
     LanePass,
     gather_images,
     gather_in_lane,
+    in_order,
     lane_pass,
-    pass_in_order,
     steps_at_once,
 )
 from pflmpi.runtime.executors.transfers import Update, download_all, download_update, upload
@@ -48,7 +48,7 @@ class Lanes(Executor):
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task = self.task(clients).replace(batched=True)
         here = self.holding(clients, self.federation.test)
-        whole = pass_in_order([here.test_samples(client) for client in clients], self.eval_batch)
+        whole = lane_pass([in_order(here.test_samples(client), self.eval_batch) for client in clients])
         sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
         uploaded = upload(sent, self.device)
         state, received = tree.part(uploaded, "state"), as_messages(tree.part(uploaded, "down"))
@@ -94,7 +94,7 @@ class Lanes(Executor):
         padded = {name: here._padded(clients, states, round, name, length) for name, length in passes.items()}
         if task.architecture.has_batch_norm:
             self._refuse_single(method.__name__, clients, round, padded.values())
-        padded[TRAIN] = pass_in_order([here.train_samples(client) for client in clients], self.eval_batch)
+        padded[TRAIN] = lane_pass([in_order(here.train_samples(client), self.eval_batch) for client in clients])
         by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
         sent: Tree = {
             "state": states,
