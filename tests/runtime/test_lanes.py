@@ -126,9 +126,13 @@ def test_on_a_cpu_they_stay_where_they_are():
 
 def test_the_batches_of_all_lanes_are_padded_to_the_longest_lane_and_the_widest_batch():
     lanes = [[np.array([7, 3]), np.array([5])], [np.array([9])], []]
-    padded = batches.lane_pass(lanes)
+    pool = Pool(torch.empty(10, 1), torch.empty(10))
+    padded = batches.lane_pass(pool, lanes)
     assert padded.places["index"].tolist() == [[[7, 3], [5, 0]], [[9, 0], [0, 0]], [[0, 0], [0, 0]]]
     assert padded.places["weight"].tolist() == [[[1, 1], [1, 0]], [[1, 0], [0, 0]], [[0, 0], [0, 0]]]
     assert (padded.full_steps, padded.full) == (0, (False, False))
-    assert (batches.lane_pass(lanes[:1]).full_steps, batches.lane_pass(lanes[:1]).full) == (2, (True, False))
-    assert batches.lane_pass([[], []]).places["index"].shape == (2, 0, 1)
+    assert batches.lane_pass(pool, lanes[:1]).full_steps == 2 and batches.lane_pass(pool, lanes[:1]).full == (
+        True,
+        False,
+    )
+    assert batches.lane_pass(pool, [[], []]).places["index"].shape == (2, 0, 1)

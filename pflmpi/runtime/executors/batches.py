@@ -213,8 +213,8 @@ class LanePass:
     """The batches of all lanes, padded to the longest lane and the widest batch.
 
     Attributes:
-        places: on the host, `index` [L, S, B] int64, `weight` [L, S, B] float32, 0 for padding, `keys` [L, S] int64
-            where the algorithm draws noise, and `draws` [L, S] int64 where samples are transformed.
+        places: on the host, `index` [L, S, B] int64 into the pool, `weight` [L, S, B] float32, 0 for padding, `keys`
+            [L, S] int64 where the algorithm draws noise, and `draws` [L, S] int64 where samples are transformed.
         full_steps: steps before the shortest lane ends.
         full: of each step, whether all samples of all lanes are real.
     """
@@ -224,15 +224,15 @@ class LanePass:
     full: tuple[bool, ...]
 
 
-def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
-    """The pass of all lanes with the given sample indices of every batch."""
+def lane_pass(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
+    """The pass of all lanes with the given samples of every batch; the first of the pool fills them."""
     sizes = np.zeros((len(lanes), max(map(len, lanes), default=0)), np.int64)
     for row, lane in zip(sizes, lanes, strict=True):
         row[: len(lane)] = [*map(len, lane)]
     real = np.arange(sizes.max(initial=1)) < sizes[..., None]
     index = np.zeros(real.shape, np.int64)
     index[real] = np.concatenate([np.empty(0, np.int64), *itertools.chain.from_iterable(lanes)])
-    places: Tree = {"index": torch.from_numpy(index), "weight": torch.from_numpy(real.astype(np.float32))}
+    places: Tree = {"index": torch.from_numpy(pool.places(index)), "weight": torch.from_numpy(real.astype(np.float32))}
     return LanePass(places, min(map(len, lanes), default=0), tuple(np.asarray(real.all((0, 2))).tolist()))
 
 
