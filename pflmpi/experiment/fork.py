@@ -18,7 +18,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.restore import other_arrays, rebuilt
-from pflmpi.experiment.run import columns, refuse_existing
+from pflmpi.experiment.run import refuse_existing
 from pflmpi.learning.participation import Participation
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file, pruning, run_folder, verify
@@ -135,7 +135,7 @@ def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Map
         checked_hdf5.copy_file(run / name, out / name)
     stored_config.write_about_data(out, experiment)
     length = run_folder.read_metrics_checksum(run, round).bytes
-    lines = metrics_file.with_columns(regular_file.read(metrics_file.path(run))[:length], columns(experiment))
+    lines = metrics_file.with_columns(regular_file.read(metrics_file.path(run))[:length], experiment.columns)
     atomic.write(metrics_file.path(out), lines)
 
     def fill(writing: Writing) -> None:
