@@ -204,8 +204,9 @@ def pick(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> 
         return pick({name: column[latest] for name, column in columns.items()}, metric, "best")
     if figure == "best":
         judge = judged_by(shown.judge or shown.column, columns)
-        best = np.argmin if shown.lowest or lower_is_better(judge) else np.argmax
-        return float(values[measured][best(columns[judge][measured])])
+        judged = np.where(measured, columns[judge], math.nan)
+        best = np.nanargmin if shown.lowest or lower_is_better(judge) else np.nanargmax
+        return math.nan if np.isnan(judged).all() else float(values[best(judged)])
     return statistics.fmean(values[measured][-1 if figure == "last" else -LAST :])
 
 
