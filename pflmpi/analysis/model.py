@@ -45,20 +45,17 @@ def client_states(checkpoint: Checkpoint, clients: Sequence[int]) -> list[Client
     Raises:
         CheckpointError: a file is damaged (everything that is read is checked).
     """
-    kept: dict[int, Flat] = {client: {} for client in clients}
-    for ids, leaves in run_folder.read_clients(checkpoint.run, checkpoint.number, np.array(clients)).values():
-        for path, rows in leaves.items():
-            for client, row in zip(ids.tolist(), rows, strict=True):
-                kept[client][path] = np.asarray(row)
-    newest = run_folder.read_received(checkpoint.run, checkpoint.number, np.array(clients))
+    ids = np.array(clients)
+    kept = run_folder.by_client(run_folder.read_clients(checkpoint.run, checkpoint.number, ids))
+    newest = run_folder.read_received(checkpoint.run, checkpoint.number, ids)
     return [
         ClientState(
             client,
-            state,
+            state := kept.get(client, {}),
             {path: rows[place] for path, rows in newest.items()}
             | {path.removeprefix(_RECEIVED): state[path] for path in state if path.startswith(_RECEIVED)},
         )
-        for place, (client, state) in enumerate(kept.items())
+        for place, client in enumerate(clients)
     ]
 
 

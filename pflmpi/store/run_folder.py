@@ -183,6 +183,15 @@ def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:
     return rows_of(run, layout, clients)
 
 
+def by_client(rows: ClientRows) -> dict[int, Arrays]:
+    """What each of the clients keeps, by id and path."""
+    return {
+        client: {path: array[row, ...] for path, array in leaves.items()}
+        for ids, leaves in rows.values()
+        for row, client in enumerate(ids.tolist())
+    }
+
+
 def read_pieces(run: Path, round: int, clients: np.ndarray) -> Iterator[tuple[np.ndarray, Arrays]]:
     """State of those of the given clients that have one, as little at a time as memory asks for.
 
