@@ -194,8 +194,9 @@ def _model(checkpoint: Checkpoint, client: int) -> dict[str, Any]:
 
 
 def _models(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    models = yaml_file.parse(str(checkpoint.attributes["config"]), "the configuration")["model"]
-    return models if isinstance(models, list) else [models]
+    models = yaml_file.parse_mapping(str(checkpoint.attributes["config"]), "the configuration").get("model")
+    sections = models if isinstance(models, list) else [models]
+    return [section if isinstance(section, dict) else {} for section in sections] or [{}]
 
 
 def _part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:
