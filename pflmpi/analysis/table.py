@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -324,25 +324,23 @@ def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
         figure += " by validation"
     beside = f" (published, difference{fit})" if any(entry.published for entry in filled) else ""
     first = f"{metric.name}, {figure}{beside}{unit}"
-    texts: dict[str, Callable[[Entry], str]] = {
-        first: lambda entry: _beside(entry, points),
-        f"{metric.name}, {_FIGURES['last10']}{unit}": lambda entry: _joined(entry.last_ten, entry.state),
+    texts = {
+        first: [_beside(entry, points) for entry in filled],
+        f"{metric.name}, {_FIGURES['last10']}{unit}": [_joined(entry.last_ten, entry.state) for entry in filled],
     }
     if table.target is not None:
         for name in _COSTS:
             caption = f"{name} to an accuracy of {100 * table.target:g} %, of the seeds that reach it"
-            texts[caption] = lambda entry, name=name: _joined(_costs(entry)[name]) or "-"  # type: ignore[misc]
+            texts[caption] = [_joined(_costs(entry)[name]) or "-" for entry in filled]
     rows = [row for row in table.rows if any(entry.row == row for entry in filled)]
     columns = [column for column in table.columns if any(entry.column == column for entry in filled)]
-    cells = {(entry.row, entry.column): entry for entry in filled}
-    return [
-        PrintedTable(
-            caption,
-            columns,
-            [[row, *(text(cells[row, col]) if (row, col) in cells else "-" for col in columns)] for row in rows],
-        )
-        for caption, text in texts.items()
-    ]
+    names = [(entry.row, entry.column) for entry in filled]
+    tables = []
+    for caption, of_entries in texts.items():
+        cells = dict(zip(names, of_entries, strict=True))
+        lines = [[row, *(cells.get((row, column), "-") for column in columns)] for row in rows]
+        tables.append(PrintedTable(caption, columns, lines))
+    return tables
 
 
 def partitions(filled: Sequence[Entry]) -> list[str]:
