@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pflmpi import outside
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.config.fields import fields_model, filled, partition_model, plain
+from pflmpi.config.fields import fields_model, partition_model, plain
 from pflmpi.config.sections import KEYS, located, mapping, override, section
 from pflmpi.config.yaml_file import read
 from pflmpi.data.config import DataConfig, PartitionConfig
@@ -160,7 +160,7 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
         if key not in keys.model_fields:
             instead = f"for {chosen} without the keys of another: -s '{name}={{name: {chosen}}}'"
             raise ConfigError(f"{unknown(f'key in {name}:', key, list(keys.model_fields))}; {instead}")
-    return filled(name, kind, section(name, keys, values))
+    return kind(**plain(name, kind, section(name, keys, values)))
 
 
 def _named(registry: Registry[Any], value: Any) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import pytest
 import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.config import yaml_file
-from pflmpi.config.load import SECTIONS, fields_model, parse
+from pflmpi.config.fields import fields_model, partition_model
+from pflmpi.config.load import SECTIONS, parse
 from pflmpi.config.sections import override
-from pflmpi.data.partitions import PARTITIONS, section_model
+from pflmpi.data.partitions import PARTITIONS
 from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
 
@@ -17,7 +18,7 @@ from pflmpi.models import MODELS
 def numeric_keys():
     """Section, name and key of everything in the schema that is a number."""
     kinds: list[tuple[str, str | None, Any]] = [(name, None, kind) for name, kind in SECTIONS.items()]
-    kinds += [("partition", name, section_model(name)) for name in PARTITIONS]
+    kinds += [("partition", name, partition_model(name)) for name in PARTITIONS]
     kinds += [("model", name, fields_model(kind)) for name, kind in MODELS.items()]
     kinds += [("algorithm", name, fields_model(kind)) for name, kind in ALGORITHMS.items()]
     for section, name, kind in kinds:
