@@ -107,8 +107,8 @@ def _parse(raw: Mapping[str, Any]) -> Config:
         if key not in KEYS:
             raise ConfigError(unknown("key", str(key), list(KEYS)))
     seed = raw.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"seed = {shown(seed)}: must be a whole number of at least 0")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # as YAML is read
+        raise ConfigError(f"seed = {shown(seed)}: must be a whole number from 0 to 2^63 - 1")
     sections = {name: section(name, kind, raw.get(name, {})) for name, kind in SECTIONS.items() if name != "data"}
     model = raw.get("model", {"name": "cnn"})
     models = model if isinstance(model, list) else [model]

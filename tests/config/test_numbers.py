@@ -89,3 +89,9 @@ def test_an_override_without_a_key_after_its_point_is_the_one_named():
 def test_a_number_out_of_range_is_given_the_bound_that_it_breaks():
     with pytest.raises(ConfigError, match=r"^training.rounds = 99999999999: .* must be at most 2147483647$"):
         parse(override(dict(quick_run.QUICK), ["training.rounds=99999999999"]))
+
+
+def test_a_seed_that_no_run_could_be_resumed_with_is_refused():
+    assert yaml_file.parse(yaml_file.dump(parse({**quick_run.QUICK, "seed": 2**63 - 1}).resolved()), "here")
+    with pytest.raises(ConfigError, match=r"^seed = 9223372036854775808: must be a whole number from 0 to 2\^63 - 1$"):
+        parse({**quick_run.QUICK, "seed": 2**63})
