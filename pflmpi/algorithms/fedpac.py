@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
@@ -88,11 +88,10 @@ class FedPAC(Algorithm):
         model, n = task.init(), task.num_clients
         means: Tree = {"mean": torch.zeros(task.num_classes, task.num_features), "known": torch.zeros(task.num_classes)}
         heads = tree.map(lambda entry: entry.expand(n, *entry.shape).clone(), part(model, "head"))
-        return {"body": {name: model[name] for name in ("body", *task.shared_stats)}, "heads": heads, "means": means}
+        return {"body": only(model, ("body", *task.shared_stats)), "heads": heads, "means": means}
 
     def init_client(self, task: Task) -> Tree:
-        model = task.init()
-        return {name: model[name] for name in task.local_stats}
+        return only(task.init(), task.local_stats)
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         rows = torch.from_numpy(receivers)
@@ -123,8 +122,8 @@ class FedPAC(Algorithm):
         model = train(
             task, model, data.passes["body"], body_loss, data.learning_rate, frozen=("head",), name="body", fixed=fixed
         )
-        return {name: model[name] for name in task.local_stats}, {
-            "body": {name: model[name] for name in down["body"]},
+        return only(model, task.local_stats), {
+            "body": only(model, tuple(down["body"])),
             "head": part(model, "head"),
             "before": before,
             "after": class_means(task, model, data),

@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,7 +91,7 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
     samples = merged(chosen)
     by_sample = ("images", "labels", "official_test", "writers", "official_validation")
     whole = {name: getattr(dataset, name) for name in by_sample}
-    arrays = {name: None if array is None else array[samples] for name, array in whole.items()}
+    arrays: dict[str, Any] = {name: None if array is None else array[samples] for name, array in whole.items()}
     return replace(dataset, **arrays, digest=content_digest(**arrays, num_classes=dataset.num_classes))
 
 

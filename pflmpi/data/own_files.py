@@ -127,8 +127,10 @@ def _of_classes(
             f"y has {len(classes)} different values, such as {classes[0].item()!r}; expected labels of classes, or "
             "data.task: regression for numbers"
         )
-    if arrays.num_classes is not None:  # some of which no sample may be of
-        classes, labels = np.arange(arrays.num_classes), y
+    if (count := arrays.num_classes) is not None:  # some of which no sample may be of
+        if count > _MOST_CLASSES:
+            raise ValueError(f"it has {count} classes; allowed are at most {_MOST_CLASSES}")
+        classes, labels = np.arange(count), y
     about = (name, x, labels.astype(np.int64), test, len(classes), writers)
     return replace(
         assemble(*about, official_validation=arrays.validation),
