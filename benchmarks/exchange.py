@@ -29,7 +29,8 @@ def worker(participants: int, repeats: int) -> None:
     from pflmpi.messages.declared import Declared
     from pflmpi.messages.downlink import send_down
     from pflmpi.messages.kinds import Mean, Shared
-    from pflmpi.messages.uplink import send_up, up_slices
+    from pflmpi.messages.slices import cut_slices
+    from pflmpi.messages.uplink import send_up
     from pflmpi.models import MODELS
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
@@ -55,7 +56,7 @@ def worker(participants: int, repeats: int) -> None:
         send_down(transport, declared, folded, assigned)
         found.append(time.perf_counter() - began)
     if transport.rank == 0:
-        slices = up_slices(declared, assigned)
+        slices = cut_slices(declared.entries, assigned)
         sent = (slices.traffic.sent + slices.finished).max() / size
         low, middle, high = statistics.quantiles(found[1:], n=4)  # the first connects
         columns = [transport.name, transport.size, participants, f"{middle:.3f}", f"{(high - low) / middle:.0%}"]
