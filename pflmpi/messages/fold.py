@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from pflmpi.messages.packing import NOTHING, to_numpy
 from pflmpi.messages.slices import Piece, Slices
 from pflmpi.transports.base import Transport
 
-_WORD = 8  # bytes of an int64
 Write = Callable[[Piece, Part], None]  # writes the sums or means of a piece
 
 
@@ -79,8 +78,8 @@ class Fold:
             total, shifts = self.adds.words(part), self._shifts(largest)
             for piece in pieces:
                 self.adds.add(entries.cut(total, piece, start), _terms(addends, piece), shifts[piece.leaf])
-        elif len(part):
-            self.adds.fill(part[: slices.head], partial(_write_words, largest))
+        else:
+            self.adds.put(part[: slices.head], largest.view(np.uint8)[: slices.head])
             body = part[slices.head :].reshape(int(slices.participants[rank]), -1)
             for piece in pieces:
                 self.adds.join([values for values, _ in _terms(addends, piece)], entries.cut_bytes(body, piece))
@@ -91,13 +90,12 @@ class Fold:
         slices, entries, (start, stop) = self.slices, self.slices.entries, self.slices.slice(rank)
         sums: list[Part] = []
         heads: list[Part] = []
-        for other, part in received.items() if stop > start else ():
+        for other, part in received.items():
             if slices.sums[other]:
-                sums.append(self.adds.words(part[: _WORD * (stop - start)]))
+                sums.append(self.adds.words(part))
                 continue
             weights = self._weights(np.concatenate(self.assigned[other]))
-            end = slices.head + weights.shape[1] * int(slices.slice_bytes[rank])
-            rows = part[slices.head : end].reshape(weights.shape[1], -1)
+            rows = part[slices.head :].reshape(weights.shape[1], -1)
             addends = [*addends, *self.adds.received(entries, rows, weights)]
             if slices.head:
                 heads.append(part[: slices.head])
@@ -180,7 +178,3 @@ class Fold:
 
 def _terms(addends: Addends, piece: Piece) -> list[Any]:
     return [(values(piece), weights[piece.leaf]) for weights, values in addends]
-
-
-def _write_words(values: np.ndarray, out: np.ndarray) -> None:
-    out.view(np.float64)[:] = values[: len(out) // _WORD]
