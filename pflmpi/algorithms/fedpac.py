@@ -41,9 +41,10 @@ class FedPAC(Algorithm):
     heads of all clients, class means. Evaluated: the fresh body with the client's combined head.
 
     Readings. A class without a global mean is aligned to the client's own mean under the received body; in the first
-    round, when there is none at all, nothing is aligned. Weights below 0.001 are dropped and the others scaled to 1.
-    Variances are at least 1e-9 of the largest distance, so that the program has one solution. The authors' code prints
-    the accuracy of that model and the one after local training; here it is the former, as with FedPer and FedRep.
+    round, when there is none at all, nothing is aligned. Weights below 0.001 are dropped, unless all of them are,
+    and the others scaled to 1. Variances are at least 1e-9 of the largest distance, so that the program has one
+    solution. The authors' code prints the accuracy of that model and the one after local training; here it is the
+    former, as with FedPer and FedRep.
     `combine_heads: false` is the ablation of their code (`agg_g`).
 
     Newcomers: cannot join, since a head is combined for those who take part, from what they measure; under the mean of
@@ -191,5 +192,6 @@ def _least(matrix: np.ndarray) -> np.ndarray:
     root = np.linalg.cholesky(matrix).T
     weights, _ = optimize.nnls(root, np.linalg.solve(root.T, np.ones(len(matrix))))
     weights /= weights.sum()
-    weights[weights < _LEAST_WEIGHT] = 0
+    kept = weights >= _LEAST_WEIGHT
+    weights = np.where(kept, weights, 0) if kept.any() else weights
     return np.asarray(weights / weights.sum())

@@ -136,6 +136,7 @@ def section(name: str, kind: type[Section], value: object) -> Section:
             raise ConfigError(f"{name}.{key} is no key any more: {_REMOVED[f'{name}.{key}']}")
         if key not in kind.model_fields:
             raise ConfigError(unknown(f"key in {name}:", key, list(kind.model_fields)))
+    check_numbers(name, values)
     try:
         return kind.model_validate(values, strict=True)
     except ValidationError as error:

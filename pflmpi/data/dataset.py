@@ -183,11 +183,11 @@ def as_numbers(values: np.ndarray) -> np.ndarray:
 
 
 def first_missing(values: np.ndarray) -> int | None:
-    """The first of values [n] that is NaN, infinite, or a text that is empty or `nan`; None if all are there."""
-    if values.dtype.kind == "f":
+    """The first of values [n] that is NaN, infinite, no time, or a text that says so; None if all are there."""
+    if values.dtype.kind in "fcmM":
         missing = ~np.isfinite(values)
     elif values.dtype.kind in "SUO":
-        missing = np.isin(np.char.lower(np.char.strip(values.astype(str))), ("", "nan"))
+        missing = np.isin(np.char.lower(np.char.strip(values.astype(str))), ("", "nan", "nat", "<na>"))
     else:
         return None
     return int(missing.argmax()) if missing.any() else None

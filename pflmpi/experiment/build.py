@@ -43,6 +43,7 @@ from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
 from pflmpi.runtime.executors.transfers import device_memory
 from pflmpi.runtime.placement import Placement, place
+from pflmpi.runtime.progress import metric_columns
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen, unseen_setup
 from pflmpi.store.partition_file import SampleCounts
@@ -83,6 +84,12 @@ class Experiment:
         """What is measured besides what a task of classes always has."""
         task_kind, measures = self.federation.dataset.task_kind, measures_of(self.config.evaluation.measures or ())
         return {name: measure for name, measure in measures.items() if name != "accuracy" or not task_kind.classes}
+
+    @property
+    def columns(self) -> list[str]:
+        """Those of metrics.csv."""
+        simulated = self.config.training.step_seconds is not None
+        return metric_columns([*self.measures], simulated, bool(self.federation.validation))
 
     @cached_property
     def pool(self) -> Pool:

@@ -39,7 +39,7 @@ from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.runtime.exchange import check_server_memory
 from pflmpi.runtime.faults import all_or_none, on_root
-from pflmpi.runtime.progress import Observer, metric_columns
+from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.round_report import RoundHooks
 from pflmpi.runtime.round_schedule import RoundSchedule, advise_fewer_ranks, schedule
 from pflmpi.runtime.setup import Setup
@@ -264,15 +264,9 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
-        metrics_file.restart(run, 0, columns(experiment))
+        metrics_file.restart(run, 0, experiment.columns)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
-
-
-def columns(experiment: Experiment) -> list[str]:
-    """Those of metrics.csv."""
-    training, validates = experiment.config.training, bool(experiment.federation.validation)
-    return metric_columns([*experiment.measures], training.step_seconds is not None, validates)
 
 
 def _run_rounds(
@@ -297,7 +291,7 @@ def _run_rounds(
     if done is None:
         server, layout = _initial_state(setup, population, transport)
     else:
-        server, layout = restore(run, setup, population, transport, done)
+        server, layout = restore(run, setup, population, transport, done, experiment.columns)
     attributes = stored_config.attributes(experiment, recorded)
     if transport.rank == 0:
         context.announce()

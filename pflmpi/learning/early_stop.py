@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -13,7 +14,6 @@ _WATCHED = (
     *("accuracy_mean", "accuracy_weighted", "accuracy_bottom", "f1_macro", "test_loss", "train_loss"),
     *("unseen_accuracy_mean", "unseen_accuracy_weighted"),
 )
-_DECIMALS = 6  # of the metrics
 
 
 class EarlyStopConfig(BaseModel):
@@ -92,5 +92,5 @@ class EarlyStop:
         assert self._config is not None
         if not math.isfinite(value) or not math.isfinite(self._best):
             return math.isfinite(value)
-        gain = self._best - value if lower_is_better(self._config.metric) else value - self._best
-        return round(gain, _DECIMALS) > self._config.min_delta
+        gain = Decimal(repr(value)) - Decimal(repr(self._best))  # exactly that of the decimals in metrics.csv
+        return (-gain if lower_is_better(self._config.metric) else gain) > Decimal(repr(self._config.min_delta))

@@ -243,7 +243,9 @@ ARRAYS = [  # of an .npz
     ({"x": np.array([object()] * 4), "y": [0, 1, 2, 3]}, "cannot be used"),
     ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "no samples"),
     *(({"x": X[:2], "y": y}, rf"sample {row} has no label \(.*\); give each sample one, or leave it out")
-      for y, row in (([0.0, np.nan], 1), ([np.inf, 1.0], 0), (["a", "nan"], 1), (["", "b"], 0))),
+      for y, row in (([0.0, np.nan], 1), ([np.inf, 1.0], 0), (["a", "nan"], 1), (["", "b"], 0), (["a", "<NA>"], 1),
+                     (np.array(["2000-01-01", "NaT"], "M8[D]"), 1), (np.array([1, "NaT"], "m8[s]"), 1))),
+    ({"x": X[:2], "y": [0, 1], "client": np.array(["NaT", "2000"], "M8[Y]")}, r"sample 0 has no client \(NaT\)"),
 ]  # fmt: skip
 
 
