@@ -265,15 +265,13 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
     Args:
         anew: also in the folder of a run that was stopped before its first checkpoint.
     """
-    try:
+    with refusing(f"the run folder {run}", "choose another --out"):
         if config_file.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
         metrics_file.restart(run, 0, experiment.columns)
-    except OSError as error:
-        raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
 
 
 def _run_rounds(
