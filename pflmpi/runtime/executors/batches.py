@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pflmpi.data.dataset import Dataset
+from pflmpi.data.splits import by_owner
 from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
@@ -20,6 +21,18 @@ from pflmpi.vmap_lanes import in_lanes_of, of_all_lanes, outside_vmap
 
 _COPIED = 2**25  # bytes of images at a time
 _FEATURED = 32  # samples whose features are computed at a time
+
+
+def places_in_turn(owner: np.ndarray) -> np.ndarray:
+    """How many before it have the same owner [n], of each.
+
+    >>> places_in_turn(np.array([5, 2, 5, 5, 2]))
+    array([0, 0, 1, 2, 1])
+    """
+    order = np.argsort(owner, kind="stable")
+    turn = np.empty_like(order)
+    turn[order] = np.arange(len(owner)) - np.searchsorted(owner[order], owner[order])
+    return turn
 
 
 @dataclass(frozen=True)
@@ -53,17 +66,18 @@ class Pool:
     def of_features(cls, dataset: Dataset, task: Task, samples: np.ndarray | None = None) -> "Pool":
         """Features [n, d] in place of samples, by a frozen body; the arguments otherwise as of `of_some`, None for all.
 
-        All calls have the same size, so that the features of a sample do not depend on who else is on its rank.
+        All calls have the same size, and a sample the same place in one, on which its bits may depend by how its row is
+        aligned: so its features do not depend on who else is on its rank.
         """
         samples = np.arange(len(dataset.labels)) if samples is None else samples
         features = torch.empty(len(samples), task.num_features, device=task.device)
+        place, call = samples % _FEATURED, places_in_turn(samples % _FEATURED)
         with torch.no_grad():
-            for first in range(0, len(samples), _FEATURED):
-                chosen = samples[first : first + _FEATURED]
-                images = torch.from_numpy(dataset.images[np.resize(chosen, _FEATURED)])
-                features[first : first + len(chosen)] = task.features({}, task.prepare(images.to(task.device)))[
-                    : len(chosen)
-                ]
+            for rows in by_owner(np.arange(len(samples)), call, call.max(initial=-1) + 1):
+                chosen = np.full(_FEATURED, samples[rows[0]])
+                chosen[place[rows]] = samples[rows]
+                images = torch.from_numpy(dataset.images[chosen])
+                features[rows] = task.features({}, task.prepare(images.to(task.device)))[place[rows]]
         return cls(features, torch.from_numpy(dataset.labels[samples]).to(task.device), samples)
 
     def places(self, samples: np.ndarray) -> np.ndarray:
