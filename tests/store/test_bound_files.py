@@ -165,7 +165,8 @@ def test_a_description_that_cannot_be_read_is_one_error(name, value, runs, tmp_p
     ("name", "value"),
     [
         *[("round", None), ("run", [0, 0]), ("config", 5), ("round", "x")],
-        *[("versions", "x"), ("fork", "[" * 100_000), ("unseen", True), ("class_names", "{")],
+        *[("versions", "x"), ("unseen", True), ("class_names", "{")],
+        pytest.param("fork", "[" * 100_000, id="fork-deep"),
     ],
 )
 def test_a_round_file_that_does_not_say_what_it_is_is_found(name, value, runs, tmp_path):
