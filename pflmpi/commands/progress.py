@@ -141,8 +141,8 @@ def show_summary(run: Path, config: "Config") -> None:
     slowest, waiting = (sum(float(row.get(f"{name}_seconds") or 0) for row in rows) for name in ("compute", "waiting"))
     if waiting:
         table.add_row("computing: the slowest rank, over the mean", f"{slowest / max(slowest - waiting, 1e-9):.2f}")
-    seconds = sum(float(row["seconds"]) for row in rows)
-    table.add_row("seconds, per round", f"{seconds:.1f}, {seconds / max(len(rows), 1):.3f}")
+    seconds = [float(row["seconds"]) for row in rows if row["seconds"]]  # not of rounds whose figures were lost
+    table.add_row("seconds, per round", f"{sum(seconds):.1f}, {sum(seconds) / max(len(seconds), 1):.3f}")
     console().print(table)
     show_usage(run)
     print(f"run: {run}", flush=True)
