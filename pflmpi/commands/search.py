@@ -223,10 +223,9 @@ def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[d
         figures.setdefault(cell.column, {}).setdefault(cell.row, []).append(value)
     shown = metric_of(table.metric)
     digits = shown.digits
-    best_of = min if lower_is_better(shown.column) or shown.lowest else max
     lines = []
     for column, rows in figures.items():
-        best = best_of(rows, key=lambda row: statistics.fmean(rows[row]))
+        best = best_row(rows, lower_is_better(shown.column) or shown.lowest)
         for row, values in rows.items():
             lines.append(
                 {
@@ -237,10 +236,20 @@ def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[d
                     f"interval_{100 * CONFIDENCE:.0f}": f"{interval(values):.{digits}f}" if len(values) > 1 else "",
                     "seeds": len(values),
                     "best": best,
-                    "p": "" if row == best or len(values) < 2 else f"{paired_test(values, rows[best]):.4f}",
+                    "p": "" if row == best or len(values) < 2 or not best else f"{paired_test(values, rows[best]):.4f}",
                 }
             )
     return lines
+
+
+def best_row(figures: Mapping[str, Sequence[float]], lower: bool) -> str:
+    """The row whose mean over seeds is the best; "" where none has a figure for all of them.
+
+    >>> best_row({"a": [math.nan, 0.1], "b": [0.2, 0.3], "c": [0.4, 0.2]}, lower=True)
+    'b'
+    """
+    means = {row: mean for row, values in figures.items() if not math.isnan(mean := statistics.fmean(values))}
+    return (min if lower else max)(means, key=means.__getitem__, default="")
 
 
 def paired_test(values: Sequence[float], others: Sequence[float]) -> float:

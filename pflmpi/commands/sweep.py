@@ -5,6 +5,7 @@ pflmpi sweep configs/papers/digits.yaml --only 'FedGMH/*' --seeds 1 --dry-run
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pflmpi.sweep.table import Cell
 
 _FAILED = 1
+_CELLS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # of --cell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +144,7 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
     selected = tables.selected(options.table, options.overrides, options.seeds, options.only)
     if options.cell is None:
         return selected, []
-    numbers = parse_tasks(options.cell)
+    numbers = parse_tasks(options.cell) if _CELLS.fullmatch(options.cell) else []
     if not numbers or max(numbers) >= len(selected):
         raise ConfigError(
             f"--cell {options.cell}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "

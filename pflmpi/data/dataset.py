@@ -9,6 +9,7 @@ from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
 
 _ENOUGH = 10_000  # samples that tell the scale of values
+_MANY = 10**7  # values that take 80 MB as float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +154,18 @@ def unscaled(dataset: Dataset) -> str:
         f"{mean[far[0]]:.3g}, deviation {std[far[0]]:.3g}), and many models then train to chance: try data.normalize: "
         f"standard{', unless they are tokens' if dataset.may_be_tokens else ''}"
     )
+
+
+def indistinct(values: np.ndarray) -> int | None:
+    """The first column of numbers [n, D] whose values float32 tells apart by less than a hundredth of their range.
+
+    One that is constant but for the rounding of float64 is none.
+    """
+    few = values[:: max(1, values.size // _MANY)].astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # refused elsewhere
+        error, spread = np.abs(few - few.astype(np.float32)).max(0), few.max(0) - few.min(0)
+    lost = (error > 0.01 * spread) & (spread > 1e-12 * np.abs(few).max(0)) & np.isfinite(error)
+    return int(lost.argmax()) if lost.any() else None
 
 
 def whole(what: str, values: object) -> np.ndarray:

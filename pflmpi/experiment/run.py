@@ -199,6 +199,13 @@ def _log_assumptions(experiment: Experiment) -> None:
     first, like = experiment.tasks[0].first, experiment.tasks[0].like()
     if isinstance(first, RunWeights) and (drawn := first.drawn(like)):
         _log.warning("%s: its server keeps no %s; the server's is drawn", first.name, some(drawn))
+    if isinstance(first, RunWeights) and (others := first.differing(dataset.digest, experiment.division.digest)):
+        _log.warning(
+            "%s: its %s differs: its models may have been trained on samples that are tested here, and clients and "
+            "classes go by their numbers",
+            first.name,
+            others,
+        )
     chosen = config.data.split == "auto" and config.partition.path is None
     if chosen and resolved_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())
@@ -258,15 +265,13 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
     Args:
         anew: also in the folder of a run that was stopped before its first checkpoint.
     """
-    try:
+    with refusing(f"the run folder {run}", "choose another --out"):
         if config_file.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
         metrics_file.restart(run, 0, experiment.columns)
-    except OSError as error:
-        raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
 
 
 def _run_rounds(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pflmpi.learning.main_measure import judged_by, lower_is_better
+from pflmpi.text import counted
 
 _WATCHED = (
     *("accuracy_mean", "accuracy_weighted", "accuracy_bottom", "f1_macro", "test_loss", "train_loss"),
@@ -83,11 +84,8 @@ class EarlyStop:
         if self._config is None or not self.met:
             return ""
         by = f" by more than {self._config.min_delta:g}" if self._config.min_delta else ""
-        waited = self._last - self._best_round
-        return (
-            f"{self._column} has not improved{by} on {self._best:g} of round {self._best_round} for "
-            f"{waited} round{'s' * (waited != 1)}"
-        )
+        waited = counted(self._last - self._best_round, "round")
+        return f"{self._column} has not improved{by} on {self._best:g} of round {self._best_round} for {waited}"
 
     def _improves(self, value: float) -> bool:
         """Whether a value is better than the best so far; one that is not finite never is."""

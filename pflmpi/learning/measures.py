@@ -20,7 +20,7 @@ Measure = Callable[[np.ndarray, np.ndarray], float]
 _BINS = 15  # of the confidence
 _TAKEN = (  # what each client has in checkpoints and tables
     *("f1", "test_loss", "train_loss", "run", "round", "client", "participant", "train_samples", "test_samples"),
-    *("validation_samples", "up_bytes", "down_bytes", "round_seconds", "correct", "total"),
+    *("validation_samples", "up_bytes", "down_bytes", "round_seconds", "correct", "total", "loss", "samples"),
 )
 _BEFORE, _AFTER = ("client_", "unseen_", "trained_", "validation_"), ("_mean", "_weighted", "_bottom")  # in columns
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)

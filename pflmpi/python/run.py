@@ -23,7 +23,7 @@ from pflmpi.commands.launch import num_ranks
 from pflmpi.commands.progress import RunProgress, round_display
 from pflmpi.commands.rank import connect, context_of, end_of_jobs, show_start
 from pflmpi.config import yaml_file
-from pflmpi.config.argument_checks import as_path, wrong_type
+from pflmpi.config.argument_checks import as_integer, as_path, wrong_type
 from pflmpi.config.keywords import Config
 from pflmpi.config.load import Config as Checked
 from pflmpi.config.load import parse
@@ -90,7 +90,7 @@ def run(
         RunError: a fault during the run; what is on disk stays intact.
         Stopped: the run was asked to stop, by a signal or the end of a batch job, and did so after a complete round.
     """
-    if ranks is not None and (not isinstance(ranks, int) or ranks < 1):
+    if ranks is not None and (ranks := as_integer("ranks", ranks)) < 1:
         raise ConfigError(f"ranks = {ranks!r}: must be a whole number of at least 1")
     if out == "":
         raise ConfigError("out = '' names no folder; give one, or None for runs/NAME-TIME")

@@ -52,6 +52,10 @@ def test_errors_have_the_class_that_they_have_where_they_are_raised(tmp_path):
         pflmpi.run(file, out=tmp_path / "run", ranks=1, quiet=True)
     with pytest.raises(ConfigError, match="ranks = 0: must be a whole number of at least 1"):
         pflmpi.run(CONFIG, ranks=0)
+    with pytest.raises(ConfigError, match=r"ranks = 1\.5: must be a whole number"):
+        pflmpi.run(CONFIG, ranks=1.5)
+    with pytest.raises(ConfigError, match="ranks = 2 with in_process=True, which has 1"):
+        pflmpi.run(CONFIG, out=tmp_path / "run", ranks=np.int64(2), in_process=True)
     with pytest.raises(ConfigError, match="out = '' names no folder"):
         pflmpi.run(CONFIG, out="")
 

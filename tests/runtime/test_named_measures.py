@@ -93,7 +93,7 @@ def broken(scores, labels):
 def f1(scores, labels):
     return 0.0
 
-unseen_accuracy = client_gap = error_mean = correct = f1
+unseen_accuracy = client_gap = error_mean = correct = loss = f1
 
 def tiny_error(scores, labels):
     return 1.25e-9
@@ -187,7 +187,7 @@ def test_a_table_may_show_a_measure():
         (["auroc", "auroc"], "give each measure a name of its own"),
         *(
             ([f"{{own}}:{name}"], "give each measure a name of its own")
-            for name in ("f1", "unseen_accuracy", "client_gap", "error_mean", "correct")
+            for name in ("f1", "unseen_accuracy", "client_gap", "error_mean", "correct", "loss")
         ),
         (["{own}:odd"], r"expected a function f\(scores, labels\)"),
         (["{own}:broken"], "own.py:.*, in broken: IndexError"),
