@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from pflmpi import outside
-from pflmpi.config.sections import check_numbers, explain
+from pflmpi.config.sections import check_values, explain
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.errors import ConfigError
 from pflmpi.text import first_line
@@ -82,7 +82,7 @@ def _check_fields(where: str, model: type[BaseModel]) -> None:
             raise ConfigError(f"{where}.{name} is a {wrong}, which no key can be; {_EXPECTED}")
     optional = {name: field for name, field in model.model_fields.items() if not field.is_required()}
     defaults = {name: field.get_default(call_default_factory=True) for name, field in optional.items()}
-    check_numbers(where, defaults)
+    check_values(where, defaults)
     fields: dict[str, Any] = {name: (field.annotation, field) for name, field in optional.items()}
     try:
         create_model(model.__name__, **fields).model_validate(defaults, strict=True)

@@ -123,18 +123,20 @@ def section(name: str, kind: type[Section], value: object) -> Section:
     for key in values:
         if key not in kind.model_fields:
             raise ConfigError(unknown(f"key in {name}:", key, list(kind.model_fields)))
-    check_numbers(name, values)
+    check_values(name, values)
     try:
         return kind.model_validate(values, strict=True)
     except ValidationError as error:
         raise ConfigError(explain(name, kind, error)) from error
 
 
-def check_numbers(where: str, value: object) -> None:
-    """Raise `ConfigError` for a number below `value` that is not finite, or too large for any key."""
+def check_values(where: str, value: object) -> None:
+    """Raise `ConfigError` for numbers that are not finite or too large for any key, and texts that no file can hold."""
     if isinstance(value, Mapping | list):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            check_numbers(f"{where}.{key}", item)
+            check_values(f"{where}.{key}", item)
+    elif isinstance(value, str) and yaml_file.UNSTORABLE.search(value):
+        raise ConfigError(f"{where} = {shown(value)}: has a character that no file can hold; leave it out")
     elif isinstance(value, int | float):
         most = _LARGEST_INT if isinstance(value, int) else _LARGEST_FLOAT
         if value != value:

@@ -19,7 +19,7 @@ except ImportError:  # PyYAML was built without it
 
 _MOST_BYTES = 16 << 20
 _MOST_BITS = 63
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # in a text that a file is to hold
 _MOST_VALUES = 100_000
 _MOST_LEVELS = 100
 _FLOAT = re.compile(
@@ -120,7 +120,7 @@ def _check(node: yaml.Node, where: str, sizes: dict[int, int], level: int) -> in
             raise ConfigError(f"{where}: line {node.start_mark.line + 1} refers to itself; write the values out")
         return sizes[id(node)]
     sizes[id(node)] = 0  # until it is known
-    if isinstance(node, yaml.ScalarNode) and _UNSTORABLE.search(node.value):
+    if isinstance(node, yaml.ScalarNode) and UNSTORABLE.search(node.value):
         raise ConfigError(
             f"{where}: line {node.start_mark.line + 1} has a character that no file can hold; leave it out"
         )

@@ -95,3 +95,10 @@ def test_a_seed_that_no_run_could_be_resumed_with_is_refused():
     assert yaml_file.parse(yaml_file.dump(parse({**quick_run.QUICK, "seed": 2**63 - 1}).resolved()), "here")
     with pytest.raises(ConfigError, match=r"^seed = 9223372036854775808: must be a whole number from 0 to 2\^63 - 1$"):
         parse({**quick_run.QUICK, "seed": 2**63})
+
+
+@pytest.mark.parametrize("text", ["a\0", "a\ud800"])
+def test_a_text_that_no_file_can_hold_is_refused_by_name(text):
+    raw = {**quick_run.QUICK, "data": {"path": "my.csv", "label": [text]}}
+    with pytest.raises(ConfigError, match=r"^data\.label\.0 = 'a.*': has a character that no file can hold; leave it"):
+        parse(raw)
