@@ -46,14 +46,12 @@ def shell_words(option: str, text: str) -> list[str]:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add `-s KEY=VALUE`."""
     parser.add_argument(
         "-s", "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override section.key"
     )
 
 
 def add_changed_code(parser: argparse.ArgumentParser) -> None:
-    """Add `--changed-code`."""
     parser.add_argument(
         "--changed-code",
         action="store_true",
@@ -62,12 +60,10 @@ def add_changed_code(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else (docs/scripts.md)")
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add `-s` and the configuration."""
     add_overrides(parser)
     parser.add_argument("config", type=Path, help="a YAML file (its keys: `pflmpi list SECTION`)")
 
@@ -79,12 +75,10 @@ def check_config(path: Path) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of a run."""
     parser.add_argument("run", type=Path, help="the folder of a run")
 
 
 def add_round(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint of a run."""
     parser.add_argument("--round", type=int, metavar="N", help="the checkpoint (default: the newest)")
     parser.add_argument(
         "--allow-older",
@@ -174,7 +168,6 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def add_take_over(parser: argparse.ArgumentParser) -> None:
-    """Add `--take-over`."""
     parser.add_argument(
         "--take-over",
         action="store_true",
