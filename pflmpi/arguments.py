@@ -160,8 +160,9 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="no progress, only the result")
     shown.add_argument("--bar", action="store_true", help="a progress bar even where mpirun hides the terminal")
-    # For `pflmpi.run`: errors as lines of a file, and a stop after the round when it closes this process's stdin.
+    # For `pflmpi.run`: errors and rounds as lines of files, and a stop after the round when it closes our stdin.
     parser.add_argument("--error-file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds-file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stop-at-eof", action="store_true", help=argparse.SUPPRESS)
     # For the ranks that this command starts: the folder of the run that it has told the user.
     parser.add_argument("--announced", type=Path, help=argparse.SUPPRESS)
