@@ -46,16 +46,15 @@ def shell_words(option: str, text: str) -> list[str]:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-s", "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override section.key"
-    )
+    text = "override a key of the configuration, such as training.rounds=10; may be given several times"
+    parser.add_argument("-s", "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
 
 
 def add_changed_code(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--changed-code",
         action="store_true",
-        help="resume even if your own Python files have changed since the run started",
+        help="go on even if your own Python files have changed since the run started",
     )
 
 
@@ -79,7 +78,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_round(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--round", type=int, metavar="N", help="the checkpoint (default: the newest)")
+    parser.add_argument("--round", type=int, metavar="N", help="the round of the checkpoint (default: the newest)")
     parser.add_argument(
         "--allow-older",
         action="store_true",
@@ -184,7 +183,7 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only cells whose ROW/COLUMN matches, such as 'FedAvg/*'",
+        help="only cells whose ROW/COLUMN matches, such as 'FedAvg/*'; may be given several times",
     )
 
 

@@ -1,4 +1,7 @@
-"""Show runs side by side: options that differ, the main measure, losses, seconds and bytes."""
+"""Show runs side by side: options that differ, the main measure, losses, seconds and bytes.
+
+pflmpi compare runs/mine runs/fedavg
+"""
 
 import argparse
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,8 @@
-"""Show what was understood of a file of data, or which client of a configuration holds what."""
+"""Show what was understood of a file of data, or which client of a configuration holds what.
+
+pflmpi data patients.csv --label ill --client hospital --picture patients.png
+pflmpi data configs/quickstart.yaml --save partition.npz
+"""
 
 import argparse
 from collections.abc import Iterator

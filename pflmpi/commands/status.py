@@ -1,4 +1,8 @@
-"""Show jobs, their rounds, accuracy and time left."""
+"""Show jobs and runs: queue state, rounds, the main measure, time left, and why one failed.
+
+pflmpi status
+pflmpi status runs/mine
+"""
 
 import argparse
 import os

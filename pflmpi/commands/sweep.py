@@ -1,4 +1,7 @@
-"""Run the cells of a table that are not done yet."""
+"""Run the cells of a table that are not done yet.
+
+pflmpi sweep configs/papers/digits.yaml --only 'FedGMH/*' --seeds 1 --dry-run
+"""
 
 import argparse
 import os
@@ -31,8 +34,8 @@ _CELLS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # of --cell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
+    arguments.add_overrides(parser)
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
     arguments.add_cells(parser)
     arguments.add_failed_cells(parser)

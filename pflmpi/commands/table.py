@@ -1,4 +1,7 @@
-"""Print the table of a sweep beside the published figures, and write it as Markdown, CSV and LaTeX."""
+"""Print the table of a sweep beside the published figures, and write it as Markdown, CSV and LaTeX.
+
+pflmpi table configs/papers/digits.yaml --only 'FedGMH/*'
+"""
 
 import argparse
 import shlex

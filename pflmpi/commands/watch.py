@@ -1,4 +1,7 @@
-"""Follow runs in the terminal until they end: rounds, the main measure, time left."""
+"""Follow runs in the terminal until they end: rounds, the main measure, time left.
+
+pflmpi watch runs/mine
+"""
 
 import argparse
 import os

@@ -23,17 +23,6 @@ KEYS = (
     "runtime",
 )
 NAMED = ("data", "partition", "model", "algorithm")  # a name alone is short for {name: ...}
-# Keys that there were once, and what to use instead.
-_REMOVED = {
-    "runtime.faults": "a lost rank ends the run; `--restarts N` of pflmpi run, launch/mpirun, launch/srun and "
-    "launch/torchrun starts all ranks again from the newest checkpoint; leave the key out",
-    "output.tensorboard": "give output.trackers: [tensorboard]",
-    "output.wandb": "give output.trackers: [wandb], or [{name: wandb, mode: online}]",
-    "output.mlflow": "give output.trackers: [{name: mlflow, store: ...}]",
-    "runtime.balance": "clients are spread over ranks by their samples and the operations of their models; leave the "
-    "key out",
-    "runtime.lane_convolutions": "convolutions in lanes are one grouped convolution; leave the key out",
-}
 
 
 def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,10 +121,9 @@ def section(name: str, kind: type[Section], value: object) -> Section:
     """The validated section."""
     values = mapping(name, value)
     for key in values:
-        if f"{name}.{key}" in _REMOVED:
-            raise ConfigError(f"{name}.{key} is no key any more: {_REMOVED[f'{name}.{key}']}")
         if key not in kind.model_fields:
             raise ConfigError(unknown(f"key in {name}:", key, list(kind.model_fields)))
+    check_numbers(name, values)
     try:
         return kind.model_validate(values, strict=True)
     except ValidationError as error:

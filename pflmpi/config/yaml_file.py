@@ -69,9 +69,14 @@ def _mapping(path: Path, content: Callable[[], bytes]) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL byte, or no UTF-8
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read {path}: {reason}") from error
-    values = parse(text, str(path))
+    return parse_mapping(text, str(path))
+
+
+def parse_mapping(text: str, where: str) -> dict[str, Any]:
+    """`parse` for a text that is a configuration."""
+    values = parse(text, where)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no mapping; it must have lines of the form `key: value`")
+        raise ConfigError(f"{where} holds no mapping; it must have lines of the form `key: value`")
     return values
 
 

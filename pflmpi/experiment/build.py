@@ -186,6 +186,11 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
 
     The executor is the one that the models suggest, and nothing is known yet of what clients keep.
     """
+    if config.evaluation.unseen and config.data.normalize == "pixel":
+        raise ConfigError(
+            f"evaluation.unseen = {config.evaluation.unseen} with data.normalize = pixel, which computes with the "
+            "samples of all clients; choose standard, which leaves unseen ones out"
+        )
     division = divide(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
     dataset = trained_on(division) if config.data.normalize == "standard" else federation.dataset
     n = division.trained.num_clients

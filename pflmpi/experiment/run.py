@@ -199,6 +199,13 @@ def _log_assumptions(experiment: Experiment) -> None:
     first, like = experiment.tasks[0].first, experiment.tasks[0].like()
     if isinstance(first, RunWeights) and (drawn := first.drawn(like)):
         _log.warning("%s: its server keeps no %s; the server's is drawn", first.name, some(drawn))
+    if isinstance(first, RunWeights) and (others := first.differing(dataset.digest, experiment.division.digest)):
+        _log.warning(
+            "%s: its %s differs: its models may have been trained on samples that are tested here, and clients and "
+            "classes go by their numbers",
+            first.name,
+            others,
+        )
     chosen = config.data.split == "auto" and config.partition.path is None
     if chosen and resolved_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())

@@ -93,11 +93,12 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
         received: messages of any of them, without a leading axis.
     """
     task, width = executor.task(clients), _width(executor)
-    executor = executor.holding(clients, executor.federation.test)
-    samples = executor.pool.places(np.concatenate([executor.federation.test[client] for client in clients]))
+    tests = [executor.federation.test[client] for client in clients]
+    pool = executor.pool.on_device(tests)
+    samples = pool.places(np.concatenate(tests))
     filled = np.resize(samples, -(-len(samples) // width) * width)
     uploaded = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)
-    batches = ClientBatches(task, executor.pool, tree.leaf(uploaded, "tests"), [width] * (len(filled) // width))
+    batches = ClientBatches(task, pool, tree.leaf(uploaded, "tests"), [width] * (len(filled) // width))
     down = tree.part(uploaded, "down")
     with calling(executor.algorithm, "predict", round, clients.tolist(), reads={"down": down}):
         scores = predictions(executor.algorithm, task, {}, as_messages(down), batches)

@@ -213,8 +213,8 @@ class LanePass:
     """The batches of all lanes, padded to the longest lane and the widest batch.
 
     Attributes:
-        places: on the host, `index` [L, S, B] int64, `weight` [L, S, B] float32, 0 for padding, `keys` [L, S] int64
-            where the algorithm draws noise, and `draws` [L, S] int64 where samples are transformed.
+        places: on the host, `index` [L, S, B] int64 into the pool, `weight` [L, S, B] float32, 0 for padding, `keys`
+            [L, S] int64 where the algorithm draws noise, and `draws` [L, S] int64 where samples are transformed.
         full_steps: steps before the shortest lane ends.
         full: of each step, whether all samples of all lanes are real.
     """
@@ -224,33 +224,16 @@ class LanePass:
     full: tuple[bool, ...]
 
 
-def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
-    """The pass of all lanes with the given sample indices of every batch."""
-    steps = max((len(lane) for lane in lanes), default=0)
-    width = max((len(batch) for lane in lanes for batch in lane), default=1)
-    index = np.zeros((len(lanes), steps, width), np.int64)
-    weight = np.zeros((len(lanes), steps, width), np.float32)
-    for i, lane in enumerate(lanes):
-        for s, batch in enumerate(lane):
-            index[i, s, : len(batch)] = batch
-            weight[i, s, : len(batch)] = 1
-    places: Tree = {"index": torch.from_numpy(index), "weight": torch.from_numpy(weight)}
-    full: list[bool] = (weight.min((0, 2), initial=1) > 0).tolist()
-    return LanePass(places, min((len(lane) for lane in lanes), default=0), tuple(full))
-
-
-def pass_in_order(samples: Sequence[np.ndarray], batch_size: int) -> LanePass:
-    """The pass of all lanes over their samples in stored order; as `lane_pass` of `in_order`."""
-    sizes = np.fromiter(map(len, samples), np.int64, len(samples))
-    longest = int(sizes.max(initial=0))
-    steps, width = -(-longest // batch_size), min(batch_size, max(longest, 1))
-    shape, real = (len(samples), steps, width), np.arange(steps * width) < sizes[:, None]
+def lane_pass(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
+    """The pass of all lanes with the given samples of every batch; the first of the pool fills them."""
+    sizes = np.zeros((len(lanes), max(map(len, lanes), default=0)), np.int64)
+    for row, lane in zip(sizes, lanes, strict=True):
+        row[: len(lane)] = [*map(len, lane)]
+    real = np.arange(sizes.max(initial=1)) < sizes[..., None]
     index = np.zeros(real.shape, np.int64)
-    index[real] = np.concatenate(samples)
-    weight = real.astype(np.float32).reshape(shape)
-    places: Tree = {"index": torch.from_numpy(index.reshape(shape)), "weight": torch.from_numpy(weight)}
-    full: list[bool] = (weight.min((0, 2), initial=1) > 0).tolist()
-    return LanePass(places, -(-int(sizes.min(initial=longest)) // batch_size), tuple(full))
+    index[real] = np.concatenate([np.empty(0, np.int64), *itertools.chain.from_iterable(lanes)])
+    places: Tree = {"index": torch.from_numpy(pool.places(index)), "weight": torch.from_numpy(real.astype(np.float32))}
+    return LanePass(places, min(map(len, lanes), default=0), tuple(np.asarray(real.all((0, 2))).tolist()))
 
 
 def gather_samples(pool: Pool, index: Tensor) -> Samples:
