@@ -41,7 +41,6 @@ _KEYS = {  # in JSON, of a column; shares of 1 where the column has percents
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "runs",
         type=arguments.folder,

@@ -22,7 +22,6 @@ _OF_DATA = {"label": "--label", "task": "--task", "client": "--client", "layout"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "path",
         type=Path,

@@ -12,7 +12,6 @@ from pflmpi import arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "name", nargs="?", help="describe this one: a name, ./my_file.py:Class, or a section such as training or model"
     )

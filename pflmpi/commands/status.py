@@ -17,7 +17,6 @@ from pflmpi.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "what",
         nargs="?",
