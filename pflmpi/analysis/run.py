@@ -66,8 +66,8 @@ class Run:
     config: dict[str, Any]
     name: str
     config_notes: tuple[str, ...] = ()
-    _of_clients: dict[tuple[str, int], np.ndarray | None] = field(default_factory=dict)
-    _intact: set[int] = field(default_factory=set)  # rounds whose files were all intact
+    _of_clients: dict[tuple[str, int], np.ndarray | None] = field(default_factory=dict, init=False)
+    _intact: set[int] = field(default_factory=set, init=False)  # rounds whose files were all intact
 
     @property
     def rounds(self) -> list[int]:
