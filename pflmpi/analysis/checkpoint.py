@@ -72,7 +72,7 @@ class Checkpoint:
 
     def server_leaf(self, path: str) -> np.ndarray | None:
         """One array of the server's state, None if it has none of that path; the others are not read."""
-        return self._array("server", path)
+        return run_folder.read_array(self.run, self.number, "server", path)
 
     @cached_property
     def metrics(self) -> Mapping[str, np.ndarray]:
@@ -81,7 +81,7 @@ class Checkpoint:
 
     def metric(self, name: str) -> np.ndarray | None:
         """One of `metrics`, None if there is none of that name; the others are not read."""
-        return self._array("metrics", name)
+        return run_folder.read_array(self.run, self.number, "metrics", name)
 
     @cached_property
     def participants(self) -> np.ndarray | None:
@@ -148,9 +148,6 @@ class Checkpoint:
         """Whose rows were written in a round, [N] bool: all others are as they were before the first."""
         rounds = [round_of(Path(name).name) or 0 for name in self._layout.files]
         return np.asarray(np.array([*rounds, 0])[self._layout.file] > 0)
-
-    def _array(self, section: str, path: str) -> np.ndarray | None:
-        return run_folder.read_array(self.run, self.number, section, path)
 
     def _described(self, name: str, read: Callable[[Any], T]) -> T:
         try:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -66,6 +66,8 @@ class Run:
     config: dict[str, Any]
     name: str
     config_notes: tuple[str, ...] = ()
+    _of_clients: dict[tuple[str, int], np.ndarray | None] = field(default_factory=dict, init=False)
+    _intact: set[int] = field(default_factory=set, init=False)  # rounds whose files were all intact
 
     @property
     def rounds(self) -> list[int]:
@@ -155,10 +157,6 @@ class Run:
                 values = None  # `analysis.comparable` reports damaged files
             self._of_clients[key] = None if values is None or np.isnan(values).all() else values
         return self._of_clients[key]
-
-    @cached_property
-    def _of_clients(self) -> dict[tuple[str, int], np.ndarray | None]:
-        return {}
 
     def final(self, measure: MainMeasure) -> np.ndarray | None:
         """`of_clients` of the newest checkpoint that has any, NaN for clients without test samples."""
@@ -269,11 +267,6 @@ class Run:
         if not problems:
             self._intact.add(number)
         return problems
-
-    @cached_property
-    def _intact(self) -> set[int]:
-        """Rounds whose files were all intact."""
-        return set()
 
     def samples(self, client: int) -> "ClientSamples":
         """The training and test samples of a client, as the dataset has them; needs torch and the data.

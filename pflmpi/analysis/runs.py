@@ -51,25 +51,20 @@ class Runs(tuple[Run, ...]):
         return self._beside_options([run.clients_table() for run in self])
 
     def _beside_options(self, tables: Sequence[Any]) -> Any:
-        """The tables of all runs as one, with the columns of `_options` before theirs."""
+        """The tables of all runs as one, with the folder and the options in which the runs differ before theirs."""
         import pandas
 
+        options = [dict(_flat(decisive_options(run))) for run in self]
+        first = options[0] if options else {}
+        keys = [key for key in sorted(set().union(*options)) if any(run.get(key) != first.get(key) for run in options)]
+        columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
+        columns |= {key: [run.get(key) for run in options] for key in dict.fromkeys([*_ALWAYS, *keys])}
         places = [place for place, table in enumerate(tables) for _ in range(len(table))]
-        about = self._options(pandas).iloc[places].reset_index(drop=True)
+        about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
         whole = pandas.concat(
             [table for table in tables if len(table)] or tables[:1] or [pandas.DataFrame()], ignore_index=True
         )
         return pandas.concat([about, whole], axis=1)
-
-    def _options(self, pandas: Any) -> Any:
-        """A line for each run with its folder and the options in which the runs differ."""
-        options = [dict(_flat(decisive_options(run))) for run in self]
-        first = options[0] if options else {}
-        keys = [key for key in sorted(set().union(*options)) if any(run.get(key) != first.get(key) for run in options)]
-        keys = [*_ALWAYS, *(key for key in keys if key not in _ALWAYS)]
-        columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
-        columns |= {key: [run.get(key) for run in options] for key in keys}
-        return pandas.DataFrame(columns)
 
     def summary(self, *targets: float) -> Any:
         """One pandas.DataFrame with what a report says of the runs: a line for each, or for those of several seeds.

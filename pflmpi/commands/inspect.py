@@ -85,8 +85,8 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
         return
     _show_arrays(f"{run}, round {chosen}", arrays)
     terminal = console()
-    if opened.normalisation:
-        mean, std = (format_numbers(opened.normalisation[name].tolist()) for name in ("mean", "std"))
+    if opened.normalisation.keys() >= {"mean", "std"}:
+        mean, std = (format_numbers(opened.normalisation[name].ravel().tolist()) for name in ("mean", "std"))
         terminal.print(f"samples are normalised: mean {mean}, deviation {std}", highlight=False)
     terminal.print(f"checkpoints: {', '.join(map(str, rounds))}")
     for note in whole.config_notes:

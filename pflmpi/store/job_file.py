@@ -85,12 +85,7 @@ class End:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the jobs of a run have used, by the run's own times.
-
-    Attributes:
-        starts: their number.
-        text: hours that were allocated from each start to its end, see `hours`; restarts of each job; hosts.
-    """
+    """The starts of a run by jobs, and what was allocated from each to its end: hours, restarts, hosts."""
 
     starts: int
     text: str

@@ -72,9 +72,8 @@ class Layout:
         """
         members = self.cohorts[cohort]
         if clients is not None:
-            places = np.searchsorted(
-                members, clients := np.unique(clients)
-            )  # not `intersect1d`, which sorts all members
+            clients = np.unique(clients)
+            places = np.searchsorted(members, clients)  # not `intersect1d`, which sorts all members
             members = clients[np.append(members, NOWHERE)[places] == clients]
         order = members[np.argsort(self.file[members], kind="stable")]
         order = order[self.file[order] != NOWHERE]

@@ -134,7 +134,7 @@ def test_a_lost_file_is_named(loss, problem, runs, tmp_path):
     assert [problem in each for found in check(run) for each in found.problems] == [True]
 
 
-def with_attribute(run: Path, name: str, value: object) -> Path:
+def with_attribute(run: Path, name: str, value: object, section: str = "run") -> Path:
     """Change an attribute of the file of round 3, as with a tool; None removes it."""
     path = run / "round_00003.h5"
 
@@ -143,8 +143,8 @@ def with_attribute(run: Path, name: str, value: object) -> Path:
             for group in source:
                 source.copy(group, writing.file)
             writing.about |= about(source)
-        said = writing.about["run"] | {name: value}
-        writing.about["run"] = {key: each for key, each in said.items() if each is not None}
+        said = writing.about[section] | {name: value}
+        writing.about[section] = {key: each for key, each in said.items() if each is not None}
 
     other = path.with_name("other")
     checked_hdf5.write(other, fill)
@@ -184,6 +184,13 @@ def test_a_configuration_in_a_checkpoint_that_is_none_is_one_error(runs, tmp_pat
     (run / "config.yaml").unlink()
     with pytest.raises(CheckpointError, match=r"newest checkpoint of .* holds no mapping"):
         open_run(run)
+
+
+@pytest.mark.parametrize("mean", [None, 3.0])
+def test_a_round_is_shown_whatever_it_says_of_its_samples(mean, runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    with_attribute(run, "mean", mean, "normalisation")
+    assert main(["inspect", str(run)]) == 0
 
 
 @pytest.mark.parametrize("config", ["a: 1", "model: 3", "model: []"])
