@@ -1,13 +1,12 @@
 """Seconds per round with a checkpoint after every round against none.
 
-    python benchmarks/checkpoint.py [short] [long] [many] [--ranks 1 2] [--clients N] [--profile]
+    python benchmarks/checkpoint.py [short] [long] [many] [--ranks 1 2]
 
 short, long: digits, 20 clients, `mlp`, FedGMH, as many local epochs as make a round of 50 ms, or of 1 s, on this
 machine. many: 1,000 clients x 50 images of CIFAR-10's shape (random bytes), 50 a round, `cnn`, FedGMH, each of which
 keeps a model. Runs with and without checkpoints take turns in the same processes; the first rounds do not count. The
 ratio is the median over the pairs of neighbouring runs; the goals are 1.15, 1.03 and 1.10. "In all" is the processor's
-time of the whole run, from its start to the last file. `--profile` also prints where the thread that writes spends its
-time.
+time of the whole run, from its start to the last file.
 """
 
 import argparse
@@ -27,7 +26,7 @@ DIGITS = {
     "model": {"name": "mlp"},
     "training": {"participation": 0.4, "batch_size": 10, "lr": 0.01},
 }
-MANY = {
+MANY: dict[str, Any] = {
     "data": {"name": "cifar10"},
     "partition": {"name": "iid", "clients": 1000},
     "model": {"name": "cnn"},
@@ -56,7 +55,7 @@ class Measured:
         )
 
 
-def worker(case: str, clients: int, profile: bool) -> None:
+def worker(case: str) -> None:
     """Measure on this rank; rank 0 prints."""
     import os
     import resource
@@ -87,13 +86,9 @@ def worker(case: str, clients: int, profile: bool) -> None:
         raw: dict[str, Any] = {**(MANY if case == "many" else DIGITS), "algorithm": {"name": "fedgmh"}}
         raw["training"] = {**raw["training"], "epochs": epochs, "rounds": rounds}
         raw |= {"checkpoint": {"every": every, "keep": 3}, "runtime": {"device": "cpu"}}
-        if case == "many":
-            share = MANY["training"]["participation"] * MANY["partition"]["clients"] / clients
-            raw["partition"] = {**raw["partition"], "clients": clients}
-            raw["training"]["participation"] = min(share, 1.0)
         config = configuration.parse(raw)
         fix_kernels(cpu, config.runtime, config.training)
-        federation = images(config, 50 * clients) if case == "many" else load_federation(config)
+        federation = images(config) if case == "many" else load_federation(config)
         found, last = Measured(), list[float]()
 
         with tempfile.TemporaryDirectory() as folder:
@@ -117,8 +112,6 @@ def worker(case: str, clients: int, profile: bool) -> None:
         times = [statistics.median(measure(tried, _NEVER, 12).wall or [0.0]) for tried in (1, 5)]
         wished = 1 + 4 * (SECONDS[case] - times[0]) / max(times[1] - times[0], 1e-4)
         epochs = int(transport.maximum(np.array([max(wished, 1.0) if transport.rank == 0 else 0.0]))[0])
-    if profile:
-        profiled_writer()
     without, saved = Measured(), Measured()
     ratios, processor = [], []
     for pair in range(PAIRS[case]):
@@ -145,43 +138,17 @@ def worker(case: str, clients: int, profile: bool) -> None:
     transport.close()
 
 
-def images(config: Any, count: int) -> Any:
+def images(config: Any) -> Any:
     """A federation of random images."""
     import numpy as np
 
-    from pflmpi.data.dataset import Dataset
+    from pflmpi.data.dataset import assemble
     from pflmpi.data.federation import build
 
-    dataset = Dataset(
-        name="random",
-        images=np.random.default_rng(0).integers(0, 256, (count, 3, 32, 32), dtype=np.uint8),
-        labels=np.arange(count) % 10,
-        official_test=np.zeros(count, bool),
-        writers=None,
-        num_classes=10,
-        mean=(0.5,) * 3,
-        std=(0.5,) * 3,
-        digest="0" * 64,
-    )
+    count = 50 * MANY["partition"]["clients"]
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+    dataset = assemble("random", pixels, np.arange(count) % 10, np.zeros(count, bool), 10, digest="0")
     return build(dataset, config.partition, config.data, 0)
-
-
-def profiled_writer() -> None:
-    """Print after each job of the thread that writes where it spent its time."""
-    import cProfile
-    import pstats
-    from collections.abc import Callable
-
-    from pflmpi.store.writer import Writer
-
-    attempt = Writer._attempt
-
-    def profiled(self: Writer, job: Callable[[], None]) -> None:
-        profile = cProfile.Profile(time.thread_time)
-        profile.runcall(attempt, self, job)
-        pstats.Stats(profile).sort_stats("tottime").print_stats(30)
-
-    Writer._attempt = profiled
 
 
 def main() -> None:
@@ -189,18 +156,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="short, long, many; all by default")
     parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2])
-    parser.add_argument("--clients", type=int, default=1000, help="of `many`")
-    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker, options.clients, options.profile)
+        worker(options.worker)
         return
     for case in options.cases or PAIRS:
         for ranks in options.ranks:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            words = ["--clients", str(options.clients), *(["--profile"] if options.profile else [])]
-            subprocess.run([*launcher, __file__, "--worker", case, *words], check=True)
+            subprocess.run([*launcher, __file__, "--worker", case], check=True)
 
 
 if __name__ == "__main__":

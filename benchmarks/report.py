@@ -1,10 +1,10 @@
 """Reports over runs: seconds of processor time, of the clock, memory, size of the page.
 
-    python benchmarks/report.py [--runs 100] [--rounds 300] [--against CHECKOUT] [--data FOLDER] [--out FILE]
+    python benchmarks/report.py [--runs 100] [--rounds 300] [--against CHECKOUT] [--out FILE]
 
 Six algorithms are run for so many rounds with all checkpoints kept; links to these make the many. With --against, each
 report is also made by another checkout of pflmpi, in turn with this one, three times each: the median of its processor
-time stands beside. With --data, a folder with CIFAR-10, also a run of 20 whole ResNet-18 and one of 500 clients.
+time stands beside.
 Goals: 6 runs within 6 s of processor time and a page below 2 MB; 100 runs of 300 rounds in less than a minute.
 """
 
@@ -33,7 +33,6 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=100)
     options.add_argument("--rounds", type=int, default=300)
     options.add_argument("--against", type=Path)
-    options.add_argument("--data", type=Path)
     options.add_argument("--out", type=Path)
     asked = options.parse_args()
     checkouts = [ROOT, *([asked.against.resolve()] if asked.against else [])]
@@ -45,10 +44,6 @@ def main() -> None:
             lines.append(measured(f"{count} of {asked.rounds} rounds, 20 clients", models[:count], folder, checkouts))
         many = [linked(models[i % len(models)], folder / "many" / f"{i:03d}") for i in range(asked.runs)]
         lines.append(measured(f"{asked.runs} of {asked.rounds} rounds, 20 clients", many, folder, checkouts))
-        if asked.data:
-            for title, raw in large(asked.data).items():
-                lines.append(measured(title, [train(folder / "large", raw)], folder, checkouts))
-                shutil.rmtree(folder / "large")
     text = "\n".join(lines)
     print(text)
     if asked.out:
@@ -64,29 +59,6 @@ def small(name: str, rounds: int) -> dict[str, object]:
         "algorithm": {"name": name},
         "training": {"rounds": rounds, "participation": 0.4, "epochs": 1, "batch_size": 20, "lr": 0.05},
         "checkpoint": {"keep": 0},
-    }
-
-
-def large(data: Path) -> dict[str, dict[str, object]]:
-    """Configurations of large runs by title."""
-    common = {"algorithm": {"name": "local"}, "checkpoint": {"keep": 0}}
-    training = {"rounds": 3, "participation": 1.0, "epochs": 1, "batch_size": 50, "lr": 0.05}
-    section = {"name": "cifar10", "root": str(data)}
-    return {
-        "1 of 3 rounds, 20 whole ResNet-18": {
-            **common,
-            "data": {**section, "limit": 1000},
-            "partition": {"name": "dirichlet", "clients": 20, "beta": 10.0},
-            "model": {"name": "resnet18"},
-            "training": training,
-        },
-        "1 of 3 rounds, 500 whole cnn": {
-            **common,
-            "data": {**section, "limit": 10000},
-            "partition": {"name": "dirichlet", "clients": 500, "beta": 10.0},
-            "model": {"name": "cnn"},
-            "training": training,
-        },
     }
 
 

@@ -68,7 +68,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     import torch
 
     from pflmpi.config import load as configuration
-    from pflmpi.data.dataset import Dataset
+    from pflmpi.data.dataset import assemble
     from pflmpi.data.federation import build
     from pflmpi.experiment.build import prepare
     from pflmpi.experiment.run import RankContext, run
@@ -94,17 +94,8 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     transport = open_transport("torch", launch, 600.0)
     rng = np.random.default_rng(0)
     shape = SHAPES[case]
-    dataset = Dataset(
-        name="random",
-        images=rng.integers(0, 256, shape, dtype=np.uint8),
-        labels=np.arange(shape[0]) % 10,
-        official_test=np.zeros(shape[0], bool),
-        writers=None,
-        num_classes=10,
-        mean=(0.5,) * shape[1],
-        std=(0.5,) * shape[1],
-        digest="0" * 64,
-    )
+    pixels = rng.integers(0, 256, shape, dtype=np.uint8)
+    dataset = assemble("random", pixels, np.arange(shape[0]) % 10, np.zeros(shape[0], bool), 10, digest="0")
     federation = build(dataset, config.partition, config.data, 0)
     place = RankContext(transport, cpu, len(cores()))
 

@@ -6,13 +6,12 @@ Three hosts are network namespaces of this machine. FedAvg on digits with a wide
 moves 4.2 MB to each other rank, and as much back from each: slices of its model, and the slice that it has folded.
 
 Bytes: what the hosts' interfaces have sent in a run of many rounds less that of a run of few, by the same difference of
-what metrics.csv counts; and the same for single calls of a transport. Seconds: `exchange_seconds` of metrics.csv, the
-median over rounds, at three rates and three delays. All hosts share the cores of one machine.
+what metrics.csv counts. Seconds: `exchange_seconds` of metrics.csv, the median over rounds, at three rates and three
+delays. All hosts share the cores of one machine.
 """
 
 import argparse
 import importlib.metadata
-import json
 import os
 import platform
 import signal
@@ -20,28 +19,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
 from pathlib import Path
 
 import hosts
-import numpy as np
-from hosts import Network, Sent
+from hosts import Network
 
 from pflmpi.config.yaml_file import dump
 from pflmpi.machine import cores
 from pflmpi.store import metrics_file
-from pflmpi.transports.base import Transport
 
 TRANSPORTS = ("mpi", "torch")
-PARTS = ("calls", "bytes", "seconds")
+PARTS = ("bytes", "seconds")
 SPREAD = (1, 1, 1)  # ranks of each host
 WIDE, NARROW = 14000, 100  # hidden units of the MLP on 8 x 8 pictures
 FEW, MANY, TIMED, WARM = 1, 6, 28, 3  # rounds; WARM of the TIMED ones do not count
 RATES, DELAYS = (200.0, 500.0, 1000.0), (5.0, 10.0, 20.0)  # Mbit/s, ms one way
 SLOW = 300.0  # Mbit/s of each of these hosts where it is to matter
-SIZE, CALLS = 4 * 2**20, 10  # bytes of a single call, calls
 
 
 def parameters(hidden: int) -> int:
@@ -101,58 +95,6 @@ def settings(clients: int, rounds: int, hidden: int) -> dict[str, object]:
     }
 
 
-def bytes_of_calls(tools: Path, folder: Path) -> Iterator[list[str]]:
-    """Yield a line for each call of each transport, one rank per host."""
-    for transport in TRANSPORTS:
-        network = Network(tools, len(SPREAD))
-        with hosts.up(network):
-            hosts.run(network, transport, SPREAD, [__file__, "--worker", f"{folder}/calls.json"])
-        for name, counted, *numbers in json.loads((folder / "calls.json").read_text()):
-            sent = Sent(*numbers)
-            sizes, ratios = (counted / CALLS / 1e6, sent.bytes / CALLS / 1e6), (sent.bytes, sent.payload)
-            shown = [*(f"{size:.2f}" for size in sizes), *(f"{ratio / counted:.4f}" for ratio in ratios)]
-            yield [transport, name, *shown, str(sent.again)]
-
-
-def worker(out: Path) -> None:
-    """Make calls on this rank; rank 0 writes for each the counted bytes, and what all hosts have sent."""
-    from pflmpi.transports import open_transport
-    from pflmpi.transports.detect import detect
-
-    transport = open_transport("auto", detect(os.environ), 60.0)
-    payload = np.zeros(SIZE, np.uint8)
-    ranks, moved = range(transport.size), transport.size * (transport.size - 1) * SIZE
-    calls = {
-        "broadcast": lambda: transport.broadcast(payload),
-        "gather": lambda: transport.gather(payload, [SIZE] * transport.size),
-        "exchange": lambda: transport.exchange(dict.fromkeys(ranks, payload), dict.fromkeys(ranks, SIZE), moved),
-    }
-    found = []
-    for name, call in calls.items():
-        call()  # connects
-        before = settled(transport)
-        transport.take_moved("control")
-        for _ in range(CALLS):
-            call()
-        counted = sum(transport.take_moved("control"))
-        sent = np.array(astuple(settled(transport) - before))
-        parts = transport.gather(sent.view(np.uint8), [sent.nbytes] * transport.size)
-        if parts is not None:
-            found.append((name, counted, *np.sum([part.view(np.int64) for part in parts], 0).tolist()))
-    if transport.rank == 0:
-        out.write_text(json.dumps(found))
-    transport.exit(0)
-
-
-def settled(transport: Transport) -> Sent:
-    """Return what this host has sent, with all ranks here and the last acknowledgements through."""
-    transport.barrier()
-    time.sleep(0.3)
-    sent = hosts.counters(Path("/proc/net/dev").read_text() + Path("/proc/net/snmp").read_text())
-    transport.barrier()
-    return sent
-
-
 def seconds_of_rounds(tools: Path, folder: Path) -> Iterator[list[str]]:
     """Yield a line for each network, payload and transport: seconds of communication per round."""
     cases = [(Network(tools, len(SPREAD)), hidden) for hidden in (WIDE, NARROW)]
@@ -185,10 +127,6 @@ def report(tools: Path, folder: Path, parts: Sequence[str]) -> Iterator[str]:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "mpi4py", "pflmpi"))
     mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     yield f"{len(cores())} cores, Python {platform.python_version()}, {versions}, {mpi}."
-    if "calls" in parts:
-        yield from ("", f"## Single calls of {SIZE / 1e6:.1f} MB, 3 hosts with one rank each", "")
-        columns = ["transport", "call", "counted MB", "sent MB", "sent / counted", "payload / counted", "retransmitted"]
-        yield from table(columns, bytes_of_calls(tools, folder))
     if "bytes" in parts:
         yield from ("", f"## One round of FedAvg with {4 * parameters(WIDE) / 1e6:.1f} MB of parameters", "")
         columns = ["transport", "counted MB", "sent MB", "sent / counted", "payload / counted", "retransmitted"]
@@ -215,11 +153,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append", help="measure only this")
     parser.add_argument("--netns", type=Path, metavar="DIR", help="folder of nsup, nsdown, nsagent and delaysw.py")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report there too")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        worker(options.worker)
-        return
     if options.netns is None or not (options.netns / "nsup").exists():
         parser.error("--netns DIR: a folder with nsup, nsdown, nsagent and delaysw.py")
     if os.geteuid() != 0:

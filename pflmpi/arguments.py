@@ -46,28 +46,23 @@ def shell_words(option: str, text: str) -> list[str]:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add `-s KEY=VALUE`."""
-    parser.add_argument(
-        "-s", "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override section.key"
-    )
+    text = "override a key of the configuration, such as training.rounds=10; may be given several times"
+    parser.add_argument("-s", "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
 
 
 def add_changed_code(parser: argparse.ArgumentParser) -> None:
-    """Add `--changed-code`."""
     parser.add_argument(
         "--changed-code",
         action="store_true",
-        help="resume even if your own Python files have changed since the run started",
+        help="go on even if your own Python files have changed since the run started",
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else (docs/scripts.md)")
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add `-s` and the configuration."""
     add_overrides(parser)
     parser.add_argument("config", type=Path, help="a YAML file (its keys: `pflmpi list SECTION`)")
 
@@ -79,13 +74,11 @@ def check_config(path: Path) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of a run."""
     parser.add_argument("run", type=Path, help="the folder of a run")
 
 
 def add_round(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint of a run."""
-    parser.add_argument("--round", type=int, metavar="N", help="the checkpoint (default: the newest)")
+    parser.add_argument("--round", type=int, metavar="N", help="the round of the checkpoint (default: the newest)")
     parser.add_argument(
         "--allow-older",
         action="store_true",
@@ -166,15 +159,15 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="no progress, only the result")
     shown.add_argument("--bar", action="store_true", help="a progress bar even where mpirun hides the terminal")
-    # For `pflmpi.run`: errors as lines of a file, and a stop after the round when it closes this process's stdin.
+    # For `pflmpi.run`: errors and rounds as lines of files, and a stop after the round when it closes our stdin.
     parser.add_argument("--error-file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds-file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stop-at-eof", action="store_true", help=argparse.SUPPRESS)
     # For the ranks that this command starts: the folder of the run that it has told the user.
     parser.add_argument("--announced", type=Path, help=argparse.SUPPRESS)
 
 
 def add_take_over(parser: argparse.ArgumentParser) -> None:
-    """Add `--take-over`."""
     parser.add_argument(
         "--take-over",
         action="store_true",
@@ -190,7 +183,7 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only cells whose ROW/COLUMN matches, such as 'FedAvg/*'",
+        help="only cells whose ROW/COLUMN matches, such as 'FedAvg/*'; may be given several times",
     )
 
 

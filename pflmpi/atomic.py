@@ -87,7 +87,7 @@ def refusing(what: object, otherwise: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"cannot write {what}: {error.strerror}; {remedy(error)}, or {otherwise}") from error
+        raise ConfigError(f"cannot write {what}: {error.strerror or error}; {remedy(error)}, or {otherwise}") from error
 
 
 def remedy(error: OSError) -> str:

@@ -18,8 +18,9 @@ from pflmpi.commands.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
 from pflmpi.text import first_line, printable
 
-# Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
-# does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
+# Each is a file in `commands`: the first line of its docstring is the help, the commands in it are examples,
+# `add_arguments` says what it takes, `run` does it and returns the exit code. What is slow to import, such as torch, is
+# imported in `run`: `--help` is quick.
 _GROUPS = {
     "run": ("examples", "docs", "list", "data", "run", "resume", "fork", "contribution", "prune", "sweep", "search"),
     "look": ("inspect", "watch", "compare", "bisect", "report", "table", "export", "evaluate", "probe"),
@@ -33,9 +34,23 @@ _EXIT_CODES = (
     "exit codes: 0 done; 1 a run of a sweep or of a scaling experiment failed, or ended with other bits, the doctor "
     "found a problem, a plan does not fit, two runs differ, or a report left a run out; 2 wrong input, nothing was "
     "started; 3 a fault during the run, resume it; 75 stopped after a complete round, on a signal or before a time "
-    "limit, resume it"
+    "limit, resume it; 130 interrupted (Ctrl-C), resume it from the newest checkpoint"
 )
 _MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
+
+
+class _Help(argparse.HelpFormatter):
+    """Help whose examples stay as they are, and in which no option is cut at a hyphen."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = (
+            [line] if not line or line.startswith("  ") else textwrap.wrap(line, width, break_on_hyphens=False)
+            for line in text.splitlines()
+        )
+        return "\n".join(indent + part for wrapped in lines for part in wrapped)
 
 
 class _Printable(logging.Formatter):
@@ -62,11 +77,12 @@ def parser(command: str = "") -> argparse.ArgumentParser:
         prog="pflmpi", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
     )
     for name, module in modules.items():
-        subparser = commands.add_parser(name, description=summaries[name])
+        subparser = commands.add_parser(name, description=summaries[name], formatter_class=_Help)
         subparser.set_defaults(function=module.run, parser=subparser, log_level=logging.WARNING)
         subparser.register("type", Path, arguments.path)
         module.add_arguments(subparser)
         subparser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
+        subparser.epilog = "\n\n".join(filter(None, (subparser.epilog, _examples(module))))
     return top
 
 
@@ -74,6 +90,12 @@ def _summary(module: ModuleType) -> str:
     """The first line of its docstring, as help has it."""
     line = (module.__doc__ or module.__name__).splitlines()[0].rstrip(".")
     return line[0].lower() + line[1:]
+
+
+def _examples(module: ModuleType) -> str:
+    """The commands in its docstring, as help has them."""
+    lines = [f"  {line}" for line in (module.__doc__ or "").splitlines() if line.startswith("pflmpi ")]
+    return "\n".join(["examples:" if len(lines) > 1 else "example:", *lines])
 
 
 def _epilog(summaries: Mapping[str, str]) -> str:

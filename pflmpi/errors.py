@@ -138,14 +138,11 @@ def exit_code_before(environ: Mapping[str, str]) -> int | None:
 
 def explained(error: Exception, kind: type[PflmpiError] = UserError) -> Exception:
     """An error of that kind for a limit of the system, and for a file that it refuses; others as they are."""
-    if not isinstance(error, PflmpiError) and (text := limits.problem(error)) is not None:
-        explanation = kind(text)
-        explanation.__cause__ = error
-        return explanation
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        explanation = kind(
-            f"{os.fsdecode(error.filename)}: {error.strerror}; choose another path, or make it accessible"
-        )
-        explanation.__cause__ = error
-        return explanation
-    return error
+    text = None if isinstance(error, PflmpiError) else limits.problem(error)
+    if text is None and isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}; choose another path, or make it accessible"
+    if text is None:
+        return error
+    explanation = kind(text)
+    explanation.__cause__ = error
+    return explanation

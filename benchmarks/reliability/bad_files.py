@@ -58,7 +58,7 @@ class BadFiles:
 
 def _kinds(case: Path) -> dict[str, Callable[[random.Random], list[str]]]:
     """What damages a file of each kind, and the command that is to read it."""
-    config = ["partition", "case/c.yaml", "-s", "partition={name: iid, clients: 3}"]
+    config = ["data", "case/c.yaml", "-s", "partition={name: iid, clients: 3}"]
 
     def data(name: str, root: str) -> list[str]:
         return [*config, "-s", f"data={{name: {name}, root: {root}}}"]

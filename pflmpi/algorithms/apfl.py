@@ -59,9 +59,7 @@ class APFL(FedAvg):
         float, Field(ge=0, le=1, description="share of the own model in the mixture, at the start (alpha)")
     ] = 0.5
     adaptive: Annotated[bool, Field(description="learn alpha in each update; otherwise it stays")] = True
-    alpha_lr: Annotated[
-        float | None, Field(gt=0, allow_inf_nan=False, description="learning rate of alpha; null: that of the model")
-    ] = None
+    alpha_lr: Annotated[float | None, Field(gt=0, description="learning rate of alpha; null: that of the model")] = None
     weighting: ClientWeighting = "clients"
 
     def init_client(self, task: Task) -> Tree:

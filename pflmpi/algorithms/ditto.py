@@ -52,10 +52,7 @@ class Ditto(FedAvg):
     measured: ClassVar[tuple[str, ...]] = ("personal",)
 
     prox_weight: Annotated[
-        float,
-        Field(
-            ge=0, allow_inf_nan=False, description="how strongly the personal model is drawn to the global one (lambda)"
-        ),
+        float, Field(ge=0, description="how strongly the personal model is drawn to the global one (lambda)")
     ] = 1.0
     personal_epochs: Annotated[
         int | None, Field(ge=1, description="epochs of the personal model (s); null: the minibatches of the global one")

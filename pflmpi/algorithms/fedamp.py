@@ -58,28 +58,19 @@ class FedAMP(Algorithm):
     any_task: ClassVar[bool] = True
     frozen_head: ClassVar[bool] = True
 
-    alpha: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="step size of the message passing (alpha_k)")
-    ] = 1e4
+    alpha: Annotated[float, Field(ge=0, description="step size of the message passing (alpha_k)")] = 1e4
     prox_weight: Annotated[
-        float,
-        Field(ge=0, allow_inf_nan=False, description="how strongly a client is drawn to its cloud model (lambda)"),
+        float, Field(ge=0, description="how strongly a client is drawn to its cloud model (lambda)")
     ] = 1.0
     sigma: Annotated[
-        float,
-        Field(
-            gt=0,
-            allow_inf_nan=False,
-            description="scale of squared distances, above which models do not attract each other",
-        ),
+        float, Field(gt=0, description="scale of squared distances, above which models do not attract each other")
     ] = 1e6
     weighting: Annotated[
         Literal["distance", "cosine"],
         Field(description="attraction by distance, or by cosine (the paper's heuristic for deep networks)"),
     ] = "distance"
     cosine_scale: Annotated[
-        float,
-        Field(ge=0, allow_inf_nan=False, description="sharpness of the weights by cosine (sigma of the heuristic)"),
+        float, Field(ge=0, description="sharpness of the weights by cosine (sigma of the heuristic)")
     ] = 10.0
     self_weight: Annotated[
         float, Field(ge=0, le=1, description="weight of the own model with weighting cosine (xi_ii)")

@@ -1,14 +1,10 @@
 """FedBABU: a shared body under a head that never changes, fine-tuned by each client to be tested."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pflmpi.algorithms.fine_tuning import FineTuned
-from pflmpi.learning.client import ClientData, model_loss
-from pflmpi.learning.sgd import train
 from pflmpi.learning.task import SERVER, Task
-from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree
 
 
@@ -36,21 +32,8 @@ class FedBABU(FineTuned):
     shared: ClassVar[tuple[str, ...]] = ("body",)
     message: ClassVar[str] = "body"
     state: ClassVar[str] = "body"
+    untrained: ClassVar[tuple[str, ...]] = ("head",)
     predicts_with: ClassVar[tuple[str, ...]] = ("body",)
 
     def init_client(self, task: Task) -> Tree:
         return self.to_keep(task, self.init_model(task.of_client(SERVER)))  # the server's draw: one head for all
-
-    def trainings(self, task: Task) -> Mapping[str, Tree]:
-        return {"train": task.like("body")}
-
-    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        model = train(
-            task,
-            self.whole(client, down["body"]),
-            data.passes["train"],
-            model_loss(task),
-            data.learning_rate,
-            frozen=("head",),
-        )
-        return self.to_keep(task, model), {"body": self.to_share(task, model)}

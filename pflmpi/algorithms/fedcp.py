@@ -60,10 +60,7 @@ class FedCP(WeightedSharedParts):
     draws_noise: ClassVar[bool] = True
 
     alignment_weight: Annotated[
-        float,
-        Field(
-            ge=0, allow_inf_nan=False, description="how strongly personal features are drawn to global ones (lambda)"
-        ),
+        float, Field(ge=0, description="how strongly personal features are drawn to global ones (lambda)")
     ] = 5.0
 
     def init_model(self, task: Task) -> Tree:

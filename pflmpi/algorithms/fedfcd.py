@@ -65,16 +65,10 @@ class FedFCD(Algorithm):
     unlike_models: ClassVar[bool] = True
     introduces: ClassVar[bool] = True
 
-    align_weight: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="pull of features to class means (lambda)")
-    ] = 1.0
-    body_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="eta_f; null: training.lr")] = None
-    head_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="eta_phi_i; null: training.lr")] = (
-        None
-    )
-    global_head_lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="eta_phi_g, on the server")] = (
-        0.01  # eta_phi_g
-    )
+    align_weight: Annotated[float, Field(ge=0, description="pull of features to class means (lambda)")] = 1.0
+    body_lr: Annotated[float | None, Field(gt=0, description="eta_f; null: training.lr")] = None
+    head_lr: Annotated[float | None, Field(gt=0, description="eta_phi_i; null: training.lr")] = None
+    global_head_lr: Annotated[float, Field(gt=0, description="eta_phi_g, on the server")] = 0.01
     alternation: Annotated[Literal["epoch", "batch"], Field(description="when body and head take turns")] = "epoch"
     class_mean_weighting: Annotated[Weighting, Field(description="how class means are weighted")] = "samples"
     server_epochs: Annotated[int, Field(ge=1, description="passes of the server over the class means in a round")] = 1
@@ -176,8 +170,7 @@ class FedFCD(Algorithm):
             epochs=self.server_epochs,
             batch_size=self.server_batch_size or task.training.batch_size,
         )
-        means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
-        return {"head": head, "means": means, "known": known}
+        return {"head": head, **combine(up["means"], server, self.class_mean_weighting)}
 
     def personal(self, task: Task) -> Personal:
         model = Kept("model")

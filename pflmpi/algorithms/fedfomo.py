@@ -202,10 +202,9 @@ def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Ten
     total = samples = torch.zeros((), device=task.device)
     with torch.no_grad():
         for batch in batches:
-            ones, padding = batch.y.new_ones, batch.padding
-            size = ones(len(batch.x), dtype=torch.int64) if padding is None else padding.weight
+            size = len(batch.y) if batch.padding is None else batch.padding.weight.sum()
             losses = [task_loss(task, task.predict(model, batch.x), batch) for model in models]
-            total, samples = total + size.sum() * torch.stack(losses), samples + size.sum()
+            total, samples = total + size * torch.stack(losses), samples + size
     return total / samples
 
 

@@ -41,7 +41,7 @@ class FedGH(SharedHead):
     linear_head: ClassVar[bool] = True
 
     global_head_lr: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="learning rate of the global head, on the server (eta)")
+        float, Field(gt=0, description="learning rate of the global head, on the server (eta)")
     ] = 0.01
     server_epochs: Annotated[int, Field(ge=1, description="passes of the server over the class means in a round")] = 1
     server_batch_size: Annotated[

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
@@ -67,9 +67,7 @@ class FedGMH(Algorithm):
     critical_share: Annotated[
         float, Field(ge=0, le=1, description="share of the head's entries that are critical (beta); see critical_from")
     ] = 0.5
-    head_lr: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="learning rate of the heads on the server (eta_h)")
-    ] = 1.0
+    head_lr: Annotated[float, Field(ge=0, description="learning rate of the heads on the server (eta_h)")] = 1.0
     server_epochs: Annotated[int, Field(ge=1, description="passes of the server over the class means in a round")] = 1
     server_batch_size: Annotated[
         int | None, Field(ge=1, description="class means in a step of a head; null: as many as the clients' batch size")
@@ -217,7 +215,7 @@ class FedGMH(Algorithm):
             member: [H, M] bool, the uploads that head h learns from in this step.
         """
         scores = torch.einsum("md,hkd->hmk", means, weight) + bias.unsqueeze(1)
-        error = scores.softmax(-1) - torch.nn.functional.one_hot(labels, weight.shape[1]).to(scores.dtype)
+        error = scores.softmax(-1) - F.one_hot(labels, weight.shape[1]).to(scores.dtype)
         share = member / member.sum(1, keepdim=True).clamp(min=1)  # the gradient of the mean cross-entropy
         error = error * share.unsqueeze(-1)
         return (
@@ -255,7 +253,7 @@ def present_loss(task: Task) -> Loss:
 
     def loss(params: Tree, batch: Batch) -> Tensor:
         scores, counted = task.predict(params, batch.x, training=True), leaf(params, "present")[batch.y]
-        values = functional.cross_entropy(scores, batch.y, reduction="none", label_smoothing=batch.smoothing)
+        values = F.cross_entropy(scores, batch.y, reduction="none", label_smoothing=batch.smoothing)
         share = average(counted, batch)
         return average(values * counted, batch) / torch.where(share > 0, share, 1.0)
 

@@ -52,8 +52,8 @@ class FedNova(FedAvg):
                 )
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        sent: Tree = {"direction": task.like(*_TRAINED), "gradients": tensor(), **task.like(*task.shared_stats)}
-        return {"steps": Mean(sent if task.shared_stats else only(sent, ("direction", "gradients")), by=self.weighting)}
+        stats = only(task.like(), task.shared_stats)
+        return {"steps": Mean({"direction": task.like(*_TRAINED), "gradients": tensor(), **stats}, by=self.weighting)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         batches = Counted(data, "train")

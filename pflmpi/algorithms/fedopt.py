@@ -37,7 +37,7 @@ class FedAvgM(FedAvg):
     paper: ClassVar[str] = "Hsu et al., 2019"
     search: ClassVar = {"server_lr": (0.1, 10.0, "log"), "server_momentum": (0.0, 0.99)}
 
-    server_lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="factor on the server's step")] = 1.0
+    server_lr: Annotated[float, Field(gt=0, description="factor on the server's step")] = 1.0
     server_momentum: Annotated[float, Field(ge=0, lt=1, description="momentum of the server (beta)")] = 0.9
 
     def init_server(self, task: Task) -> Tree:
@@ -58,11 +58,9 @@ class AdaptiveServer(FedAvg):
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
     search: ClassVar = {"server_lr": (0.001, 1.0, "log"), "tau": (1e-5, 0.1, "log")}
 
-    server_lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="rate of the server (eta)")] = 0.1
+    server_lr: Annotated[float, Field(gt=0, description="rate of the server (eta)")] = 0.1
     beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of changes")] = 0.9
-    tau: Annotated[float, Field(gt=0, allow_inf_nan=False, description="added to the root, degree of adaptivity")] = (
-        1e-3
-    )
+    tau: Annotated[float, Field(gt=0, description="added to the root, degree of adaptivity")] = 1e-3
     weighting: ClientWeighting = "clients"
 
     @abstractmethod

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
@@ -41,9 +41,10 @@ class FedPAC(Algorithm):
     heads of all clients, class means. Evaluated: the fresh body with the client's combined head.
 
     Readings. A class without a global mean is aligned to the client's own mean under the received body; in the first
-    round, when there is none at all, nothing is aligned. Weights below 0.001 are dropped and the others scaled to 1.
-    Variances are at least 1e-9 of the largest distance, so that the program has one solution. The authors' code prints
-    the accuracy of that model and the one after local training; here it is the former, as with FedPer and FedRep.
+    round, when there is none at all, nothing is aligned. Weights below 0.001 are dropped, unless all of them are,
+    and the others scaled to 1. Variances are at least 1e-9 of the largest distance, so that the program has one
+    solution. The authors' code prints the accuracy of that model and the one after local training; here it is the
+    former, as with FedPer and FedRep.
     `combine_heads: false` is the ablation of their code (`agg_g`).
 
     Newcomers: cannot join, since a head is combined for those who take part, from what they measure; under the mean of
@@ -87,11 +88,10 @@ class FedPAC(Algorithm):
         model, n = task.init(), task.num_clients
         means: Tree = {"mean": torch.zeros(task.num_classes, task.num_features), "known": torch.zeros(task.num_classes)}
         heads = tree.map(lambda entry: entry.expand(n, *entry.shape).clone(), part(model, "head"))
-        return {"body": {name: model[name] for name in ("body", *task.shared_stats)}, "heads": heads, "means": means}
+        return {"body": only(model, ("body", *task.shared_stats)), "heads": heads, "means": means}
 
     def init_client(self, task: Task) -> Tree:
-        model = task.init()
-        return {name: model[name] for name in task.local_stats}
+        return only(task.init(), task.local_stats)
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         rows = torch.from_numpy(receivers)
@@ -122,8 +122,8 @@ class FedPAC(Algorithm):
         model = train(
             task, model, data.passes["body"], body_loss, data.learning_rate, frozen=("head",), name="body", fixed=fixed
         )
-        return {name: model[name] for name in task.local_stats}, {
-            "body": {name: model[name] for name in down["body"]},
+        return only(model, task.local_stats), {
+            "body": only(model, tuple(down["body"])),
             "head": part(model, "head"),
             "before": before,
             "after": class_means(task, model, data),
@@ -191,5 +191,6 @@ def _least(matrix: np.ndarray) -> np.ndarray:
     root = np.linalg.cholesky(matrix).T
     weights, _ = optimize.nnls(root, np.linalg.solve(root.T, np.ones(len(matrix))))
     weights /= weights.sum()
-    weights[weights < _LEAST_WEIGHT] = 0
+    kept = weights >= _LEAST_WEIGHT
+    weights = np.where(kept, weights, 0) if kept.any() else weights
     return np.asarray(weights / weights.sum())

@@ -51,10 +51,7 @@ class FedProto(Algorithm):
     unlike_models: ClassVar[bool] = True
 
     prototype_weight: Annotated[
-        float,
-        Field(
-            ge=0, allow_inf_nan=False, description="how strongly features are drawn to the global class means (lambda)"
-        ),
+        float, Field(ge=0, description="how strongly features are drawn to the global class means (lambda)")
     ] = 1.0
     class_mean_weighting: Annotated[
         Weighting,
@@ -106,8 +103,7 @@ class FedProto(Algorithm):
         return {"model": model}, {"means": class_means(task, model, data)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
-        return {"means": means, "known": known}
+        return combine(up["means"], server, self.class_mean_weighting)
 
     def personal(self, task: Task) -> Personal:
         if self.predict_with == "head":

@@ -32,7 +32,7 @@ class FedProx(FedAvg):
     search: ClassVar = {"prox_weight": (0.0001, 1.0, "log")}
 
     prox_weight: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="how strongly a client is drawn to the global model (mu)")
+        float, Field(ge=0, description="how strongly a client is drawn to the global model (mu)")
     ] = 0.01
 
     def loss(self, task: Task) -> Loss:

@@ -63,7 +63,7 @@ class FeSEM(Algorithm):
                 f"algorithm.num_clusters = {self.num_clusters}, but the first centres are drawn from the participants "
                 f"of a round, which are {participants}; choose at most that, or a larger training.participation"
             )
-        stats = tree.leaves(task.like(*task.shared_stats))
+        stats = tree.leaves(only(task.like(), task.shared_stats))
         if integers := [path for path, leaf in stats if not leaf.is_floating_point()]:
             raise ConfigError(
                 f"model {task.architecture.name} has {integers[0]} of integers, of which fesem can make no mean; "

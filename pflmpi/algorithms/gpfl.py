@@ -63,14 +63,9 @@ class GPFL(WeightedSharedParts):
     state: ClassVar[str] = "shared"
 
     magnitude_weight: Annotated[
-        float,
-        Field(
-            ge=0, allow_inf_nan=False, description="weight of the features' distance to the class embeddings (lambda)"
-        ),
+        float, Field(ge=0, description="weight of the features' distance to the class embeddings (lambda)")
     ] = 0.01
-    guidance_decay: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="weight decay of what is shared (mu)")
-    ] = 0.1
+    guidance_decay: Annotated[float, Field(ge=0, description="weight decay of what is shared (mu)")] = 0.1
 
     def init_model(self, task: Task) -> Tree:
         embeddings = stream(task.seed, 0, -1, "embeddings").standard_normal(

@@ -64,9 +64,7 @@ class L2GD(SharedParts):
     message: ClassVar[str] = "mean"
     state: ClassVar[str] = "mean"
 
-    prox_weight: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="how strongly models are drawn to their mean (lambda)")
-    ] = 1.0
+    prox_weight: Annotated[float, Field(ge=0, description="how strongly models are drawn to their mean (lambda)")] = 1.0
     aggregation_probability: Annotated[
         float, Field(gt=0, lt=1, description="probability that a step goes to the mean instead of training (p)")
     ] = 0.2

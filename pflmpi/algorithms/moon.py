@@ -45,10 +45,8 @@ class Moon(FedAvg):
     any_task: ClassVar[bool] = False
     frozen_head: ClassVar[bool] = False
 
-    contrast_weight: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="weight of the contrastive loss (mu)")
-    ] = 5.0
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False, description="of the similarities (tau)")] = 0.5
+    contrast_weight: Annotated[float, Field(ge=0, description="weight of the contrastive loss (mu)")] = 5.0
+    temperature: Annotated[float, Field(gt=0, description="of the similarities (tau)")] = 0.5
 
     def init_client(self, task: Task) -> Tree:
         last = only(task.init(), ("body", "stats"))

@@ -62,13 +62,10 @@ class PerFedAvg(FedAvg):
         Literal["first", "hessian_free"],
         Field(description="first-order steps, or hessian_free by a difference of gradients"),
     ] = "first"
-    inner_lr: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="learning rate of the step to a personal model (alpha)")
-    ] = 0.01
+    inner_lr: Annotated[float, Field(ge=0, description="learning rate of the step to a personal model (alpha)")] = 0.01
     adapt_steps: Annotated[int, Field(ge=1, description="steps by which a client adapts before it is tested")] = 1
     difference: Annotated[
-        float,
-        Field(gt=0, allow_inf_nan=False, description="distance of the two gradients with order hessian_free (delta)"),
+        float, Field(gt=0, description="distance of the two gradients with order hessian_free (delta)")
     ] = 0.001
     weighting: ClientWeighting = "clients"
 

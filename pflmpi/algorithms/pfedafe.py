@@ -62,7 +62,7 @@ class PFedAFE(FedPer):
         float, Field(ge=0, le=1, description="share of the own body in the mixture, at the start (beta)")
     ] = 0.5
     beta_steps: Annotated[int, Field(ge=1, description="steps in which that share is learned in an update")] = 10
-    beta_lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of that share")] = 0.1
+    beta_lr: Annotated[float, Field(gt=0, description="learning rate of that share")] = 0.1
     adaptive: Annotated[
         bool, Field(description="mix in a learned share; otherwise the shared body replaces the own one")
     ] = True

@@ -73,12 +73,10 @@ class PFedCFR(Algorithm):
         Field(description="of each group: fused by distance, averaged, or the client's own; null: attention, mean"),
     ] = None
     layer_unit: Annotated[Literal["module", "tensor"], Field(description="what counts as a layer")] = "module"
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False, description="step size of the fusion (alpha_t)")] = 1e4
-    sigma: Annotated[float, Field(gt=0, allow_inf_nan=False, description="scale of squared distances")] = 1e6
-    prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False, description="pull to fused layers (lambda)")] = 1.0
-    decision_prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False, description="pull to the mean (mu)")] = (
-        0.001
-    )
+    alpha: Annotated[float, Field(gt=0, description="step size of the fusion (alpha_t)")] = 1e4
+    sigma: Annotated[float, Field(gt=0, description="scale of squared distances")] = 1e6
+    prox_weight: Annotated[float, Field(ge=0, description="pull to fused layers (lambda)")] = 1.0
+    decision_prox_weight: Annotated[float, Field(ge=0, description="pull to the mean (mu)")] = 0.001
     start: Annotated[Literal["fused", "local"], Field(description="model that training starts from")] = "fused"
 
     def check(self, task: Task, participants: int) -> None:

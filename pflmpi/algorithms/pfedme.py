@@ -53,18 +53,12 @@ class PFedMe(FedAvg):
     predicts_with: ClassVar[tuple[str, ...]] = ()
 
     prox_weight: Annotated[
-        float,
-        Field(
-            gt=0, allow_inf_nan=False, description="how strongly the personal model is drawn to the local one (lambda)"
-        ),
+        float, Field(gt=0, description="how strongly the personal model is drawn to the local one (lambda)")
     ] = 15.0
-    personal_lr: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="learning rate of the personal model (eta_p)")
-    ] = 0.09
+    personal_lr: Annotated[float, Field(gt=0, description="learning rate of the personal model (eta_p)")] = 0.09
     inner_steps: Annotated[int, Field(ge=1, description="steps of the personal model for each batch (K)")] = 5
     server_mix: Annotated[
-        float,
-        Field(gt=0, allow_inf_nan=False, description="how far the server moves to the mean of the clients (beta)"),
+        float, Field(gt=0, description="how far the server moves to the mean of the clients (beta)")
     ] = 1.0
     weighting: ClientWeighting = "clients"
 

@@ -77,16 +77,12 @@ class PFedPM(Algorithm):
     own_weight: Annotated[
         float, Field(ge=0, le=1, description="share of the own class mean beside the global one (a)")
     ] = 0.3
-    prototype_weight: Annotated[float, Field(ge=0, allow_inf_nan=False, description="pull to class means (lambda)")] = (
-        1.0
-    )
+    prototype_weight: Annotated[float, Field(ge=0, description="pull to class means (lambda)")] = 1.0
     distance: Annotated[Literal["l2", "mse"], Field(description="Euclidean, or the mean of squares")] = "l2"
-    norm_epsilon: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="added to the square under the root of the l2 distance")
-    ] = 0.0
+    norm_epsilon: Annotated[float, Field(ge=0, description="added under the root of the l2 distance")] = 0.0
     class_mean_weighting: Annotated[Weighting, Field(description="how class means are weighted")] = "samples"
     relation: Annotated[bool, Field(description="predict with a learned relation instead of distances")] = False
-    relation_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="null: the model's")] = None
+    relation_lr: Annotated[float | None, Field(gt=0, description="null: the model's")] = None
     bounds: Annotated[bool, Field(description="estimate the bounds on lambda and eta that ensure convergence")] = False
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
@@ -197,8 +193,7 @@ class PFedPM(Algorithm):
         return (share * known * distance).sum()
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
-        return {"means": means, "known": known}
+        return combine(up["means"], server, self.class_mean_weighting)
 
     def personal(self, task: Task) -> Personal:
         model = Kept("model")

@@ -30,8 +30,8 @@ def no_means(task: Task) -> Tree:
     }
 
 
-def combine(up: Tree, previous: Tensor, known: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
-    """The new global class means [K, d] and which classes have one [K] (bool).
+def combine(up: Tree, previous: Tree, weighting: Weighting) -> Tree:
+    """The new global class means, in the form of `no_means`.
 
     With m_j the uploads of class j and N_j their samples together:
 
@@ -44,19 +44,19 @@ def combine(up: Tree, previous: Tensor, known: Tensor, weighting: Weighting) -> 
 
     Args:
         up: `{"labels": [M], "counts": [M], "means": [M, d], ...}`.
-        previous: [K, d].
-        known: [K] bool.
+        previous: the means before, of which other entries than "means" and "known" are not read.
     """
-    labels, counts, means = up["labels"], up["counts"], up["means"]
-    assert isinstance(labels, Tensor) and isinstance(counts, Tensor) and isinstance(means, Tensor)
-    member = (torch.arange(len(previous)).unsqueeze(-1) == labels).to(torch.float64)  # [K, M]
+    labels, counts, means = (leaf(up, name) for name in ("labels", "counts", "means"))
+    before, known = leaf(previous, "means"), leaf(previous, "known")
+    member = (torch.arange(len(known)).unsqueeze(-1) == labels).to(torch.float64)  # [K, M]
     uploads = member.sum(1)
     weights = member if weighting == "clients" else member * counts.double()
     weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
     if weighting == "as_printed":
         weights = weights / uploads.clamp(min=1).unsqueeze(-1)
     fresh = uploads > 0
-    return torch.where(fresh.unsqueeze(-1), (weights @ means.double()).float(), previous), known | fresh
+    combined = torch.where(fresh.unsqueeze(-1), (weights @ means.double()).float(), before)
+    return {"means": combined, "known": known | fresh}
 
 
 def batch_means(z: Tensor, batch: Batch, num_classes: int) -> tuple[Tensor, Tensor]:

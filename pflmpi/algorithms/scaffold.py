@@ -51,9 +51,7 @@ class Scaffold(FedAvg):
     summary: ClassVar[str] = "FedAvg with control variates against client drift"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
 
-    server_lr: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="rate of the server's step along the mean change (eta_g)")
-    ] = 1.0
+    server_lr: Annotated[float, Field(gt=0, description="the server's rate along the mean change (eta_g)")] = 1.0
     control: Annotated[
         Literal["steps", "gradient"],
         Field(description="a client's control variate: its mean step (option II), or a gradient (option I)"),

@@ -35,11 +35,13 @@ class SharedParts(Algorithm):
         shared: the parts of the model that travel; the others are kept.
         message: what they are called on the way.
         state: what they are called in the server's state.
+        untrained: the parts that local training leaves as they are.
     """
 
     shared: ClassVar[tuple[str, ...]] = ("body", "head")
     message: ClassVar[str] = "model"
     state: ClassVar[str] = "model"
+    untrained: ClassVar[tuple[str, ...]] = ()
 
     def averaged_by(self) -> MeanBy:
         """Weights of the mean over the participants."""
@@ -79,8 +81,9 @@ class SharedParts(Algorithm):
         return {self.message: Shared(self.to_share(task, self.like_model(task)))}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
-        whole = {name: value for name, value in self.like_model(task).items() if name != "stats"}
-        return {} if self.own_steps else {"train": whole}
+        left_out = ("stats", *self.untrained)
+        trained = {name: value for name, value in self.like_model(task).items() if name not in left_out}
+        return {} if self.own_steps else {"train": trained}
 
     def init_server(self, task: Task) -> Tree:
         return {self.state: self.to_share(task, self.init_model(task))}
@@ -93,8 +96,9 @@ class SharedParts(Algorithm):
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         received = down[self.message]
-        model, loss = self.whole(client, received), self.loss(task)
-        model = train(task, model, data.passes["train"], loss, data.learning_rate, fixed=self.fixed(received))
+        model, batches = self.whole(client, received), data.passes["train"]
+        loss, fixed = self.loss(task), self.fixed(received)
+        model = train(task, model, batches, loss, data.learning_rate, frozen=self.untrained, fixed=fixed)
         return self.to_keep(task, model), {self.message: self.to_share(task, model)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:

@@ -93,12 +93,7 @@ def differing_arrays(first: Checkpoint, second: Checkpoint) -> tuple[list[str], 
 def _states(checkpoint: Checkpoint, start: int, length: int) -> dict[int, dict[str, np.ndarray]]:
     """What some clients keep, by id and path."""
     ids = np.arange(start, min(start + length, checkpoint.num_clients))
-    rows = run_folder.read_clients(checkpoint.run, checkpoint.number, ids)
-    return {
-        client: {path: array[row] for path, array in leaves.items()}
-        for members, leaves in rows.values()
-        for row, client in enumerate(members.tolist())
-    }
+    return run_folder.by_client(run_folder.read_clients(checkpoint.run, checkpoint.number, ids))
 
 
 def _differing(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> list[str]:

@@ -42,7 +42,8 @@ def best(
     Args:
         seen: the rounds to choose from, among which the place is counted.
     """
-    values = columns[judged_by(measure.column, columns)][seen]
+    judge, measured = columns[judged_by(measure.column, columns)], ~np.isnan(columns[measure.column])
+    values = np.where(measured, judge, np.nan)[seen]
     return None if np.isnan(values).all() else int((np.nanargmin if measure.lower else np.nanargmax)(values))
 
 

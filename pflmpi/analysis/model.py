@@ -45,20 +45,17 @@ def client_states(checkpoint: Checkpoint, clients: Sequence[int]) -> list[Client
     Raises:
         CheckpointError: a file is damaged (everything that is read is checked).
     """
-    kept: dict[int, Flat] = {client: {} for client in clients}
-    for ids, leaves in run_folder.read_clients(checkpoint.run, checkpoint.number, np.array(clients)).values():
-        for path, rows in leaves.items():
-            for client, row in zip(ids.tolist(), rows, strict=True):
-                kept[client][path] = np.asarray(row)
-    newest = run_folder.read_received(checkpoint.run, checkpoint.number, np.array(clients))
+    ids = np.array(clients)
+    kept = run_folder.by_client(run_folder.read_clients(checkpoint.run, checkpoint.number, ids))
+    newest = run_folder.read_received(checkpoint.run, checkpoint.number, ids)
     return [
         ClientState(
             client,
-            state,
+            state := kept.get(client, {}),
             {path: rows[place] for path, rows in newest.items()}
             | {path.removeprefix(_RECEIVED): state[path] for path in state if path.startswith(_RECEIVED)},
         )
-        for place, (client, state) in enumerate(kept.items())
+        for place, client in enumerate(clients)
     ]
 
 
@@ -197,8 +194,9 @@ def _model(checkpoint: Checkpoint, client: int) -> dict[str, Any]:
 
 
 def _models(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    models = yaml_file.parse(str(checkpoint.attributes["config"]), "the configuration")["model"]
-    return models if isinstance(models, list) else [models]
+    models = yaml_file.parse_mapping(str(checkpoint.attributes["config"]), "the configuration").get("model")
+    sections = models if isinstance(models, list) else [models]
+    return [section if isinstance(section, dict) else {} for section in sections] or [{}]
 
 
 def _part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:

@@ -16,6 +16,7 @@ from pflmpi.data.federation import Federation
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import build
 from pflmpi.experiment.build import Experiment
+from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import Task
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import as_messages
@@ -29,7 +30,8 @@ from pflmpi.tree import Tree
 class PersonalModule(nn.Module):
     """Predicts as a client of a run does after a round.
 
-    Its parameters are what the client keeps ("client.model.head.weight") and what it received ("received.body...").
+    Its parameters are what the client keeps ("client.model.head.weight") and what it received ("received.body...");
+    a name that every module has, such as "train", gets an underscore.
 
     Args:
         task: of the client, on the host.
@@ -42,7 +44,7 @@ class PersonalModule(nn.Module):
         self._algorithm, self._task = algorithm, task
         self._names: dict[str, str] = {}  # path -> name
         for path, value in tree.leaves({"client": client, "received": received}):
-            *owners, last = path.split("/")
+            *owners, last = (name + "_" * hasattr(nn.Module, name) for name in path.split("/"))
             module: nn.Module = self
             for owner in owners:
                 if owner not in module._modules:
@@ -72,7 +74,7 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
     (kept,) = client_states(checkpoint, [client])
     setup, group = build.setup(experiment, 1, 1), np.array([client])
     state = _tree(kept.kept)
-    for part in (ANSWERED, RESIDUAL):
+    for part in (ANSWERED, RESIDUAL, OPTIMIZER):
         state.pop(part, None)
     if RECEIVED in state:
         received = tree.part(state, RECEIVED)

@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -129,7 +129,7 @@ class Entry:
         costs: until the target, of the finished seeds that reach it.
         partitions: the first twelve digits of the hashes of the finished runs' partitions, each once.
         problems: why runs cannot be shown, a line each.
-        notes: what of the runs no checkpoint covers.
+        notes: what of the runs no checkpoint covers, and whether some seeds have no value.
         by_validation: whether validation samples choose the best round of a run.
     """
 
@@ -204,8 +204,9 @@ def pick(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> 
         return pick({name: column[latest] for name, column in columns.items()}, metric, "best")
     if figure == "best":
         judge = judged_by(shown.judge or shown.column, columns)
-        best = np.argmin if shown.lowest or lower_is_better(judge) else np.argmax
-        return float(values[measured][best(columns[judge][measured])])
+        judged = np.where(measured, columns[judge], math.nan)
+        best = np.nanargmin if shown.lowest or lower_is_better(judge) else np.nanargmax
+        return math.nan if np.isnan(judged).all() else float(values[best(judged)])
     return statistics.fmean(values[measured][-1 if figure == "last" else -LAST :])
 
 
@@ -240,10 +241,15 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
     hashes = [str(seed.run.recorded.get("partition", "")) for seed in runs if seed.run and seed.finished]
     printed, digits = table.published.get(row, {}).get(column), metric_of(table.metric).digits
     spread = over_seeds([pick(columns, "spread", "last") for columns in finished])
+    figures = [pick(columns, table.metric, table.figure) for columns in finished]
+    notes = [f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.notes]
+    if 0 < (lacking := sum(map(math.isnan, figures))) < len(figures):
+        of = f"{len(figures) - lacking} of {counted(len(figures), 'seed')}"
+        notes.append(f"{row}, {column}: the mean is of {of}; of the others the metric has no value")
     return Entry(
         row,
         column,
-        ours=over_seeds([pick(columns, table.metric, table.figure) for columns in finished], digits),
+        ours=over_seeds(figures, digits),
         last_ten=over_seeds([pick(columns, table.metric, "last10") for columns in finished], digits),
         over_clients=spread.value if spread else None,
         published=Value(printed[0], printed[1] if len(printed) > 1 else None) if printed else None,
@@ -255,7 +261,7 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
         costs=[cost for columns in finished if table.target and (cost := cost_to(columns, table.target))],
         partitions=[*dict.fromkeys(text[:12] for text in hashes if text)],
         problems=[seed.problem for seed in runs if seed.problem],
-        notes=[f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.notes],
+        notes=notes,
         by_validation=any("validation_accuracy_mean" in columns for columns in finished),
     )
 
@@ -318,25 +324,23 @@ def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
         figure += " by validation"
     beside = f" (published, difference{fit})" if any(entry.published for entry in filled) else ""
     first = f"{metric.name}, {figure}{beside}{unit}"
-    texts: dict[str, Callable[[Entry], str]] = {
-        first: lambda entry: _beside(entry, points),
-        f"{metric.name}, {_FIGURES['last10']}{unit}": lambda entry: _joined(entry.last_ten, entry.state),
+    texts = {
+        first: [_beside(entry, points) for entry in filled],
+        f"{metric.name}, {_FIGURES['last10']}{unit}": [_joined(entry.last_ten, entry.state) for entry in filled],
     }
     if table.target is not None:
         for name in _COSTS:
             caption = f"{name} to an accuracy of {100 * table.target:g} %, of the seeds that reach it"
-            texts[caption] = lambda entry, name=name: _joined(_costs(entry)[name]) or "-"  # type: ignore[misc]
+            texts[caption] = [_joined(_costs(entry)[name]) or "-" for entry in filled]
     rows = [row for row in table.rows if any(entry.row == row for entry in filled)]
     columns = [column for column in table.columns if any(entry.column == column for entry in filled)]
-    cells = {(entry.row, entry.column): entry for entry in filled}
-    return [
-        PrintedTable(
-            caption,
-            columns,
-            [[row, *(text(cells[row, col]) if (row, col) in cells else "-" for col in columns)] for row in rows],
-        )
-        for caption, text in texts.items()
-    ]
+    names = [(entry.row, entry.column) for entry in filled]
+    tables = []
+    for caption, of_entries in texts.items():
+        cells = dict(zip(names, of_entries, strict=True))
+        lines = [[row, *(cells.get((row, column), "-") for column in columns)] for row in rows]
+        tables.append(PrintedTable(caption, columns, lines))
+    return tables
 
 
 def partitions(filled: Sequence[Entry]) -> list[str]:

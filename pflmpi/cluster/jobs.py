@@ -153,14 +153,11 @@ def find(name: str, environ: Mapping[str, str]) -> list[Job]:
     """The jobs with an id, a task's, or an array's, as the queue or else the accounting has them; raises as `queue`."""
     array, _, task = name.partition("_")
 
-    def named(jobs: Iterable[Job]) -> list[Job]:
-        return [job for job in jobs if name in (job.id, job.array, job.number) or _has_task(job, array, task)]
+    def is_named(job: Job) -> bool:
+        its_task = job.array == array and task.isdecimal() and int(task) in job.tasks
+        return its_task or name in (job.id, job.array, job.number)
 
-    return named(queue(environ)) or named(accounted([name], environ))
-
-
-def _has_task(job: Job, array: str, task: str) -> bool:
-    return job.array == array and task.isdecimal() and int(task) in job.tasks
+    return list(filter(is_named, queue(environ))) or list(filter(is_named, accounted([name], environ)))
 
 
 def wait(name: str, environ: Mapping[str, str]) -> list[Job]:

@@ -1,4 +1,7 @@
-"""Find the first round, client and array in which two runs differ, and what they were run with."""
+"""Find the first round, client and array in which two runs differ, and what they were run with.
+
+pflmpi bisect runs/mine runs/again
+"""
 
 import argparse
 import tempfile

@@ -1,4 +1,7 @@
-"""Cancel the jobs of a run or a sweep."""
+"""Cancel the jobs of a run or a sweep.
+
+pflmpi cancel runs/mine
+"""
 
 import argparse
 import os

@@ -1,4 +1,7 @@
-"""Show runs side by side: options that differ, the main measure, losses, seconds and bytes."""
+"""Show runs side by side: options that differ, the main measure, losses, seconds and bytes.
+
+pflmpi compare runs/mine runs/fedavg
+"""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -38,7 +41,6 @@ _KEYS = {  # in JSON, of a column; shares of 1 where the column has percents
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "runs",
         type=arguments.folder,

@@ -1,4 +1,7 @@
-"""Measure what clients contribute: run again without each of them, and compare the accuracy of the others."""
+"""Measure what clients contribute: run again without each of them, and compare the accuracy of the others.
+
+pflmpi contribution runs/mine --clients 2,5 --out left-out
+"""
 
 import argparse
 from collections.abc import Sequence

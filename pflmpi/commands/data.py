@@ -1,4 +1,8 @@
-"""Show what was understood of a file of data, or which client of a configuration holds what."""
+"""Show what was understood of a file of data, or which client of a configuration holds what.
+
+pflmpi data patients.csv --label ill --client hospital --picture patients.png
+pflmpi data configs/quickstart.yaml --save partition.npz
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -18,7 +22,6 @@ _OF_DATA = {"label": "--label", "task": "--task", "client": "--client", "layout"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "path",
         type=Path,

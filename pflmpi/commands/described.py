@@ -42,9 +42,9 @@ _WORDS = {
 }
 
 
-def overview() -> Iterator[str]:
-    """Yield a line for each name, below what it is a name of."""
-    for registry in REGISTRIES.values():
+def overview(section: str | None = None) -> Iterator[str]:
+    """Yield a line for each name, of one section or of all, below what it is a name of."""
+    for registry in REGISTRIES.values() if section is None else [REGISTRIES[section]]:
         yield f"{registry.kind}s"
         for name, registered in registry.items():
             yield f"  {name:<13} {_summary(registered)}"
@@ -54,10 +54,19 @@ def overview() -> Iterator[str]:
 
 
 def catalogue(name: str | None = None) -> dict[str, Any]:
-    """Names and sections with their keys: all of them, or those that `described` describes; raises as that does."""
+    """Names and sections with their keys: all of them, or those that `pflmpi list NAME` shows.
+
+    Raises:
+        ConfigError: there is nothing of that name.
+    """
     rows_of = sections()
-    every = ((section, full, found) for section, names in REGISTRIES.items() for full, found in names.items())
-    of_name = every if name is None else () if name in rows_of else named(name)
+    every: Iterator[tuple[str, str, Any]] = (
+        (section, full, found) for section, names in REGISTRIES.items() for full, found in names.items()
+    )
+    if name in sections_of_names():
+        every = (found for found in every if found[0] == name)
+    elif name is not None:
+        every = iter(() if name in rows_of else named(name))
     return {
         "names": [
             {
@@ -67,7 +76,7 @@ def catalogue(name: str | None = None) -> dict[str, Any]:
                 "paper": getattr(registered, "paper", None),
                 "keys": _as_objects(keys(section, full, registered)),
             }
-            for section, full, registered in of_name
+            for section, full, registered in every
         ],
         "sections": [
             {"name": section, "keys": _as_objects(rows)} for section, rows in rows_of.items() if name in (None, section)
@@ -91,6 +100,11 @@ def _as_objects(rows: Iterable[Row]) -> list[dict[str, Any]]:
 def sections() -> dict[str, list[Row]]:
     """The keys of each section whose keys do not depend on a name in it."""
     return {"seed": _SEED, **{name: [*_fields(kind)] for name, kind in SECTIONS.items()}}
+
+
+def sections_of_names() -> list[str]:
+    """What has names, and no keys that are the same for all of them: algorithm, model, partition and others."""
+    return [section for section in REGISTRIES if section not in sections()]
 
 
 def keys(section: str, name: str, registered: Any) -> list[Row]:

@@ -1,4 +1,8 @@
-"""List the pages of the documentation, or show one."""
+"""List the pages of the documentation, or show one.
+
+pflmpi docs
+pflmpi docs clusters
+"""
 
 import argparse
 import pydoc

@@ -1,4 +1,7 @@
-"""Check the environment, alone or on all ranks of a launcher."""
+"""Check the environment, alone or on all ranks of a launcher.
+
+pflmpi doctor --config configs/quickstart.yaml
+"""
 
 import argparse
 import logging
@@ -12,7 +15,8 @@ _PROBLEM = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of a run (default: runs)")
+    out = "folder that runs will write to: its file system is checked (default: runs)"
+    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help=out)
     parser.add_argument("--config", type=Path, metavar="CONFIG", help="check this configuration's data too")
     arguments.add_json(parser)
     parser.set_defaults(log_level=logging.ERROR)  # what others warn of is among its problems

@@ -1,4 +1,8 @@
-"""Test the clients of a run again, from a checkpoint: every measure, also on other data or for new clients."""
+"""Test the clients of a run again, from a checkpoint: every measure, also on other data or for new clients.
+
+pflmpi evaluate runs/mine -o clients.csv
+pflmpi evaluate runs/mine --round 29 --split train
+"""
 
 import argparse
 import json
@@ -48,11 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unseen",
         action="store_true",
-        help="instead the clients that the run kept out of training, or with --data those of the data, as newcomers",
+        help="instead test clients kept out of training, or with --data those of the data, as newcomers",
     )
-    parser.add_argument("--updates", type=int, metavar="N", help="with --unseen: local updates of each before its test")
+    updates = "with --unseen: local updates of each before its test (default: evaluation.unseen_updates)"
+    parser.add_argument("--updates", type=int, metavar="N", help=updates)
     parser.add_argument(
-        "--after-training", action="store_true", help="with the models that training in the next round would leave"
+        "--after-training", action="store_true", help="test the models that training in the next round would leave"
     )
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write a CSV file with a line for each client")
     arguments.add_force(parser)

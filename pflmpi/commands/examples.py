@@ -1,4 +1,7 @@
-"""Write the included configurations, examples, launch wrappers and batch scripts into a folder."""
+"""Write the included configurations, examples, launch wrappers and batch scripts into a folder.
+
+pflmpi examples .
+"""
 
 import argparse
 import shutil

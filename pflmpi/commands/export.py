@@ -1,4 +1,9 @@
-"""Write a client's model, the server's state, a whole checkpoint or a table of the clients for other programs."""
+"""Write a client's model, the server's state, a whole checkpoint or a table of the clients for other programs.
+
+pflmpi export runs/mine --client 7 -o client7.pt
+pflmpi export runs/mine --table clients.csv
+pflmpi export runs/mine --all -o one.h5
+"""
 
 import argparse
 from collections.abc import Callable
@@ -38,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="a state dict: .pt (torch), .safetensors (library safetensors) or .npz (NumPy); with --all .h5",
+        help="what to write: .pt (torch), .safetensors or .npz (NumPy); with --all .h5",
     )
     parser.add_argument(
         "--leaf",

@@ -1,4 +1,7 @@
-"""Start a new run from a checkpoint of another, with other options or without some clients."""
+"""Start a new run from a checkpoint of another, with other options or without some clients.
+
+pflmpi fork runs/mine --round 28 --out runs/slower -s training.lr=0.001
+"""
 
 import argparse
 

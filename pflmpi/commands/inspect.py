@@ -1,4 +1,8 @@
-"""Show what a run or a checkpoint in one file holds, check it, compare two rounds, print its digest."""
+"""Show what a run or a checkpoint in one file holds, check it, compare two rounds, print its digest.
+
+pflmpi inspect runs/mine
+pflmpi inspect runs/mine --diff 28 30
+"""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,10 @@
-"""List algorithms, datasets, partitions and models, or every key of one or of a section."""
+"""List algorithms, datasets, partitions and models, or every key of one or of a section.
+
+pflmpi list
+pflmpi list training
+pflmpi list fedgmh
+pflmpi list ./net.py:Net
+"""
 
 import argparse
 
@@ -6,9 +12,8 @@ from pflmpi import arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
-        "name", nargs="?", help="describe this one: a name, ./my_file.py:Class, or a section such as training"
+        "name", nargs="?", help="describe this one: a name, ./my_file.py:Class, or a section such as training or model"
     )
     parser.add_argument(
         "--markdown", action="store_true", help="only the algorithms, as the table of docs/algorithms.md"
@@ -18,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each name, or all about one; return the exit code."""
-    from pflmpi.commands.described import catalogue, described, markdown, overview
+    from pflmpi.commands.described import catalogue, described, markdown, overview, sections_of_names
     from pflmpi.terminal import console, print_json
 
     if options.json:
@@ -28,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
         print(markdown())
         return 0
     terminal = console()
-    for line in overview() if options.name is None else described(options.name):
-        terminal.print(line, no_wrap=isinstance(line, str) and options.name is None, overflow="ellipsis")
+    names = options.name is None or options.name in sections_of_names()
+    for line in overview(options.name) if names else described(options.name):
+        terminal.print(line, no_wrap=isinstance(line, str) and names, overflow="ellipsis")
     return 0

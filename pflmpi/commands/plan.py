@@ -1,4 +1,7 @@
-"""Predict memory, bytes, disk and seconds of a run before it is submitted."""
+"""Predict memory, bytes, disk and seconds of a run before it is submitted.
+
+pflmpi plan configs/quickstart.yaml --ranks 9 --nodes 2
+"""
 
 import argparse
 import os
@@ -30,8 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of each node (default: 0)")
     parser.add_argument("--memory", type=float, metavar="GIB", help="memory of a node (default: this one's)")
     parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="memory of a GPU (default: this machine's)")
-    parser.add_argument("--delay", type=float, metavar="MS", help="one way between nodes")
-    parser.add_argument("--rate", type=float, metavar="MBIT", help="megabits per second between nodes")
+    parser.add_argument(
+        "--delay", type=float, metavar="MS", help="milliseconds of a message between nodes, one way; with --rate"
+    )
+    parser.add_argument(
+        "--rate", type=float, metavar="MBIT", help="megabits per second between nodes (default: messages take no time)"
+    )
     arguments.add_json(parser)
 
 

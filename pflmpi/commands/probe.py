@@ -1,4 +1,7 @@
-"""Compare the layers of the clients' models and count their errors, for `report`; it needs torch and the data."""
+"""Compare the layers of the clients' models and count their errors, for `report`; it needs torch and the data.
+
+pflmpi probe runs/mine
+"""
 
 import argparse
 import os

@@ -53,18 +53,17 @@ def round_display() -> Callable[[str], None]:
 class RunProgress:
     """Shows rounds as they end: on a terminal in a bar, in a notebook in one line, elsewhere (a log) in a line each.
 
-    Every rank has one, and rank 0, or the one that takes the server over from it, calls it.
+    Every rank has one, and rank 0 calls it.
 
     Args:
         config: of the run.
         quiet: show nothing.
         bar: show the bar also where this seems to be no terminal.
-        rank: of this process; rank 0 shows the bar at once.
+        rank: of this process; others than rank 0 show nothing.
     """
 
     def __init__(self, config: "Config", quiet: bool, bar: bool, rank: int) -> None:
         self._rounds = rounds = config.training.rounds
-        self._rank = rank
         self._quiet = quiet
         self._config = config.resolved()
         self._score = f"{main_measure(self._config, ()).words} -"
@@ -72,14 +71,13 @@ class RunProgress:
         self._seconds: list[dict[str, float]] = []  # of the rounds of this process, as in metrics.csv
         terminal = console(stderr=True, force_terminal=True if bar else None)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        hidden = quiet or not terminal.is_terminal
+        hidden = quiet or rank > 0 or not terminal.is_terminal
         self._bar = Progress(*columns, console=terminal, refresh_per_second=4, disable=hidden)
         self._show_line = round_display()
         self._task = self._bar.add_task("round", total=rounds)
 
     def __enter__(self) -> "RunProgress":
-        if self._rank == 0:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -103,7 +101,6 @@ class RunProgress:
         if testing > round.seconds["compute"] / 2:  # of both; `evaluation.every` saves it
             rest = f"  testing {testing:.2f} s{rest}"
         if not self._bar.disable:
-            self._bar.start()
             moved = f"up {size(self._moved[0])}  down {size(self._moved[1])}{rest}"
             self._bar.update(self._task, completed=round.round, description=f"{self._score}  {moved}")
         elif not self._quiet:
@@ -144,8 +141,8 @@ def show_summary(run: Path, config: "Config") -> None:
     slowest, waiting = (sum(float(row.get(f"{name}_seconds") or 0) for row in rows) for name in ("compute", "waiting"))
     if waiting:
         table.add_row("computing: the slowest rank, over the mean", f"{slowest / max(slowest - waiting, 1e-9):.2f}")
-    seconds = sum(float(row["seconds"]) for row in rows)
-    table.add_row("seconds, per round", f"{seconds:.1f}, {seconds / max(len(rows), 1):.3f}")
+    seconds = [float(row["seconds"]) for row in rows if row["seconds"]]  # not of rounds whose figures were lost
+    table.add_row("seconds, per round", f"{sum(seconds):.1f}, {sum(seconds) / max(len(seconds), 1):.3f}")
     console().print(table)
     show_usage(run)
     print(f"run: {run}", flush=True)

@@ -1,4 +1,7 @@
-"""Delete checkpoints of a run that is not running, and say how much that frees."""
+"""Delete checkpoints of a run that is not running, and say how much that frees.
+
+pflmpi prune runs/mine --every 10 --keep 3 --dry-run
+"""
 
 import argparse
 

@@ -1,6 +1,7 @@
 """A rank of `pflmpi run` or `resume`: connected to the others, through all rounds, ended together with them."""
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -40,7 +41,7 @@ from pflmpi.machine import cores, gpus, requested_gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, gpu_messages, limit_memory, place
 from pflmpi.runtime.faults import CollectiveError, all_or_none
-from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store import job_file, run_folder
 from pflmpi.store.names import rounds
@@ -148,10 +149,22 @@ def _run_rounds(rank: _Rank, prepared: Prepared, options: argparse.Namespace) ->
         placed, context = context_of(config, transport, launch, stop, options.take_over)
         announce = partial(show_start, config, prepared.folder, context, launch, options.quiet)
         context = replace(context, announce=announce)
-        run = prepared.start(placed, prepared.folder, context, progress)
+        observe = progress if options.rounds_file is None else _recording(progress, options.rounds_file)
+        run = prepared.start(placed, prepared.folder, context, observe)
     if transport.rank == 0:
         show_summary(run, config)
     _leave(transport, 0)
+
+
+def _recording(observe: Observer, file: Path) -> Observer:
+    """An observer that also appends the line of each round to a file, as JSON."""
+
+    def record(round: Progress) -> None:
+        observe(round)
+        with file.open("a") as lines:
+            lines.write(json.dumps(round.columns) + "\n")
+
+    return record
 
 
 def _end_together(rank: _Rank, reason: CollectiveError | Stopped, options: argparse.Namespace) -> NoReturn:

@@ -1,4 +1,7 @@
-"""Make a page with figures over runs, or over scaling experiments."""
+"""Make a page with figures over runs, or over scaling experiments.
+
+pflmpi report runs/mine runs/fedavg --out report
+"""
 
 import argparse
 import time
@@ -22,9 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="folders of runs, or of many runs such as sweeps/NAME; or of scaling experiments",
     )
-    parser.add_argument(
-        "--out", type=arguments.folder, metavar="DIR", help="folder for the page and its figures (default: report)"
-    )
+    out = "folder for the page and its figures (default: report; of one scaling experiment its own folder)"
+    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help=out)
     parser.add_argument(
         "--target",
         type=float,

@@ -1,4 +1,7 @@
-"""Continue a run from its newest good checkpoint."""
+"""Continue a run from its newest good checkpoint.
+
+pflmpi resume runs/mine -s training.rounds=60
+"""
 
 import argparse
 from functools import partial

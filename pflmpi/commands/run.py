@@ -1,4 +1,7 @@
-"""Run an experiment."""
+"""Run an experiment.
+
+pflmpi run configs/quickstart.yaml --out runs/mine -s training.rounds=10 -s algorithm=fedavg
+"""
 
 import argparse
 import contextlib

@@ -1,4 +1,7 @@
-"""Measure a configuration on several numbers of ranks."""
+"""Measure a configuration on several numbers of ranks.
+
+pflmpi scale configs/quickstart.yaml --ranks 1,2,4
+"""
 
 import argparse
 import os

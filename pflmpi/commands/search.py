@@ -1,4 +1,7 @@
-"""Tune every row of a table with as many trials on validation samples, then test the best on fresh seeds."""
+"""Tune every row of a table with as many trials on validation samples, then test the best on fresh seeds.
+
+pflmpi search mine.yaml --budget 27 --jobs 4
+"""
 
 import argparse
 import glob
@@ -25,19 +28,19 @@ _DIVERGED = "are not finite"  # in the error of a run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, metavar="TABLE", help="a YAML file as for sweep, with data.validation")
     parser.add_argument(
         "--budget", type=int, required=True, metavar="N", help="trials of each row and column, the table's own first"
     )
     rungs = "steps: each has three times the rounds of the one before, and a third of its trials (default: 3)"
     parser.add_argument("--rungs", type=int, default=3, metavar="N", help=rungs)
-    seed = "of the search; none of the table's, which test what it finds (default: the lowest that is none)"
+    seed = "seed of the trials; must not be one of the table's, which test the result (default: the lowest other one)"
     parser.add_argument("--seed", type=int, metavar="N", help=seed)
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: searches/NAME)")
+    arguments.add_overrides(parser)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
-    parser.add_argument("--ranks", type=int, metavar="N", help="processes of each run, as for sweep")
-    submit = "submit what is left of the next step as a job array with these options of submit, such as '--time=30'"
+    parser.add_argument("--ranks", type=int, metavar="N", help="processes of each run (default: cores or GPUs, shared)")
+    submit = "submit what is left of the next step as a Slurm job array with these options of submit, e.g. '--time=30'"
     parser.add_argument("--submit", metavar="OPTIONS", help=submit)
 
 
@@ -220,10 +223,9 @@ def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[d
         figures.setdefault(cell.column, {}).setdefault(cell.row, []).append(value)
     shown = metric_of(table.metric)
     digits = shown.digits
-    best_of = min if lower_is_better(shown.column) or shown.lowest else max
     lines = []
     for column, rows in figures.items():
-        best = best_of(rows, key=lambda row: statistics.fmean(rows[row]))
+        best = best_row(rows, lower_is_better(shown.column) or shown.lowest)
         for row, values in rows.items():
             lines.append(
                 {
@@ -234,10 +236,20 @@ def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[d
                     f"interval_{100 * CONFIDENCE:.0f}": f"{interval(values):.{digits}f}" if len(values) > 1 else "",
                     "seeds": len(values),
                     "best": best,
-                    "p": "" if row == best or len(values) < 2 else f"{paired_test(values, rows[best]):.4f}",
+                    "p": "" if row == best or len(values) < 2 or not best else f"{paired_test(values, rows[best]):.4f}",
                 }
             )
     return lines
+
+
+def best_row(figures: Mapping[str, Sequence[float]], lower: bool) -> str:
+    """The row whose mean over seeds is the best; "" where none has a figure for all of them.
+
+    >>> best_row({"a": [math.nan, 0.1], "b": [0.2, 0.3], "c": [0.4, 0.2]}, lower=True)
+    'b'
+    """
+    means = {row: mean for row, values in figures.items() if not math.isnan(mean := statistics.fmean(values))}
+    return (min if lower else max)(means, key=means.__getitem__, default="")
 
 
 def paired_test(values: Sequence[float], others: Sequence[float]) -> float:

@@ -1,4 +1,8 @@
-"""Show jobs, their rounds, accuracy and time left."""
+"""Show jobs and runs: queue state, rounds, the main measure, time left, and why one failed.
+
+pflmpi status
+pflmpi status runs/mine
+"""
 
 import argparse
 import os
@@ -13,7 +17,6 @@ from pflmpi.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "what",
         nargs="?",

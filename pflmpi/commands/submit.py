@@ -1,4 +1,8 @@
-"""Write a Slurm batch script and submit it."""
+"""Write a Slurm batch script and submit it.
+
+pflmpi submit configs/quickstart.yaml --ntasks=4 --time=30 --requeue
+pflmpi submit --array configs/papers/digits.yaml --ntasks=4 --time=60 -- --exclusive
+"""
 
 import argparse
 import os
@@ -49,16 +53,11 @@ class Pending(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the command-line arguments besides the options of sbatch."""
-    arguments.add_overrides(parser)
-    arguments.add_cells(parser)
-    arguments.add_failed_cells(parser)
-    arguments.add_changed_code(parser)
     parser.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
-    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: runs/NAME, sweeps/NAME)")
-    parser.add_argument("--array", type=Path, metavar="TABLE", help="submit a sweep as a job array, a cell per task")
-    parser.add_argument("--jobs", type=int, metavar="N", help="tasks of the array at a time (default: all)")
-    pack = "cells that a task of the array runs one after another, within one --time (default: 1)"
-    parser.add_argument("--pack", type=int, metavar="N", help=pack)
+    arguments.add_overrides(parser)
+    out = "folder of the run, or of the sweep's runs (default: runs/NAME, sweeps/NAME)"
+    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help=out)
+    arguments.add_changed_code(parser)
     parser.add_argument(
         "--mpi",
         choices=("none", "pmix", "pmi2"),
@@ -78,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="wait for the end, with the exit code of the run")
     parser.add_argument("--test-only", action="store_true", help="say when the job would start, and submit nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
+    parser.add_argument("--array", type=Path, metavar="TABLE", help="submit a sweep as a job array, a cell per task")
+    pack = "with --array: cells that a task runs one after another, within one --time (default: 1)"
+    parser.add_argument("--pack", type=int, metavar="N", help=pack)
+    parser.add_argument("--jobs", type=int, metavar="N", help="with --array: tasks at a time (default: all)")
+    arguments.add_cells(parser)
+    arguments.add_failed_cells(parser)
     parser.epilog = _AUTO
     batch_script.add_arguments(parser)
 

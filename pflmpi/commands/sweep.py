@@ -1,7 +1,11 @@
-"""Run the cells of a table that are not done yet."""
+"""Run the cells of a table that are not done yet.
+
+pflmpi sweep configs/papers/digits.yaml --only 'FedGMH/*' --seeds 1 --dry-run
+"""
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -26,11 +30,12 @@ if TYPE_CHECKING:
     from pflmpi.sweep.table import Cell
 
 _FAILED = 1
+_CELLS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # of --cell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
+    arguments.add_overrides(parser)
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
     arguments.add_cells(parser)
     arguments.add_failed_cells(parser)
@@ -139,7 +144,7 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
     selected = tables.selected(options.table, options.overrides, options.seeds, options.only)
     if options.cell is None:
         return selected, []
-    numbers = parse_tasks(options.cell)
+    numbers = parse_tasks(options.cell) if _CELLS.fullmatch(options.cell) else []
     if not numbers or max(numbers) >= len(selected):
         raise ConfigError(
             f"--cell {options.cell}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "

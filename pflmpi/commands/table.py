@@ -1,4 +1,7 @@
-"""Print the table of a sweep beside the published figures, and write it as Markdown, CSV and LaTeX."""
+"""Print the table of a sweep beside the published figures, and write it as Markdown, CSV and LaTeX.
+
+pflmpi table configs/papers/digits.yaml --only 'FedGMH/*'
+"""
 
 import argparse
 import shlex
@@ -13,7 +16,6 @@ _LEFT_OUT = 1  # exit code: something is missing in the table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, metavar="TABLE", help="a YAML file with a table")
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of its runs (default: sweeps/NAME)")

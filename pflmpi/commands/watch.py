@@ -1,4 +1,7 @@
-"""Follow runs in the terminal until they end: rounds, the main measure, time left."""
+"""Follow runs in the terminal until they end: rounds, the main measure, time left.
+
+pflmpi watch runs/mine
+"""
 
 import argparse
 import os
@@ -23,7 +26,6 @@ _MOST_BARS = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments."""
     parser.add_argument(
         "runs", type=arguments.folder, nargs="+", metavar="RUN", help="folders of runs, or of many runs such as a sweep"
     )

@@ -1,19 +1,19 @@
 """The fields of an algorithm, model or dataset as keys of a configuration."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Set
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from pflmpi import outside
-from pflmpi.config.sections import check_numbers, explain
-from pflmpi.data.partitions import PARTITIONS, section_model
+from pflmpi.config.sections import check_values, explain
+from pflmpi.data.partitions import PARTITIONS
 from pflmpi.errors import ConfigError
-
-T = TypeVar("T")
+from pflmpi.text import first_line
 
 _EXPECTED = "expected a number, text, true, false, null, or a list of these"
 
@@ -26,36 +26,52 @@ def fields_model(kind: type) -> type[BaseModel]:
         ConfigError: a type that no configuration can hold, or a default that is not allowed; names file, class and
             field.
     """
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except Exception as error:
-        raise ConfigError(f"{_where(kind)}: the type of a field is unknown: {error}") from error
+    hints = _hints(kind)
     fields: dict[str, Any] = {
         field.name: (hints[field.name], _default(field)) for field in dataclasses.fields(kind) if field.init
     }
     if "name" in fields:
         raise ConfigError(f"{_where(kind)}.name is a key already, which says what the section is; rename the field")
-    try:
-        model = create_model(kind.__name__, **fields)
-    except (PydanticUserError, ValueError, NameError) as error:
-        raise ConfigError(f"{_where(kind)}{_unusable(fields)}: {str(error).splitlines()[0]}") from error
-    _check_fields(_where(kind), model)
-    return model
+    return _model(kind, fields)
 
 
 def partition_model(name: str) -> type[BaseModel]:
-    """Pydantic model of the keys of a partition besides `name`.
+    """Pydantic model of the keys of a partition besides `name`, made from the function's signature.
 
     Raises:
         ConfigError: as `fields_model`.
     """
-    return _partition_model(name, PARTITIONS[name])
+    return _partition_model(PARTITIONS[name])
 
 
 @cache
-def _partition_model(name: str, function: Callable[..., Any]) -> type[BaseModel]:
-    model = section_model(name)
-    _check_fields(_where(function), model)
+def _partition_model(function: Callable[..., Any]) -> type[BaseModel]:
+    hints = _hints(function)
+    number = hints.get("clients", int)
+    natural = type(None) in get_args(number)
+    about = Field(None if natural else ..., ge=1, description="number of clients" + ", null for all" * natural)
+    fields: dict[str, Any] = {"clients": (number, about)}
+    for key, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            fields[key] = (hints[key], ... if parameter.default is parameter.empty else parameter.default)
+    return _model(function, fields)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of the fields of a class, or of the arguments of a function."""
+    try:
+        return get_type_hints(kind, include_extras=True)
+    except Exception as error:
+        raise ConfigError(f"{_where(kind)}: the type of a field is unknown: {error}") from error
+
+
+def _model(kind: Any, fields: dict[str, Any]) -> type[BaseModel]:
+    """Pydantic model of keys, each with its type and default; raises as `fields_model`."""
+    try:
+        model: type[BaseModel] = create_model(kind.__name__, **fields)
+    except (PydanticUserError, ValueError, NameError) as error:
+        raise ConfigError(f"{_where(kind)}{_unusable(fields)}: {first_line(error)}") from error
+    _check_fields(_where(kind), model)
     return model
 
 
@@ -66,17 +82,12 @@ def _check_fields(where: str, model: type[BaseModel]) -> None:
             raise ConfigError(f"{where}.{name} is a {wrong}, which no key can be; {_EXPECTED}")
     optional = {name: field for name, field in model.model_fields.items() if not field.is_required()}
     defaults = {name: field.get_default(call_default_factory=True) for name, field in optional.items()}
-    check_numbers(where, defaults)
+    check_values(where, defaults)
     fields: dict[str, Any] = {name: (field.annotation, field) for name, field in optional.items()}
     try:
         create_model(model.__name__, **fields).model_validate(defaults, strict=True)
     except ValidationError as error:
         raise ConfigError(f"{explain(where, model, error)}; change its default") from error
-
-
-def filled(section: str, kind: type[T], values: BaseModel) -> T:
-    """An object of a class with validated values for its fields; raises as `plain` does."""
-    return kind(**plain(section, kind, values))
 
 
 def plain(section: str, kind: type, values: BaseModel) -> dict[str, Any]:

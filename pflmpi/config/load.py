@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from pflmpi import outside
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.config.fields import fields_model, filled, partition_model, plain
-from pflmpi.config.sections import KEYS, check_numbers, located, mapping, override, section
+from pflmpi.config.fields import fields_model, partition_model, plain
+from pflmpi.config.sections import KEYS, located, mapping, override, section
 from pflmpi.config.yaml_file import read
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS
@@ -103,14 +103,12 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 
 def _parse(raw: Mapping[str, Any]) -> Config:
-    for key, value in raw.items():
+    for key in raw:
         if key not in KEYS:
             raise ConfigError(unknown("key", str(key), list(KEYS)))
-        if key != "seed":
-            check_numbers(key, value)
     seed = raw.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"seed = {shown(seed)}: must be a whole number of at least 0")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # as YAML is read
+        raise ConfigError(f"seed = {shown(seed)}: must be a whole number from 0 to 2^63 - 1")
     sections = {name: section(name, kind, raw.get(name, {})) for name, kind in SECTIONS.items() if name != "data"}
     model = raw.get("model", {"name": "cnn"})
     models = model if isinstance(model, list) else [model]
@@ -162,7 +160,7 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
         if key not in keys.model_fields:
             instead = f"for {chosen} without the keys of another: -s '{name}={{name: {chosen}}}'"
             raise ConfigError(f"{unknown(f'key in {name}:', key, list(keys.model_fields))}; {instead}")
-    return filled(name, kind, section(name, keys, values))
+    return kind(**plain(name, kind, section(name, keys, values)))
 
 
 def _named(registry: Registry[Any], value: Any) -> dict[str, Any]:

@@ -23,17 +23,6 @@ KEYS = (
     "runtime",
 )
 NAMED = ("data", "partition", "model", "algorithm")  # a name alone is short for {name: ...}
-# Keys that there were once, and what to use instead.
-_REMOVED = {
-    "runtime.faults": "a lost rank ends the run; `--restarts N` of pflmpi run, launch/mpirun, launch/srun and "
-    "launch/torchrun starts all ranks again from the newest checkpoint; leave the key out",
-    "output.tensorboard": "give output.trackers: [tensorboard]",
-    "output.wandb": "give output.trackers: [wandb], or [{name: wandb, mode: online}]",
-    "output.mlflow": "give output.trackers: [{name: mlflow, store: ...}]",
-    "runtime.balance": "clients are spread over ranks by their samples and the operations of their models; leave the "
-    "key out",
-    "runtime.lane_convolutions": "convolutions in lanes are one grouped convolution; leave the key out",
-}
 
 
 def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,21 +121,22 @@ def section(name: str, kind: type[Section], value: object) -> Section:
     """The validated section."""
     values = mapping(name, value)
     for key in values:
-        if f"{name}.{key}" in _REMOVED:
-            raise ConfigError(f"{name}.{key} is no key any more: {_REMOVED[f'{name}.{key}']}")
         if key not in kind.model_fields:
             raise ConfigError(unknown(f"key in {name}:", key, list(kind.model_fields)))
+    check_values(name, values)
     try:
         return kind.model_validate(values, strict=True)
     except ValidationError as error:
         raise ConfigError(explain(name, kind, error)) from error
 
 
-def check_numbers(where: str, value: object) -> None:
-    """Raise `ConfigError` for a number below `value` that is not finite, or too large for any key."""
+def check_values(where: str, value: object) -> None:
+    """Raise `ConfigError` for numbers that are not finite or too large for any key, and texts that no file can hold."""
     if isinstance(value, Mapping | list):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            check_numbers(f"{where}.{key}", item)
+            check_values(f"{where}.{key}", item)
+    elif isinstance(value, str) and yaml_file.UNSTORABLE.search(value):
+        raise ConfigError(f"{where} = {shown(value)}: has a character that no file can hold; leave it out")
     elif isinstance(value, int | float):
         most = _LARGEST_INT if isinstance(value, int) else _LARGEST_FLOAT
         if value != value:

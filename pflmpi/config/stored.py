@@ -93,5 +93,5 @@ def _written(run: Path, attributes: Mapping[str, Any], values: dict[str, Any]) -
 
 
 def _sections(run: Path, written: dict[str, Any]) -> dict[str, Any]:
-    config = yaml_file.parse(written.pop("config"), f"the configuration in the newest checkpoint of {run}")
+    config = yaml_file.parse_mapping(written.pop("config"), f"the configuration in the newest checkpoint of {run}")
     return {**config, "recorded": written}

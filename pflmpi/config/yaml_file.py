@@ -19,7 +19,7 @@ except ImportError:  # PyYAML was built without it
 
 _MOST_BYTES = 16 << 20
 _MOST_BITS = 63
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # in a text that a file is to hold
 _MOST_VALUES = 100_000
 _MOST_LEVELS = 100
 _FLOAT = re.compile(
@@ -69,9 +69,14 @@ def _mapping(path: Path, content: Callable[[], bytes]) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL byte, or no UTF-8
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read {path}: {reason}") from error
-    values = parse(text, str(path))
+    return parse_mapping(text, str(path))
+
+
+def parse_mapping(text: str, where: str) -> dict[str, Any]:
+    """`parse` for a text that is a configuration."""
+    values = parse(text, where)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no mapping; it must have lines of the form `key: value`")
+        raise ConfigError(f"{where} holds no mapping; it must have lines of the form `key: value`")
     return values
 
 
@@ -115,7 +120,7 @@ def _check(node: yaml.Node, where: str, sizes: dict[int, int], level: int) -> in
             raise ConfigError(f"{where}: line {node.start_mark.line + 1} refers to itself; write the values out")
         return sizes[id(node)]
     sizes[id(node)] = 0  # until it is known
-    if isinstance(node, yaml.ScalarNode) and _UNSTORABLE.search(node.value):
+    if isinstance(node, yaml.ScalarNode) and UNSTORABLE.search(node.value):
         raise ConfigError(
             f"{where}: line {node.start_mark.line + 1} has a character that no file can hold; leave it out"
         )

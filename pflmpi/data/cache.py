@@ -110,7 +110,8 @@ def _open(entry: Path, source: str) -> Dataset | None:
         for name, expected in values["crc32"].items():
             if _crc32(entry / f"{name}.npy") != expected:
                 raise ValueError(f"{name}.npy has another CRC-32 than was written")
-            arrays[name] = _mapped(entry / f"{name}.npy")
+            # np.asarray drops the memmap class and keeps the mapping: slices are then ordinary arrays.
+            arrays[name] = np.asarray(np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False))
         images, labels, official_test = (arrays[name] for name in ARRAYS[:3])
         writers = arrays.get("writers")
         return assemble(source, images, labels, official_test, values["num_classes"], writers, values["digest"])
@@ -128,12 +129,6 @@ def _crc32(path: Path) -> int:
         while piece := file.read(1 << 20):
             checksum = zlib.crc32(piece, checksum)
     return checksum
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """An array mapped from its file."""
-    # np.asarray drops the memmap class and keeps the mapping: slices are then ordinary arrays.
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 @contextmanager

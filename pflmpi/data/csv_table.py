@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays
-from pflmpi.data.dataset import as_numbers, first_missing
+from pflmpi.data.dataset import as_numbers, first_missing, indistinct
 from pflmpi.regular_file import read_some
 
 LABELS = ("label", "y", "class")  # what the column of the labels may be called
@@ -137,6 +137,11 @@ def _features(name: str, column: np.ndarray, at: list[int], guessed: bool) -> np
             raise ValueError(
                 f"column {name!r} has '{column[place]}' in line {at[place]}, too large for float32; scale it"
             )
+    if indistinct(exact := column.astype(np.float64)[:, None]) is not None:
+        raise ValueError(
+            f"column {name!r} has values from {exact.min():.17g} to {exact.max():.17g}, which float32 hardly tells "
+            "apart; subtract their mean, or leave it out"
+        )
     return values
 
 

@@ -9,6 +9,7 @@ from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
 
 _ENOUGH = 10_000  # samples that tell the scale of values
+_MANY = 10**7  # values that take 80 MB as float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +156,18 @@ def unscaled(dataset: Dataset) -> str:
     )
 
 
+def indistinct(values: np.ndarray) -> int | None:
+    """The first column of numbers [n, D] whose values float32 tells apart by less than a hundredth of their range.
+
+    One that is constant but for the rounding of float64 is none.
+    """
+    few = values[:: max(1, values.size // _MANY)].astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # refused elsewhere
+        error, spread = np.abs(few - few.astype(np.float32)).max(0), few.max(0) - few.min(0)
+    lost = (error > 0.01 * spread) & (spread > 1e-12 * np.abs(few).max(0)) & np.isfinite(error)
+    return int(lost.argmax()) if lost.any() else None
+
+
 def whole(what: str, values: object) -> np.ndarray:
     """The values as int64 [n]; `ValueError` unless they are whole numbers, which may be stored as floats, or flags."""
     array = np.asarray(values)
@@ -183,11 +196,11 @@ def as_numbers(values: np.ndarray) -> np.ndarray:
 
 
 def first_missing(values: np.ndarray) -> int | None:
-    """The first of values [n] that is NaN, infinite, or a text that is empty or `nan`; None if all are there."""
-    if values.dtype.kind == "f":
+    """The first of values [n] that is NaN, infinite, no time, or a text that says so; None if all are there."""
+    if values.dtype.kind in "fcmM":
         missing = ~np.isfinite(values)
     elif values.dtype.kind in "SUO":
-        missing = np.isin(np.char.lower(np.char.strip(values.astype(str))), ("", "nan"))
+        missing = np.isin(np.char.lower(np.char.strip(values.astype(str))), ("", "nan", "nat", "<na>"))
     else:
         return None
     return int(missing.argmax()) if missing.any() else None

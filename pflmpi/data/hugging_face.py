@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _SPLIT = re.compile(r"(?<![a-z])(?:(train)|(validation|valid|val|dev)|(test))(?![a-z])")
 _NAMES = ("train", "validation", "test")  # of the splits, in the order of the groups above
 _LIST = re.compile("(large_|fixed_size_)?list<")  # a type of pyarrow
+_UNLIKE = "column {!r} has lists of unlike length; pad or cut them"
 _FOLDERS = ("", "data", "train", "validation", "test")  # where parquet files may be
 
 
@@ -106,6 +107,8 @@ def _table(arrow: Any, file: Path) -> Any:
 
 
 def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, client: str | None) -> OwnArrays:
+    if not table.num_rows:
+        raise ValueError("it has no samples")
     names = [name for name in table.column_names if not name.startswith("__index_level_")]  # row numbers of pandas
     if several := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"it has several columns {several[0]!r}; give each a name of its own")
@@ -165,7 +168,10 @@ def _values(table: Any, name: str) -> np.ndarray:
     if column.null_count:
         lost = column.is_null().index(True).as_py()
         raise ValueError(f"sample {lost} has no {name}; fill it in, or leave it out")
-    return np.concatenate([_chunk(name, chunk) for chunk in column.chunks])
+    chunks = [_chunk(name, chunk) for chunk in column.chunks if len(chunk)]
+    if len({chunk.shape[1:] for chunk in chunks}) > 1:
+        raise ValueError(_UNLIKE.format(name))
+    return np.concatenate(chunks)
 
 
 def _chunk(name: str, array: Any) -> np.ndarray:
@@ -174,7 +180,7 @@ def _chunk(name: str, array: Any) -> np.ndarray:
     while _LIST.match(str(array.type)):
         lengths = set(import_module("pyarrow.compute").list_value_length(array).to_pylist())
         if len(lengths) != 1 or None in lengths:
-            raise ValueError(f"column {name!r} has lists of unlike length; pad or cut them")
+            raise ValueError(_UNLIKE.format(name))
         shape.append(lengths.pop())
         array = array.flatten()
     values: np.ndarray = array.to_numpy(zero_copy_only=False)

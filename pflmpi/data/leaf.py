@@ -52,7 +52,7 @@ def read_leaf(folder: Path) -> OwnArrays:
                 raise ValueError(f"{file} is no regular file")
             try:
                 for user, x, y in users_of(file):
-                    parts.append((f"user {user!r} of {file}", _array(x, np.float32), _array(y, np.float64)))
+                    parts.append((f"user {user!r} of {file}", _array(user, x, np.float32), _array(user, y, np.float64)))
                     users.append(user)
                     sides.append(side)
             except ValueError as error:
@@ -69,11 +69,14 @@ def read_leaf(folder: Path) -> OwnArrays:
     )
 
 
-def _array(values: Any, fractions: type[np.floating[Any]]) -> np.ndarray:
-    """What is in a file as an array of numbers or texts; `fractions` is the type of numbers that may have some."""
-    array = np.atleast_1d(np.array(values))
+def _array(user: str, values: Any, fractions: type[np.floating[Any]]) -> np.ndarray:
+    """What a user has as an array of numbers or texts; `fractions` is the type of numbers that may have some."""
+    try:
+        array = np.atleast_1d(np.array(values))
+    except ValueError as error:
+        raise ValueError(f"user {user!r}: it has lists of unlike length; expected numbers, or texts") from error
     if array.dtype.kind not in "biufU":
-        raise ValueError(f"it holds {array.dtype}; expected numbers, or texts")
+        raise ValueError(f"user {user!r}: it holds {array.dtype}; expected numbers, or texts")
     with np.errstate(over="ignore"):  # what is too large is refused with all that is not finite
         return array.astype(fractions) if array.dtype.kind == "f" else array
 

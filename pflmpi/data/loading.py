@@ -4,13 +4,14 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pflmpi import outside
 from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import Dataset, assemble, standardised, standardised_by_pixel
+from pflmpi.data.dataset import Dataset, content_digest, standardised, standardised_by_pixel
 from pflmpi.data.own_files import read_own
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
@@ -87,19 +88,11 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         sides = [rng.permutation(np.flatnonzero(member & (dataset.official_test == test))) for test in (False, True)]
         shares = apportion(int(count), np.array([len(side) for side in sides], dtype=np.float64))
         chosen += [side[:share] for side, share in zip(sides, shares, strict=True)]
-    samples, marks = merged(chosen), dataset.official_validation
-    subset = assemble(
-        dataset.name,
-        np.asarray(dataset.images[samples]),
-        dataset.labels[samples],
-        dataset.official_test[samples],
-        dataset.num_classes,
-        None if dataset.writers is None else dataset.writers[samples],
-        official_validation=None if marks is None else marks[samples],
-        task_kind=dataset.task_kind,
-    )
-    fields = ("mean", "std", "class_names", "written_labels", "written_clients", "may_be_tokens", "columns")
-    return replace(subset, **{name: getattr(dataset, name) for name in fields})
+    samples = merged(chosen)
+    by_sample = ("images", "labels", "official_test", "writers", "official_validation")
+    whole = {name: getattr(dataset, name) for name in by_sample}
+    arrays: dict[str, Any] = {name: None if array is None else array[samples] for name, array in whole.items()}
+    return replace(dataset, **arrays, digest=content_digest(**arrays, num_classes=dataset.num_classes))
 
 
 def _from_folder(source: Source, config: DataConfig, cache: str | None) -> Dataset:

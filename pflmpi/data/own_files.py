@@ -7,7 +7,7 @@ import numpy as np
 
 from pflmpi.data.array_files import OwnArrays, joined, read_h5, read_npz
 from pflmpi.data.csv_table import read_table
-from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
+from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing, indistinct
 from pflmpi.data.hugging_face import is_hugging_face, read_hugging_face
 from pflmpi.data.image_files import read_pictures
 from pflmpi.data.leaf import is_leaf, read_leaf
@@ -127,8 +127,10 @@ def _of_classes(
             f"y has {len(classes)} different values, such as {classes[0].item()!r}; expected labels of classes, or "
             "data.task: regression for numbers"
         )
-    if arrays.num_classes is not None:  # some of which no sample may be of
-        classes, labels = np.arange(arrays.num_classes), y
+    if (count := arrays.num_classes) is not None:  # some of which no sample may be of
+        if count > _MOST_CLASSES:
+            raise ValueError(f"it has {count} classes; allowed are at most {_MOST_CLASSES}")
+        classes, labels = np.arange(count), y
     about = (name, x, labels.astype(np.int64), test, len(classes), writers)
     return replace(
         assemble(*about, official_validation=arrays.validation),
@@ -197,6 +199,13 @@ def _samples(x: np.ndarray, layout: str | None) -> np.ndarray:
                 f"sample {bad} has the value {value!r}, too large for float32; scale it, or leave the sample out"
             )
         raise ValueError(f"sample {bad} has a value that is not a finite number; fill it in, or leave the sample out")
+    columns = original.reshape(len(original), -1) if original.size else np.empty((1, 0))
+    if original.dtype.itemsize > 2 and original.dtype != np.float32 and (lost := indistinct(columns)) is not None:
+        least, most = columns[:, lost].min(), columns[:, lost].max()
+        raise ValueError(
+            f"value {lost} of the samples is from {least} to {most}, which float32 hardly tells apart; subtract its "
+            "mean, or leave it out"
+        )
     return x
 
 

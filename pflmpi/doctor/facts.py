@@ -52,7 +52,6 @@ _SLURM = {
 }
 _MPI_LIMIT = 30.0  # seconds for MPI to start with one rank
 _LAUNCHERS = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
-_RUNTIME_KEYS = {"transport", "threads"}  # the fields of `Settings`
 _NAME = ".pflmpi-doctor"
 _MESSAGE = 1 << 20  # bytes of one that is tried
 
@@ -407,7 +406,7 @@ def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", S
     except (ImportError, OSError):  # torch is broken, which a check of its own finds
         return None, Settings()
     digest = hashlib.sha256(dump({**config.resolved(), "code": code}).encode()).hexdigest()
-    return config, Settings(digest=digest, **config.runtime.model_dump(include=_RUNTIME_KEYS))
+    return config, Settings(digest=digest, transport=config.runtime.transport, threads=config.runtime.threads)
 
 
 def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:

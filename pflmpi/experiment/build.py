@@ -43,6 +43,7 @@ from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
 from pflmpi.runtime.executors.transfers import device_memory
 from pflmpi.runtime.placement import Placement, place
+from pflmpi.runtime.progress import metric_columns
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen, unseen_setup
 from pflmpi.store.partition_file import SampleCounts
@@ -83,6 +84,12 @@ class Experiment:
         """What is measured besides what a task of classes always has."""
         task_kind, measures = self.federation.dataset.task_kind, measures_of(self.config.evaluation.measures or ())
         return {name: measure for name, measure in measures.items() if name != "accuracy" or not task_kind.classes}
+
+    @property
+    def columns(self) -> list[str]:
+        """Those of metrics.csv."""
+        simulated = self.config.training.step_seconds is not None
+        return metric_columns([*self.measures], simulated, bool(self.federation.validation))
 
     @cached_property
     def pool(self) -> Pool:
@@ -179,6 +186,11 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
 
     The executor is the one that the models suggest, and nothing is known yet of what clients keep.
     """
+    if config.evaluation.unseen and config.data.normalize == "pixel":
+        raise ConfigError(
+            f"evaluation.unseen = {config.evaluation.unseen} with data.normalize = pixel, which computes with the "
+            "samples of all clients; choose standard, which leaves unseen ones out"
+        )
     division = divide(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
     dataset = trained_on(division) if config.data.normalize == "standard" else federation.dataset
     n = division.trained.num_clients

@@ -129,6 +129,11 @@ def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unsee
     division = experiment.division
     if other is None:
         return replace(experiment, division=_split(division, split))
+    if experiment.config.data.normalize == "pixel":
+        raise ConfigError(
+            f"--data {other.name}: with data.normalize: pixel samples are less the mean of all data of the run, which "
+            "other data cannot be; test the run's own samples, or choose standard for a new run"
+        )
     other = _matched(division.trained.dataset, other)
     dataset, offset = _joined(division.trained.dataset, other), len(division.trained.dataset.labels)
     if not unseen:
@@ -240,12 +245,26 @@ def _samples_of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
     if other.writers is None:
         return [np.arange(len(other.labels))] * division.trained.num_clients
     who, n = np.unique(other.writers), len(division.numbers)
+    if (names := _written_clients(division)) and (written := other.written_clients):
+        _refuse_unknown(other, "clients", names, written)
+        _refuse_unknown(other, "clients", written, names)
+        return [np.flatnonzero(other.writers == written.index(name)) for name in names[: division.trained.num_clients]]
     if len(who) != n:
         raise ConfigError(
             f"--data {other.name} has samples of {len(who)} clients, and the run's partition has {n}; give as many, or "
             "leave out whose they are, to test every client on all"
         )
     return [np.flatnonzero(other.writers == who[number]) for number in division.numbers[: division.trained.num_clients]]
+
+
+def _written_clients(division: Division) -> list[str]:
+    """What the data calls each client, the unseen ones last; [] where clients are not those of the data."""
+    dataset = division.trained.dataset
+    if dataset.writers is None or not dataset.written_clients:
+        return []
+    writers = [np.unique(dataset.writers[samples]) for samples in division.everyone.train]
+    names = [dataset.written_clients[one[0]] for one in writers if len(one) == 1]
+    return names if len({*names}) == len(writers) else []
 
 
 def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:

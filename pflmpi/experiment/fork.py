@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pflmpi import atomic, regular_file
@@ -17,7 +18,8 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.restore import other_arrays, rebuilt
-from pflmpi.experiment.run import columns, refuse_existing
+from pflmpi.experiment.run import refuse_existing
+from pflmpi.learning.participation import Participation
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file, pruning, run_folder, verify
 from pflmpi.store.checked_hdf5 import Writing
@@ -56,6 +58,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
             f"{run} cannot be forked with {_text(changes)}: its {other}; leave that as it is, or start a new run"
         )
     experiment.check_participation(round)
+    _check_past(run, round, experiment)
     origin = {
         "run": config_file.run_id(run),
         "round": round,
@@ -93,6 +96,25 @@ def _check_changes(run: Path, round: int, config: Config, changes: Mapping[str, 
         raise CheckpointError(f"training.rounds = {config.training.rounds}, and the fork begins after round {round}")
 
 
+def _check_past(run: Path, round: int, experiment: Experiment) -> None:
+    """Refuse rates that follow participations where those before the fork would be counted as others than they were."""
+    training = experiment.config.training
+    if training.decay_by == "rounds":
+        return
+    before = stored_config.stored_config(run, ()).training
+    now, then = (
+        Participation(section, experiment.config.seed, experiment.federation.num_train).counts(round)
+        for section in (training, before)
+    )
+    training_on = np.setdiff1d(np.arange(len(now)), training.without_clients)
+    if not np.array_equal(now[training_on], then[training_on]):
+        raise CheckpointError(
+            f"{run} cannot be forked with these changes of who takes part: training.decay_by: participations counts "
+            f"other participations in rounds 1 to {round} than there were; set it to rounds, fork round 0, or start a "
+            "new run"
+        )
+
+
 def _text(changes: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{key} = {now!r} (in the run {before!r})" for key, (before, now) in changes.items())
 
@@ -113,7 +135,7 @@ def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Map
         checked_hdf5.copy_file(run / name, out / name)
     stored_config.write_about_data(out, experiment)
     length = run_folder.read_metrics_checksum(run, round).bytes
-    lines = metrics_file.with_columns(regular_file.read(metrics_file.path(run))[:length], columns(experiment))
+    lines = metrics_file.with_columns(regular_file.read(metrics_file.path(run))[:length], experiment.columns)
     atomic.write(metrics_file.path(out), lines)
 
     def fill(writing: Writing) -> None:

@@ -23,7 +23,6 @@ from pflmpi.messages.downlink import KeptRows
 from pflmpi.runtime.client_state import Population, allocate, from_flat, row_kinds
 from pflmpi.runtime.devices import fix_kernels, own_device
 from pflmpi.runtime.faults import all_or_none
-from pflmpi.runtime.progress import metric_columns
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import config_file, metrics_file, partition_file, pruning, run_folder, verify
 from pflmpi.store.layout import Layout
@@ -97,14 +96,20 @@ def _first_difference(kinds: Mapping[str, object], others: Mapping[str, object])
     return next((path for path in sorted(kinds.keys() | others.keys()) if kinds.get(path) != others.get(path)), None)
 
 
-def restore(run: Path, setup: Setup, population: Population, transport: Transport, done: int) -> tuple[Tree, Layout]:
-    """Read the state after a round, and delete what is on disk of later ones; the server's is `{}` but on rank 0."""
+def restore(
+    run: Path, setup: Setup, population: Population, transport: Transport, done: int, columns: Sequence[str]
+) -> tuple[Tree, Layout]:
+    """Read the state after a round, and delete what is on disk of later ones; the server's is `{}` but on rank 0.
+
+    Args:
+        columns: of metrics.csv from now on.
+    """
 
     def fill() -> tuple[Tree, Layout]:
         hosted = setup.placement.hosted(transport.rank)
         for clients, arrays in run_folder.read_pieces(run, done, hosted):
             population.restore(clients, arrays)
-        server = from_flat(run_folder.read_server(run, done)) if transport.rank == 0 else {}
+        server = read_server(run, done) if transport.rank == 0 else {}
         return server, run_folder.read_layout(run, done)
 
     def tidy() -> None:
@@ -117,11 +122,7 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
                         "%s is missing; it begins anew without figures of rounds 1 to %d", metrics_file.path(run), done
                     )
                 pruning.discard_after(run, done)
-                training, federation = setup.task.training, setup.executor.federation
-                names = metric_columns(
-                    [*setup.executor.measures], training.step_seconds is not None, bool(federation.validation)
-                )
-                metrics_file.restart(run, done, names)
+                metrics_file.restart(run, done, columns)
 
     state = all_or_none(transport, fill)
     all_or_none(transport, tidy)
@@ -191,6 +192,7 @@ def _normalisation(run: Path) -> dict[str, np.ndarray]:
 
 
 def read_server(run: Path, round: int) -> Tree:
+    """State of the server after a round."""
     return from_flat(run_folder.read_server(run, round))
 
 

@@ -39,7 +39,7 @@ from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.runtime.exchange import check_server_memory
 from pflmpi.runtime.faults import all_or_none, on_root
-from pflmpi.runtime.progress import Observer, metric_columns
+from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.round_report import RoundHooks
 from pflmpi.runtime.round_schedule import RoundSchedule, advise_fewer_ranks, schedule
 from pflmpi.runtime.setup import Setup
@@ -199,6 +199,13 @@ def _log_assumptions(experiment: Experiment) -> None:
     first, like = experiment.tasks[0].first, experiment.tasks[0].like()
     if isinstance(first, RunWeights) and (drawn := first.drawn(like)):
         _log.warning("%s: its server keeps no %s; the server's is drawn", first.name, some(drawn))
+    if isinstance(first, RunWeights) and (others := first.differing(dataset.digest, experiment.division.digest)):
+        _log.warning(
+            "%s: its %s differs: its models may have been trained on samples that are tested here, and clients and "
+            "classes go by their numbers",
+            first.name,
+            others,
+        )
     chosen = config.data.split == "auto" and config.partition.path is None
     if chosen and resolved_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())
@@ -258,21 +265,13 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
     Args:
         anew: also in the folder of a run that was stopped before its first checkpoint.
     """
-    try:
+    with refusing(f"the run folder {run}", "choose another --out"):
         if config_file.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)
-        metrics_file.restart(run, 0, columns(experiment))
-    except OSError as error:
-        raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
-
-
-def columns(experiment: Experiment) -> list[str]:
-    """Those of metrics.csv."""
-    training, validates = experiment.config.training, bool(experiment.federation.validation)
-    return metric_columns([*experiment.measures], training.step_seconds is not None, validates)
+        metrics_file.restart(run, 0, experiment.columns)
 
 
 def _run_rounds(
@@ -297,7 +296,7 @@ def _run_rounds(
     if done is None:
         server, layout = _initial_state(setup, population, transport)
     else:
-        server, layout = restore(run, setup, population, transport, done)
+        server, layout = restore(run, setup, population, transport, done, experiment.columns)
     attributes = stored_config.attributes(experiment, recorded)
     if transport.rank == 0:
         context.announce()

@@ -82,6 +82,11 @@ class RunWeights:
         paths = dict(tree.leaves(self.model(client, like)))
         return [path for path, _ in tree.leaves(like) if path not in paths]
 
+    def differing(self, data: str, partition: str) -> str:
+        """Which of the run's data and partition, by the hashes of those here, is another; "" if none is."""
+        recorded = run_folder.read_attributes(self.run, self.round)
+        return "data" if recorded["data"] != data else "partition" if recorded["partition"] != partition else ""
+
     def _own(self, client: int) -> Tree:
         block = _read_block(self, client // _block_length(self.run, self.round))
         kept, received = block[client]

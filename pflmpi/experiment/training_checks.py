@@ -200,6 +200,8 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
         rule = algorithm.newcomer(task.replace(device=HOST)) if evaluation.unseen else None
         why = "" if evaluation.unseen else "there are no unseen clients (evaluation.unseen = 0)"
         why = f"unseen clients are not tested: {rule.why}" if isinstance(rule, CannotJoin) else why
+    elif stop.metric.startswith("trained") and evaluation.when == "before" and not trial.federation.validation:
+        why = "clients are not tested after local training (evaluation.when = before)"
     elif stop.metric == "train_loss":
         rounds = range(1, min(task.training.rounds, _TRIED) + 1)
         if not any(trial.counts_loss(0, round) for round in rounds):

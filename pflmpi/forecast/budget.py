@@ -79,8 +79,9 @@ def seconds_per_round(tasks: Sequence[CellTask], out: Path) -> dict[str, float]:
     for task in tasks:
         if task.done > 1:
             lines = metrics_file.read(task.cell.run(out))[1 : task.done]
-            by_configuration.setdefault(but_seed(task), []).extend(float(line["seconds"]) for line in lines)
-    return {key: median(seconds) for key, seconds in by_configuration.items()}
+            seconds = [float(line["seconds"]) for line in lines if line["seconds"]]  # not of those that were lost
+            by_configuration.setdefault(but_seed(task), []).extend(seconds)
+    return {key: median(seconds) for key, seconds in by_configuration.items() if seconds}
 
 
 def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[int, int], None]) -> dict[str, float]:

@@ -152,7 +152,7 @@ def _fullest(
         test = _largest(map(costs.test, now.testing[rank]), on_gpu)
     if rank == 0:  # it gathers, and updates the server with what is folded, beside the state before
         folded = float(now.setup.declared.folded_bytes(now.participants))
-        fold += folded
+        fold += folded + (messages if now.setup.declared.gathered and len(now.training) > 1 else 0.0)  # own rows twice
         rows = now.setup.declared.rows_bytes(len(now.participants), len(now.receivers))
         serve += folded + server + sum(rows.values())
     most = max(messages + train[0], messages + fold, serve, test[0])

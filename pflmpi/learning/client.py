@@ -173,7 +173,8 @@ def task_loss(task: Task, scores: Tensor, batch: Batch) -> Tensor:
         return average(losses, batch)
     if batch.padding is not None:
         losses, weights = losses * batch.padding.weight, weights * batch.padding.weight
-    return losses.sum() / weights.sum().clamp(min=1)
+    total = weights.sum()
+    return losses.sum() / total.where(total > 0, 1.0)
 
 
 def model_loss(task: Task) -> Loss:

@@ -8,7 +8,7 @@ fails, the log says so once and steps are launched operation by operation.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
@@ -82,29 +82,27 @@ class StaticBuffers:
     def __init__(self) -> None:
         self._state: list[Tensor] = []
         self._changed: Sequence[Tensor] = ()  # what `put_back` gives to the pass that is under way
-        self._captured: dict[Hashable, tuple[list[Tensor], Work] | None] = {}
+        self._captured: dict[Program, tuple[list[Tensor], Work] | None] = {}
 
     def run(
         self,
         program: Program,
-        form: Hashable,
         batch: Sequence[Tensor],
         state: Sequence[Tensor],
         num_changed: int,
         capture: Capture,
     ) -> bool:
-        """Take a step of a pass; False where steps of this form are not captured.
+        """Take a step of a pass; False where steps of this program are not captured.
 
         Args:
-            form: batches of one form have one program.
             state: of the pass; `put_back` gives it what captured steps have made of it.
             num_changed: how many of these tensors, from the first on, a step may change.
         """
-        if form not in self._captured:
+        if program not in self._captured:
             self.put_back()
-            self._captured[form] = self._try(program, batch, state, num_changed, capture)
+            self._captured[program] = self._try(program, batch, state, num_changed, capture)
             return True
-        captured = self._captured[form]
+        captured = self._captured[program]
         if captured is None:
             self.put_back()
             return False

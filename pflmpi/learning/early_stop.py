@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pflmpi.learning.main_measure import judged_by, lower_is_better
+from pflmpi.text import counted
 
 _WATCHED = (
     *("accuracy_mean", "accuracy_weighted", "accuracy_bottom", "f1_macro", "test_loss", "train_loss"),
     *("unseen_accuracy_mean", "unseen_accuracy_weighted"),
 )
-_DECIMALS = 6  # of the metrics
 
 
 class EarlyStopConfig(BaseModel):
@@ -83,16 +84,13 @@ class EarlyStop:
         if self._config is None or not self.met:
             return ""
         by = f" by more than {self._config.min_delta:g}" if self._config.min_delta else ""
-        waited = self._last - self._best_round
-        return (
-            f"{self._column} has not improved{by} on {self._best:g} of round {self._best_round} for "
-            f"{waited} round{'s' * (waited != 1)}"
-        )
+        waited = counted(self._last - self._best_round, "round")
+        return f"{self._column} has not improved{by} on {self._best:g} of round {self._best_round} for {waited}"
 
     def _improves(self, value: float) -> bool:
         """Whether a value is better than the best so far; one that is not finite never is."""
         assert self._config is not None
         if not math.isfinite(value) or not math.isfinite(self._best):
             return math.isfinite(value)
-        gain = self._best - value if lower_is_better(self._config.metric) else value - self._best
-        return round(gain, _DECIMALS) > self._config.min_delta
+        gain = Decimal(repr(value)) - Decimal(repr(self._best))  # exactly that of the decimals in metrics.csv
+        return (-gain if lower_is_better(self._config.metric) else gain) > Decimal(repr(self._config.min_delta))

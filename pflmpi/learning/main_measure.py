@@ -110,12 +110,12 @@ def measured_rounds(config: Mapping[str, Any], lines: Iterable[Mapping[str, str 
         config: of the run, as plain values.
         lines: of metrics.csv.
     """
+    lines = list(lines)
     rounds = [
         {name: number for name, text in line.items() if not math.isnan(number := _number(text))} for line in lines
     ]
-    measured = {name for line in rounds for name in line}
-    measure = main_measure(config, measured)
-    judge = judged_by(measure.column, measured)
+    measure = main_measure(config, {name for line in rounds for name in line})
+    judge = judged_by(measure.column, {name for line in lines for name in line})
     tested = [line for line in rounds if measure.column in line]
     best = (min if measure.lower else max)(
         (line for line in tested if judge in line), key=lambda line: line[judge], default=None

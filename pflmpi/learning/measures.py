@@ -18,7 +18,11 @@ from pflmpi.text import shown
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
 _BINS = 15  # of the confidence
-_TAKEN = ("f1", "test_loss", "train_loss")  # what each client has in checkpoints and tables
+_TAKEN = (  # what each client has in checkpoints and tables
+    *("f1", "test_loss", "train_loss", "run", "round", "client", "participant", "train_samples", "test_samples"),
+    *("validation_samples", "up_bytes", "down_bytes", "round_seconds", "correct", "total", "loss", "samples"),
+)
+_BEFORE, _AFTER = ("client_", "unseen_", "trained_", "validation_"), ("_mean", "_weighted", "_bottom")  # in columns
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 
 
@@ -102,10 +106,12 @@ def measures_of(names: Sequence[str]) -> dict[str, Measure]:
     for reference in names:
         measure, name = MEASURES[reference], reference.rpartition(":")[2]
         own = MEASURES.reference(reference) is not None
-        if name in measures or (own and name in {*MEASURES, *_TAKEN}) or not _NAME.fullmatch(name):
+        taken = own and (name in {*MEASURES, *_TAKEN} or name.startswith(_BEFORE) or name.endswith(_AFTER))
+        if name in measures or taken or not _NAME.fullmatch(name):
             raise ConfigError(
                 f"evaluation.measures: {shown(reference)} would have the columns {name}_mean, ...; give each measure a "
-                "name of its own, of lower-case letters, digits and underscores"
+                "name of its own, of lower-case letters, digits and underscores, that is no other column's and does "
+                f"not begin with {', '.join(_BEFORE)} or end with {', '.join(_AFTER)}"
             )
         measures[name] = measure
     return measures

@@ -4,8 +4,9 @@ An algorithm says it with `Kept`, `Received`, `Merge`, `Add` and `Mix`, or state
 model. The same description serves tensors during a run and arrays in a checkpoint; nothing here needs torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 State = Mapping[str, Any]  # nested: a mapping of names to arrays or tensors, or to further mappings
@@ -100,34 +101,28 @@ def assemble(model: ModelExpression, client: State, received: State) -> dict[str
     return {part: whole[part] for part in MODEL_PARTS if part in whole}
 
 
+def walk(personal: Personal) -> Iterator[Personal]:
+    """The description and all that it is made of."""
+    yield personal
+    match personal:
+        case NotAModel(_, nearest):
+            yield from walk(nearest)
+        case Merge(models):
+            yield from chain.from_iterable(map(walk, models))
+        case Add(first, second) | Mix(first, second):
+            yield from chain(walk(first), walk(second))
+
+
 def messages(personal: Personal) -> set[str]:
     """Names of the messages that a model is put together from."""
-    match personal:
-        case Received(message):
-            return {message}
-        case NotAModel(_, nearest):
-            return messages(nearest)
-        case Merge(models):
-            return set().union(*map(messages, models))
-        case Add(first, second) | Mix(first, second):
-            return messages(first) | messages(second)
-    return set()
+    return {part.message for part in walk(personal) if isinstance(part, Received)}
 
 
 def kept(personal: Personal) -> set[str]:
     """Paths of a client's state that a model is put together from."""
-    match personal:
-        case Kept(path, _):
-            return {path}
-        case NotAModel(_, nearest):
-            return kept(nearest)
-        case Merge(models):
-            return set().union(*map(kept, models))
-        case Add(first, second):
-            return kept(first) | kept(second)
-        case Mix(first, second, share):
-            return {share} | kept(first) | kept(second)
-    return set()
+    parts = list(walk(personal))
+    shares = {part.share for part in parts if isinstance(part, Mix)}
+    return shares | {part.path for part in parts if isinstance(part, Kept)}
 
 
 def to_json(personal: Personal) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class Steps:
         if kind is not None and _replays:
             self._state, layout = _behind_lanes(state)
             self._kind = kind, layout, tuple(map(_begin, self._state))
-        self._bound: dict[int, tuple[Tensor, ...]] = {}  # by program
+        self._traced: dict[Hashable, _Traced] = {}  # those of this pass, since a whole key takes long to hash
+        self._bound: dict[Program, tuple[Tensor, ...]] = {}
         self._static: StaticBuffers | None = None
 
     def take(self, batch: Batch) -> None:
@@ -94,11 +95,13 @@ class Steps:
         if padding is not None:
             tensors += [padding.weight, padding.share, padding.target, padding.active]
         inputs, layout = _behind_lanes(tensors)
-        key = self._kind, layout, padding is not None and padding.full, batch.smoothing
-        traced = _traced(key)
+        form = layout, padding is not None and padding.full, batch.smoothing
+        traced = self._traced.get(form)
+        if traced is None:
+            traced = self._traced[form] = _traced((self._kind, form))
         if traced.agreed and traced.program is not None:
             with outside_vmap(), torch.no_grad():
-                return self._run(traced.program, key, inputs)
+                return self._run(traced.program, inputs)
         self._put_back()
         if not traced.possible:
             return self._step(batch)
@@ -114,17 +117,17 @@ class Steps:
         """Leave to the state what the steps have made of it; `take` may be late with that."""
         self._put_back()
 
-    def _run(self, program: Program, key: Hashable, batch: list[Tensor]) -> None:
+    def _run(self, program: Program, batch: list[Tensor]) -> None:
         capture = capture_on(batch[0].device)
         if capture is not None:
             if self._static is None:
                 self._static = _static(self._kind)
                 self._static.abandon()  # a pass that an error has ended
-            if self._static.run(program, key, batch, self._state, self._num_changed, capture):
+            if self._static.run(program, batch, self._state, self._num_changed, capture):
                 return
-        bound = self._bound.get(id(program))
+        bound = self._bound.get(program)
         if bound is None:
-            bound = self._bound[id(program)] = program.bind(*self._state)
+            bound = self._bound[program] = program.bind(*self._state)
         program.run(*batch, *bound, *self._rates)
 
     def _put_back(self) -> None:

@@ -1,6 +1,6 @@
 """Moves rows from the ranks where they live to those that want them, each at most once to a rank."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -38,18 +38,26 @@ def deliver(
     for ids in (ids for rank, ids in sent.items() if rank != here):
         if ids.tobytes() not in packed:
             packed[ids.tobytes()] = pack(rows(ids), transport.host_buffer)
-    parts = {rank: packed[ids.tobytes()] for rank, ids in sent.items() if rank != here}
+    sending = {rank: packed[ids.tobytes()] for rank, ids in sent.items() if rank != here}
     sizes = {rank: size * len(ids) for rank, ids in arriving.items() if rank != here}
     received = {}
     if moved := size * int(np.count_nonzero(source != target)):
-        received = transport.exchange(parts, sizes, moved, down)
+        received = transport.exchange(sending, sizes, moved, down)
     if [*arriving] == [here]:
         return rows(wanted[here])
-    result = tree.map(lambda leaf: torch.empty(len(wanted[here]), *leaf.shape, dtype=leaf.dtype), like)
-    for rank, ids in arriving.items():
-        part = rows(ids) if rank == here else unpack(received.pop(rank, NOTHING), with_rows(like, len(ids)))
-        places = torch.from_numpy(np.searchsorted(wanted[here], ids))
-        tree.map(lambda all, part, at=places: all.index_copy_(0, at, part), result, part)
+    parts = (
+        (ids, rows(ids) if rank == here else unpack(received.pop(rank, NOTHING), with_rows(like, len(ids))))
+        for rank, ids in arriving.items()
+    )
+    return merge_rows(wanted[here], like, parts)
+
+
+def merge_rows(numbers: np.ndarray, like: Tree, parts: Iterable[tuple[np.ndarray, Tree]]) -> Tree:
+    """Rows [m, ...] by their ascending numbers, from parts that have the rows of some of these numbers each."""
+    result = tree.map(lambda leaf: torch.empty(len(numbers), *leaf.shape, dtype=leaf.dtype), like)
+    for some, rows in parts:
+        places = torch.from_numpy(np.searchsorted(numbers, some))
+        tree.map(lambda all, part, at=places: all.index_copy_(0, at, part), result, rows)
     return result
 
 

@@ -3,7 +3,7 @@
 They stay there, also from GPU to GPU: only what rank 0 needs for the server's state goes to its host.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -37,11 +37,8 @@ class OnDevice:
     def words(self, part: Tensor) -> Tensor:
         return part.view(torch.int64)
 
-    def fill(self, part: Tensor, write: Callable[[np.ndarray], None]) -> None:
-        if len(part):
-            packed = np.empty(len(part), np.uint8)
-            write(packed)
-            part.copy_(torch.from_numpy(packed))
+    def put(self, part: Tensor, content: np.ndarray) -> None:
+        part.copy_(torch.from_numpy(content))
 
     def addends(self, groups: Sequence[Sequence[Tensor]], weights: Sequence[np.ndarray]) -> Addends:
         together = torch.from_numpy(np.concatenate(weights, axis=1)).to(self.device)  # few operations for all groups

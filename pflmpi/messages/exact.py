@@ -60,9 +60,9 @@ class OnHost:
         """The bytes of a message as int64."""
         return part.view(np.int64)
 
-    def fill(self, part: np.ndarray, write: Callable[[np.ndarray], None]) -> None:
-        """Let a function write bytes."""
-        write(part)
+    def put(self, part: np.ndarray, content: np.ndarray) -> None:
+        """Write bytes of the host."""
+        part[:] = content
 
     def addends(self, groups: Sequence[Sequence[Tensor]], weights: Sequence[np.ndarray]) -> Addends:
         """What some groups of clients here add: of each, leaves as [m, n], and weights [M, m]."""

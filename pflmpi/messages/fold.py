@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from pflmpi.messages.packing import NOTHING, to_numpy
 from pflmpi.messages.slices import Piece, Slices
 from pflmpi.transports.base import Transport
 
-_WORD = 8  # bytes of an int64
-Pack = Callable[[np.ndarray], None]  # writes this rank's part of the messages that rank 0 gathers
 Write = Callable[[Piece, Part], None]  # writes the sums or means of a piece
 
 
@@ -38,31 +36,21 @@ class Fold:
     assigned: list[list[ClientGroup]]
     adds: OnHost | OnDevice
 
-    def over(self, transport: Transport, ups: Updates, pack: Pack) -> tuple[Messages | None, list[np.ndarray]]:
-        """The sums and means on rank 0, None on the others; on rank 0, what each other rank has packed for it.
-
-        Args:
-            ups: of the groups computed here, on the host or on the GPU.
-            pack: for the messages that are gathered.
-        """
+    def over(self, transport: Transport, ups: Updates) -> Messages | None:
+        """The sums and means on rank 0, None on the others; `ups`: of the groups here, on the host or on the GPU."""
         rank, slices, entries = transport.rank, self.slices, self.slices.entries
         addends = self._addends(ups)
         largest = self._largest(addends, entries.pieces(0, entries.count))
         if slices.sums.any():
             largest = transport.maximum(largest)
         others = [other for other in np.flatnonzero(slices.sent_by(rank)).tolist() if other != rank]
-        parts = {other: self._part(addends, largest, other, rank, pack) for other in others}
+        parts = {other: self._part(addends, largest, other, rank) for other in others}
         received: dict[int, Part] = {}
         if moved := slices.traffic.moved:
             sizes = slices.received_by(rank)
             arriving = {other: int(sizes[other]) for other in np.flatnonzero(sizes).tolist() if other != rank}
             received = transport.exchange(parts, arriving, moved, empty=self.adds.empty)
-        folded = self._finished(transport, self._writer(addends, largest, received, rank))
-        if folded is None:
-            return None, []
-        gathered = enumerate(slices.gathered.tolist())
-        packed = (self.adds.to_host(received[other][-size:]) if other and size else NOTHING for other, size in gathered)
-        return folded, [*packed]
+        return self._finished(transport, self._writer(addends, largest, received, rank))
 
     def _addends(self, ups: Updates) -> Addends:
         """The messages of the clients of this rank."""
@@ -80,21 +68,19 @@ class Fold:
             largest[[piece.leaf for piece in pieces]] = found
         return largest
 
-    def _part(self, addends: Addends, largest: np.ndarray, owner: int, rank: int, pack: Pack) -> Part:
-        """What an owner gets: sums, or magnitudes and the clients' entries, group by group; rank 0 packed rows too."""
+    def _part(self, addends: Addends, largest: np.ndarray, owner: int, rank: int) -> Part:
+        """What an owner gets: sums, or magnitudes and the clients' entries, group by group."""
         slices, entries = self.slices, self.slices.entries
         part: Part = self.adds.empty(int(slices.sent_by(rank)[owner]))
-        end = len(part) - (int(slices.gathered[rank]) if owner == 0 else 0)
-        self.adds.fill(part[end:], pack)
         start, stop = slices.slice(owner)
         pieces = entries.pieces(start, stop)
         if slices.sums[rank]:
-            total, shifts = self.adds.words(part[:end]), self._shifts(largest)
+            total, shifts = self.adds.words(part), self._shifts(largest)
             for piece in pieces:
                 self.adds.add(entries.cut(total, piece, start), _terms(addends, piece), shifts[piece.leaf])
-        elif end:
-            self.adds.fill(part[: slices.head], partial(_write_words, largest))
-            body = part[slices.head : end].reshape(int(slices.participants[rank]), -1)
+        else:
+            self.adds.put(part[: slices.head], largest.view(np.uint8)[: slices.head])
+            body = part[slices.head :].reshape(int(slices.participants[rank]), -1)
             for piece in pieces:
                 self.adds.join([values for values, _ in _terms(addends, piece)], entries.cut_bytes(body, piece))
         return part
@@ -104,13 +90,12 @@ class Fold:
         slices, entries, (start, stop) = self.slices, self.slices.entries, self.slices.slice(rank)
         sums: list[Part] = []
         heads: list[Part] = []
-        for other, part in received.items() if stop > start else ():
+        for other, part in received.items():
             if slices.sums[other]:
-                sums.append(self.adds.words(part[: _WORD * (stop - start)]))
+                sums.append(self.adds.words(part))
                 continue
             weights = self._weights(np.concatenate(self.assigned[other]))
-            end = slices.head + weights.shape[1] * int(slices.slice_bytes[rank])
-            rows = part[slices.head : end].reshape(weights.shape[1], -1)
+            rows = part[slices.head :].reshape(weights.shape[1], -1)
             addends = [*addends, *self.adds.received(entries, rows, weights)]
             if slices.head:
                 heads.append(part[: slices.head])
@@ -193,7 +178,3 @@ class Fold:
 
 def _terms(addends: Addends, piece: Piece) -> list[Any]:
     return [(values(piece), weights[piece.leaf]) for weights, values in addends]
-
-
-def _write_words(values: np.ndarray, out: np.ndarray) -> None:
-    out.view(np.float64)[:] = values[: len(out) // _WORD]

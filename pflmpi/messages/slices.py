@@ -120,20 +120,18 @@ class Slices:
     """Who owns which slice of the entries, and what ranks send the owners.
 
     A rank sends each owner its participants' entries of the slice, one by one, or the int64 sum over these where that
-    is smaller; and rank 0, behind them, the messages that it gathers. A small vector has one owner, rank 0.
+    is smaller. A small vector has one owner, rank 0.
 
     Attributes:
         bounds: [R + 1] the slice of rank r is from `bounds[r]` to `bounds[r + 1]`.
         participants: [R] whose messages each rank has.
         sums: [R] bool, whether a rank sends the owners of slices sums.
-        gathered: [R] bytes of the messages that rank 0 gathers.
     """
 
     entries: Entries
     bounds: np.ndarray
     participants: np.ndarray
     sums: np.ndarray
-    gathered: np.ndarray
 
     def slice(self, rank: int) -> tuple[int, int]:
         """Where a rank's slice begins and ends."""
@@ -159,13 +157,11 @@ class Slices:
     def _products(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """What ranks have for each other, as products [R] of the sender and [R] of the receiver: sums, or entries."""
         heads = (self.participants > 0) & ~self.sums
-        server = (np.arange(len(self.widths)) == 0).astype(np.int64)
         entries = np.where(self.sums, 0, self.participants)
         return [
             (_WORD * self.sums, self.widths),
             (self.head * heads, self.widths > 0),
             (entries, self.slice_bytes),
-            (self.gathered, server),
         ]
 
     def sent_by(self, rank: int) -> np.ndarray:
@@ -193,27 +189,27 @@ class Slices:
 
     @property
     def calls(self) -> list[Traffic]:
-        """All calls of the way up."""
+        """All calls of the fold."""
         ranks, size = len(self.widths), _WORD * len(self.entries.like)
         magnitudes = [Traffic.gather([size] * ranks), Traffic.broadcast(size, ranks)] if self.sums.any() else []
         return [*magnitudes, self.traffic, Traffic.gather(self.finished)]
 
 
-def cut_slices(entries: Entries, assigned: list[list[ClientGroup]], gathered: np.ndarray) -> Slices:
-    """The slices where ranks have the given groups of participants, and so many bytes [R] that rank 0 gathers."""
+def cut_slices(entries: Entries, assigned: list[list[ClientGroup]]) -> Slices:
+    """The slices where ranks have the given groups of participants."""
     ranks, count, size = len(assigned), entries.count, entries.size
     participants = clients_per_rank(assigned)
     senders, none = np.flatnonzero(participants), np.zeros(ranks, bool)
     if len(senders) == 1:  # it has everything
-        return Slices(entries, _bounds(count, ranks, senders), participants, none, gathered)
+        return Slices(entries, _bounds(count, ranks, senders), participants, none)
     server = np.array([0])
     if participants[1:].sum() * size <= _GATHERED:
-        return Slices(entries, _bounds(count, ranks, server), participants, none, gathered)
+        return Slices(entries, _bounds(count, ranks, server), participants, none)
     # A rank sends nothing but the result of its own slice: those that have most to send come first.
     owners = np.argsort(-participants, kind="stable")[: len(senders) if participants.max() > 1 else ranks]
     owners = np.sort(owners[: size // _LEAST_SLICE])
     bounds = _bounds(count, ranks, owners if len(owners) > 1 else server)
-    return Slices(entries, bounds, participants, participants * size > _WORD * count, gathered)
+    return Slices(entries, bounds, participants, participants * size > _WORD * count)
 
 
 def _bounds(count: int, ranks: int, owners: np.ndarray) -> np.ndarray:

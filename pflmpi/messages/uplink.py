@@ -1,7 +1,6 @@
 """The uplink: the participants' messages are folded exactly in slices, or gathered on rank 0 in client order."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,18 +8,33 @@ import torch
 from pflmpi import tree
 from pflmpi.learning.task import HOST
 from pflmpi.messages.declared import Declared
+from pflmpi.messages.deliver import deliver, delivery, merge_rows
 from pflmpi.messages.device_sum import OnDevice
 from pflmpi.messages.exact import OnHost
 from pflmpi.messages.fold import Fold
-from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all, clients_per_rank, rank_by_rank
-from pflmpi.messages.kinds import ClassMeans, Messages, Updates, Uplink, tensor, with_rows
-from pflmpi.messages.packing import NOTHING, numpy_type, to_numpy
-from pflmpi.messages.slices import Slices, cut_slices
+from pflmpi.messages.groups import ClientGroup, clients_per_rank, rank_by_rank
+from pflmpi.messages.kinds import ClassMeans, Messages, Updates, Uplink, tensor
+from pflmpi.messages.slices import cut_slices
 from pflmpi.messages.traffic import Traffic
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
-Kinds = Mapping[str, Uplink]  # of the gathered messages, by name
+
+@dataclass(frozen=True)
+class Gathered:
+    """Messages of which rank 0 gets the rows of all participants: one of each, or one of each class of each.
+
+    Attributes:
+        like: the template of a row, by message.
+        clients: [n] the client of each row, in the order of clients and classes.
+        home: [n] its rank.
+        wanted: of each rank, the rows that it gets; see `deliver`.
+    """
+
+    like: Tree
+    clients: np.ndarray
+    home: np.ndarray
+    wanted: list[np.ndarray]
 
 
 def send_up(
@@ -43,99 +57,64 @@ def send_up(
     """
     for clients, messages in ups:
         declared.check_up(messages, len(clients))
-    here = clients_of(assigned[transport.rank])
-    kinds, holds = declared.gathered, declared.holds
-
-    def pack(part: np.ndarray) -> None:
-        if len(part):
-            _write(dict(_sections(part, _template(kinds, holds[here].sum(1)))), holds, kinds, ups, here)
-
     with transport.channel("data"):
         adds = OnHost() if device.type == "cpu" else OnDevice(device)
-        folded, packed = Fold(declared, up_slices(declared, assigned), assigned, adds).over(transport, ups, pack)
-    if folded is None or not kinds:
-        return folded
-    return {**folded, **_gathered(holds, kinds, ups, packed, assigned)}
+        received = Fold(declared, cut_slices(declared.entries, assigned), assigned, adds).over(transport, ups)
+        for gathered in gathered_rows(declared, assigned):
+            rows = _gather(transport, declared, ups, gathered)
+            if received is not None:
+                received.update((name, tree.part(rows, name)) for name in rows)
+    return received
 
 
 def up_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
     """The calls of `send_up`."""
-    return up_slices(declared, assigned).calls
+    gathered = gathered_rows(declared, assigned)
+    deliveries = (delivery(rows.wanted, rows.home, rows.like, down=False) for rows in gathered)
+    return [*cut_slices(declared.entries, assigned).calls, *deliveries]
 
 
-def up_slices(declared: Declared, assigned: list[list[ClientGroup]]) -> Slices:
-    """The slices of what is folded; of a gathered message a rank sends exactly its bytes."""
-    gathered = replace(declared, up=declared.gathered)
-    before = np.cumsum([0, *gathered.returned_bytes(rank_by_rank(assigned))])
-    sizes = np.diff(before[np.cumsum([0, *clients_per_rank(assigned)])])
-    return cut_slices(declared.entries, assigned, sizes)
+def gathered_rows(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Gathered]:
+    """What rank 0 gathers: messages of one row of each participant, and those of one of each class of each."""
+    clients = rank_by_rank(assigned)
+    order = np.argsort(clients, kind="stable")
+    participants, home = clients[order], np.repeat(np.arange(len(assigned)), clients_per_rank(assigned))[order]
+    by_class = {name: _class_row(kind) for name, kind in declared.gathered.items() if isinstance(kind, ClassMeans)}
+    alone = {name: kind.like for name, kind in declared.gathered.items() if not isinstance(kind, ClassMeans)}
+    gathered, nothing = list[Gathered](), np.empty(0, np.int64)
+    for like, counts in ((alone, np.ones_like(participants)), (by_class, declared.holds[participants].sum(1))):
+        if like:
+            wanted = [np.arange(counts.sum()), *[nothing] * (len(assigned) - 1)]
+            gathered.append(Gathered({**like}, np.repeat(participants, counts), np.repeat(home, counts), wanted))
+    return gathered
 
 
-def _write(
-    sections: Mapping[str, np.ndarray], holds: np.ndarray, kinds: Kinds, ups: Updates, clients: np.ndarray
-) -> None:
-    """Write the messages of the clients of this rank to their places among some clients.
-
-    Args:
-        sections: by path, the rows of all these clients.
-        holds: [N, K] bool, who holds which classes.
-        clients: ascending ids.
-    """
-    counts = holds[clients].sum(1)
-    for group, messages in ups:
-        sent = {name: _sent(kind, messages[name], holds[group]) for name, kind in kinds.items()}
-        rows = _rows(kinds, np.searchsorted(clients, group), counts)
-        for path, leaf in tree.leaves({**sent}):
-            sections[path][rows[path.split("/")[0]]] = to_numpy(leaf)
+def _class_row(kind: ClassMeans) -> Tree:
+    """The template of what a client sends of a class that it holds."""
+    label = tensor(dtype=torch.int32)
+    row: Tree = {"labels": label, "means": tensor(kind.num_features)}
+    return {**row, "counts": label} if kind.counts else row
 
 
-def _gathered(
-    holds: np.ndarray, kinds: Kinds, ups: Updates, packed: list[np.ndarray], assigned: list[list[ClientGroup]]
-) -> Messages:
-    """The messages of all ranks, in the order of the participants [P], for `ClassMeans` with the client of each row.
+def _gather(transport: Transport, declared: Declared, ups: Updates, gathered: Gathered) -> Tree:
+    """The rows of all ranks on rank 0, none on others; for `ClassMeans` with the client of each."""
+    kinds = declared.gathered
+    parts = [
+        (
+            np.flatnonzero(np.isin(gathered.clients, clients)),
+            {name: _sent(kinds[name], messages[name], declared.holds[clients]) for name in gathered.like},
+        )
+        for clients, messages in ups
+    ]
 
-    Args:
-        ups: those of rank 0.
-        packed: by the other ranks; dropped once read, so that whole models are here only once.
-    """
-    participants = clients_of_all(assigned)
-    counts = holds[participants].sum(1)
-    result = tree.map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype), _template(kinds, counts))
-    whole = {path: to_numpy(leaf) for path, leaf in tree.leaves(result)}
-    _write(whole, holds, kinds, ups, participants)
-    for rank, groups in enumerate(assigned):
-        buffer, packed[rank] = packed[rank], NOTHING
-        if not len(buffer):
-            continue
-        places = np.searchsorted(participants, clients_of(groups))
-        rows = _rows(kinds, places, counts)
-        for path, values in _sections(buffer, _template(kinds, counts[places])):
-            whole[path][rows[path.split("/")[0]]] = values
-    for name, kind in kinds.items():
-        if isinstance(kind, ClassMeans):
-            tree.part(result, name)["clients"] = torch.from_numpy(np.repeat(participants, counts))
-    return {name: tree.part(result, name) for name in result}
+    def rows_here(numbers: np.ndarray) -> Tree:
+        return merge_rows(numbers, gathered.like, ((some, {**rows}) for some, rows in parts))
 
-
-def _template(kinds: Kinds, counts: np.ndarray) -> Tree:
-    """What clients send that hold so many classes [m], leaf by leaf: a row of each, or of each class of each."""
-    like: Tree = {}
-    for name, kind in kinds.items():
-        if isinstance(kind, ClassMeans):
-            label = tensor(dtype=torch.int32)
-            row: Tree = {"labels": label, "means": tensor(kind.num_features)}
-            like[name] = with_rows({**row, "counts": label} if kind.counts else row, int(counts.sum()))
-        else:
-            like[name] = with_rows(kind.like, len(counts))
-    return like
-
-
-def _rows(kinds: Kinds, places: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Which rows of each message belong to the clients at some places among those that hold so many classes [m]."""
-    chosen = np.zeros(len(counts), bool)
-    chosen[places] = True
-    by_class = np.flatnonzero(np.repeat(chosen, counts))
-    return {name: by_class if isinstance(kind, ClassMeans) else places for name, kind in kinds.items()}
+    rows = deliver(transport, gathered.wanted, gathered.home, rows_here, gathered.like, down=False)
+    for name in rows:
+        if isinstance(kinds[name], ClassMeans):
+            tree.part(rows, name)["clients"] = torch.from_numpy(gathered.clients)
+    return rows
 
 
 def _sent(kind: Uplink, message: Tree, holds: np.ndarray) -> Tree:
@@ -146,13 +125,3 @@ def _sent(kind: Uplink, message: Tree, holds: np.ndarray) -> Tree:
     names = ("means", "counts") if kind.counts else ("means",)
     labels = torch.from_numpy(np.nonzero(holds)[1].astype(np.int32))
     return {"labels": labels, **{name: tree.leaf(message, name)[held] for name in names}}
-
-
-def _sections(buffer: np.ndarray, like: Tree) -> Iterator[tuple[str, np.ndarray]]:
-    """The rows of each leaf in packed bytes; they may begin at an odd address."""
-    offset = 0
-    for path, leaf in tree.leaves(like):
-        size = leaf.nbytes
-        yield path, buffer[offset : offset + size].view(numpy_type(leaf)).reshape(leaf.shape)
-        offset += size
-    assert offset == len(buffer), f"buffer of {len(buffer)} bytes, template of {offset}"

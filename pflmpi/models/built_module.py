@@ -156,10 +156,8 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
                 f"model.weights = {str(path)!r} is not of this model: {name} is {sides[0]}, here {sides[1]}"
             )
     buffers = dict(module.named_buffers())
-    for name, value in {
-        **state,
-        **{f"{head}.{key}": value for key, value in heads.items()},
-    }.items():  # a buffer may be a mask of -inf
+    for name, value in (*state.items(), *((f"{head}.{key}", value) for key, value in heads.items())):
+        # A buffer may be a mask of -inf.
         if (value.isnan() if name in buffers else ~value.float().isfinite()).any():
             raise ConfigError(f"model.weights = {str(path)!r}: {name} has a value that is not a finite number")
     with torch.no_grad():

@@ -1,6 +1,6 @@
 """`pflmpi.run`: in a notebook or script its ranks are processes; under a launcher each rank calls it."""
 
-import csv
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +23,7 @@ from pflmpi.commands.launch import num_ranks
 from pflmpi.commands.progress import RunProgress, round_display
 from pflmpi.commands.rank import connect, context_of, end_of_jobs, show_start
 from pflmpi.config import yaml_file
-from pflmpi.config.argument_checks import as_path, wrong_type
+from pflmpi.config.argument_checks import as_integer, as_path, wrong_type
 from pflmpi.config.keywords import Config
 from pflmpi.config.load import Config as Checked
 from pflmpi.config.load import parse
@@ -44,7 +44,7 @@ from pflmpi.python.fresh_process import fresh_process
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.stopping import Stop, noted_signals
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import metrics_file
 from pflmpi.text import short_name
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
@@ -90,7 +90,7 @@ def run(
         RunError: a fault during the run; what is on disk stays intact.
         Stopped: the run was asked to stop, by a signal or the end of a batch job, and did so after a complete round.
     """
-    if ranks is not None and (not isinstance(ranks, int) or ranks < 1):
+    if ranks is not None and (ranks := as_integer("ranks", ranks)) < 1:
         raise ConfigError(f"ranks = {ranks!r}: must be a whole number of at least 1")
     if out == "":
         raise ConfigError("out = '' names no folder; give one, or None for runs/NAME-TIME")
@@ -118,70 +118,7 @@ def row(line: Mapping[str, object]) -> Row:
     }
 
 
-class NewRounds:
-    """The lines that another process adds to the metrics file of a run, or writes anew.
-
-    The file is held open: only while it is, no other one can have its number.
-
-    Args:
-        run: the folder, before the other process begins; a file of an earlier run is not read until it is replaced.
-        done: rounds up to this one are not new.
-    """
-
-    def __init__(self, run: Path, done: int) -> None:
-        self._path = metrics_file.path(run)
-        self._file = self._opened()
-        self._begun = self._file is None
-        self._last = done
-        self._read = 0  # bytes
-        self._columns: list[str] = []
-
-    def __enter__(self) -> "NewRounds":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._replace_by(None)
-
-    def __iter__(self) -> Iterator[Row]:
-        """Those that have come since the last time."""
-        if self._is_another():
-            self._replace_by(self._opened())
-            self._begun, self._read = True, 0
-        if self._file is None or not self._begun:
-            return
-        self._file.seek(self._read)
-        text = self._file.read()
-        text = text[: text.rfind(b"\n") + 1]  # the rest is being written
-        lines = list(csv.reader(text.decode().splitlines()))
-        if self._read == 0 and lines:
-            self._columns = lines.pop(0)
-        self._read += len(text)
-        for values in lines:
-            line = row(dict(zip(self._columns, values, strict=True)))
-            if line["round"] > self._last:
-                self._last = int(line["round"])
-                yield line
-
-    def _is_another(self) -> bool:
-        try:
-            there = self._path.stat()
-        except FileNotFoundError:
-            return False
-        return self._file is None or not os.path.samestat(there, os.fstat(self._file.fileno()))
-
-    def _opened(self) -> BinaryIO | None:
-        try:
-            return open(self._path, "rb")
-        except FileNotFoundError:
-            return None
-
-    def _replace_by(self, file: BinaryIO | None) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = file
-
-
-_EVERY = 0.1  # seconds between two looks at the metrics
+_EVERY = 0.1  # seconds between two looks at the rounds
 
 
 def _run_in_processes(
@@ -189,20 +126,21 @@ def _run_in_processes(
 ) -> Path:
     """Run a configuration in other processes; return the folder. See `pflmpi.run`."""
     with TemporaryDirectory(prefix="pflmpi-") as scratch:
-        file, errors = Path(scratch) / "config.yaml", Path(scratch) / "errors"
+        file, errors, rounds = (Path(scratch) / name for name in ("config.yaml", "errors", "rounds"))
         file.write_text(yaml_file.dump(config.resolved()))
+        rounds.touch()
         words = ["run", str(file), "--out", str(folder), "--error-file", str(errors), "--stop-at-eof"]
         words += [] if ranks is None else ["--ranks", str(ranks)]
+        words += [] if on_round is None else ["--rounds-file", str(rounds)]
         words += [*(["--continue"] if resume else []), *(["--quiet"] if quiet else [])]
-        done = run_folder.rounds(folder)[-1:] if resume and folder.is_dir() else []
-        with NewRounds(folder, *(done or [0])) as rounds:
-            code = _watch(words, rounds, on_round)
+        with rounds.open("rb") as lines:
+            code = _watch(words, lines, on_round)
         if code != 0:
             raise recorded(errors) or _unexplained(code, folder)
     return folder
 
 
-def _watch(words: list[str], rounds: NewRounds, on_round: OnRound | None) -> int:
+def _watch(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -> int:
     """Exit code of `pflmpi WORDS`; where this process is interrupted, the other one stops after its round first."""
     environ = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}  # of a notebook: no terminal
     environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)  # as here
@@ -232,10 +170,13 @@ def _watch(words: list[str], rounds: NewRounds, on_round: OnRound | None) -> int
     return process.returncode
 
 
-def _tell(rounds: NewRounds, on_round: OnRound | None) -> None:
-    if on_round is not None:
-        for row in rounds:
-            on_round(row)
+def _tell(rounds: BinaryIO, on_round: OnRound | None) -> None:
+    """Call the user's function for the rounds that have come since the last time."""
+    while on_round is not None and (line := rounds.readline()):
+        if not line.endswith(b"\n"):  # it is being written
+            rounds.seek(-len(line), os.SEEK_CUR)
+            return
+        on_round(row(json.loads(line)))
 
 
 def _ended(process: "subprocess.Popen[str]", seconds: float) -> int | None:

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
+from pflmpi import atomic
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.cli import parser
 from pflmpi.cluster import jobs as slurm
@@ -204,5 +205,6 @@ def _file(config: "Checked | str | PathLike[str]", out: Path | None) -> tuple[Pa
     out = out or Path("runs", f"{resolved['algorithm']['name']}-{time.strftime('%Y%m%d-%H%M%S')}")
     make_folders(out.parent)
     path = Path(f"{out}.yaml")
-    path.write_text(yaml_file.dump(resolved))
+    with atomic.refusing(path, "choose another out"):
+        path.write_text(yaml_file.dump(resolved))
     return path, out

@@ -1,7 +1,6 @@
 """Checkpoints, written while training continues."""
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from pflmpi import atomic, tree
 from pflmpi.errors import PflmpiError, RunError
+from pflmpi.messages.deliver import deliver
 from pflmpi.messages.kinds import Messages, Own
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import Population, row_kinds, stored_messages
@@ -22,9 +22,9 @@ from pflmpi.runtime.setup import Setup
 from pflmpi.store import metrics_file
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
-from pflmpi.store.names import round_path, shard_path
+from pflmpi.store.names import cohort_name, round_path, shard_path
 from pflmpi.store.pruning import prune
-from pflmpi.store.round_file import ReceivedMessage, RoundContent, Templates, write_round
+from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.run_lock import RunLock
 from pflmpi.store.shard import Arrays, ClientRows, write_shard
 from pflmpi.store.writer import Writer
@@ -74,6 +74,7 @@ class Checkpoints:
         self._run, self._transport, self._attributes = run, transport, attributes
         self._layout, self._lock, self._keep = layout, lock, keep
         self._cohort, federation = setup.executor.cohort, setup.executor.federation
+        self._client_templates, self._home = setup.templates, setup.placement.home
         self._templates = row_kinds(setup.templates)
         sizes = np.array([tree.num_bytes(template) for template in setup.templates], np.int64)
         self._row_bytes = sizes[self._cohort]
@@ -119,12 +120,10 @@ class Checkpoints:
         """
         with self._timed():
             writers = shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
-            rows = population.flat(now.rows[self._transport.rank])
-            rows = send_to_writers(
-                self._transport, rows, now.rows, self._row_bytes, writers, self._templates, self._cohort
-            )
+            written = clients_written(now.rows, writers)
+            rows = rows_to_write(self._transport, population, self._client_templates, self._home, written)
             content = None if self._metrics is None else self._content(now.round, server_round, progress, self._metrics)
-            self._writer.submit(lambda: self._write(now, rows, content, writers))
+            self._writer.submit(lambda: self._write(now.round, rows, content, written))
 
     def finish(self) -> None:
         """Wait until everything is on disk; every rank calls this."""
@@ -169,19 +168,16 @@ class Checkpoints:
             metrics_file=metrics,
         )
 
-    def _write(
-        self, now: RoundSchedule, rows: ClientRows, content: RoundContent | None, writers: Sequence[int]
-    ) -> None:
-        """Write the rows and, on rank 0, the round file; `writers` as `shard_writers` gives them."""
+    def _write(self, round: int, rows: ClientRows, content: RoundContent | None, written: Sequence[np.ndarray]) -> None:
+        """Write the rows and, on rank 0, the round file; `written` as `clients_written` gives them."""
         self._lock.check()
-        round = now.round
         if rows:
             described = {"run": self._attributes["run"], "round": round, "rank": self._transport.rank}
             write_shard(shard_path(self._run, round, self._transport.rank), rows, described)
         if content is None:
             return
         metrics_file.flush(self._run)
-        self._layout = layout = self._layout.updated(round, clients_written(now.rows, writers), self._cohort)
+        self._layout = layout = self._layout.updated(round, written, self._cohort)
         for name in layout.files:
             if name not in self._shards:
                 self._wait_for(self._run / name)
@@ -248,71 +244,28 @@ def clients_written(clients: Sequence[np.ndarray], writers: Sequence[int]) -> li
     return [np.sort(np.concatenate(parts[rank])) if rank in parts else nothing for rank in range(len(clients))]
 
 
-def send_to_writers(
+def rows_to_write(
     transport: Transport,
-    rows: ClientRows,
-    clients: Sequence[np.ndarray],
-    sizes: np.ndarray,
-    writers: Sequence[int],
-    templates: Templates,
-    cohort: np.ndarray,
+    population: Population,
+    templates: Sequence[Tree],
+    home: np.ndarray | None,
+    written: Sequence[np.ndarray],
 ) -> ClientRows:
-    """The rows that this rank writes, once every rank has sent its own to their writer; all ranks call this.
+    """The rows that this rank writes, once the ranks where they live have sent them; all ranks call this.
 
     Args:
-        rows: of the clients that live here.
-        clients: of each rank, the ids of these.
-        sizes: [N] bytes of what each client keeps.
-        writers: of each rank, see `shard_writers`.
-        templates: of all cohorts, in order; see `store.round_file.write_round`.
-        cohort: [N] the cohort of each client.
+        templates: one per cohort, what a client keeps.
+        home: [N] the rank of each client; None where they keep nothing.
+        written: of each rank, the ascending ids of the clients whose rows it writes.
     """
-    sent = {rank: int(sizes[clients[rank]].sum()) for rank, writer in enumerate(writers) if writer != rank}
-    if not sent:
-        return rows
-    writer = writers[transport.rank]
-    parts = {} if writer == transport.rank else {writer: _packed(rows)}
-    expected = {rank: size for rank, size in sent.items() if writers[rank] == transport.rank}
-    with transport.channel("checkpoint"):
-        received = transport.exchange(parts, expected, sum(sent.values()))
-    if parts:
-        return {}
-    return _merged([rows, *(_unpacked(received[rank], clients[rank], templates, cohort) for rank in expected)])
-
-
-def _packed(rows: ClientRows) -> np.ndarray:
-    """The bytes of all arrays, by cohort and then by path."""
-    arrays = [leaves[path] for _, leaves in rows.values() for path in sorted(leaves)]
-    return np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
-
-
-def _unpacked(content: np.ndarray, clients: np.ndarray, templates: Templates, cohort: np.ndarray) -> ClientRows:
-    """The rows of some clients from their bytes."""
     rows: ClientRows = {}
-    start = 0
-    for number, (name, leaves) in enumerate(templates.items()):
-        ids = clients[cohort[clients] == number]
-        if not len(ids) or not leaves:
+    for number, (template, stored) in enumerate(zip(templates, population.cohorts, strict=True)):
+        clients = [ids[population.cohort[ids] == number] if len(ids) else ids for ids in written]
+        if not any(map(len, clients)) or not any(tree.leaves(template)):
             continue
-        arrays = {}
-        for path, (shape, dtype) in sorted(leaves.items()):
-            end = start + len(ids) * math.prod(shape) * dtype.itemsize
-            arrays[path] = content[start:end].view(dtype).reshape(len(ids), *shape)
-            start = end
-        rows[name] = ids, arrays
+        assert home is not None, "clients that keep something have a home"
+        with transport.channel("checkpoint"):
+            leaves = tree.leaves(deliver(transport, clients, home, stored.compact, template, down=False))
+        if len(own := clients[transport.rank]):
+            rows[cohort_name(number)] = own, {path: leaf.numpy() for path, leaf in leaves}
     return rows
-
-
-def _merged(parts: Sequence[ClientRows]) -> ClientRows:
-    """The rows of several ranks as those of one, ascending by client; of one rank they are not copied."""
-    if len(parts) == 1:
-        return parts[0]
-    merged: ClientRows = {}
-    for cohort in sorted({cohort for part in parts for cohort in part}):
-        of_cohort = [part[cohort] for part in parts if cohort in part]
-        clients = np.concatenate([ids for ids, _ in of_cohort])
-        order = np.argsort(clients, kind="stable")
-        paths = of_cohort[0][1]
-        leaves = {path: np.concatenate([arrays[path] for _, arrays in of_cohort])[order] for path in paths}
-        merged[cohort] = clients[order], leaves
-    return merged

@@ -22,7 +22,7 @@ from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
 # Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
-_MACHINE = (MemoryError, OSError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", OSError))  # torch 2.8
+_MACHINE = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
 _NO_LOSS = torch.empty(0, dtype=torch.float64)
 _HOST_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError for it
 _REMEDY = "lower training.lr, or a proximal or head learning rate of the algorithm"

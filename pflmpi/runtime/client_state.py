@@ -142,17 +142,15 @@ class Rows:
         elif common is None or not _same_bits(common, row):
             self.put(clients, tree.unflatten({path: row.expand(len(clients), *row.shape[1:])}))
 
-    def flat(self, clients: np.ndarray) -> dict[str, np.ndarray]:
-        """A copy of the rows of the given clients by path; one that they all have in common is one in memory."""
-        positions = self._positions(clients)
-        arrays = {}
+    def compact(self, clients: np.ndarray) -> Tree:
+        """As `get`, but a row that all of these clients have in common is one in memory."""
+        positions, rows = self._positions(clients), dict[str, Tensor]()
         for path, leaf in tree.leaves(self.rows):
             if self.changed[path][positions].any():
-                arrays[path] = to_numpy(self._leaf(path, leaf, positions))
+                rows[path] = self._leaf(path, leaf, positions)
             else:
-                row = to_numpy(self._common(path, leaf))
-                arrays[path] = np.broadcast_to(row, (len(clients), *row.shape[1:]))
-        return arrays
+                rows[path] = self._common(path, leaf).expand(len(clients), *leaf.shape[1:])
+        return tree.unflatten(rows)
 
     def _copy(self, named: Tree, clients: np.ndarray) -> Tree:
         positions = self._positions(clients)
@@ -252,7 +250,7 @@ class Population:
         self._rows(group).put(group, state)
 
     def restore(self, clients: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        """Give clients of one cohort what a checkpoint has: arrays [m, ...] by path; see `Rows.flat`."""
+        """Give clients of one cohort what a checkpoint has: arrays [m, ...] by path; see `Rows.compact`."""
         rows = self._rows(clients)
         common = {path: array for path, array in arrays.items() if array.strides[0] == 0}
         for path, array in common.items():
@@ -287,15 +285,6 @@ class Population:
     def kept(self, name: str, like: Tree, clients: np.ndarray) -> Tree:
         """A copy of the leaves [m, ...] of the named part of the state that a template has; see `Homes`."""
         return tree.unflatten({path: self.leaf(f"{name}/{path}", clients) for path, _ in tree.leaves(like)})
-
-    def flat(self, clients: np.ndarray) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
-        """A copy of the given clients' state by cohort name: ids [m] and arrays [m, ...] by path; see `Rows.flat`."""
-        result = {}
-        for number, rows in enumerate(self.cohorts):
-            members = clients[np.isin(clients, rows.clients)]
-            if len(members) and rows.rows:
-                result[cohort_name(number)] = (members, rows.flat(members))
-        return result
 
 
 def client_templates(

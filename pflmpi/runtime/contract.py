@@ -16,7 +16,7 @@ from pflmpi.algorithms.base import Algorithm, initial_client, initial_received
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.parts import has
-from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages
+from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages, walk
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
@@ -200,7 +200,7 @@ def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
     """Raise `ConfigError` for a head that does more than x W^T + b where the algorithm computes with its matrix."""
     name = type(algorithm).__name__
     for task in tasks:
-        added = _adds(algorithm.personal(task))
+        added = any(isinstance(part, Add) for part in walk(algorithm.personal(task)))
         if not task.architecture.linear_head and (algorithm.linear_head or added):
             what = "adds heads up" if added else "computes with the head's weight and bias"
             raise ConfigError(
@@ -224,17 +224,6 @@ def check_parts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
                 f"model.personal of {model}: what stays with a client of {name} follows from the algorithm; leave the "
                 "key out, or choose fedper or fedrep"
             )
-
-
-def _adds(personal: object) -> bool:
-    """Whether a model is put together by adding."""
-    if isinstance(personal, tuple):
-        return any(map(_adds, personal))
-    if isinstance(personal, type) or not dataclasses.is_dataclass(personal):
-        return False
-    return isinstance(personal, Add) or any(
-        _adds(getattr(personal, field.name)) for field in dataclasses.fields(personal)
-    )
 
 
 @contextmanager

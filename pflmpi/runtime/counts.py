@@ -187,7 +187,7 @@ def _over_clients(figure: Callable[[np.ndarray], float], values: np.ndarray) -> 
 
 def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """part / whole; NaN where there is nothing."""
-    return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
+    return np.where(whole > 0, part / np.where(whole > 0, whole, 1), np.nan)
 
 
 def predictions(

@@ -1,8 +1,9 @@
 """Testing the personal models of clients, where they live; those that predict with one and the same model, together.
 
-What a sample scores may depend on the size of its batch, which decides the kernels, but not on the samples beside it
-(`tests/runtime/test_evaluation.py`). So where clients share a model, batches hold samples of all of them and are
-filled up, and who is tested on which rank decides no bit.
+What a sample scores may depend on the size of its batch, which decides the kernels, and on its place in it, by how its
+row is aligned, but not on the samples beside it (`tests/runtime/test_evaluation.py`). So where clients share a model,
+batches hold samples of all of them and are filled up, each sample has the place that it has where one rank tests all
+clients, and who is tested on which rank decides no bit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.counts import Counts, counts, in_client_order, predictions
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.batches import ClientBatches
+from pflmpi.runtime.executors.batches import ClientBatches, places_in_turn
 from pflmpi.runtime.executors.transfers import download_all, pipelined, upload
 
 
@@ -93,11 +94,14 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
         received: messages of any of them, without a leading axis.
     """
     task, width = executor.task(clients), _width(executor)
-    executor = executor.holding(clients, executor.federation.test)
-    samples = executor.pool.places(np.concatenate([executor.federation.test[client] for client in clients]))
-    filled = np.resize(samples, -(-len(samples) // width) * width)
+    tests = [executor.federation.test[client] for client in clients]
+    pool = executor.pool.on_device(tests)
+    samples = pool.places(np.concatenate(tests))
+    at = _filled_places(executor.federation.num_test, clients, width)
+    filled = np.resize(samples[:1], -(-(at.max(initial=-1) + 1) // width) * width)
+    filled[at] = samples
     uploaded = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)
-    batches = ClientBatches(task, executor.pool, tree.leaf(uploaded, "tests"), [width] * (len(filled) // width))
+    batches = ClientBatches(task, pool, tree.leaf(uploaded, "tests"), [width] * (len(filled) // width))
     down = tree.part(uploaded, "down")
     with calling(executor.algorithm, "predict", round, clients.tolist(), reads={"down": down}):
         scores = predictions(executor.algorithm, task, {}, as_messages(down), batches)
@@ -105,9 +109,24 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
     return lambda: counts(
         executor.federation,
         clients,
-        torch.cat([torch.empty(0, *task.score_shape), *done()])[: len(samples)],
+        torch.cat([torch.empty(0, *task.score_shape), *done()])[at],
         executor.measures,
     )
+
+
+def _filled_places(sizes: np.ndarray, clients: np.ndarray, width: int) -> np.ndarray:
+    """Where the samples of some clients, one after another, are in batches of a width that are laid end to end.
+
+    Args:
+        sizes: [N] samples of each client.
+        clients: [m] ids.
+
+    >>> _filled_places(np.array([3, 2, 4]), np.array([1, 2]), 4)  # the clients' samples are 3, 4 and 5, 6, 7, 8 of all
+    array([3, 0, 1, 2, 7, 4])
+    """
+    counts, starts = sizes[clients], (np.cumsum(sizes) - sizes)[clients]
+    of_all = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    return np.asarray(places_in_turn(of_all % width) * width + of_all % width)
 
 
 def _width(executor: Executor) -> int:

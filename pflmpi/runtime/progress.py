@@ -132,12 +132,17 @@ def _figures(scores: Counts | None, names: Sequence[str]) -> list[str]:
     if scores is None:
         return [""] * len(names)
     values = figures(scores)
-    return [f"{values[name]:.6f}" if name in values else "" for name in names]
+    return [_text(values[name]) if name in values else "" for name in names]
 
 
 def _mean(losses: np.ndarray) -> str:
     losses = losses[~np.isnan(losses)]
-    return f"{losses.mean():.6f}" if len(losses) else ""
+    return _text(float(losses.mean())) if len(losses) else ""
+
+
+def _text(value: float) -> str:
+    """With six decimals; small values, such as errors of small numbers, with four digits at least."""
+    return f"{value:.6g}" if 0 < abs(value) < 1e-3 else f"{value:.6f}"
 
 
 Observer = Callable[[Progress], None]

@@ -303,7 +303,7 @@ def tracked(run: TrackedRun, output: OutputConfig, observe: Observer) -> Iterato
     if output.events:
         attempt("events", lambda: working.append(("events", Events(run))))
     lines = metrics_file.read(run.folder) if working else []
-    for line, at in zip(lines, _times(run.folder, [float(line["seconds"]) for line in lines]), strict=True):
+    for line, at in zip(lines, _times(run.folder, [float(line["seconds"] or 0) for line in lines]), strict=True):
         give(line, at)
     try:
         yield both

@@ -40,13 +40,13 @@ def write(run: Path, text: str) -> None:
 def recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What "recorded" is in config.yaml, from the attributes of a round file."""
     values = {key: attributes[key] for key in _RECORDED if key in attributes}
-    return values | {key: json.loads(values[key]) for key in _JSON if key in values}
+    return values | {key: json.loads(str(values[key])) for key in _JSON if key in values}
 
 
 def from_checkpoint(run: Path) -> dict[str, Any]:
     """ "config", YAML, and what is `recorded`, of the newest readable checkpoint; empty without one."""
     for round in reversed(rounds(run)):
-        with contextlib.suppress(CheckpointError, ValueError):  # ValueError: what should be JSON is not
+        with contextlib.suppress(CheckpointError):
             attributes = read_attributes(run, round)
             return {"config": attributes["config"], **recorded(attributes)}
     return {}

@@ -1,6 +1,5 @@
 """Units, axes and descriptions of the content of a checkpoint, which its file says of it."""
 
-import re
 from collections.abc import Mapping
 
 from pflmpi.store.checked_hdf5 import Described
@@ -46,7 +45,7 @@ _FIGURES: Mapping[str, Mapping[str, Described]] = {
     "partition": PARTITION,
     "layout": LAYOUT,
 }
-_OF_CLIENT = re.compile("(unseen_|trained_|validation_|)client_(.+)")  # a measure by name
+_CLIENTS_OF = {"unseen_": "unseen", "trained_": "participant", "validation_": "client"}  # axis by prefix of a name
 _PARTS = ("body", "head", "stats")  # of a model
 _PLACES = ("server", "kept")  # where a diagnostic says that its values are
 _CLASS_VECTORS = ("class", "feature")
@@ -69,22 +68,20 @@ class Descriptions:
 
     def figure(self, section: str, name: str) -> Described:
         """Of an array in `metrics`, `bytes`, `partition` or `layout`."""
-        tested = name.removeprefix("validation_")
-        described = METRICS.get(tested) or METRICS.get(tested.replace("loss", "test_loss"))
-        if section == "metrics" and tested != name and described:
-            unit, axes, text = described
-            return unit, axes, f"{text.replace('test sample', 'validation sample')}; on validation samples"
-        for prefix, axis in ("unseen_", "unseen"), ("trained_", "participant"):
-            base = name.removeprefix(prefix)
-            if name not in METRICS and base != name and base in METRICS:
-                unit, axes, text = METRICS[base]
-                axes = tuple(axis if name == "client" else name for name in axes)
-                return unit, axes, f"{text}; of {prefix[:-1]} ones"
-        if section == "metrics" and name not in METRICS and (measure := _OF_CLIENT.fullmatch(name)):
-            whose = {"unseen_": "unseen", "trained_": "participant"}.get(measure[1], "client")
-            samples = "validation" if measure[1] == "validation_" else "test"
-            return "", (whose,), f"{measure[2]} of the {samples} samples of each client"
-        return _FIGURES[section].get(name, ("", (), name))
+        if section != "metrics" or name in METRICS:
+            return _FIGURES[section].get(name, ("", (), name))
+        of = next((prefix for prefix in _CLIENTS_OF if name.startswith(prefix)), "")
+        base = "client_test_loss" if name == "validation_client_loss" else name.removeprefix(of)
+        clients = _CLIENTS_OF.get(of, "client")
+        if base in METRICS:
+            unit, axes, text = METRICS[base]
+            text = text.replace("test sample", "validation sample") if of == "validation_" else text
+            what = "on validation samples" if of == "validation_" else f"of {of[:-1]} ones"
+            return unit, tuple(clients if axis == "client" else axis for axis in axes), f"{text}; {what}"
+        if base.startswith("client_"):
+            samples = "validation" if of == "validation_" else "test"
+            return "", (clients,), f"{base.removeprefix('client_')} of the {samples} samples of each client"
+        return "", (), name
 
     def diagnostic(self, name: str) -> Described:
         """Of what was measured in the round."""

@@ -39,5 +39,5 @@ def exit_code(run: Path) -> int | None:
     try:
         last = json.loads(regular_file.read(path(run)).splitlines()[-1])
         return int(last["exit_code"]) if last["event"] == "end" else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None

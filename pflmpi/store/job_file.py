@@ -144,7 +144,7 @@ def submissions(folder: Path) -> dict[str, Submission]:
 
 
 def usage(folder: Path) -> Usage | None:
-    """What the jobs of a run have used; None where no job has started it, or one of an earlier version."""
+    """What the jobs of a run have used; None where no job has started it."""
     starts = [start for _, start in _records(folder, Start)]
     if not starts:
         return None

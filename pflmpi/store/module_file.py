@@ -68,7 +68,7 @@ def sha256(path: str) -> str:
 
 
 def read(run: Path, number: int) -> Entries | None:
-    """The entries of a model; None where the run has none of it, as runs of earlier versions do.
+    """The entries of a model; None where the run has none of it, as of the package's models whose arrays all train.
 
     Raises:
         CheckpointError: the file is damaged.

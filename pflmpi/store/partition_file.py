@@ -1,6 +1,7 @@
 """RUN/partition.csv: number of samples of each class on every client, for later analysis."""
 
 import io
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pflmpi.text import for_shell
 
 _HEADER = ("client", "class", "train", "test", "validation")  # the last where there are such samples
 _AT_ONCE = 100_000  # lines
+_MOST_CELLS = 1 << 16  # clients times classes for each line: memory follows what is stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,9 @@ def read(run: Path) -> SampleCounts | None:
         if tuple(names) not in (_HEADER, _HEADER[:-1]) or not lines.strip():
             raise ValueError("it does not begin with " + ",".join(_HEADER[:-1]) + " and a line of numbers")
         table = np.loadtxt(io.StringIO(lines), np.int64, comments=None, delimiter=",", ndmin=2)
-        shape = tuple(table[-1, :2] + 1)
+        shape = tuple(int(last) + 1 for last in table[-1, :2])
+        if math.prod(shape) > _MOST_CELLS * len(table):
+            raise ValueError(f"it names {shape[0]} clients and {shape[1]} classes in {len(table)} lines")
         sides = {name: np.zeros(shape, np.int64) for name in names[2:]}
         for name, values in zip(sides, table.T[2:], strict=True):
             sides[name][table[:, 0], table[:, 1]] = values

@@ -36,7 +36,7 @@ class Probe:
         samples: number of samples in the batch.
         layers: by name, in forward order.
         confusion: [K, K] int64, test samples of all clients by their class and by what their own models take them for;
-            None where labels are no classes, and in files of an earlier pflmpi.
+            None where labels are no classes.
     """
 
     round: int
@@ -78,7 +78,6 @@ def write(run: Path, probe: Probe) -> None:
             writing.write_dataset(f"{place}/client", probe.layers[name].clients)
             writing.write_dataset(f"{place}/cka", probe.layers[name].cka)
         if probe.confusion is not None:
-            writing.about["confusion"] = True
             writing.write_dataset("confusion", probe.confusion)
 
     checked_hdf5.write(path(run, probe.round), fill)
@@ -115,5 +114,5 @@ def read(run: Path, round: int) -> Probe:
             )
             for place, name in about["layers"].items()
         }
-        confusion = checked_hdf5.read_dataset(file, "confusion") if about.get("confusion") else None
+        confusion = checked_hdf5.read_dataset(file, "confusion") if "confusion" in file else None
         return Probe(int(about["round"]), int(about["samples"]), layers, confusion)

@@ -17,8 +17,6 @@ from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays
 from pflmpi.store.virtual_rows import VirtualRows, write_virtual_rows
 
-__all__ = ["Layout", "ReceivedMessage", "RoundContent", "Templates", "write_round"]
-
 Templates = Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype]]]
 
 _INDEX = (

@@ -1,5 +1,6 @@
 """The state of a round in the folder of a run: only what is requested is read, and everything read is checked."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from pflmpi.store.shard import Arrays, ClientRows, read_rows
 from pflmpi.text import shown
 
 Kinds = dict[str, tuple[tuple[int, ...], np.dtype]]  # of a client's arrays, by path
+_JSON = ("versions", "code", "unseen", "fork", "class_names", "personal", "diagnostics")  # attributes of a round file
 _AT_ONCE = 1 << 28  # bytes of clients' rows in memory
 
 
@@ -161,10 +163,18 @@ def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
         attributes: dict[str, str | int | float] = checked_hdf5.about(file)["run"]
     kinds = {**dict.fromkeys(attributes, str | int | float), "round": int, "config": str}
     for name, kind in kinds.items():
-        if not isinstance(value := attributes.get(name), kind):
+        if not isinstance(value := attributes.get(name), kind) or (name in _JSON and not _is_json(value)):
             wrong = f"its attribute {name!r} is {shown(value)}, which no pflmpi writes"
             raise CheckpointError(f"{round_path(run, round)} cannot be read: {wrong}; put a good copy in its place")
     return attributes
+
+
+def _is_json(text: object) -> bool:
+    try:
+        json.loads(str(text))
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:
@@ -181,6 +191,15 @@ def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:
     if len(outside):
         raise CheckpointError(f"{run} has clients 0 to {len(layout.file) - 1}; client {outside[0]} was requested")
     return rows_of(run, layout, clients)
+
+
+def by_client(rows: ClientRows) -> dict[int, Arrays]:
+    """What each of the clients keeps, by id and path."""
+    return {
+        client: {path: array[row, ...] for path, array in leaves.items()}
+        for ids, leaves in rows.values()
+        for row, client in enumerate(ids.tolist())
+    }
 
 
 def read_pieces(run: Path, round: int, clients: np.ndarray) -> Iterator[tuple[np.ndarray, Arrays]]:

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from pflmpi import regular_file
 from pflmpi.atomic import TEMPORARY, refusing
 from pflmpi.errors import CheckpointError, RunError
@@ -88,6 +90,9 @@ class Owner:
         return f"process {self.process} on {self.host}{jobs} since {since}"
 
 
+_OWNER = TypeAdapter(Owner)
+
+
 def _read(file: Path) -> Owner | None:
     """The owner that a lock names; None if the lock is damaged.
 
@@ -95,12 +100,10 @@ def _read(file: Path) -> Owner | None:
         OSError: it cannot be read.
     """
     try:
-        owner = Owner(**json.loads(regular_file.read(file)))
-        assert 0 < owner.process < 1 << 31 and 0 <= owner.since < 1 << 40
-        assert all(isinstance(restarts, int) for restarts in owner.jobs.values())
-    except (ValueError, TypeError, AttributeError, AssertionError):
+        owner = _OWNER.validate_json(regular_file.read(file))
+    except ValidationError:
         return None
-    return owner
+    return owner if 0 < owner.process < 1 << 31 and 0 <= owner.since < 1 << 40 else None
 
 
 class RunLock:

@@ -135,17 +135,13 @@ def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray)
     return None
 
 
-def consecutive(*columns: np.ndarray) -> list[slice]:
-    """Slices of positions over which every column [m] counts up by one.
+def consecutive(rows: np.ndarray) -> list[slice]:
+    """Slices of positions over which rows [m] count up by one.
 
-    >>> consecutive(np.array([4, 5, 6, 9]))
-    [slice(0, 3, None), slice(3, 4, None)]
+    >>> consecutive(np.array([4, 5, 6, 9])), consecutive(np.array([], int))
+    ([slice(0, 3, None), slice(3, 4, None)], [])
     """
-    length = len(columns[0])
-    breaks = np.zeros(max(length - 1, 0), bool)
-    for column in columns:
-        breaks |= np.diff(column) != 1
-    ends = [*(np.flatnonzero(breaks) + 1).tolist(), length]
+    ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pflmpi.atomic import refusing
 from pflmpi.cluster.waiting import is_done
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
-from pflmpi.errors import CheckpointError, ConfigError, UserError
+from pflmpi.errors import CheckpointError, UserError
 from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, run_lock, verify
@@ -147,7 +148,7 @@ def prepare(task: CellTask, out: Path) -> None:
     run, path = task.cell.run(out), task.cell.config(out)
     if task.state == "other":
         return
-    try:
+    with refusing(run.parent, "choose another --out"):
         if task.state == "start" and run.exists():
             if task.problem:
                 aside = run.rename(run.with_name(f"old-{run.name}-{time.time_ns()}"))
@@ -156,8 +157,6 @@ def prepare(task: CellTask, out: Path) -> None:
                 shutil.rmtree(run)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump(task.cell.raw))
-    except OSError as error:
-        raise ConfigError(f"cannot write {error.filename or path}: {error.strerror}; choose another --out") from error
 
 
 LIMIT = 5  # as of a job with one run, see `cluster.batch_script`

@@ -19,7 +19,6 @@ from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.experiment.evaluation import for_newcomers
 from pflmpi.learning.replay import step_by_step
-from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.unseen import joined, received
 from pflmpi.store import run_folder
 from pflmpi.testing.quick_run import resume, run, settings
@@ -111,7 +110,7 @@ def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
         ready = setup(prepare(configuration.parse(raw), torch.device("cpu")), 1, 1)
         if (unseen := ready.unseen) is None:  # a stated refusal
             return
-        server, shared = from_flat(run_folder.read_server(folder, 3)), for_newcomers(ready, folder, 3)
+        server, shared = restore.read_server(folder, 3), for_newcomers(ready, folder, 3)
         kept = restore.read_kept(ready, folder, 3)
         reply = received(unseen, InProcessTransport(), server, shared, kept, 3)
         states = [(group, joined(unseen, group, reply.for_clients(group), 3)) for group in unseen.groups[0]]

@@ -183,12 +183,12 @@ def test_class_means_combine_in_three_ways():
         "means": torch.tensor([[0.0, 4.0], [7.0, 7.0], [8.0, 0.0]]),
         "clients": torch.tensor([0, 0, 1]),
     }
-    previous, known = torch.full((3, 2), 9.0), torch.tensor([False, True, False])
+    previous = {"means": torch.full((3, 2), 9.0), "known": torch.tensor([False, True, False])}
     expected = {"samples": [6.0, 1.0], "clients": [4.0, 2.0], "as_printed": [3.0, 0.5]}
     for weighting, first in expected.items():
-        means, now = combine(up, previous, known, weighting)
-        assert means.tolist() == [first, [9.0, 9.0], [7.0, 7.0]], weighting
-        assert now.tolist() == [True, True, True]
+        combined = combine(up, previous, weighting)
+        assert combined["means"].tolist() == [first, [9.0, 9.0], [7.0, 7.0]], weighting
+        assert combined["known"].tolist() == [True, True, True]
 
 
 @pytest.mark.parametrize("algorithm", [FedProto(), FedFCD(), PFedPM()], ids=lambda one: type(one).__name__)

@@ -77,9 +77,10 @@ def test_what_is_not_floating_is_never_mixed(case, tmp_path):
     assert any(not np.array_equal(row, np.arange(9)) for array in orders.values() for row in array.reshape(-1, 9))
 
 
-def test_centres_of_integers_are_refused(tmp_path):
+def test_centres_of_integers_are_refused_and_no_others(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     model = {"name": f"{tmp_path}/net.py:Turning", "head": "last"}
     raw = quick_run.settings(algorithm={"name": "fesem"}, model=model, runtime={"executor": "loop"})
     with pytest.raises(ConfigError, match=r"of integers, of which fesem can make no mean; choose training.bn = local"):
         quick_run.run(raw, tmp_path / "run")
+    quick_run.run({**raw, "training": {**raw["training"], "bn": "local"}}, tmp_path / "local")

@@ -12,6 +12,7 @@ import quick_run
 import small_task
 from comparisons import state_of
 from pflmpi import tree
+from pflmpi.algorithms import fedpac
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedala import FedALA
 from pflmpi.algorithms.fedbabu import FedBABU
@@ -128,6 +129,11 @@ def test_fedpac_combines_heads_of_clients_with_the_same_features():
         task, {"before": before, "variance": {"value": torch.tensor([0.0, 0.0, 1.0])}}, np.arange(3)
     )
     np.testing.assert_allclose(found[:2], [[0.5, 0.5, 0], [0.5, 0.5, 0]], atol=1e-6)
+
+
+def test_fedpac_combines_heads_of_so_many_clients_that_all_weights_are_small(monkeypatch):
+    monkeypatch.setattr(fedpac, "_LEAST_WEIGHT", 0.4)
+    np.testing.assert_allclose(fedpac._least(np.eye(3)), [1 / 3] * 3)
 
 
 def test_fedpac_gives_each_participant_its_combination_or_its_own_head_back():

@@ -18,6 +18,7 @@ from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import client_state, names
+from pflmpi.analysis.personal_module import PersonalModule
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
@@ -62,6 +63,16 @@ def right_of_samples(run, client):
     x, y = run.samples(client).test
     with torch.no_grad():
         return int((run.model(client)(torch.tensor(x)).argmax(1) == torch.tensor(y)).sum())
+
+
+def test_a_module_of_a_run_that_keeps_optimizers_predicts_as_its_client(tmp_path):
+    training = {"rounds": 2, "momentum": 0.9, "keep_optimizer": True}
+    quick_run.run(quick_run.settings(algorithm={"name": "ditto"}, training=training), tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    right = [right_of_samples(run, client) for client in range(7)]
+    assert right == run.round().metrics["correct"].tolist()
+    names = PersonalModule(None, None, {"train": {"half": torch.ones(2)}}, {}).state_dict()
+    assert list(names) == ["client.train_.half_"], "a module has these as methods"
 
 
 def module(made, state, client=0):

@@ -1,6 +1,7 @@
 """The figures of a table, by hand from metrics files, and how they are printed and written."""
 
 import csv
+import math
 
 import numpy as np
 import pytest
@@ -99,6 +100,17 @@ def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figu
     assert entry.over_clients == pytest.approx(25.0)
     assert entry.published == Value(86, 0.5) and entry.difference == pytest.approx(-1.0)
     assert (entry.finished, entry.seeds, entry.done, entry.rounds, entry.state) == (2, 2, 4, 4, "")
+
+
+def test_a_seed_without_a_value_is_said_to_be_left_out(tmp_path):
+    table, among = small(tmp_path)
+    made(among[0], tmp_path / "out", [0.8, 0.7])
+    made(among[1], tmp_path / "out", [math.nan, math.nan])
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert entry.ours == Value(pytest.approx(80.0)) and entry.finished == 2
+    assert any(
+        note.endswith("the mean is of 1 of 2 seeds; of the others the metric has no value") for note in entry.notes
+    )
 
 
 def test_one_seed_has_no_spread(tmp_path):

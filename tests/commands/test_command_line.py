@@ -1,7 +1,9 @@
 """The command line: help, what each command prints, and a run from the command line alone."""
 
 import argparse
+import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -110,6 +112,21 @@ def test_every_command_and_every_option_has_help(capsys):
         assert not [action.dest for action in command._actions if not action.help and action.metavar != "X"], name
 
 
+def test_every_command_shows_an_example_that_it_takes():
+    for name, command in commands().items():
+        examples = re.findall(rf"^  (pflmpi {name}\b.*)$", command.format_help(), re.MULTILINE)
+        assert examples, name
+        for example in examples:
+            options = parser().parse_args(shlex.split(example.partition(" -- ")[0])[1:])
+            assert options.command == name
+
+
+def test_help_cuts_no_option_at_its_hyphens(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    for name, command in commands().items():
+        assert not re.search(r"[\w']-+\n", command.format_help()), name
+
+
 def test_help_loads_nothing_heavy():
     command = [str(processes.BIN / "pflmpi"), "--help"]
     shown = subprocess.run(
@@ -185,6 +202,16 @@ def test_list_describes_a_dataset_a_model_and_a_partition(name, words, capsys):
     assert main(["list", name]) == 0
     text = capsys.readouterr().out
     assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("section", ["algorithm", "model", "partition", "measure"])
+def test_list_of_a_section_whose_keys_depend_on_the_name_lists_its_names(section, capsys):
+    assert main(["list", section]) == 0
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert lines == list(REGISTRIES[section])
+    assert main(["list", section, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [found["name"] for found in shown["names"]] == lines and shown["sections"] == []
 
 
 def test_list_describes_what_is_in_a_file_of_ones_own(tmp_path, capfd):

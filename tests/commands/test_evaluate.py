@@ -11,6 +11,7 @@ import quick_run
 from every_algorithm import TESTED, every_algorithm
 from pflmpi import tree
 from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
 from pflmpi.runtime.client_state import from_flat
 from pflmpi.store import run_folder
@@ -118,6 +119,31 @@ def test_other_data_may_lack_classes_and_have_them_and_its_columns_in_another_or
     (tmp_path / "third.csv").write_text("a,c,label\n1,2,cat\n")
     assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "third.csv")]) == 2
     assert "third and the run differ in columns: only one has c" in capfd.readouterr().err
+
+
+def test_clients_of_other_data_are_those_of_the_same_name(tmp_path, capfd):
+    rng = np.random.default_rng(0)
+    x, y, names = rng.normal(size=(60, 3)), np.arange(60) % 2, np.array(["ann", "bob", "eve"])
+    np.savez(tmp_path / "my.npz", x=x, y=y, client=np.repeat(names, [15, 20, 25]))
+    raw = quick_run.settings(partition={"name": "writers", "clients": None}, model="logistic", algorithm="local")
+    raw["data"] = {"path": str(tmp_path / "my.npz")}
+    quick_run.run(raw, tmp_path / "run")
+    for file, others in (("same", ["eve", "ann", "bob"]), ("other", ["ann", "bob", "cat"])):
+        np.savez(tmp_path / f"{file}.npz", x=x, y=y, client=np.repeat(others, [10, 20, 30]))
+    lines = evaluated(tmp_path / "run", "--data", str(tmp_path / "same.npz"))
+    assert [line["samples"] for line in lines] == ["20", "30", "10"]
+    assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "other.npz")]) == 2
+    assert "other and the run differ in clients: only one has cat" in capfd.readouterr().err
+
+
+def test_pixels_normalised_by_all_samples_are_no_others(tmp_path, capfd):
+    raw = quick_run.settings(data={"normalize": "pixel"}, algorithm={"name": "fedavg"}, training={"rounds": 1})
+    with pytest.raises(ConfigError, match=r"evaluation.unseen = 0.3 with data.normalize = pixel"):
+        quick_run.run(quick_run.settings(raw, evaluation={"unseen": 0.3}), tmp_path / "unseen")
+    quick_run.run(raw, tmp_path / "run")
+    np.savez(tmp_path / "one.npz", x=np.ones((1, 8, 8), np.uint8), y=[0])
+    assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "one.npz")]) == 2
+    assert "--data one: with data.normalize: pixel" in capfd.readouterr().err
 
 
 def test_new_clients_of_other_data_join_an_old_checkpoint(tmp_path):

@@ -7,9 +7,10 @@ import pytest
 import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.config import yaml_file
-from pflmpi.config.load import SECTIONS, fields_model, parse
+from pflmpi.config.fields import fields_model, partition_model
+from pflmpi.config.load import SECTIONS, parse
 from pflmpi.config.sections import override
-from pflmpi.data.partitions import PARTITIONS, section_model
+from pflmpi.data.partitions import PARTITIONS
 from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
 
@@ -17,7 +18,7 @@ from pflmpi.models import MODELS
 def numeric_keys():
     """Section, name and key of everything in the schema that is a number."""
     kinds: list[tuple[str, str | None, Any]] = [(name, None, kind) for name, kind in SECTIONS.items()]
-    kinds += [("partition", name, section_model(name)) for name in PARTITIONS]
+    kinds += [("partition", name, partition_model(name)) for name in PARTITIONS]
     kinds += [("model", name, fields_model(kind)) for name, kind in MODELS.items()]
     kinds += [("algorithm", name, fields_model(kind)) for name, kind in ALGORITHMS.items()]
     for section, name, kind in kinds:
@@ -88,3 +89,16 @@ def test_an_override_without_a_key_after_its_point_is_the_one_named():
 def test_a_number_out_of_range_is_given_the_bound_that_it_breaks():
     with pytest.raises(ConfigError, match=r"^training.rounds = 99999999999: .* must be at most 2147483647$"):
         parse(override(dict(quick_run.QUICK), ["training.rounds=99999999999"]))
+
+
+def test_a_seed_that_no_run_could_be_resumed_with_is_refused():
+    assert yaml_file.parse(yaml_file.dump(parse({**quick_run.QUICK, "seed": 2**63 - 1}).resolved()), "here")
+    with pytest.raises(ConfigError, match=r"^seed = 9223372036854775808: must be a whole number from 0 to 2\^63 - 1$"):
+        parse({**quick_run.QUICK, "seed": 2**63})
+
+
+@pytest.mark.parametrize("text", ["a\0", "a\ud800"])
+def test_a_text_that_no_file_can_hold_is_refused_by_name(text):
+    raw = {**quick_run.QUICK, "data": {"path": "my.csv", "label": [text]}}
+    with pytest.raises(ConfigError, match=r"^data\.label\.0 = 'a.*': has a character that no file can hold; leave it"):
+        parse(raw)

@@ -105,6 +105,7 @@ BAD = [
     ({"x": [1, None], "label": [0, 1]}, "sample 1 has no x; fill it in"),
     ({"x": [1, 2], "label": [0, None]}, "sample 1 has no label; fill it in"),
     ({"x": [[1], [1, 2]], "label": [0, 1]}, "column 'x' has lists of unlike length; pad or cut them"),
+    ({"x": [], "label": []}, "it has no samples"),
     ({"x": [[1], [None]], "label": [0, 1]}, "sample 1 has a value that is not a finite number"),
     ({"x": [1, 2], "label": ["a", None]}, "sample 1 has no label; fill it in"),
     ({"x": [[1], [2]], "z": [[1], [2]], "label": [0, 1]}, r"it has several columns of samples: x, z; leave some out"),
@@ -175,3 +176,12 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("pflmpi.data.hugging_face.import_module", without)
     with pytest.raises(DataError, match=r"No module named 'pyarrow'.*`pip install 'pflmpi\[analysis\]'` brings it"):
         read_own(tmp_path / "my.parquet")
+
+
+def test_a_split_may_be_empty_and_lists_are_of_one_length_in_all_splits(tmp_path):
+    train = table(x=[[1.0, 2.0], [3.0, 4.0]], label=[0, 1])
+    found = read_own(on_the_hub(tmp_path / "empty", {"train": train, "test": train.slice(0, 0)}))
+    assert found.images.tolist() == [[1, 2], [3, 4]] and not found.official_test.any()
+    folder = on_the_hub(tmp_path / "unlike", {"train": train, "test": table(x=[[1.0]], label=[0])})
+    with pytest.raises(DataError, match="column 'x' has lists of unlike length; pad or cut them"):
+        read_own(folder)

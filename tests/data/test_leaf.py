@@ -60,9 +60,9 @@ BAD = [
     ({"b": (["text"], ["x"])}, r"has samples and labels <U4 \[\] and <U1, the first float32 \[2\] and int64"),
     ({"b": ([[1.0]], [0])}, r"has samples and labels float32 \[1\] and int64, the first"),
     ({"b": ([[1.0, 2.0]], [0, 1])}, "has 1 samples and 2 labels"),
-    ({"b": ([[1.0, 2.0], [1.0]], [0, 1])}, "inhomogeneous"),
-    ({"b": ([[1.0, None]], [0])}, "it holds object; expected numbers, or texts"),
-    ({"b": ([[1.0, 10**30]], [10**30])}, "it holds object; expected numbers, or texts"),
+    ({"b": ([[1.0, 2.0], [1.0]], [0, 1])}, "user 'b': it has lists of unlike length; expected numbers, or texts"),
+    ({"b": ([[1.0, None]], [0])}, "user 'b': it holds object; expected numbers, or texts"),
+    ({"b": ([[1.0, 10**30]], [10**30])}, "user 'b': it holds object; expected numbers, or texts"),
 ]
 
 

@@ -201,6 +201,7 @@ TABLES = [  # texts of a .csv
      r"column of the labels by data.label \(pflmpi data: --label\)"),
     ("a,label\n1e39,0\n", "column 'a' has '1e39' in line 2, too large for float32"),
     ("a,label\n1,0\n1e300,1\n", "column 'a' has '1e300' in line 3, too large for float32; scale it"),
+    ("a,label\n1700000000.5,0\n1700000003,1\n", "column 'a' has values from 1700000000.5 to 1700000003, which float32"),
     ("a,label\nnan,0\n", "sample 0 has a value that is not a finite number"),
     ("a,label\n1,0\n2,\n", "line 3 has no label; fill it in"),
     ("a,label\n5,1\n6,nan\n", "line 3 has label = nan; fill it in, or leave the line out"),
@@ -240,10 +241,15 @@ ARRAYS = [  # of an .npz
     ({"x": X[:2], "y": np.array([-2.5, 1], np.float32)}, r"2 different values, such as -2.5; expected"),
     ({"x": np.full((4, 2), np.nan), "y": [0, 1, 2, 3]}, "sample 0 has a value that is not a finite number"),
     ({"x": np.array([[1.0], [1e300]]), "y": [0, 1]}, r"sample 1 has the value 1e\+300, too large for float32; scale"),
+    ({"x": 1.7e9 + np.arange(8.0).reshape(4, 2), "y": [0, 1, 2, 3]},
+     "value 0 of the samples is from 1700000000.0 to 1700000006.0, which float32 hardly tells apart"),
+    ({"x": 2**30 + np.array([[0], [40]]), "y": [0, 1]}, "value 0 of the samples is from 1073741824 to 1073741864"),
     ({"x": np.array([object()] * 4), "y": [0, 1, 2, 3]}, "cannot be used"),
     ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "no samples"),
     *(({"x": X[:2], "y": y}, rf"sample {row} has no label \(.*\); give each sample one, or leave it out")
-      for y, row in (([0.0, np.nan], 1), ([np.inf, 1.0], 0), (["a", "nan"], 1), (["", "b"], 0))),
+      for y, row in (([0.0, np.nan], 1), ([np.inf, 1.0], 0), (["a", "nan"], 1), (["", "b"], 0), (["a", "<NA>"], 1),
+                     (np.array(["2000-01-01", "NaT"], "M8[D]"), 1), (np.array([1, "NaT"], "m8[s]"), 1))),
+    ({"x": X[:2], "y": [0, 1], "client": np.array(["NaT", "2000"], "M8[Y]")}, r"sample 0 has no client \(NaT\)"),
 ]  # fmt: skip
 
 
@@ -252,6 +258,11 @@ def test_arrays_that_cannot_be_used_are_refused_by_name_and_sample(arrays, expec
     np.savez(tmp_path / "my.npz", **arrays)
     with pytest.raises(DataError, match=f"data.path = .*{expected}"):
         read_own(tmp_path / "my.npz")
+
+
+def test_a_constant_but_for_rounding_is_not_refused(tmp_path):
+    np.savez(tmp_path / "my.npz", x=np.array([[0.1 + 0.2, 1.7e9], [0.3, 1.7e9]]), y=[0, 1])
+    assert np.ptp(read_own(tmp_path / "my.npz").images, axis=0).tolist() == [0, 0]
 
 
 def test_what_holds_no_data_is_refused(tmp_path):

@@ -85,6 +85,7 @@ def test_a_pickle_that_would_call_something_is_refused_and_calls_nothing(tmp_pat
     [
         ([client(3, 0, 1)], [], {"num_clients": 2}, "config.json says 2 clients, and train/ has 1"),
         ([client(3, 0, 4)], [], {"num_classes": 3}, "says 3 classes, and y has labels 0 to 4"),
+        ([client(3, 0, 4)], [], {"num_classes": 10**6}, "it has 1000000 classes; allowed are at most 10000"),
         ([client(3, 0)], [client(1, 0), client(1, 0)], {}, "test/1.npz has no train/1.npz"),
         ([client(3, 0), {"x": np.zeros((1, 2)), "y": np.zeros(1)}], [], {}, r"float64 \[2\] .* float32 \[1, 4, 4\]"),
         ([{"x": np.zeros((1, 2))}], [], {}, "no dictionary with x and y"),

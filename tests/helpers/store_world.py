@@ -10,8 +10,9 @@ import pytest
 from pflmpi.store import metrics_file
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.digest import digest_of_blocks
+from pflmpi.store.layout import Layout
 from pflmpi.store.names import shard_path
-from pflmpi.store.round_file import Layout, RoundContent, write_round
+from pflmpi.store.round_file import RoundContent, write_round
 from pflmpi.store.shard import write_shard
 
 TEMPLATES: list[dict[str, tuple[tuple[int, ...], np.dtype]]] = [

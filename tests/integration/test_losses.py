@@ -93,7 +93,6 @@ class Fails(FedAvg):
             "launch/mpirun, launch/torchrun or launch/srun --restarts 1",
         ),
         ({"TORCHELASTIC_MAX_RESTARTS": "1"}, ["--ranks", "1"], "a launcher with restarts without --out"),
-        ({}, ["-s", "runtime.faults=continue"], "runtime.faults is no key any more: a lost rank ends"),
     ],
 )
 def test_restarts_that_cannot_be_are_refused_with_what_to_use(

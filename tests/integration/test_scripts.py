@@ -76,6 +76,13 @@ def test_the_benchmark_runs_and_its_promises_hold():
 
 
 @pytest.mark.slow
+def test_what_a_captured_step_takes_of_the_host_is_measured():
+    done = processes.call([sys.executable, "benchmarks/captured_steps.py", "--repeats", "1"], timeout=200, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\| one client after another \| \d+ .*\n\| 7 clients in lanes \| \d+ ", done.stdout)
+
+
+@pytest.mark.slow
 def test_the_check_of_a_gpu_runs_and_writes_each_figure_as_it_goes(tmp_path):
     steps = [
         "sums",

@@ -242,6 +242,23 @@ def test_a_task_of_ones_own_has_its_loss(raw, tmp_path):
         quick_run.resume(tmp_path / "run", ("training.rounds=2",))
 
 
+def test_samples_may_count_less_than_one(raw, tmp_path):
+    light = (
+        OWN.replace("(scores - y)", "0.01 * (scores - y)")
+        + """
+    def weights(self, y):
+        return 0.01 + 0 * y[:, 0]
+"""
+    )
+    for name, code in (("whole", OWN), ("light", light)):
+        (tmp_path / f"{name}.py").write_text(code)
+        sections = {"data": {"task": f"{tmp_path / name}.py:Absolute"}, "evaluation": {"measures": ["mae"]}}
+        quick_run.run(raw("regression", **sections), tmp_path / name)
+    for whole, light in zip(*(metrics_file.read(tmp_path / name) for name in ("whole", "light")), strict=True):
+        for column in ("train_loss", "test_loss", "mae_mean"):
+            assert float(light[column]) == pytest.approx(float(whole[column]), abs=2e-6), column
+
+
 FOCAL = """
 from pflmpi.data.task_kinds import Classification
 

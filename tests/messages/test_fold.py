@@ -17,7 +17,7 @@ from pflmpi.messages.declared import Declared
 from pflmpi.messages.kinds import Mean, Rows, Sum, tensor
 from pflmpi.messages.packing import to_numpy
 from pflmpi.messages.traffic import wire_bytes
-from pflmpi.messages.uplink import send_up, up_calls, up_slices
+from pflmpi.messages.uplink import send_up, up_calls
 from pflmpi.tree import Tree
 from stub_device import DEVICE
 from stub_threads import run_stub_ranks
@@ -75,7 +75,7 @@ def ups(kinds, groups):
 
 
 def slices_of(what, layout):
-    return up_slices(what, [[np.array(group) for group in groups] for groups in layout])
+    return slices.cut_slices(what.entries, [[np.array(group) for group in groups] for groups in layout])
 
 
 def plain_sum(kind, rows, clients):
@@ -253,7 +253,7 @@ def cut(layout, entries=RESNET):
     ends = np.cumsum(layout)
     assigned = [[np.arange(end - count, end)] if count else [] for count, end in zip(layout, ends, strict=True)]
     like: Tree = {"a": tensor(entries // 3), "b": tensor(entries - entries // 3)}
-    return slices.cut_slices(slices.Entries.of({"model": Mean(like)}), assigned, np.zeros(len(layout), np.int64))
+    return slices.cut_slices(slices.Entries.of({"model": Mean(like)}), assigned)
 
 
 def sent(found):

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 import quick_run
 from comparisons import state_of
@@ -14,6 +15,7 @@ from pflmpi.experiment import build
 from pflmpi.forecast.bytes import pool_bytes
 from pflmpi.learning.task import HOST
 from pflmpi.models.conv_net import ConvNet
+from pflmpi.runtime.executors.batches import Pool
 from pflmpi.testing import conformance
 from pflmpi.testing.conformance import Runs
 
@@ -126,6 +128,22 @@ def test_a_rank_has_the_features_of_its_own_clients_alone():
     for (a, one), (b, other) in itertools.pairwise(enumerate(pools)):
         shared = np.intersect1d(one.held, other.held)
         assert a != b and (one.images[one.places(shared)] == other.images[other.places(shared)]).all()
+
+
+def test_features_do_not_depend_on_the_samples_of_a_rank(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200, 6)), rng.integers(0, 2, 200)  # rows of 24 bytes, aligned by turns
+    np.savez(tmp_path / "my.npz", x=x, y=y)
+    raw = quick_run.settings(algorithm={"name": "local"}, partition={"name": "iid", "clients": 4})
+    raw["data"], raw["model"] = (
+        {"path": str(tmp_path / "my.npz")},
+        {"name": "mlp", "hidden": 8, "trainable": ["head.*"]},
+    )
+    experiment = build.prepare(parse(raw), HOST)
+    dataset, task = experiment.federation.dataset, experiment.tasks[0]
+    whole = Pool.of_features(dataset, task).images
+    for samples in (np.arange(1, 200), np.flatnonzero(rng.random(200) < 0.4), np.array([7]), np.array([0, 32, 64, 5])):
+        assert torch.equal(Pool.of_features(dataset, task, samples).images, whole[samples])
 
 
 @pytest.mark.parametrize(

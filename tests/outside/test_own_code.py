@@ -341,3 +341,6 @@ def test_only_the_keys_of_a_partition_need_types(first, tmp_path, capfd):
     assert main(["list", name]) == 0 and "clients" in capfd.readouterr().out
     file.write_text(f"import numpy as np\ndef in_turn({first}, clients, rng, *, step=1):" + body)
     refused_everywhere(config, name, "in_turn: step has no type; expected step: int, or float, bool, str,", capfd)
+    for kind, expected in (("'Steps'", ": the type of a field is unknown"), ("np.ndarray", ".step cannot be a key of")):
+        file.write_text(f"import numpy as np\ndef in_turn({first}, clients, rng, *, step: {kind} = 1):" + body)
+        refused_everywhere(config, name, f"in_turn{expected}", capfd)

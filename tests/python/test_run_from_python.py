@@ -21,8 +21,8 @@ from pflmpi.config.keywords import Config
 from pflmpi.errors import ConfigError, DataError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
-from pflmpi.python.run import NewRounds, Row
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.python.run import Row, _tell, row
+from pflmpi.store import run_folder
 from project import ROOT
 
 CONFIG = Config(**quick_run.QUICK)
@@ -52,6 +52,10 @@ def test_errors_have_the_class_that_they_have_where_they_are_raised(tmp_path):
         pflmpi.run(file, out=tmp_path / "run", ranks=1, quiet=True)
     with pytest.raises(ConfigError, match="ranks = 0: must be a whole number of at least 1"):
         pflmpi.run(CONFIG, ranks=0)
+    with pytest.raises(ConfigError, match=r"ranks = 1\.5: must be a whole number"):
+        pflmpi.run(CONFIG, ranks=1.5)
+    with pytest.raises(ConfigError, match="ranks = 2 with in_process=True, which has 1"):
+        pflmpi.run(CONFIG, out=tmp_path / "run", ranks=np.int64(2), in_process=True)
     with pytest.raises(ConfigError, match="out = '' names no folder"):
         pflmpi.run(CONFIG, out="")
 
@@ -221,61 +225,20 @@ def test_the_names_of_the_package_are_listed_before_they_are_imported():
     assert {"Config", "open_run", "open_runs", "run"} <= set(dir(pflmpi))
 
 
-LINE = {"participants": 3, "accuracy_mean": "0.5", "accuracy_weighted": "", "up_bytes": 10}
+def test_a_line_becomes_numbers_and_what_is_missing_nan():
+    line = row({"round": 1, "participants": 3, "accuracy_mean": "0.5", "accuracy_weighted": "", "up_bytes": 10})
+    assert (line["round"], line["participants"], line["accuracy_mean"], line["up_bytes"]) == (1, 3, 0.5, 10)
+    assert math.isnan(line["accuracy_weighted"]) and isinstance(line["round"], int)
 
 
-def add(run, *rounds):
-    for round in rounds:
-        line = {**dict.fromkeys(metrics_file.COLUMNS, 0), **LINE, "round": round}
-        metrics_file.append(run, list(line.values()))
-
-
-def numbers(rows):
-    return [row["round"] for row in rows]
-
-
-def test_a_line_becomes_numbers_and_what_is_missing_nan(tmp_path):
-    with NewRounds(tmp_path, 0) as rows:
-        assert not list(rows)
-        metrics_file.restart(tmp_path, 0)
-        add(tmp_path, 1)
-        (row,) = list[Row](rows)
-    assert (row["round"], row["participants"], row["accuracy_mean"], row["up_bytes"]) == (1, 3, 0.5, 10)
-    assert math.isnan(row["accuracy_weighted"]) and isinstance(row["round"], int)
-
-
-def test_each_round_comes_once_also_when_the_file_is_written_anew(tmp_path):
-    with NewRounds(tmp_path, 0) as rows:
-        metrics_file.restart(tmp_path, 0)
-        add(tmp_path, 1, 2)
-        assert numbers(rows) == [1, 2]
-        with open(metrics_file.path(tmp_path), "a") as file:
-            file.write("3,3,0.")  # is being written
-        assert numbers(rows) == []
-        metrics_file.restart(tmp_path, 1)  # after the loss of a rank
-        add(tmp_path, 2, 3)
-        assert numbers(rows) == [3]
-
-
-def test_the_rounds_of_an_earlier_run_are_not_new(tmp_path):
-    metrics_file.restart(tmp_path, 0)
-    add(tmp_path, 1, 2, 3)
-    with NewRounds(tmp_path, 2) as rows:
-        assert numbers(rows) == []
-        metrics_file.restart(tmp_path, 2)
-        add(tmp_path, 3, 4)
-        assert numbers(rows) == [3, 4]
-
-
-def test_a_file_that_is_written_anew_twice_between_two_looks_is_another(tmp_path):
-    """As a continuation does; the second may get the number of the first, which is free by then."""
-    metrics_file.restart(tmp_path, 0)
-    add(tmp_path, 1, 2)
-    with NewRounds(tmp_path, 2) as rows:
-        for _ in range(2):
-            metrics_file.restart(tmp_path, 2)
-        add(tmp_path, 3)
-        assert numbers(rows) == [3]
+def test_a_round_is_told_once_its_line_is_whole(tmp_path):
+    path, told = tmp_path / "rounds", []
+    with path.open("a") as file, path.open("rb") as rounds:
+        for text, expected in (('{"round": 1}\n{"rou', [1]), ('nd": 2', [1]), ("}\n", [1, 2])):
+            file.write(text)
+            file.flush()
+            _tell(rounds, lambda line: told.append(line["round"]))
+            assert told == expected
 
 
 @pytest.fixture(scope="module")

@@ -104,3 +104,9 @@ def test_wrong_options_are_refused_by_name(options, message, folder, monkeypatch
     with pytest.raises(ConfigError, match=message):
         pflmpi.submit("small.yaml", **options)
     assert not (folder / "script").exists()
+
+
+def test_a_configuration_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "run.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write .*/run\.yaml: Is a directory; .* or choose another out"):
+        pflmpi.submit(CONFIG, out=tmp_path / "run", cluster="local")

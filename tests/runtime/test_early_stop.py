@@ -39,6 +39,8 @@ def settings(rounds=ROUNDS, stop=STOP, **sections):
         ("test_loss", 2, 0.0, "nan nan 2.0 nan", False),
         ("test_loss", 2, 0.0, "2.0 nan inf", True),
         ("train_loss", 2, 0.0, "nan nan nan", True),
+        ("test_loss", 2, 0.0, "3e-09 2e-09 1e-09", False),
+        ("test_loss", 2, 1e-9, "3e-09 2e-09 2e-09", True),  # better by 1e-9 is not by more
         ("accuracy_mean", 2, 0.0, "0.5 - - -", False),  # not measured: nothing is decided
         ("accuracy_mean", 2, 0.0, "0.5 - - 0.5", True),  # rounds count, not evaluations
         ("accuracy_mean", 2, 0.0, "- - - 0.5", False),  # from the first evaluation on
@@ -143,6 +145,7 @@ def test_a_launcher_ends_with_zero_and_the_same_bits(tmp_path):
         ({"stop": {"metric": "accuracy_mean", "wait": 3}}, "unknown key in training.stop: 'wait'"),
         ({"stop": 3}, "training.stop = 3"),
         ({"stop": {"metric": "unseen_accuracy_mean", "patience": 3}}, "evaluation.unseen"),
+        ({"stop": {"metric": "trained_accuracy_mean", "patience": 3}}, "evaluation.when"),
     ],
 )
 def test_bad_values_are_refused(training, message, tmp_path):

@@ -33,11 +33,16 @@ def asked(monkeypatch):
     return called
 
 
-@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn", "resnet18"])
-def test_a_client_gets_the_same_whoever_is_tested_with_it(model):
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn", "resnet18", "table"])
+def test_a_client_gets_the_same_whoever_is_tested_with_it(model, tmp_path):
     torch.set_num_threads(1)
     size = {"kernel": 3, "padding": 1} if model == "cnn" else {}
-    ready = setup_of(FEDAVG, model={"name": model, **size}, partition={"name": "dirichlet", "clients": 7, "beta": 0.5})
+    partition, data = {"name": "dirichlet", "clients": 7, "beta": 0.5}, {}
+    if model == "table":  # rows of 24 bytes, each aligned otherwise than the one before
+        rng, model, data = np.random.default_rng(0), "mlp", {"path": str(tmp_path / "my.npz"), "limit": None}
+        np.savez(tmp_path / "my.npz", x=rng.normal(size=(401, 6)), y=rng.integers(0, 3, 401))
+        size = {"hidden": 8}
+    ready = setup_of(FEDAVG, model={"name": model, **size}, partition=partition, data=data)
     executor, down = ready.executor, {"model": ready.task.init()}
     groups = [np.array(one) for one in ([2], [0, 2], [2, 5, 6], list(range(7)))]
     first, *others = [evaluation.evaluate_together(executor, group, down, 1)().rows(group == 2) for group in groups]

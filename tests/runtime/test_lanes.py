@@ -124,14 +124,15 @@ def test_on_a_cpu_they_stay_where_they_are():
     assert [one.data_ptr() for one in aligned(parts)] == [one.data_ptr() for one in parts]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_samples_in_stored_order_are_padded_as_any_other_pass(seed):
-    rng = np.random.default_rng(seed)
-    samples = [rng.integers(0, 99, rng.integers(0, 20 if seed % 2 else 3)) for _ in range(rng.integers(1, 6))]
-    size = int(rng.integers(1, 9))
-    expected = batches.lane_pass([batches.in_order(of_lane, size) for of_lane in samples])
-    found = batches.pass_in_order(samples, size)
-    assert (found.full_steps, found.full) == (expected.full_steps, expected.full)
-    for name in ("index", "weight"):
-        assert found.places[name].dtype == expected.places[name].dtype
-        assert torch.equal(found.places[name], expected.places[name])
+def test_the_batches_of_all_lanes_are_padded_to_the_longest_lane_and_the_widest_batch():
+    lanes = [[np.array([7, 3]), np.array([5])], [np.array([9])], []]
+    pool = Pool(torch.empty(10, 1), torch.empty(10))
+    padded = batches.lane_pass(pool, lanes)
+    assert padded.places["index"].tolist() == [[[7, 3], [5, 0]], [[9, 0], [0, 0]], [[0, 0], [0, 0]]]
+    assert padded.places["weight"].tolist() == [[[1, 1], [1, 0]], [[1, 0], [0, 0]], [[0, 0], [0, 0]]]
+    assert (padded.full_steps, padded.full) == (0, (False, False))
+    assert batches.lane_pass(pool, lanes[:1]).full_steps == 2 and batches.lane_pass(pool, lanes[:1]).full == (
+        True,
+        False,
+    )
+    assert batches.lane_pass(pool, [[], []]).places["index"].shape == (2, 0, 1)

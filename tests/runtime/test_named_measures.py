@@ -93,6 +93,11 @@ def broken(scores, labels):
 def f1(scores, labels):
     return 0.0
 
+unseen_accuracy = client_gap = error_mean = correct = loss = f1
+
+def tiny_error(scores, labels):
+    return 1.25e-9
+
 def odd(a, b):
     return 0.0
 """
@@ -131,6 +136,14 @@ def test_they_are_measured_alike_on_any_ranks_and_after_a_resume(executor, own, 
     classes = arrays["predicted"][:, 0] / arrays["total"]
     np.testing.assert_allclose(arrays["client_share_of_first"], classes)
     assert "client_accuracy" not in arrays, "a run of classes has its accuracy already"
+
+
+def test_small_values_keep_their_digits(own, tmp_path):
+    measures = [own.replace("share_of_first", "tiny_error")]
+    quick_run.run(quick_run.settings(training={"rounds": 1}, evaluation={"measures": measures}), tmp_path / "run")
+    (line,) = metrics_file.read(tmp_path / "run")
+    assert [line[f"tiny_error_{of}"] for of in ("mean", "weighted", "bottom")] == 3 * ["1.25e-09"]
+    assert open_run(tmp_path / "run").columns["tiny_error_mean"] == [1.25e-9]
 
 
 def test_without_them_a_run_has_its_usual_columns(tmp_path):
@@ -172,7 +185,10 @@ def test_a_table_may_show_a_measure():
     [
         (["auroz"], "unknown measure 'auroz'; did you mean 'auroc'?"),
         (["auroc", "auroc"], "give each measure a name of its own"),
-        (["{own}:f1"], "give each measure a name of its own"),
+        *(
+            ([f"{{own}}:{name}"], "give each measure a name of its own")
+            for name in ("f1", "unseen_accuracy", "client_gap", "error_mean", "correct", "loss")
+        ),
         (["{own}:odd"], r"expected a function f\(scores, labels\)"),
         (["{own}:broken"], "own.py:.*, in broken: IndexError"),
         (["mae"], "mae"),

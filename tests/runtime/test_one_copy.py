@@ -117,7 +117,7 @@ def test_samples_of_others_are_not_there():
     mine, others = setup.samples(0), setup.placement.hosted(1)
     some = setup.with_pool(Pool.of_some(setup.executor.federation.dataset, HOST, mine))
     with pytest.raises(AssertionError, match="own clients"):
-        some.executor.test_samples(others[0])
+        some.executor.pool.places(some.executor.federation.test[others[0]])
 
 
 def test_only_its_samples_go_up_to_the_device_of_a_rank(uploads, monkeypatch):

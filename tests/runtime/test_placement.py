@@ -8,7 +8,6 @@ import pytest
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import load_federation, prepare, setup
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.placement import Placement, cut_groups, place_clients
@@ -117,8 +116,3 @@ def test_clients_with_large_models_are_spread_from_the_first_round_on_and_bits_a
     heavy, light = placement.work[:2]
     assert heavy > 5 * light if name == "fedproto" else heavy == light
     assert quick_run.run(raw, tmp_path / "one") == quick_run.run(raw, tmp_path / "two", 2)
-
-
-def test_the_key_of_measured_balance_is_refused():
-    with pytest.raises(ConfigError, match=r"runtime\.balance is no key any more: clients are spread over ranks by"):
-        configuration.parse(quick_run.settings(runtime={"balance": "samples"}))

@@ -52,7 +52,7 @@ def test_a_device_gets_the_samples_of_the_clients_that_are_computed():
         assert setup.executor.device == DEVICE and setup.executor.pool.images.device == HOST
         assert setup.executor.pool.images.data_ptr() == federation.dataset.images.ctypes.data, "no copy on the host"
         before = stub.bytes_moved
-        pool = setup.executor.holding(np.array([1]), federation.train).pool
+        pool = setup.executor.pool.on_device([federation.train[1]])
         held = np.union1d([0], federation.train[1])  # the first sample fills the batches of lanes
         assert pool.held.tolist() == held.tolist() and pool.device == DEVICE
         assert np.array_equal(pool.images.cpu().numpy(), federation.dataset.images[held])

@@ -15,7 +15,6 @@ from pflmpi.algorithms.base import initial_client
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.experiment import run as experiment
 from pflmpi.learning.task import Task
-from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import allocate, empty_rows, initialise
 from pflmpi.tree import Tree
 from planned_run import planned
@@ -45,22 +44,22 @@ def check(rows, whole, chosen):
     assert found["none"] == {}
     for path, leaf in tree.leaves(found):
         assert torch.equal(leaf, whole[path][at]) and leaf.is_contiguous(), path
-    for path, array in rows.flat(WHO[chosen]).items():
-        assert np.array_equal(array, to_numpy(whole[path][at])), path
+    for path, leaf in tree.leaves(rows.compact(WHO[chosen])):
+        assert torch.equal(leaf, whole[path][at]), path
 
 
 def test_rows_come_to_life_when_they_are_written():
     rows, whole = filled()
     check(rows, whole, [0, 2, 4])
-    assert all(array.strides[0] == 0 for array in rows.flat(WHO).values())
+    assert all(leaf.stride(0) == 0 for _, leaf in tree.leaves(rows.compact(WHO)))
     new = {"model": {"weight": torch.rand(2, 3, 2), "bias": torch.rand(2)}, "seen": torch.ones(2, 5) > 0}
     rows.put(WHO[[1, 3]], new)
     for path, leaf in tree.leaves(new):
         whole[path][[1, 3]] = leaf
     for chosen in ([1], [0], [0, 1], [1, 3], [0, 1, 2, 3, 4], [4, 3]):
         check(rows, whole, chosen)
-    assert rows.flat(WHO)["steps"].strides[0] == 0  # was not among what is new
-    assert rows.flat(WHO[[0, 2, 4]])["model/weight"].strides[0] == 0
+    assert rows.compact(WHO)["steps"].stride(0) == 0  # was not among what is new
+    assert rows.compact(WHO[[0, 2, 4]])["model"]["weight"].stride(0) == 0
     rows.get(WHO)["model"]["weight"].fill_(7)  # a copy
     check(rows, whole, [0, 1, 2, 3, 4])
 
@@ -86,13 +85,13 @@ def test_zeros_of_another_sign_are_not_the_same():
     rows = empty_rows(WHO, {"x": torch.empty((), device="meta")})
     rows.begin(WHO[:1], "x", torch.tensor([0.0]))
     rows.begin(WHO[1:2], "x", torch.tensor([-0.0]))
-    assert np.signbit(rows.flat(WHO)["x"]).tolist() == [False, True, False, False, False]
+    assert torch.signbit(rows.compact(WHO)["x"]).tolist() == [False, True, False, False, False]
 
 
 def test_what_was_never_filled_is_zero():
     rows = empty_rows(WHO, TEMPLATE)
     assert all(not leaf.any() for _, leaf in tree.leaves(rows.get(WHO)))
-    assert rows.flat(WHO)["model/weight"].strides[0] == 0
+    assert rows.compact(WHO)["model"]["weight"].stride(0) == 0
 
 
 class ByClient(FedGMH):

@@ -83,6 +83,13 @@ def test_what_the_server_does_not_keep_is_drawn_and_said(source, tmp_path, caplo
     assert np.array_equal(*heads)
 
 
+def test_another_partition_is_said(source, tmp_path, caplog):
+    for sections, says in (({}, ""), ({"data": {"validation": 0.2}}, "partition"), ({"data": {"limit": 300}}, "data")):
+        caplog.clear()
+        quick_run.run(begun("fedavg", f"{source('fedavg')}@2", **sections), tmp_path / f"run{says}")
+        assert (f"its {says} differs: its models may have been trained on" in caplog.text) == bool(says)
+
+
 def test_a_module_of_ones_own_begins_so_too(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(NET)
     model = {"name": f"{tmp_path}/net.py:Net", "head": "fc", "check": False}

@@ -1,5 +1,6 @@
 """Validation samples: kept out of training, measured beside the test samples, and what chooses rounds."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from pflmpi.experiment.build import load_federation, prepare
 from pflmpi.experiment.restore import reopened
 from pflmpi.experiment.run import RankContext
 from pflmpi.learning.early_stop import EarlyStop, EarlyStopConfig
+from pflmpi.learning.main_measure import measured_rounds
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep.table import SweepTable, cells
 from pflmpi.testing.conformance import EXECUTORS
@@ -103,6 +105,19 @@ def test_validation_chooses_the_round_whose_test_figure_is_shown():
     assert pick(columns, "mean", "best") == 60 and pick(columns, "spread", "best") == 30
     assert pick(columns, "unseen", "best") == 300
     assert pick({name: columns[name] for name in ("accuracy_mean", "accuracy_std")}, "spread", "best") == 20
+
+
+def test_a_round_without_a_validation_figure_is_not_chosen():
+    some = {"validation_accuracy_mean": np.array([0.3, np.nan, 0.2]), "accuracy_mean": np.array([0.5, 0.9, 0.6])}
+    none = {**some, "validation_accuracy_mean": np.full(3, np.nan)}
+    untested = {**some, "accuracy_mean": np.array([np.nan, 0.9, 0.6])}
+    for columns, chosen in ((some, 0), (none, None), (untested, 2)):
+        value = math.nan if chosen is None else 100 * columns["accuracy_mean"][chosen]
+        assert best(columns) == chosen and pick(columns, "mean", "best") == pytest.approx(value, nan_ok=True)
+        lines = [dict(zip(columns, map(str, values), strict=True)) for values in zip(*columns.values(), strict=True)]
+        assert measured_rounds({}, lines).best == (
+            None if chosen is None else pytest.approx({name: values[chosen] for name, values in columns.items()})
+        )
 
 
 def test_early_stop_watches_validation_samples_where_there_are_some():

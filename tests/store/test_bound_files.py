@@ -161,7 +161,14 @@ def test_a_description_that_cannot_be_read_is_one_error(name, value, runs, tmp_p
         getattr(open_run(run).round(3), name)
 
 
-@pytest.mark.parametrize(("name", "value"), [("round", None), ("run", [0, 0]), ("config", 5), ("round", "x")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("round", None), ("run", [0, 0]), ("config", 5), ("round", "x")],
+        *[("versions", "x"), ("unseen", True), ("class_names", "{")],
+        pytest.param("fork", "[" * 100_000, id="fork-deep"),
+    ],
+)
 def test_a_round_file_that_does_not_say_what_it_is_is_found(name, value, runs, tmp_path):
     """Its checksum is right: it was changed with a tool."""
     run = shutil.copytree(runs[0], tmp_path / "run")
@@ -169,6 +176,22 @@ def test_a_round_file_that_does_not_say_what_it_is_is_found(name, value, runs, t
     problems = verify.problems(run, 3)
     assert len(problems) == 1 and f"{path} cannot be read: its attribute '{name}' is" in problems[0], problems
     assert verify.newest_good(run)[0] == 2
+
+
+def test_a_configuration_in_a_checkpoint_that_is_none_is_one_error(runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    with_attribute(run, "config", "3")
+    (run / "config.yaml").unlink()
+    with pytest.raises(CheckpointError, match=r"newest checkpoint of .* holds no mapping"):
+        open_run(run)
+
+
+@pytest.mark.parametrize("config", ["a: 1", "model: 3", "model: []"])
+def test_a_model_is_exported_whatever_the_configuration_says_of_it(config, runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    with_attribute(run, "config", config)
+    (run / "config.yaml").unlink()
+    assert main(["export", str(run), "--client", "0", "-o", str(tmp_path / "model.npz")]) == 0
 
 
 def test_a_run_continues_from_the_round_before_an_exchanged_file(runs, tmp_path):
@@ -215,7 +238,8 @@ def test_a_damaged_metrics_file_is_refused_and_a_missing_one_begins_anew(runs, t
             quick_run.resume(run, ("training.rounds=4",))
         assert metrics.read_bytes() == damaged
     metrics.unlink()
-    quick_run.resume(run, ("training.rounds=4",))
+    more = ["-s", "training.rounds=4", "-s", "output.events=true"]
+    assert quick_run.command(["resume", str(run), *more, "--ranks=1"]) == 0
     lines = metrics.read_text().splitlines()
     assert [line.split(",")[:3] for line in lines[1:4]] == [[str(round), "0", ""] for round in (1, 2, 3)]
     assert lines[4].startswith("4,") and lines[4].split(",")[2] and not problems(run)

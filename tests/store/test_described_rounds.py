@@ -14,8 +14,9 @@ from described import about, has_values
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
-from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
+from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 
 N = 4
 

@@ -13,8 +13,9 @@ from described import about
 from pflmpi.errors import CheckpointError
 from pflmpi.store import one_file, run_folder, verify
 from pflmpi.store.digest import digest_of_blocks
+from pflmpi.store.layout import Layout
 from pflmpi.store.names import shard_path
-from pflmpi.store.round_file import Layout, RoundContent, write_round
+from pflmpi.store.round_file import RoundContent, write_round
 from pflmpi.store.shard import Arrays, read_leaf, read_rows, rows_problem, write_shard
 from store_world import write_metrics
 

@@ -17,8 +17,9 @@ from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, checksums, one_file, run_folder
+from pflmpi.store.layout import Layout
 from pflmpi.store.names import shard_path
-from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
+from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from store_world import Dying, Killed, World, write_metrics
 
 COHORTS = {"one": [0] * 12, "two": [0, 1, 1, 0, 0, 1, 0], "with nothing": [0, 2, 0, 2, 0], "nothing": [2] * 4}

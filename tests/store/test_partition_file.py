@@ -49,7 +49,11 @@ def test_a_run_has_the_counts_of_its_federation_also_after_resuming(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "client,class,train,test\n", "client,class\n0,0\n", "client,class,train,test\n0,x"]
+    "text",
+    [
+        *["", "client,class,train,test\n", "client,class\n0,0\n", "client,class,train,test\n0,x"],
+        *(f"client,class,train,test\n{last},1,1\n" for last in ("1000000000,9", "99999999999999,9", "-5,3")),
+    ],
 )
 def test_a_damaged_file_is_named(text, tmp_path):
     partition_file.path(tmp_path).write_text(text)

@@ -15,7 +15,7 @@ import pytest
 
 import quick_run
 from pflmpi.errors import CheckpointError, ConfigError, RunError, UserError
-from pflmpi.store import metrics_file, run_folder, run_lock
+from pflmpi.store import events_file, metrics_file, run_folder, run_lock
 
 HOLD = "import sys, time; from pathlib import Path; from pflmpi.store.run_lock import take\n"
 HOLD += "take(Path(sys.argv[1]), {}, False); print('held', flush=True); time.sleep(60)"
@@ -140,6 +140,18 @@ def test_a_damaged_lock_is_that_of_an_unknown_process(other, tmp_path, monkeypat
             take(tmp_path)
         except CheckpointError as error:
             assert "is being written by" in str(error)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "3", '{"token": "x"}'], ids=range(3))
+def test_what_is_no_lock_names_no_owner(text, tmp_path):
+    run_lock.path(tmp_path).write_text(text)
+    assert run_lock.owner(tmp_path) is None and run_lock.token_of(run_lock.path(tmp_path)) is None
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000 + "\n", "3\n", "", '{"event": "end"}\n'], ids=range(4))
+def test_what_is_no_event_says_of_no_end(text, tmp_path):
+    events_file.path(tmp_path).write_text(text)
+    assert events_file.exit_code(tmp_path) is None
 
 
 def test_a_file_system_without_hard_links_will_do(other, tmp_path, monkeypatch):

@@ -16,8 +16,8 @@ from described import about, has_values
 from pflmpi.errors import CheckpointError
 from pflmpi.store import digest, run_folder, verify
 from pflmpi.store.digest import digest_of_blocks
+from pflmpi.store.layout import Layout
 from pflmpi.store.names import shard_path
-from pflmpi.store.round_file import Layout
 from pflmpi.store.shard import ClientRows, read_rows, write_shard
 from store_world import World, alike
 

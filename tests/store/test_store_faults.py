@@ -12,7 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
-from pflmpi.errors import CheckpointError
+from pflmpi import atomic
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import checked_hdf5, pruning, run_folder, verify
 from store_world import Dying, Killed, World
 
@@ -183,6 +184,13 @@ def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(world, small, cal
     assert not list(world.run.rglob("*.tmp"))
     assert {path: path.read_bytes() for path in before} == before
     assert verify.newest_good(world.run) == (1, [])
+
+
+def test_an_error_of_a_library_without_a_number_is_shown(tmp_path):
+    (tmp_path / "text.h5").write_text("no HDF5")
+    expected = r"cannot write one\.h5: .*file signature not found.*; fix that, or choose another -o"
+    with pytest.raises(ConfigError, match=expected), atomic.refusing("one.h5", "choose another -o"):
+        h5py.File(tmp_path / "text.h5")
 
 
 def test_short_writes_are_continued(world, monkeypatch):

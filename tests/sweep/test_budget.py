@@ -74,9 +74,9 @@ def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_
 
 
 def test_cells_that_have_run_say_how_long_a_round_takes(tmp_path):
-    """The first round warms up, and lines after the last checkpoint are not counted."""
-    one, other = task("dear", seed=1, done=4), task("dear", seed=2, done=3)
-    for each, seconds in ((one, (9, 1, 2, 3, 70)), (other, (9, 4, 5))):
+    """The first round warms up; lines after the last checkpoint, and those without figures, are not counted."""
+    one, other = task("dear", seed=1, done=4), task("dear", seed=2, done=4)
+    for each, seconds in ((one, (9, 1, 2, 3, 70)), (other, (9, "", 4, 5))):
         folder = each.cell.run(tmp_path)
         folder.mkdir(parents=True)
         lines = [f"{number},{value}" for number, value in enumerate(seconds, 1)]

@@ -107,6 +107,15 @@ def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(c
     assert not folder.exists()
 
 
+def test_a_link_in_the_place_of_a_run_without_a_checkpoint_is_named(cell, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    cell.run(tmp_path).parent.mkdir(parents=True)
+    cell.run(tmp_path).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="symbolic link; fix that, or choose another --out"):
+        prepare(needed(cell, tmp_path), tmp_path)
+    assert (tmp_path / "elsewhere").is_dir()
+
+
 def test_a_run_that_another_process_writes_is_left_alone(cell, tmp_path):
     folder = run(cell, tmp_path)
     for path in folder.glob("round_*.h5"):
@@ -345,6 +354,8 @@ def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(tmp_path, 
         ({}, ["--cell", "8"], "--cell 8: there are 8 cells; give 0 to 7, in the order that --dry-run shows"),
         ({}, ["--cell", "0", "--failed"], "--failed with --cell, which names what is run; leave --failed out"),
         ({}, ["--cell", "-1"], "--cell -1: there are 8 cells"),
+        ({}, ["--cell", "0,x"], "--cell 0,x: there are 8 cells"),
+        ({}, ["--cell", "5-2"], "--cell 5-2: there are 8 cells"),
         ({}, ["--cell", "0", "--jobs", "2"], "--jobs 2 with --cell, which is one run at a time; leave --jobs out"),
         ({}, ["--launcher", "sh -c", "--ranks", "2"], "give their number to the launcher, and leave --ranks out"),
         ({}, ["--launcher", "no-such-program -n 2"], "there is no program 'no-such-program' here"),

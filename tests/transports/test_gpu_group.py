@@ -141,7 +141,7 @@ def a_round(group, rank, size):
     """
     others, part, few = [other for other in range(size) if other != rank], 5 * SMALL, 8
     model = Entries.of({"model": Mean({"x": tensor(size * SMALL)})})
-    cut = cut_slices(model, [[np.array([client])] for client in range(size)], np.zeros(size, np.int64))
+    cut = cut_slices(model, [[np.array([client])] for client in range(size)])
     up = [{other: int(ends[other]) for other in others} for ends in (cut.sent_by(rank), cut.received_by(rank))]
     finished = cut.finished
     left = []

@@ -54,7 +54,7 @@ class Section:
     """A section of the page.
 
     Attributes:
-        folded: titles, with what a reader opens below them.
+        folded: titles, with a text that a reader opens below them.
         kind: a CSS class.
         closed: whether a reader opens the section.
     """
@@ -62,7 +62,7 @@ class Section:
     title: str
     text: str = ""
     table: PageTable | None = None
-    folded: Sequence[tuple[str, str | PageTable]] = ()
+    folded: Sequence[tuple[str, str]] = ()
     figures: list[PageFigure | Missing] = field(default_factory=list)
     kind: str = ""
     closed: bool = False
@@ -79,7 +79,6 @@ def page(
         made: by which version, when, where and with which command.
         reload: seconds after which a browser loads it again; 0 for never.
     """
-    anchors = {id(section): f"s{number}" for number, section in enumerate(sections, 1)}
     figures = [figure for section in sections for figure in section.figures if isinstance(figure, PageFigure)]
     numbers = {id(figure): number for number, figure in enumerate(figures)}
     parts = [
@@ -93,10 +92,10 @@ def page(
         f"<h1>{_text(title)}</h1>",
         f"<p>{_text(about)}</p>",
         *_problems(problems),
-        _contents(sections, anchors),
+        _contents(sections),
     ]
-    for section in sections:
-        parts += _section(section, anchors[id(section)], numbers)
+    for place, section in enumerate(sections, 1):
+        parts += _section(section, f"s{place}", numbers)
     parts.append(f"<footer><p>{_text(made or 'Made by pflmpi.')} {_BESIDE}</p></footer>")
     if figures:
         charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
@@ -112,8 +111,8 @@ def _problems(problems: Sequence[str]) -> list[str]:
     return [f'<section class="problems"><h2>Left out</h2><ul>{items}</ul></section>']
 
 
-def _contents(sections: Sequence[Section], anchors: Mapping[int, str]) -> str:
-    items = "".join(f'<li><a href="#{anchors[id(part)]}">{_text(part.title)}</a></li>' for part in sections)
+def _contents(sections: Sequence[Section]) -> str:
+    items = "".join(f'<li><a href="#s{place}">{_text(part.title)}</a></li>' for place, part in enumerate(sections, 1))
     return f'<nav aria-label="contents"><ul>{items}</ul></nav>'
 
 
@@ -128,9 +127,8 @@ def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[
         parts.append(f"<p>{_text(section.text)}</p>")
     if section.table:
         parts.append(_table(section.table))
-    for title, content in section.folded:
-        inside = f"<p>{_text(content)}</p>" if isinstance(content, str) else _table(content)
-        parts.append(f"<details><summary>{_text(title)}</summary>{inside}</details>")
+    for title, text in section.folded:
+        parts.append(f"<details><summary>{_text(title)}</summary><p>{_text(text)}</p></details>")
     figures = [_figure(figure, numbers[id(figure)]) for figure in section.figures if isinstance(figure, PageFigure)]
     if figures:
         parts += ['<div class="figures">', *figures, "</div>"]

@@ -88,7 +88,7 @@ def confusion(run: Run) -> Matrices | Missing:
         return Missing(CONFUSION, NOT_PROBED)
     probe = probe_file.read(run.path, rounds[-1])
     if probe.confusion is None:
-        return Missing(CONFUSION, "the last probe has none, as labels are no classes, or it is of an earlier pflmpi")
+        return Missing(CONFUSION, "the last probe has none, as labels are no classes")
     names = class_names(run, len(probe.confusion))
     samples = probe.confusion.sum(1, keepdims=True)
     values = np.divide(100.0 * probe.confusion, samples, out=np.full(probe.confusion.shape, np.nan), where=samples > 0)

@@ -124,7 +124,6 @@ def seconds_per_round(columns: Columns) -> Stack | Missing:
     parts = {label: np.nan_to_num(columns[name]) for label, name in _PARTS.items() if name in columns}
     rest = columns["seconds"] - np.sum(list(parts.values()), axis=0)
     parts = {"computation, and the rest of the round": np.maximum(rest, 0.0), **parts}
-    recorded = not np.isnan(columns.get("checkpoint_seconds", np.array(np.nan))).any()
     whole = np.sum(list(parts.values()), axis=0)
     usual = float(np.quantile(whole, 0.9))
     high = whole > _HIGH * usual
@@ -133,7 +132,6 @@ def seconds_per_round(columns: Columns) -> Stack | Missing:
         name="seconds_per_round",
         title=title,
         caption="On rank 0. Communication has the wait for other ranks; checkpoint: while training stopped for one."
-        + ("" if recorded else " Some rounds were run before the time of checkpoints was recorded.")
         + (f" Cut off at the top: round {', '.join(cut)}." if cut else ""),
         x_label="round",
         y_label="time (s)",
@@ -149,7 +147,7 @@ def imbalance(columns: Columns) -> list[Curves]:
     if not waiting.any():
         return []
     rounds, slowest = columns["round"], columns["compute_seconds"]
-    ratio = float(slowest.sum() / (slowest - waiting).sum())
+    ratio = np.nansum(slowest) / np.nansum(slowest - waiting)  # a lost metrics.csv leaves rounds without figures
     return [
         Curves(
             name="imbalance",

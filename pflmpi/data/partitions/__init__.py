@@ -10,10 +10,8 @@ None has a natural number of clients.
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
 
 import numpy as np
-from pydantic import BaseModel, Field, create_model
 
 from pflmpi.data.partitions.dirichlet import dirichlet, exdir
 from pflmpi.data.partitions.iid import iid
@@ -74,17 +72,3 @@ WITHOUT_CLASSES = ("iid", "lognormal", "writers")  # which have a meaning where 
 def divides(name: str) -> str:
     """What a partition divides by, the name of its first parameter: `labels` or `writers`."""
     return next(iter(inspect.signature(PARTITIONS[name]).parameters))
-
-
-def section_model(name: str) -> type[BaseModel]:
-    """Pydantic model of a partition's keys besides `name`, made from the function's signature."""
-    function = PARTITIONS[name]
-    hints = get_type_hints(function, include_extras=True)
-    number = hints.get("clients", int)
-    natural = type(None) in get_args(number)
-    about = Field(None if natural else ..., ge=1, description="number of clients" + ", null for all" * natural)
-    fields: dict[str, Any] = {"clients": (number, about)}
-    for key, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            fields[key] = (hints[key], ... if parameter.default is parameter.empty else parameter.default)
-    return create_model(function.__name__, **fields)

@@ -16,7 +16,7 @@ def dirichlet(
     clients: int,
     rng: np.random.Generator,
     *,
-    beta: Annotated[float, Field(gt=0, allow_inf_nan=False, description="concentration; smaller is more uneven")],
+    beta: Annotated[float, Field(gt=0, description="concentration; smaller is more uneven")],
     balanced_cap: Annotated[
         bool, Field(description="give nothing more to a client that has its even share of all samples")
     ] = False,
@@ -31,18 +31,11 @@ def dirichlet(
     """All labels for all clients, in proportions from Dir(beta).
 
     Proportions are drawn for each class over the clients. Complete and disjoint. Redrawn until every client has
-    `min_samples`. Widely used code has `balanced_cap`, the textbook partition does not.
+    `min_samples`. Widely used code has `balanced_cap`, the textbook partition does not. `draw: pfllib` with
+    `balanced_cap` and `min_samples: 40` is that of FedFCD's experiments.
 
     With `proportions: of_clients` each client draws its own over the classes, p_i ~ Dir(beta), as equations 11 and 12
     of FedFCD describe; a class is cut among the clients in proportion to their p_i, so that every sample is given out.
-
-    Args:
-        beta: concentration of the Dirichlet distribution.
-        balanced_cap: see `draw_counts`.
-        min_samples: floor for each client.
-        max_tries: bound on the redraws.
-        proportions: what a draw is over.
-        draw: `pfllib` with `balanced_cap` and `min_samples: 40` is that of FedFCD's experiments.
     """
     if draw == "pfllib":
         if proportions != "of_classes":
@@ -128,7 +121,7 @@ def exdir(
     rng: np.random.Generator,
     *,
     classes_per_client: Annotated[int, Field(ge=1, description="C, labels that every client draws")],
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False, description="concentration; smaller is more uneven")],
+    alpha: Annotated[float, Field(gt=0, description="concentration; smaller is more uneven")],
     balanced_cap: Annotated[
         bool, Field(description="give nothing more to a client that has its even share of all samples")
     ] = True,
@@ -143,17 +136,10 @@ def exdir(
     every client has `min_samples`. A client may get no sample of a label that it drew.
 
     FedGMH's text has no cap and no floor; its repository has PFLlib's generator, with both. Where all holders of a
-    label already have their share, that code divides by zero; here the label goes to all its holders.
+    label already have their share, that code divides by zero; here the label goes to all its holders. `draw: pfllib`
+    is that of the repository.
 
     Reference: Li and Lyu, 2023, arXiv 2311.03154.
-
-    Args:
-        classes_per_client: C.
-        alpha: concentration of the Dirichlet distribution.
-        balanced_cap: stop giving to a client that has n/N samples.
-        min_samples: floor for each client.
-        max_tries: bound on the redraws of each level.
-        draw: `pfllib` is that of FedGMH's public repository.
     """
     if draw == "pfllib":
         return cut_among_holders(labels, clients, classes_per_client, alpha, balanced_cap, min_samples, max_tries)

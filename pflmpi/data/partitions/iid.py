@@ -20,9 +20,6 @@ def iid(
 
     Complete and disjoint. Equal sizes differ by at most one sample; uneven ones are in proportion to a uniform draw
     from 0.1 to 1.
-
-    Args:
-        balanced: parts of equal size.
     """
     require_samples(len(labels), clients)
     weights = np.ones(clients) if balanced else uneven((clients,), rng)

@@ -15,9 +15,7 @@ def lognormal(
     rng: np.random.Generator,
     *,
     classes_per_client: Annotated[int, Field(ge=1, description="labels that every client holds, exactly")],
-    sigma: Annotated[
-        float, Field(ge=0, le=20, allow_inf_nan=False, description="standard deviation of the logarithm of the sizes")
-    ],
+    sigma: Annotated[float, Field(ge=0, le=20, description="standard deviation of the logarithm of the sizes")],
     factor: Annotated[
         float, Field(ge=0, lt=1, description="the random factor on a size is uniform from 1 - factor to 1 + factor")
     ] = 0.5,
@@ -34,18 +32,12 @@ def lognormal(
     differ by at most one. A label is cut among its holders in proportion to exp(sigma Z) U, Z standard normal, U
     uniform from 1 - factor to 1 + factor, after each holder got the floor. pFedCFR names the log-normal draw and the
     random factor and gives no numbers; published generators of such partitions (pFedMe's, for one) have sigma = 2.
+    `min_samples` is met by ceil(min_samples / classes_per_client) samples of each label.
 
-    Args:
-        classes_per_client: labels for each client.
-        sigma: spread of the sizes.
-        factor: width of the random factor.
-        min_samples: floor for each client, met by ceil(min_samples / classes_per_client) samples of each label.
-        pairing: see `deal_labels`.
-        sizes: with `counts` a client has 2 (floor(exp(sigma Z)) A + B + 200) samples of a label, with whole numbers A
-            from 1 to 10 and B from 10 to 200, as long as there are any left, in the order of the clients; the others
-            are nobody's; `factor` has no say. With `pairing: cyclic` and sigma = 2 this is another reading of
-            pFedCFR's partition, near the generators of the time, which scale the log-normal draws to the size of the
-            label first.
+    With `sizes: counts` a client has 2 (floor(exp(sigma Z)) A + B + 200) samples of a label, with whole numbers A from
+    1 to 10 and B from 10 to 200, as long as there are any left, in the order of the clients; the others are nobody's;
+    `factor` has no say. With `pairing: cyclic` and sigma = 2 this is another reading of pFedCFR's partition, near the
+    generators of the time, which scale the log-normal draws to the size of the label first.
     """
     classes, available = class_sizes(labels, clients)
     require_samples(len(labels), clients, min_samples)

@@ -28,18 +28,13 @@ def nway_kshot(
     Not complete, and disjoint while the pool lasts.
 
     A client's number of labels is uniform from max(2, n - stdev) to min(K, n + stdev), as in FedProto's code, whose
-    setting pFedPM adopts (1 is possible for n = 1); the labels are drawn without replacement. For each of them,
-    uniform from k - noise to k + noise samples are drawn. The paper says "random noise" and gives no distribution.
+    setting pFedPM adopts (1 is possible for n = 1; stdev is 2 for MNIST, 1 for FEMNIST and CIFAR-10); the labels are
+    drawn without replacement. For each of them, uniform from k - noise to k + noise samples are drawn. The paper says
+    "random noise" and gives no distribution.
 
     Samples come from a shuffled pool for each class. A pool that runs out is shuffled and used again: from then on
     clients share samples (logged, and counted by `Federation.num_shared`), but no client gets one twice.
     `k` counts the samples before a client's own train/test split; with `data.split: official` all are training samples.
-
-    Args:
-        n: labels for each client.
-        k: samples for each label.
-        stdev: spread of n, 2 in the paper for MNIST, 1 for FEMNIST and CIFAR-10.
-        noise: spread of k.
     """
     classes, sizes = class_sizes(labels, clients)
     if n > len(classes):

@@ -24,14 +24,10 @@ def pathological(
 
     A label is cut evenly or unevenly among its holders. Complete and disjoint. Labels are dealt so that their numbers
     of holders differ by at most one. Unevenly cut pieces have sizes in proportion to a uniform draw from 0.1 to 1, and
-    at least one sample.
+    at least one sample. `draw: pfllib` is that of FedFCD's experiments.
 
-    Args:
-        classes_per_client: labels for each client.
-        balanced: pieces of equal size.
-        pairing: see `deal_labels`. Papers do not say which labels meet in a client, and it decides results: FedFCD's
-            published figures fit contiguous groups.
-        draw: `pfllib` is that of FedFCD's experiments.
+    Papers do not say which labels meet in a client (`pairing`), and it decides results: FedFCD's published figures fit
+    contiguous groups.
     """
     if draw == "pfllib":
         if pairing != "contiguous":

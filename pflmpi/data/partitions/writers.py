@@ -19,10 +19,7 @@ def writers(
     """One client for each person who wrote samples.
 
     In the order of the writers' numbers. Disjoint; complete when all writers are clients. With fewer clients than
-    writers, the clients are a random choice.
-
-    Args:
-        min_samples: writers with fewer are left out before the choice.
+    writers, the clients are a random choice of those who have `min_samples`.
     """
     if clients is not None and clients < 1:
         raise DataError(f"partition.clients = {clients}: at least one client is needed")

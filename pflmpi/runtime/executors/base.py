@@ -1,11 +1,9 @@
 """Executors: computing clients on a rank, here one after another; `lanes.py` computes many in one call."""
 
-import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
 import torch
@@ -136,9 +134,8 @@ class Executor(ABC):
         return {name: length for name, length in passes.items() if name in self.algorithm.adapts_with}
 
     def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
-        """The samples, in the pool, of every batch of one pass of a client in a round; `state` is what it keeps."""
-        task = self.tasks[self.cohort[client]]
-        samples = self.train_samples(client)
+        """The samples of every batch of one pass of a client in a round; `state` is what it keeps."""
+        task, samples = self.tasks[self.cohort[client]], self.federation.train[client]
         if length.held_out:
             samples = samples_of(samples, length, stream(task.seed, 0, client, "held out"))
         if length.share < 1:
@@ -168,14 +165,6 @@ class Executor(ABC):
             steps = steps if most is None else min(steps, int(most[client]))
             seconds.append(steps * float(participation.seconds_per_step[client]))
         return max(seconds)
-
-    def train_samples(self, client: int) -> np.ndarray:
-        """Positions of the training samples of a client in the pool, ascending."""
-        return self.pool.places(self.federation.train[client])
-
-    def test_samples(self, client: int) -> np.ndarray:
-        """Positions of the test samples of a client in the pool, ascending."""
-        return self.pool.places(self.federation.test[client])
 
     def decay(self, clients: np.ndarray, round: int) -> np.ndarray:
         """[m] float64, the factor on the learning rates of each client in a round."""
@@ -217,15 +206,6 @@ class Executor(ABC):
     def device(self) -> torch.device:
         return self.pool.device
 
-    def holding(self, clients: np.ndarray, *sides: Sequence[np.ndarray]) -> Self:
-        """The executor with the samples that these clients have of some sides on its device."""
-        if self.pool.goes_to is None:
-            return self
-        pool = self.pool.on_device([side[client] for side in sides for client in clients])
-        executor = dataclasses.replace(self, pool=pool)
-        executor.__dict__["participation"] = self.participation  # which is not drawn anew
-        return executor
-
     @property
     def ahead(self) -> int:
         """Groups that are begun before one is waited for."""
@@ -250,8 +230,8 @@ class Loop(Executor):
 
     def _data(self, client: int, round: int, passes: Mapping[str, Pass], state: Tree) -> ClientData:
         task, decay = self.tasks[self.cohort[client]], float(self.decay(np.array([client]), round)[0])
-        here = self.holding(np.array([client]), self.federation.train)
-        batches = {name: here.order(client, round, name, length, state) for name, length in passes.items()}
+        pool = self.pool.on_device([self.federation.train[client]])
+        batches = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
         drawn = batches if self.draws_noise else {}
         keys: Tree = {name: self.keys(client, round, name, len(order)) for name, order in drawn.items()}
         draws: Tree = {
@@ -259,15 +239,15 @@ class Loop(Executor):
             for name, order in batches.items()
             if self.transforms(passes[name])
         }
-        batches[TRAIN] = in_order(here.train_samples(client), self.eval_batch)
+        batches[TRAIN] = in_order(self.federation.train[client], self.eval_batch)
         counts = self.class_counts(np.array([client]))[0]
-        sent: Tree = {"orders": _joined(batches), "keys": keys, "draws": draws, "counts": counts}
+        sent: Tree = {"orders": _joined(pool, batches), "keys": keys, "draws": draws, "counts": counts}
         uploaded = upload(sent, self.device)
         orders, keys, draws = (tree.part(uploaded, part) for part in ("orders", "keys", "draws"))
         ready = {
             name: ClientBatches(
                 task,
-                here.pool,
+                pool,
                 tree.leaf(orders, name),
                 [len(batch) for batch in order],
                 tree.leaf(keys, name) if name in keys else None,
@@ -328,16 +308,17 @@ class Loop(Executor):
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task, passes, scores = self.task(clients), self.passes_to_adapt(clients, round), []
-        here = self.holding(clients, self.federation.test)
-        tests = {str(client): in_order(here.test_samples(client), self.eval_batch) for client in clients}
-        uploaded = upload({"state": states, "down": {**down}, "tests": _joined(tests)}, self.device)
+        samples = self.federation.test
+        pool = self.pool.on_device([samples[client] for client in clients])
+        tests = {str(client): in_order(samples[client], self.eval_batch) for client in clients}
+        uploaded = upload({"state": states, "down": {**down}, "tests": _joined(pool, tests)}, self.device)
         for i, client in enumerate(clients):
             state, received = _row(tree.part(uploaded, "state"), i), as_messages(_row(tree.part(uploaded, "down"), i))
             if self.adapts:
                 data = self._data(int(client), round, passes, _row(states, i))
                 state = self._adapted(task, int(client), state, received, data)
             sizes = list(map(len, tests[str(client)]))
-            batches = ClientBatches(task, here.pool, tree.leaf(tree.part(uploaded, "tests"), str(client)), sizes)
+            batches = ClientBatches(task, pool, tree.leaf(tree.part(uploaded, "tests"), str(client)), sizes)
             reads: dict[str, Tensor | Tree] = {"client": state, "down": {**received}}
             with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch):
                 scores += predictions(self.algorithm, task, state, received, batches)
@@ -346,9 +327,10 @@ class Loop(Executor):
         return lambda: counts(self.federation, clients, torch.cat([none, *done()]), self.measures)
 
 
-def _joined(batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
-    """The sample indices of all batches of each pass, one after another."""
-    return {name: torch.from_numpy(np.concatenate([_NOTHING, *order])) for name, order in batches.items()}
+def _joined(pool: Pool, batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
+    """The places in the pool of the samples of all batches of each pass, one after another."""
+    places = {name: pool.places(np.concatenate([_NOTHING, *order])) for name, order in batches.items()}
+    return {name: torch.from_numpy(of_pass) for name, of_pass in places.items()}
 
 
 def _row(rows: Tree, index: int) -> Tree:

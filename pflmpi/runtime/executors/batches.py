@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pflmpi.data.dataset import Dataset
+from pflmpi.data.splits import by_owner
 from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
@@ -20,6 +21,18 @@ from pflmpi.vmap_lanes import in_lanes_of, of_all_lanes, outside_vmap
 
 _COPIED = 2**25  # bytes of images at a time
 _FEATURED = 32  # samples whose features are computed at a time
+
+
+def places_in_turn(owner: np.ndarray) -> np.ndarray:
+    """How many before it have the same owner [n], of each.
+
+    >>> places_in_turn(np.array([5, 2, 5, 5, 2]))
+    array([0, 0, 1, 2, 1])
+    """
+    order = np.argsort(owner, kind="stable")
+    turn = np.empty_like(order)
+    turn[order] = np.arange(len(owner)) - np.searchsorted(owner[order], owner[order])
+    return turn
 
 
 @dataclass(frozen=True)
@@ -53,17 +66,18 @@ class Pool:
     def of_features(cls, dataset: Dataset, task: Task, samples: np.ndarray | None = None) -> "Pool":
         """Features [n, d] in place of samples, by a frozen body; the arguments otherwise as of `of_some`, None for all.
 
-        All calls have the same size, so that the features of a sample do not depend on who else is on its rank.
+        All calls have the same size, and a sample the same place in one, on which its bits may depend by how its row is
+        aligned: so its features do not depend on who else is on its rank.
         """
         samples = np.arange(len(dataset.labels)) if samples is None else samples
         features = torch.empty(len(samples), task.num_features, device=task.device)
+        place, call = samples % _FEATURED, places_in_turn(samples % _FEATURED)
         with torch.no_grad():
-            for first in range(0, len(samples), _FEATURED):
-                chosen = samples[first : first + _FEATURED]
-                images = torch.from_numpy(dataset.images[np.resize(chosen, _FEATURED)])
-                features[first : first + len(chosen)] = task.features({}, task.prepare(images.to(task.device)))[
-                    : len(chosen)
-                ]
+            for rows in by_owner(np.arange(len(samples)), call, call.max(initial=-1) + 1):
+                chosen = np.full(_FEATURED, samples[rows[0]])
+                chosen[place[rows]] = samples[rows]
+                images = torch.from_numpy(dataset.images[chosen])
+                features[rows] = task.features({}, task.prepare(images.to(task.device)))[place[rows]]
         return cls(features, torch.from_numpy(dataset.labels[samples]).to(task.device), samples)
 
     def places(self, samples: np.ndarray) -> np.ndarray:
@@ -213,8 +227,8 @@ class LanePass:
     """The batches of all lanes, padded to the longest lane and the widest batch.
 
     Attributes:
-        places: on the host, `index` [L, S, B] int64, `weight` [L, S, B] float32, 0 for padding, `keys` [L, S] int64
-            where the algorithm draws noise, and `draws` [L, S] int64 where samples are transformed.
+        places: on the host, `index` [L, S, B] int64 into the pool, `weight` [L, S, B] float32, 0 for padding, `keys`
+            [L, S] int64 where the algorithm draws noise, and `draws` [L, S] int64 where samples are transformed.
         full_steps: steps before the shortest lane ends.
         full: of each step, whether all samples of all lanes are real.
     """
@@ -224,33 +238,16 @@ class LanePass:
     full: tuple[bool, ...]
 
 
-def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
-    """The pass of all lanes with the given sample indices of every batch."""
-    steps = max((len(lane) for lane in lanes), default=0)
-    width = max((len(batch) for lane in lanes for batch in lane), default=1)
-    index = np.zeros((len(lanes), steps, width), np.int64)
-    weight = np.zeros((len(lanes), steps, width), np.float32)
-    for i, lane in enumerate(lanes):
-        for s, batch in enumerate(lane):
-            index[i, s, : len(batch)] = batch
-            weight[i, s, : len(batch)] = 1
-    places: Tree = {"index": torch.from_numpy(index), "weight": torch.from_numpy(weight)}
-    full: list[bool] = (weight.min((0, 2), initial=1) > 0).tolist()
-    return LanePass(places, min((len(lane) for lane in lanes), default=0), tuple(full))
-
-
-def pass_in_order(samples: Sequence[np.ndarray], batch_size: int) -> LanePass:
-    """The pass of all lanes over their samples in stored order; as `lane_pass` of `in_order`."""
-    sizes = np.fromiter(map(len, samples), np.int64, len(samples))
-    longest = int(sizes.max(initial=0))
-    steps, width = -(-longest // batch_size), min(batch_size, max(longest, 1))
-    shape, real = (len(samples), steps, width), np.arange(steps * width) < sizes[:, None]
+def lane_pass(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
+    """The pass of all lanes with the given samples of every batch; the first of the pool fills them."""
+    sizes = np.zeros((len(lanes), max(map(len, lanes), default=0)), np.int64)
+    for row, lane in zip(sizes, lanes, strict=True):
+        row[: len(lane)] = [*map(len, lane)]
+    real = np.arange(sizes.max(initial=1)) < sizes[..., None]
     index = np.zeros(real.shape, np.int64)
-    index[real] = np.concatenate(samples)
-    weight = real.astype(np.float32).reshape(shape)
-    places: Tree = {"index": torch.from_numpy(index.reshape(shape)), "weight": torch.from_numpy(weight)}
-    full: list[bool] = (weight.min((0, 2), initial=1) > 0).tolist()
-    return LanePass(places, -(-int(sizes.min(initial=longest)) // batch_size), tuple(full))
+    index[real] = np.concatenate([np.empty(0, np.int64), *itertools.chain.from_iterable(lanes)])
+    places: Tree = {"index": torch.from_numpy(pool.places(index)), "weight": torch.from_numpy(real.astype(np.float32))}
+    return LanePass(places, min(map(len, lanes), default=0), tuple(np.asarray(real.all((0, 2))).tolist()))
 
 
 def gather_samples(pool: Pool, index: Tensor) -> Samples:

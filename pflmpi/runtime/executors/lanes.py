@@ -21,10 +21,11 @@ from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import (
     LaneBatches,
     LanePass,
+    Pool,
     gather_images,
     gather_in_lane,
+    in_order,
     lane_pass,
-    pass_in_order,
     steps_at_once,
 )
 from pflmpi.runtime.executors.transfers import Update, download_all, download_update, upload
@@ -47,15 +48,16 @@ class Lanes(Executor):
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task = self.task(clients).replace(batched=True)
-        here = self.holding(clients, self.federation.test)
-        whole = pass_in_order([here.test_samples(client) for client in clients], self.eval_batch)
+        tests = [self.federation.test[client] for client in clients]
+        pool = self.pool.on_device(tests)
+        whole = lane_pass(pool, [in_order(samples, self.eval_batch) for samples in tests])
         sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
         uploaded = upload(sent, self.device)
         state, received = tree.part(uploaded, "state"), as_messages(tree.part(uploaded, "down"))
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
             state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
-        tests = gather_images(here.pool, tree.leaf(tree.part(uploaded, "tests"), "index"))
+        images = gather_images(pool, tree.leaf(tree.part(uploaded, "tests"), "index"))
 
         def predict(lane: Tree) -> Tree:
             images = tree.leaf(lane, "images")
@@ -67,8 +69,8 @@ class Lanes(Executor):
         scores = []
         predicting = calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True, batch=self.eval_batch)
         with torch.no_grad(), predicting:
-            for step in range(tests.shape[1]):
-                lanes: Tree = {"state": state, "down": {**received}, "images": tests[:, step]}
+            for step in range(images.shape[1]):
+                lanes: Tree = {"state": state, "down": {**received}, "images": images[:, step]}
                 scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
         if not scores:
             return lambda: self.untested(clients)
@@ -90,11 +92,12 @@ class Lanes(Executor):
         passes: Mapping[str, Pass],
     ) -> Tree:
         """Call a method of the algorithm (task, client, *received, data) for all clients at once."""
-        task, here = self.task(clients).replace(batched=True), self.holding(clients, self.federation.train)
-        padded = {name: here._padded(clients, states, round, name, length) for name, length in passes.items()}
+        task, train = self.task(clients).replace(batched=True), [self.federation.train[client] for client in clients]
+        pool = self.pool.on_device(train)
+        padded = {name: self._padded(pool, clients, states, round, name, length) for name, length in passes.items()}
         if task.architecture.has_batch_norm:
             self._refuse_single(method.__name__, clients, round, padded.values())
-        padded[TRAIN] = pass_in_order([here.train_samples(client) for client in clients], self.eval_batch)
+        padded[TRAIN] = lane_pass(pool, [in_order(samples, self.eval_batch) for samples in train])
         by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
         sent: Tree = {
             "state": states,
@@ -107,7 +110,7 @@ class Lanes(Executor):
 
         def call(lane: Tree) -> Tree:
             ready = {
-                name: here._batches(task, of_lanes, tree.part(tree.part(lane, "passes"), name), passes.get(name))
+                name: self._batches(pool, task, of_lanes, tree.part(tree.part(lane, "passes"), name), passes.get(name))
                 for name, of_lanes in padded.items()
             }
             train, factor = ready.pop(TRAIN), tree.leaf(lane, "decay") if by_client else float(decay[0])
@@ -122,16 +125,16 @@ class Lanes(Executor):
         with calling(self.algorithm, name, round, clients.tolist(), in_lanes=True, reads=reads, batch=batch):
             return _in_lanes(call, lanes)
 
-    def _batches(self, task: Task, of_lanes: LanePass, places: Tree, length: Pass | None) -> LaneBatches:
+    def _batches(self, pool: Pool, task: Task, of_lanes: LanePass, places: Tree, length: Pass | None) -> LaneBatches:
         """The batches of one lane of a pass, inside a vmapped call; `length` is None for the whole training split."""
         index = tree.leaf(places, "index")
         keys, draws = (tree.leaf(places, name) if name in places else None for name in ("keys", "draws"))
         return LaneBatches(
             task,
-            functools.partial(gather_in_lane, self.pool, index),
+            functools.partial(gather_in_lane, pool, index),
             tree.leaf(places, "weight"),
             of_lanes.full_steps,
-            steps_at_once(self.pool, tree.leaf(of_lanes.places, "index")),
+            steps_at_once(pool, tree.leaf(of_lanes.places, "index")),
             keys,
             0.0 if length is None else self.smoothing(length),
             self.transform,
@@ -139,12 +142,11 @@ class Lanes(Executor):
             of_lanes.full,
         )
 
-    def _padded(self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
+    def _padded(self, pool: Pool, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
         """A pass of all clients, padded, with the keys of its batches."""
         rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]
-        of_lanes = lane_pass(
-            [self.order(int(client), round, name, length, row) for client, row in zip(clients, rows, strict=True)]
-        )
+        orders = (self.order(int(client), round, name, length, row) for client, row in zip(clients, rows, strict=True))
+        of_lanes = lane_pass(pool, [*orders])
         steps, drawn = tree.leaf(of_lanes.places, "index").shape[1], {}
         if self.draws_noise:
             drawn["keys"] = torch.stack([self.keys(int(client), round, name, steps) for client in clients])
