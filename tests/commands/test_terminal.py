@@ -91,7 +91,7 @@ def test_a_run_outlives_those_who_read_its_output(tmp_path):
     assert verify.newest_good(tmp_path / "run")[0] == 3
 
 
-@pytest.mark.parametrize("words", [["list"], ["--help"]])
+@pytest.mark.parametrize("words", [["docs"], ["--help"]])
 def test_a_command_ends_quietly_when_nobody_reads(words):
     writer = closed_pipe()
     done = processes.call([*processes.PFLMPI, *words], stdout=writer)
@@ -101,7 +101,7 @@ def test_a_command_ends_quietly_when_nobody_reads(words):
 
 def test_a_full_disk_under_the_output_is_an_error():
     with open("/dev/full", "w") as full:
-        done = processes.call([*processes.PFLMPI, "list", "--markdown"], stdout=full)
+        done = processes.call([*processes.PFLMPI, "docs", "python"], stdout=full)
     assert done.returncode == 3 and "the output could not be written: No space left" in done.stderr
 
 

@@ -218,7 +218,7 @@ def test_cores_that_slurm_does_not_say_are_asked_for(folder, capfd):
 
 
 def test_an_array_has_the_memory_of_its_largest_cell(folder):
-    columns = {"few": {}, "large": {"model": {"name": "mlp", "hidden": 60_000}}}
+    columns = {"few": {}, "large": {"model": {"name": "mlp", "hidden": 20_000}}}
     table = table_file.write(folder, columns=columns, seeds=[0])
     needed = {}
     for only in ("*/few", "*/large", "*"):

@@ -114,8 +114,8 @@ def test_says_what_does_not_fit_on_a_node(machine):
 
 
 def test_says_that_the_state_is_what_does_not_fit(machine):
-    many = {"name": "iid", "clients": 100}
-    config = machine.config(data={"limit": 1000}, partition=many, model={"name": "mlp", "hidden": 40000})  # 12 MB each
+    many = {"name": "iid", "clients": 400}
+    config = machine.config(data={"limit": 1700}, partition=many, model={"name": "mlp", "hidden": 10000})  # 3 MB each
     # In a process of its own: the memory of this one, after many tests, would be most of what a rank needs.
     command = [sys.executable, "-m", "pflmpi", "plan", str(config), "--ranks", "2", "--memory", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)

@@ -235,7 +235,7 @@ def test_a_step_is_traced_twice_and_captured_once_in_a_run(case, name):
     model, executor, training, forms = FORMS[name]
     recorder, forget = Recorder(), replay.forget
     raw = stub_run.settings(every_algorithm()[case], model, executor)
-    raw["training"] |= {"rounds": 3, "lr_decay": 0.99, "steps": None, **training}
+    raw["training"] |= {"rounds": 2, "lr_decay": 0.99, "steps": None, **training}
     with (
         mock.patch.dict(BY_DEVICE, {"stub": recorder}),
         mock.patch.object(replay, "Recording", side_effect=replay.Recording) as traced,

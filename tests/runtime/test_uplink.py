@@ -37,11 +37,11 @@ def clients_of(folder, round):
 )
 def test_the_bits_are_the_same_on_any_ranks_and_after_a_resume(algorithm, uplink, executor, tmp_path):
     runtime = {"executor": executor, **({"lanes": 2} if executor == "lanes" else {})}
-    raw = settings(uplink, algorithm, runtime=runtime, training={"rounds": 4, "participation": 0.6})
-    digests = {quick_run.run(raw, tmp_path / str(ranks), ranks) for ranks in (1, 2, 3)}
+    raw = settings(uplink, algorithm, runtime=runtime, training={"rounds": 3, "participation": 0.6})
+    digests = {quick_run.run(raw, tmp_path / str(ranks), ranks) for ranks in (1, 3)}
     short = {**raw, "training": {**raw["training"], "rounds": 2}}
     quick_run.run(short, tmp_path / "resumed", 2)
-    digests.add(quick_run.resume(tmp_path / "resumed", ("training.rounds=4",), 3))
+    digests.add(quick_run.resume(tmp_path / "resumed", ("training.rounds=3",), 3))
     assert len(digests) == 1
     assert quick_run.run({**raw, "uplink": {}}, tmp_path / "plain") not in digests
 
