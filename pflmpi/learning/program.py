@@ -5,16 +5,15 @@ PyTorch looks at every argument of a call of `torch.ops`, so most operations are
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, Generic, TypeVar
-from weakref import ref
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 _aten = torch.ops.aten
 PYTHON_BINDINGS: dict[OpOverload, Callable[..., Any]] = {
@@ -126,30 +125,8 @@ def _indented(lines: Sequence[str]) -> str:
     return "\n    ".join(lines)
 
 
-@cache
 def _name(operation: OpOverload) -> str:
     return str(operation).replace(".", "_")
-
-
-V = TypeVar("V")
-
-
-class _ByTensor(Generic[V]):
-    """Values by the identity of tensors, each until its tensor ends.
-
-    PyTorch's `WeakIdKeyDictionary` compares its keys in Python, which took a third of the time of a recording.
-    """
-
-    def __init__(self) -> None:
-        self._items: dict[int, tuple[ref[Tensor], V]] = {}
-
-    def __setitem__(self, tensor: Tensor, value: V) -> None:
-        key = id(tensor)
-        self._items[key] = ref(tensor, partial(self._items.pop, key)), value
-
-    def get(self, tensor: Tensor) -> V | None:
-        item = self._items.get(id(tensor))
-        return None if item is None else item[1]
 
 
 _LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -185,11 +162,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.possible = True
         self.elsewhere: Tensor | None = None
         self._sizes = len(batch), len(state)
-        self._names = _ByTensor[str]()
-        for letter, tensors in (("b", batch), ("s", state)):
-            for place, tensor in reversed([*enumerate(tensors)]):
-                self._names[tensor] = f"{letter}{place}"
-        self._bases = _ByTensor[Tensor]()  # of views that are noted
+        self._names = WeakIdKeyDictionary({tensor: f"b{place}" for place, tensor in enumerate(batch)})
+        self._names.update({tensor: f"s{place}" for place, tensor in reversed([*enumerate(state)])})
+        self._bases: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # of views that are noted
         self._views: list[Call] = []
         self._calls: list[Call] = []
         self._constants: list[Any] = []
@@ -218,8 +193,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._names[result] = self._name(candidate)
                 return True
             candidate = self._bases.get(candidate)
-        for view in views:
-            self._bases[view] = base
+        self._bases.update((view, base) for view in views)
         return False
 
     def _note(self, operation: OpOverload, args: Any, kwargs: dict[str, Any], result: Any) -> None:
@@ -245,11 +219,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return name
 
     def _name(self, tensor: Tensor) -> str:
-        name = self._names.get(tensor)
-        if name is None:
+        if tensor not in self._names:
             self.elsewhere = tensor if self.elsewhere is None else self.elsewhere
-            name = self._names[tensor] = self._constant(tensor)
-        return name
+            self._names[tensor] = self._constant(tensor)
+        return str(self._names[tensor])
 
     def _constant(self, value: Any) -> str:
         self._constants.append(value)
@@ -258,11 +231,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _result(self, value: Tensor | None, kind: str) -> str:
         if value is None:
             return "_"
-        name = self._names.get(value)
-        if name is None:  # else changed in place
-            name = self._names[value] = f"{kind}{self._count}"
+        if value not in self._names:  # else changed in place
+            self._names[value] = f"{kind}{self._count}"
             self._count += 1
-        return name
+        return str(self._names[value])
 
 
 def _looks(operation: OpOverload, args: Sequence[Any]) -> bool:
