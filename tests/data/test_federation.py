@@ -312,6 +312,18 @@ def test_data_without_official_test_samples_is_refused():
         federation("exdir", "official", dataset=toy(tests=0))
 
 
+def test_keys_that_a_saved_partition_decides_are_said_to_have_no_effect(tmp_path, caplog):
+    save(federation(), path := tmp_path / "parts.npz")
+    saved = PartitionConfig(path=str(path))
+    with caplog.at_level(logging.WARNING):
+        build(toy(), saved, DataConfig(name="toy", split="official"), 0)
+    assert not caplog.text
+    with caplog.at_level(logging.WARNING):
+        build(toy(), saved, DataConfig(name="toy", test_share=0.4, test_per_class=2), 0)
+    for key in ("test_share", "test_per_class"):
+        assert f"data.{key} has no effect: {path} says which samples of a client are for testing" in caplog.text
+
+
 def test_a_config_of_a_saved_partition_is_not_mistaken_for_a_named_one(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         build(toy(), PartitionConfig(path=str(tmp_path / "none.npz")), DataConfig(name="toy"), 0)
