@@ -112,6 +112,8 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
         if not damages:
             return round, skipped
         skipped += damages
+    if rounds(run)[-1:] > present[-1:]:  # it goes on, and has deleted meanwhile what was looked at
+        return newest_good(run)
     newest = round_path(run, present[-1])
     if not (run / SHARDS).is_dir() and not checked_hdf5.damage(newest) and (lone := elsewhere(newest)):
         raise CheckpointError(lone)

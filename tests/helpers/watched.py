@@ -20,7 +20,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-SECONDS = int(os.environ.get("WATCHED_SECONDS", "20"))
+SECONDS = int(os.environ.get("WATCHED_SECONDS", "60"))
 MEMORY = 1500 << 20  # bytes of address space beyond what is mapped at the start; torch needs some for threads
 
 _LIBC = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)

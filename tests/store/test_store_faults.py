@@ -160,6 +160,21 @@ def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world):
         verify.newest_good(world.run)
 
 
+def test_a_run_that_goes_on_and_deletes_what_is_looked_at_is_looked_at_again(world, monkeypatch):
+    look = verify.problems
+
+    def late(run, round):
+        monkeypatch.setattr(verify, "problems", look)
+        world.train(np.arange(world.n))
+        world.save(2, ranks=1)
+        for name in ("round_00000.h5", "round_00001.h5"):
+            (run / name).unlink()
+        return look(run, round)
+
+    monkeypatch.setattr(verify, "problems", late)
+    assert verify.newest_good(world.run) == (2, [])
+
+
 @pytest.mark.parametrize(
     ("small", "call"), [*((True, call) for call in range(3)), *((False, call) for call in range(6))]
 )
