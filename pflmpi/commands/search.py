@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError, RunError, Stopped
-from pflmpi.text import comma_separated
+from pflmpi.text import comma_separated, decimal
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -186,7 +186,7 @@ def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
         "column": trial.column,
         "trial": trial.number,
         "rounds": cell.raw["training"]["rounds"],
-        "validation": "diverged" if math.isnan(figure) else f"{figure:.4f}",
+        "validation": "diverged" if math.isnan(figure) else decimal(figure, 4),
         "settings": json.dumps(dict(trial.values)),
     }
 

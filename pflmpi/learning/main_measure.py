@@ -6,6 +6,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pflmpi.text import decimal
+
 _LOWER = ("loss", "error", "mae", "mse", "mape", "nll", "perplexity")  # ends of the names of measures, as of rmse
 _SHARES = ("accuracy", "balanced_accuracy", "f1_macro")  # shown in percent
 _NAME = re.compile("[a-z][a-z0-9_]*", re.ASCII)
@@ -61,8 +63,10 @@ class MainMeasure:
 
         >>> MainMeasure("accuracy").text(0.912), MainMeasure("rmse").text(0.912)
         ('91.20 %', '0.9120')
+        >>> MainMeasure("rmse").text(0.00002)
+        '2e-05'
         """
-        return f"{100 * value:.2f} %" if self.percent else f"{value:.4f}"
+        return f"{100 * value:.2f} %" if self.percent else decimal(value, 4)
 
 
 ACCURACY = MainMeasure("accuracy")

@@ -10,6 +10,7 @@ import numpy as np
 from pflmpi.learning.main_measure import of_validation
 from pflmpi.runtime.counts import Counts, columns_of, figures
 from pflmpi.store import metrics_file
+from pflmpi.text import decimal
 
 _ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")
 _OTHERS = ("test_loss", "f1_macro", "accuracy_bottom")
@@ -132,17 +133,12 @@ def _figures(scores: Counts | None, names: Sequence[str]) -> list[str]:
     if scores is None:
         return [""] * len(names)
     values = figures(scores)
-    return [_text(values[name]) if name in values else "" for name in names]
+    return [decimal(values[name], 6) if name in values else "" for name in names]
 
 
 def _mean(losses: np.ndarray) -> str:
     losses = losses[~np.isnan(losses)]
-    return _text(float(losses.mean())) if len(losses) else ""
-
-
-def _text(value: float) -> str:
-    """With six decimals; small values, such as errors of small numbers, with four digits at least."""
-    return f"{value:.6g}" if 0 < abs(value) < 1e-3 else f"{value:.6f}"
+    return decimal(float(losses.mean()), 6) if len(losses) else ""
 
 
 Observer = Callable[[Progress], None]
