@@ -60,13 +60,12 @@ def catalogue(name: str | None = None) -> dict[str, Any]:
         ConfigError: there is nothing of that name.
     """
     rows_of = sections()
-    every: Iterator[tuple[str, str, Any]] = (
-        (section, full, found) for section, names in REGISTRIES.items() for full, found in names.items()
-    )
-    if name in sections_of_names():
-        every = (found for found in every if found[0] == name)
-    elif name is not None:
-        every = iter(() if name in rows_of else named(name))
+    chosen: Iterable[tuple[str, str, Any]] = ()
+    if name is None or name in sections_of_names():
+        registries = REGISTRIES if name is None else {name: REGISTRIES[name]}
+        chosen = ((section, full, found) for section, names in registries.items() for full, found in names.items())
+    elif name not in rows_of:
+        chosen = named(name)
     return {
         "names": [
             {
@@ -76,7 +75,7 @@ def catalogue(name: str | None = None) -> dict[str, Any]:
                 "paper": getattr(registered, "paper", None),
                 "keys": _as_objects(keys(section, full, registered)),
             }
-            for section, full, registered in every
+            for section, full, registered in chosen
         ],
         "sections": [
             {"name": section, "keys": _as_objects(rows)} for section, rows in rows_of.items() if name in (None, section)
@@ -104,7 +103,7 @@ def sections() -> dict[str, list[Row]]:
 
 def sections_of_names() -> list[str]:
     """What has names, and no keys that are the same for all of them: algorithm, model, partition and others."""
-    return [section for section in REGISTRIES if section not in sections()]
+    return [section for section in REGISTRIES if section not in SECTIONS]
 
 
 def keys(section: str, name: str, registered: Any) -> list[Row]:

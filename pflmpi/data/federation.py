@@ -118,12 +118,11 @@ def _divided(
         DataError: a partition that is impossible with this data.
     """
     if partition.path is not None:
-        default = DataConfig.model_fields["test_share"].default
-        keys = {"test_share": data.test_share != default, "test_per_class": data.test_per_class is not None}
-        for without in filter(keys.get, keys):
-            logger.warning(
-                "data.%s has no effect: %s says which samples of a client are for testing", without, partition.path
-            )
+        for name in ("test_share", "test_per_class"):
+            if getattr(data, name) != DataConfig.model_fields[name].default:
+                logger.warning(
+                    "data.%s has no effect: %s says which samples of a client are for testing", name, partition.path
+                )
         return _saved(dataset, Path(partition.path))
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")

@@ -103,11 +103,11 @@ def _read_block(weights: RunWeights, number: int) -> dict[int, tuple[Tree, Tree]
     ids = np.arange(len(weights.layout.file))[number * length : (number + 1) * length]
     newest = run_folder.read_received(weights.run, weights.round, ids)
     block: dict[int, tuple[Tree, Tree]] = {}
-    for clients, leaves in run_folder.rows_of(weights.run, weights.layout, ids).values():
-        for row, client in enumerate(clients.tolist()):
-            kept = from_flat({path: _number(np.array(rows[row])) for path, rows in leaves.items()})
-            received = from_flat({path: np.array(rows[client - ids[0]]) for path, rows in newest.items()})
-            block[client] = kept, {**received, **_tree(kept.get(RECEIVED))}
+    rows = run_folder.by_client(run_folder.rows_of(weights.run, weights.layout, ids))
+    for client, arrays in rows.items():
+        kept = from_flat({path: _number(np.array(array)) for path, array in arrays.items()})
+        received = from_flat({path: np.array(of_all[client - ids[0]]) for path, of_all in newest.items()})
+        block[client] = kept, {**received, **_tree(kept.get(RECEIVED))}
     return block
 
 

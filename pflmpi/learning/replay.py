@@ -10,6 +10,7 @@ Two steps of a kind must give the same list. A step that looks at values (`item`
 replayed. One that reads a tensor from elsewhere is refused: the next pass would read the tensor of this one.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -47,9 +48,10 @@ class _Traced:
         return self.possible
 
 
-@lru_cache(maxsize=2048)  # for each training of each architecture one for each size of a last batch
-def _traced(key: Hashable) -> _Traced:
-    return _Traced()
+@lru_cache(maxsize=2048)
+def _traced(kind: Hashable) -> dict[Hashable, _Traced]:
+    """The traced steps of a kind of training in this run, by the form of a batch."""
+    return defaultdict(_Traced)
 
 
 @lru_cache(maxsize=32)  # they have memory of their own: one for each training of each architecture
@@ -83,7 +85,7 @@ class Steps:
         if kind is not None and _replays:
             self._state, layout = _behind_lanes(state)
             self._kind = kind, layout, tuple(map(_begin, self._state))
-        self._traced: dict[Hashable, _Traced] = {}  # those of this pass, since a whole key takes long to hash
+        self._traced = _traced(self._kind)  # looked up once a pass, since the key takes long to hash
         self._bound: dict[Program, tuple[Tensor, ...]] = {}
         self._static: StaticBuffers | None = None
 
@@ -96,9 +98,7 @@ class Steps:
             tensors += [padding.weight, padding.share, padding.target, padding.active]
         inputs, layout = _behind_lanes(tensors)
         form = layout, padding is not None and padding.full, batch.smoothing
-        traced = self._traced.get(form)
-        if traced is None:
-            traced = self._traced[form] = _traced((self._kind, form))
+        traced = self._traced[form]
         if traced.agreed and traced.program is not None:
             with outside_vmap(), torch.no_grad():
                 return self._run(traced.program, inputs)

@@ -13,14 +13,13 @@ from zlib_ng import zlib_ng as zlib
 from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store.names import rounds
-from pflmpi.store.run_folder import read_attributes
+from pflmpi.store.run_folder import JSON, read_attributes
 from pflmpi.text import for_shell
 
-_JSON = ("versions", "code", "unseen", "fork")  # as texts in round files
 # The keys of "recorded", which round files have as attributes too.
 _RECORDED = (
     *("run", "data", "partition", "partition_csv", "device", "ranks", "transport", "frozen", "privacy", "no_epsilon"),
-    *_JSON,
+    *("versions", "code", "unseen", "fork"),
 )
 
 _CHECKSUM = b"# CRC-32 of the lines above: "
@@ -40,7 +39,7 @@ def write(run: Path, text: str) -> None:
 def recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What "recorded" is in config.yaml, from the attributes of a round file."""
     values = {key: attributes[key] for key in _RECORDED if key in attributes}
-    return values | {key: json.loads(str(values[key])) for key in _JSON if key in values}
+    return {key: json.loads(str(value)) if key in JSON else value for key, value in values.items()}
 
 
 def from_checkpoint(run: Path) -> dict[str, Any]:

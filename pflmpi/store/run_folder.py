@@ -21,7 +21,7 @@ from pflmpi.store.shard import Arrays, ClientRows, read_rows
 from pflmpi.text import shown
 
 Kinds = dict[str, tuple[tuple[int, ...], np.dtype]]  # of a client's arrays, by path
-_JSON = ("versions", "code", "unseen", "fork", "class_names", "personal", "diagnostics")  # attributes of a round file
+JSON = ("versions", "code", "unseen", "fork", "class_names", "personal", "diagnostics")  # attributes that are its text
 _AT_ONCE = 1 << 28  # bytes of clients' rows in memory
 
 
@@ -163,7 +163,7 @@ def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
         attributes: dict[str, str | int | float] = checked_hdf5.about(file)["run"]
     kinds = {**dict.fromkeys(attributes, str | int | float), "round": int, "config": str}
     for name, kind in kinds.items():
-        if not isinstance(value := attributes.get(name), kind) or (name in _JSON and not _is_json(value)):
+        if not isinstance(value := attributes.get(name), kind) or (name in JSON and not _is_json(value)):
             wrong = f"its attribute {name!r} is {shown(value)}, which no pflmpi writes"
             raise CheckpointError(f"{round_path(run, round)} cannot be read: {wrong}; put a good copy in its place")
     return attributes
