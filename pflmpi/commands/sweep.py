@@ -144,8 +144,9 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
     selected = tables.selected(options.table, options.overrides, options.seeds, options.only)
     if options.cell is None:
         return selected, []
-    numbers = parse_tasks(options.cell) if _CELLS.fullmatch(options.cell) else []
-    if not numbers or max(numbers) >= len(selected):
+    ranges = [parse_tasks(part) for part in options.cell.split(",") if _CELLS.fullmatch(options.cell)]
+    numbers = [number for cells in ranges for number in cells]
+    if not ranges or not all(ranges) or max(numbers) >= len(selected):
         raise ConfigError(
             f"--cell {options.cell}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "
             "in the order that --dry-run shows, or several, such as 0-2,5"
