@@ -36,10 +36,10 @@ def ranks(numbers: Collection[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {spans(numbers)}"
 
 
-def decimal(value: float, places: int) -> str:
+def format_decimal(value: float, places: int) -> str:
     """A value with so many decimals; a small one, such as an error of small numbers, with as many digits.
 
-    >>> decimal(0.5, 4), decimal(0.0000123456, 4)
+    >>> format_decimal(0.5, 4), format_decimal(0.0000123456, 4)
     ('0.5000', '1.235e-05')
     """
     return f"{value:.{places}g}" if 0 < abs(value) < 1e-3 else f"{value:.{places}f}"

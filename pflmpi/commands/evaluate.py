@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
-from pflmpi.text import comma_separated, decimal
+from pflmpi.text import comma_separated, format_decimal
 
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
@@ -180,4 +180,4 @@ def _write(path: Path, counts: "Counts") -> None:
 def _text(name: str, value: float) -> str:
     if value != value:
         return "-"
-    return str(value) if name in _COUNTS else f"{100 * value:.2f} %" if name in _SHARES else decimal(value, 4)
+    return str(value) if name in _COUNTS else f"{100 * value:.2f} %" if name in _SHARES else format_decimal(value, 4)

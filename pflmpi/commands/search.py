@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError, RunError, Stopped
-from pflmpi.text import comma_separated, decimal
+from pflmpi.text import comma_separated, format_decimal
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -186,7 +186,7 @@ def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
         "column": trial.column,
         "trial": trial.number,
         "rounds": cell.raw["training"]["rounds"],
-        "validation": "diverged" if math.isnan(figure) else decimal(figure, 4),
+        "validation": "diverged" if math.isnan(figure) else format_decimal(figure, 4),
         "settings": json.dumps(dict(trial.values)),
     }
 

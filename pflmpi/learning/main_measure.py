@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pflmpi.text import decimal
+from pflmpi.text import format_decimal
 
 _LOWER = ("loss", "error", "mae", "mse", "mape", "nll", "perplexity")  # ends of the names of measures, as of rmse
 _SHARES = ("accuracy", "balanced_accuracy", "f1_macro")  # shown in percent
@@ -66,7 +66,7 @@ class MainMeasure:
         >>> MainMeasure("rmse").text(0.00002)
         '2e-05'
         """
-        return f"{100 * value:.2f} %" if self.percent else decimal(value, 4)
+        return f"{100 * value:.2f} %" if self.percent else format_decimal(value, 4)
 
 
 ACCURACY = MainMeasure("accuracy")

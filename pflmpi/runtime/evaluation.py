@@ -20,7 +20,7 @@ from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.counts import Counts, counts, in_client_order, predictions
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.batches import ClientBatches, places_in_turn
+from pflmpi.runtime.executors.batches import ClientBatches, cumcount
 from pflmpi.runtime.executors.transfers import download_all, pipelined, upload
 
 
@@ -126,7 +126,7 @@ def _filled_places(sizes: np.ndarray, clients: np.ndarray, width: int) -> np.nda
     """
     counts, starts = sizes[clients], (np.cumsum(sizes) - sizes)[clients]
     of_all = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    return np.asarray(places_in_turn(of_all % width) * width + of_all % width)
+    return np.asarray(cumcount(of_all % width) * width + of_all % width)
 
 
 def _width(executor: Executor) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from pflmpi.learning.main_measure import of_validation
 from pflmpi.runtime.counts import Counts, columns_of, figures
 from pflmpi.store import metrics_file
-from pflmpi.text import decimal
+from pflmpi.text import format_decimal
 
 _ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")
 _OTHERS = ("test_loss", "f1_macro", "accuracy_bottom")
@@ -133,12 +133,12 @@ def _figures(scores: Counts | None, names: Sequence[str]) -> list[str]:
     if scores is None:
         return [""] * len(names)
     values = figures(scores)
-    return [decimal(values[name], 6) if name in values else "" for name in names]
+    return [format_decimal(values[name], 6) if name in values else "" for name in names]
 
 
 def _mean(losses: np.ndarray) -> str:
     losses = losses[~np.isnan(losses)]
-    return decimal(float(losses.mean()), 6) if len(losses) else ""
+    return format_decimal(float(losses.mean()), 6) if len(losses) else ""
 
 
 Observer = Callable[[Progress], None]

@@ -23,10 +23,10 @@ _COPIED = 2**25  # bytes of images at a time
 _FEATURED = 32  # samples whose features are computed at a time
 
 
-def places_in_turn(owner: np.ndarray) -> np.ndarray:
-    """How many before it have the same owner [n], of each.
+def cumcount(owner: np.ndarray) -> np.ndarray:
+    """How many earlier entries have the same value, of each entry [n]; as `cumcount` of pandas.
 
-    >>> places_in_turn(np.array([5, 2, 5, 5, 2]))
+    >>> cumcount(np.array([5, 2, 5, 5, 2]))
     array([0, 0, 1, 2, 1])
     """
     order = np.argsort(owner, kind="stable")
@@ -71,7 +71,7 @@ class Pool:
         """
         samples = np.arange(len(dataset.labels)) if samples is None else samples
         features = torch.empty(len(samples), task.num_features, device=task.device)
-        place, call = samples % _FEATURED, places_in_turn(samples % _FEATURED)
+        place, call = samples % _FEATURED, cumcount(samples % _FEATURED)
         with torch.no_grad():
             for rows in by_owner(np.arange(len(samples)), call, call.max(initial=-1) + 1):
                 chosen = np.full(_FEATURED, samples[rows[0]])
