@@ -21,32 +21,49 @@ from pflmpi.vmap_lanes import in_vmap
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
-    """||a - b||^2 over all leaves of `b` (a may have more parts); its gradient is taken by `a`."""
-    pairs = [(tree.at(a, path), leaf) for path, leaf in tree.leaves(b)]
-    if in_vmap():  # there are no `_foreach` operations in lanes
-        return torch.stack([(leaf - other).square().sum() for leaf, other in pairs]).sum()
-    leaves, others = zip(*pairs, strict=True)
-    result: Tensor = _SquaredDistance.apply(others, *leaves)
-    return result
+    """||a - b||^2 over all leaves of `b` (a may have more parts)."""
+    leaves, others = zip(*((tree.at(a, path), leaf) for path, leaf in tree.leaves(b)), strict=True)
+    distance: Tensor = _SquaredDistance.apply(*leaves, *others)[0]
+    return distance
 
 
 class _SquaredDistance(torch.autograd.Function):
-    """The same of all leaves in a call each, with the bits of autograd's own formula.
+    """The same, and the differences, with the bits of autograd's own formula in fewer operations.
 
-    Autograd asks a GPU for seven operations a leaf, which for a deep network is more than its training.
+    Autograd's passes over the leaves are as many as all others of a small step. Outside lanes, where `_foreach` exists,
+    all leaves are one call: on a GPU a call for each of a deep network costs more than its training.
     """
 
-    @staticmethod
-    def forward(ctx: Any, others: tuple[Tensor, ...], *leaves: Tensor) -> Tensor:
-        differences = torch._foreach_sub(leaves, others)
-        ctx.save_for_backward(*differences)
-        return torch.stack([square.sum() for square in torch._foreach_mul(differences, differences)]).sum()
+    generate_vmap_rule = True
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        """The gradient by each leaf: twice the difference."""
-        return None, *torch._foreach_mul(torch._foreach_mul(ctx.saved_tensors, 2.0), slope)
+    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        leaves, others = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        if in_vmap():
+            differences = [*map(torch.sub, leaves, others)]
+            squares = [*map(torch.mul, differences, differences)]
+        else:
+            differences = list(torch._foreach_sub(leaves, others))
+            squares = list(torch._foreach_mul(differences, differences))
+        return torch.stack([square.sum() for square in squares]).sum(), *differences
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor | None, *slopes: Tensor | None) -> Any:
+        """Twice the difference by each leaf; `slopes`, by the differences, are for gradients of this gradient."""
+        found: list[Tensor | None] = list(slopes)
+        if slope is not None:
+            differences, twice = ctx.saved_tensors, slope * 2.0
+            one_by_one = in_vmap() or torch.is_grad_enabled()  # `_foreach_mul` has no gradient by a scalar tensor
+            moved = [twice * one for one in differences] if one_by_one else torch._foreach_mul(differences, twice)
+            found = [one if more is None else one + more for one, more in zip(moved, slopes, strict=True)]
+        needed = ctx.needs_input_grad[len(found) :]
+        others = [-one if need and one is not None else None for one, need in zip(found, needed, strict=True)]
+        return *found, *others
 
 
 @dataclass(frozen=True)

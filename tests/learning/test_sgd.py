@@ -270,6 +270,26 @@ def test_the_squared_distance_has_the_bits_of_autograds_own_formula():
     assert all(map(torch.equal, torch.autograd.grad(plain + 0.37 * found, mine), expected))
 
 
+def test_the_squared_distance_is_differentiable_by_both_and_twice_in_and_outside_lanes():
+    rng = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(2, *shape, generator=rng, dtype=torch.float64) for shape in ((3, 2), (4,), (3, 2), (4,))]
+
+    def found(*tensors):
+        w, v, x, y = tensors
+        return squared_distance({"w": w, "v": {"v": v}}, {"w": x, "v": {"v": y}}) ** 2
+
+    def formula(*tensors):
+        w, v, x, y = tensors
+        return ((w - x).square().sum() + (v - y).square().sum()) ** 2
+
+    of_all = tuple(range(len(tensors)))
+    ours, plain = (torch.func.jacrev(torch.func.jacrev(value, of_all), of_all) for value in (found, formula))
+    torch.testing.assert_close(torch.vmap(ours)(*tensors), torch.vmap(plain)(*tensors))
+    for lane in zip(*tensors, strict=True):
+        leaves = [leaf.clone().requires_grad_(True) for leaf in lane]
+        assert torch.autograd.gradcheck(found, leaves) and torch.autograd.gradgradcheck(found, leaves)
+
+
 def test_batches_of_an_epoch_hold_every_sample_once():
     training = TrainingConfig(batch_size=4, epochs=2)
     order = batch_order(np.random.default_rng(0), 10, training)
