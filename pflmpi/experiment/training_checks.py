@@ -409,12 +409,14 @@ def example_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator)
 
 
 def example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
-    """A message for one client: small random numbers, zeros for integers, true."""
+    """A message for one client: small random numbers, ones for running variances, zeros for integers, true."""
     like = with_rows(kind.like, task.num_classes) if isinstance(kind, OwnClasses) else kind.like
 
-    def draw(leaf: Tensor) -> Tensor:
-        if leaf.dtype.is_floating_point:
-            return torch.from_numpy(rng.normal(0, 0.1, tuple(leaf.shape))).to(leaf.dtype)
-        return torch.full(leaf.shape, leaf.dtype == torch.bool, dtype=leaf.dtype)
+    def draw(path: str, leaf: Tensor) -> Tensor:
+        if not leaf.dtype.is_floating_point:
+            return torch.full(leaf.shape, leaf.dtype == torch.bool, dtype=leaf.dtype)
+        if path.endswith("running_var"):
+            return torch.ones(leaf.shape)
+        return torch.from_numpy(rng.normal(0, 0.1, tuple(leaf.shape))).to(leaf.dtype)
 
-    return tree.map(draw, like)
+    return tree.unflatten({path: draw(path, leaf) for path, leaf in tree.leaves(like)})

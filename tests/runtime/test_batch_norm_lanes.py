@@ -95,7 +95,7 @@ def test_a_loss_that_gives_the_model_another_batch_is_refused():
 QUICK = (("fedgmh-full", "local"), ("fedcp", "average"))
 CASES = [
     pytest.param(name, bn, marks=[] if (name, bn) in QUICK else [pytest.mark.slow])
-    for name in (*MESSAGE_KINDS, "ditto", "apfl", "fedcp", "fedrod", "gpfl")
+    for name in (*MESSAGE_KINDS, "ditto", "apfl", "fedcp", "fedrod", "gpfl", "fedrep", "fedpac")
     if name != "fedfomo"  # which holds samples out, so that a batch of one is left to train on
     for bn in ("average", "local")
 ]
