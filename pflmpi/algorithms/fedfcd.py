@@ -13,7 +13,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, combine, no_means, train_head
 from pflmpi.errors import ConfigError
-from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy, on_features
 from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.personal import Add, Kept, Personal, Received
@@ -136,25 +136,29 @@ class FedFCD(Algorithm):
             fit = cross_entropy(self.fused(task, model, received, z), batch)
             return fit + self.align_weight * average(distance, batch)
 
-        def fitted(model: Tree, batch: Batch) -> Tensor:
-            received = as_messages(part(model, "received"))
-            return cross_entropy(self.predict(task, {"model": model}, received, batch.x), batch)
+        def head(task: Task) -> Phase:
+            def fitted(model: Tree, batch: Batch) -> Tensor:
+                received = as_messages(part(model, "received"))
+                return cross_entropy(self.predict(task, {"model": model}, received, batch.x), batch)
+
+            return Phase(fitted, ("head",), head_lr, name="head")
 
         body_lr, head_lr = self.learning_rates(task, data.decay)
         body = Phase(aligned, ("body",), body_lr, name="body")
-        head = Phase(fitted, ("head",), head_lr, name="head")
-        model = part(client, "model")
+        model, fixed_body, samples = part(client, "model"), task, data
         fixed: Tree = {"received": {**down}}
         if self.variant == "without_hierarchy":
             whole = [Phase(aligned, ("body", "head"), body_lr)]
             model = alternate(task, model, data.passes["train"], whole, fixed=fixed)
         elif self.alternation == "batch":
-            model = alternate(task, model, data.passes["train"], [body, head], fixed=fixed)
+            model = alternate(task, model, data.passes["train"], [body, head(task)], fixed=fixed)
         else:
             for phase in _phases(task):
                 model = alternate(task, model, data.passes[f"body/{phase}"], [body], fixed=fixed)
-                model = alternate(task, model, data.passes[f"head/{phase}"], [head], fixed=fixed)
-        return {"model": model}, {"means": class_means(task, model, data)}
+                fixed_body, samples = on_features(task, model, data, f"head/{phase}")
+                heads = samples.passes[f"head/{phase}"]
+                model = alternate(fixed_body, model, heads, [head(fixed_body)], fixed=fixed)
+        return {"model": model}, {"means": class_means(fixed_body, model, samples)}
 
     def fused(self, task: Task, model: Tree, down: Messages, z: Tensor) -> Tensor:
         """The scores [B, K] for features z [B, d]: both heads' logits added up (eqs. 7, 8)."""

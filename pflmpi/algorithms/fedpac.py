@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy, on_features
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -100,8 +100,9 @@ class FedPAC(Algorithm):
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model: Tree = {**client, **down["body"], "head": down["head"]}
-        before = class_means(task, model, data)
-        variance = self._variance(task, model, before, data)
+        fixed_body, samples = on_features(task, model, data, "head")
+        before = class_means(fixed_body, model, samples)
+        variance = self._variance(fixed_body, model, before, samples)
         known = leaf(down["means"], "known").unsqueeze(-1)
         fixed: Tree = {
             "anchors": torch.where(known > 0, leaf(down["means"], "mean"), leaf(before, "means")),
@@ -109,7 +110,7 @@ class FedPAC(Algorithm):
         }
 
         def head_loss(model: Tree, batch: Batch) -> Tensor:
-            return cross_entropy(task.predict(model, batch.x), batch)
+            return cross_entropy(fixed_body.predict(model, batch.x), batch)
 
         def body_loss(model: Tree, batch: Batch) -> Tensor:
             anchors, weight = leaf(model, "anchors"), leaf(model, "weight")
@@ -118,7 +119,7 @@ class FedPAC(Algorithm):
             return cross_entropy(task.logits(part(model, "head"), z), batch) + weight * average(apart, batch)
 
         head_lr = self.head_lr * data.decay
-        model = train(task, model, data.passes["head"], head_loss, head_lr, frozen=("body",), name="head")
+        model = train(fixed_body, model, samples.passes["head"], head_loss, head_lr, frozen=("body",), name="head")
         model = train(
             task, model, data.passes["body"], body_loss, data.learning_rate, frozen=("head",), name="body", fixed=fixed
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.shared_parts import ClientWeighting
-from pflmpi.learning.client import Batch, ClientData, model_loss, task_loss
+from pflmpi.learning.client import Batch, ClientData, model_loss, on_features, task_loss
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
@@ -54,12 +54,15 @@ class FedRep(FedPer):
         return {name: {part: half[part] for part in half if part != "stats"} for name, half in halves.items()}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        def head_loss(model: Tree, batch: Batch) -> Tensor:
-            return task_loss(task, task.predict(model, batch.x), batch)
-
         model, rate = self.whole(client, down["body"]), data.learning_rate
         body, head = (tuple(dict(tree.leaves(half))) for half in (down["body"], client))
-        model = train(task, model, data.passes["head"], head_loss, rate, frozen=body, name="head")
+        # With further personal layers the head's phase trains a part of the body.
+        fixed, samples = (task, data) if "body" in client else on_features(task, model, data, "head")
+
+        def head_loss(model: Tree, batch: Batch) -> Tensor:
+            return task_loss(fixed, fixed.predict(model, batch.x), batch)
+
+        model = train(fixed, model, samples.passes["head"], head_loss, rate, frozen=body, name="head")
         model = train(task, model, data.passes["body"], model_loss(task), rate, frozen=head, name="body")
         return self.to_keep(task, model), {"body": self.to_share(task, model)}
 

@@ -4,6 +4,7 @@ Everything here runs for one client. Inside a vmapped call (`task.batched`) the 
 batches are then padded, and `Padding` marks real samples.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.task import Task
 from pflmpi.models.noise import uniform as uniform
 from pflmpi.tree import Tree
-from pflmpi.vmap_lanes import in_vmap
+from pflmpi.vmap_lanes import in_vmap, of_all_lanes
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
@@ -138,6 +139,72 @@ class ClientData:
     def holds(self) -> Tensor:
         """[K] bool, the classes this client has training samples of."""
         return self.class_counts > 0
+
+
+class StoredBatches(Iterable[Batch]):
+    """A pass over samples of a client's training split."""
+
+    @abstractmethod
+    def with_features(self, split: "StoredBatches", features: Tensor) -> "StoredBatches | None":
+        """The same batches with rows of `features` in place of samples; None where samples are transformed.
+
+        Args:
+            split: the whole training split in stored order.
+            features: [n, ...] of its samples, those of padding at the end.
+        """
+
+
+_MOST_FEATURES = 2**27  # bytes, of all lanes of a call
+
+
+def on_features(task: Task, model: Tree, data: ClientData, *passes: str) -> tuple[Task, ClientData]:
+    """The task and the data of a client with features by the model's body, which is fixed, in place of samples.
+
+    Each sample goes through the body once, in evaluation mode, however often it is in the passes; where samples are
+    transformed, or all features are more than 128 MiB, once for every batch that it is in.
+
+    Args:
+        passes: names of those that the data shall have, besides the training split.
+    """
+    if task.cached_features:
+        return task, data
+    split = data.train if isinstance(data.train, StoredBatches) else None
+    features = None if split is None else _features(task, model, split)
+
+    def through_body(batches: Iterable[Batch]) -> Iterable[Batch]:
+        stored = None
+        if split is not None and features is not None and isinstance(batches, StoredBatches):
+            stored = batches.with_features(split, features)
+        return _ThroughBody(task, model, batches) if stored is None else stored
+
+    named: dict[str, Iterable[Batch]] = {name: through_body(data.passes[name]) for name in passes}
+    of_features = replace(data, passes=Passes(named), train=through_body(data.train))
+    return task.replace(cached_features=True), of_features
+
+
+def _features(task: Task, model: Tree, split: StoredBatches) -> Tensor | None:
+    """[n, ...] of all samples, those of padding at the end; None where they are too many."""
+    found: list[Tensor] = []
+    for batch in _ThroughBody(task, model, split):
+        found.append(batch.x)
+        if sum(of_all_lanes(z).nbytes for z in found) > _MOST_FEATURES:
+            return None
+    return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class _ThroughBody(Iterable[Batch]):
+    """Batches with features in place of samples, computed when they are asked for."""
+
+    task: Task
+    model: Tree
+    batches: Iterable[Batch]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            with torch.no_grad():
+                z = self.task.features(self.model, batch.x)
+            yield replace(batch, x=z)
 
 
 Loss = Callable[[Tree, Batch], Tensor]

@@ -1,9 +1,10 @@
 """The samples of a rank on its device, and minibatches of them: one client at a time, or padded for many lanes."""
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.splits import by_owner
-from pflmpi.learning.client import Batch, Padding
+from pflmpi.learning.client import Batch, Padding, StoredBatches
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
 from pflmpi.runtime.contract import ChangedInPlace
@@ -113,12 +114,13 @@ class Pool:
 
 
 _PREPARED = 2**25  # bytes of prepared images at a time
+_LAST = torch.iinfo(torch.int64).max
 
 Samples = tuple[Tensor, Tensor]  # images [..., C, H, W] uint8 and labels [...] int64
 
 
 @dataclass(frozen=True)
-class ClientBatches:
+class ClientBatches(StoredBatches):
     """The batches of one client."""
 
     task: Task
@@ -146,6 +148,13 @@ class ClientBatches:
                 if (x._version, y._version) != versions:
                     raise ChangedInPlace("batch.y" if x._version == versions[0] else "batch.x")
 
+    def with_features(self, split: StoredBatches, features: Tensor) -> "ClientBatches | None":
+        if self.draws is not None or not isinstance(split, ClientBatches):
+            return None
+        places = places_among(split.order, self.order)
+        pool = Pool(features, split.pool.labels.index_select(0, split.order))
+        return replace(self, task=self.task.replace(cached_features=True), pool=pool, order=places)
+
     def _prepared(self, images: Tensor, sizes: list[int], first: int) -> Sequence[Tensor]:
         """The samples of some batches, of which the first has the number `first`."""
         if self.transform is None or self.draws is None:
@@ -162,7 +171,7 @@ class ClientBatches:
 
 
 @dataclass(frozen=True)
-class LaneBatches:
+class LaneBatches(StoredBatches):
     """The batches of one lane inside a vmapped call.
 
     What can be done for a whole pass at once is, because each operation inside the call costs as much as the
@@ -179,6 +188,8 @@ class LaneBatches:
     transform: Transform | None = None
     draws: Tensor | None = None  # [S] int64, keys of the transform; None: no sample is changed
     full: tuple[bool, ...] = ()  # of each step, whether all samples of all lanes are real; (): not known
+    index: Tensor | None = None  # [S, B] int64, places of the samples in the pool; None: not known
+    inputs: Callable[[Tensor], Tensor] | None = None  # what a model takes of gathered samples; None: as the task has it
 
     def __len__(self) -> int:
         return self.weight.shape[0]
@@ -202,13 +213,29 @@ class LaneBatches:
             )
             yield Batch(x, y, padding, key, self.smoothing)
 
+    def with_features(self, split: StoredBatches, features: Tensor) -> "LaneBatches | None":
+        if self.draws is not None or self.index is None or not isinstance(split, LaneBatches) or split.index is None:
+            return None
+        with outside_vmap():
+            index, stored, real = map(of_all_lanes, (self.index, split.index, split.weight))
+            found = places_among(stored.where(real > 0, _LAST).flatten(1), index.flatten(1)).view_as(index)
+            together = max(1, _PREPARED * len(features) // (of_all_lanes(features).nbytes * index.shape[2]))
+        places, labels = in_lanes_of(found, self.index), split.gather()[1].flatten(0, 1)
+
+        def rows(of: Tensor, places: Tensor) -> Tensor:
+            return of[places.flatten()].view(*places.shape, *of.shape[1:])
+
+        inputs = functools.partial(rows, features)
+        return replace(self, gather=lambda: (places, rows(labels, places)), inputs=inputs, together=together)
+
     def _prepared(self, images: Tensor) -> Iterator[Tensor]:
         if self.transform is not None and self.draws is not None:
             for batch, key in zip(images.unbind(0), self.draws.unbind(0), strict=True):
                 yield self.task.prepare(self.transform(batch, key))
             return
+        inputs = self.inputs or self.task.prepare
         for batches in torch.split(images, self.together):
-            yield from aligned(self.task.prepare(batches).unbind(0))
+            yield from aligned(inputs(batches).unbind(0))
 
 
 def aligned(parts: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -272,6 +299,16 @@ def gather_in_lane(pool: Pool, index: Tensor) -> Samples:
         samples = gather_samples(pool, of_all_lanes(index))
     images, labels = samples
     return in_lanes_of(images, index), in_lanes_of(labels, index)
+
+
+def places_among(samples: Tensor, chosen: Tensor) -> Tensor:
+    """Where in samples [..., n] the chosen ones [..., m] are; some place for those that are not.
+
+    >>> places_among(torch.tensor([7, 3, 5]), torch.tensor([5, 7, 5])).tolist()
+    [2, 0, 2]
+    """
+    ascending, order = torch.sort(samples, stable=True)
+    return order.gather(-1, torch.searchsorted(ascending, chosen).clamp(max=samples.shape[-1] - 1))
 
 
 def steps_at_once(pool: Pool, index: Tensor) -> int:

@@ -140,6 +140,7 @@ class Lanes(Executor):
             self.transform,
             draws,
             of_lanes.full,
+            index,
         )
 
     def _padded(self, pool: Pool, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
