@@ -156,8 +156,8 @@ class FedFCD(Algorithm):
             for phase in _phases(task):
                 model = alternate(task, model, data.passes[f"body/{phase}"], [body], fixed=fixed)
                 fixed_body, samples = on_features(task, model, data, f"head/{phase}")
-                heads = samples.passes[f"head/{phase}"]
-                model = alternate(fixed_body, model, heads, [head(fixed_body)], fixed=fixed)
+                batches = samples.passes[f"head/{phase}"]
+                model = alternate(fixed_body, model, batches, [head(fixed_body)], fixed=fixed)
         return {"model": model}, {"means": class_means(fixed_body, model, samples)}
 
     def fused(self, task: Task, model: Tree, down: Messages, z: Tensor) -> Tensor:

@@ -57,12 +57,12 @@ class FedRep(FedPer):
         model, rate = self.whole(client, down["body"]), data.learning_rate
         body, head = (tuple(dict(tree.leaves(half))) for half in (down["body"], client))
         # With further personal layers the head's phase trains a part of the body.
-        fixed, samples = (task, data) if "body" in client else on_features(task, model, data, "head")
+        fixed_body, samples = (task, data) if "body" in client else on_features(task, model, data, "head")
 
         def head_loss(model: Tree, batch: Batch) -> Tensor:
-            return task_loss(fixed, fixed.predict(model, batch.x), batch)
+            return task_loss(fixed_body, fixed_body.predict(model, batch.x), batch)
 
-        model = train(fixed, model, samples.passes["head"], head_loss, rate, frozen=body, name="head")
+        model = train(fixed_body, model, samples.passes["head"], head_loss, rate, frozen=body, name="head")
         model = train(task, model, data.passes["body"], model_loss(task), rate, frozen=head, name="body")
         return self.to_keep(task, model), {"body": self.to_share(task, model)}
 
