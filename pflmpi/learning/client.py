@@ -145,12 +145,12 @@ class StoredBatches(Iterable[Batch]):
     """A pass over samples of a client's training split."""
 
     @abstractmethod
-    def with_features(self, split: "StoredBatches", features: Tensor) -> "StoredBatches | None":
+    def with_features(self, split: "StoredBatches", features: Tensor, labels: Tensor) -> "StoredBatches | None":
         """The same batches with rows of `features` in place of samples; None where samples are transformed.
 
         Args:
             split: the whole training split in stored order.
-            features: [n, ...] of its samples, those of padding at the end.
+            features, labels: [n, ...] of its samples, those of padding at the end.
         """
 
 
@@ -169,12 +169,12 @@ def on_features(task: Task, model: Tree, data: ClientData, *passes: str) -> tupl
     if task.cached_features:
         return task, data
     split = data.train if isinstance(data.train, StoredBatches) else None
-    features = None if split is None else _features(task, model, split)
+    samples = None if split is None else _features(task, model, split)
 
     def through_body(batches: Iterable[Batch]) -> Iterable[Batch]:
         stored = None
-        if split is not None and features is not None and isinstance(batches, StoredBatches):
-            stored = batches.with_features(split, features)
+        if split is not None and samples is not None and isinstance(batches, StoredBatches):
+            stored = batches.with_features(split, *samples)
         return _ThroughBody(task, model, batches) if stored is None else stored
 
     named: dict[str, Iterable[Batch]] = {name: through_body(data.passes[name]) for name in passes}
@@ -182,14 +182,14 @@ def on_features(task: Task, model: Tree, data: ClientData, *passes: str) -> tupl
     return task.replace(cached_features=True), of_features
 
 
-def _features(task: Task, model: Tree, split: StoredBatches) -> Tensor | None:
-    """[n, ...] of all samples, those of padding at the end; None where they are too many."""
-    found: list[Tensor] = []
+def _features(task: Task, model: Tree, split: StoredBatches) -> tuple[Tensor, Tensor] | None:
+    """Features and labels [n, ...] of all samples, those of padding at the end; None where they are too many."""
+    batches: list[Batch] = []
     for batch in _ThroughBody(task, model, split):
-        found.append(batch.x)
-        if sum(of_all_lanes(z).nbytes for z in found) > _MOST_FEATURES:
+        batches.append(batch)
+        if sum(of_all_lanes(batch.x).nbytes for batch in batches) > _MOST_FEATURES:
             return None
-    return torch.cat(found)
+    return torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches])
 
 
 @dataclass(frozen=True)

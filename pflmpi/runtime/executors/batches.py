@@ -114,7 +114,6 @@ class Pool:
 
 
 _PREPARED = 2**25  # bytes of prepared images at a time
-_LAST = torch.iinfo(torch.int64).max
 
 Samples = tuple[Tensor, Tensor]  # images [..., C, H, W] uint8 and labels [...] int64
 
@@ -148,12 +147,11 @@ class ClientBatches(StoredBatches):
                 if (x._version, y._version) != versions:
                     raise ChangedInPlace("batch.y" if x._version == versions[0] else "batch.x")
 
-    def with_features(self, split: StoredBatches, features: Tensor) -> "ClientBatches | None":
+    def with_features(self, split: StoredBatches, features: Tensor, labels: Tensor) -> "ClientBatches | None":
         if self.draws is not None or not isinstance(split, ClientBatches):
             return None
-        places = places_among(split.order, self.order)
-        pool = Pool(features, split.pool.labels.index_select(0, split.order))
-        return replace(self, task=self.task.replace(cached_features=True), pool=pool, order=places)
+        task, pool = self.task.replace(cached_features=True), Pool(features, labels)
+        return replace(self, task=task, pool=pool, order=places_among(split.order, self.order))
 
     def _prepared(self, images: Tensor, sizes: list[int], first: int) -> Sequence[Tensor]:
         """The samples of some batches, of which the first has the number `first`."""
@@ -213,17 +211,17 @@ class LaneBatches(StoredBatches):
             )
             yield Batch(x, y, padding, key, self.smoothing)
 
-    def with_features(self, split: StoredBatches, features: Tensor) -> "LaneBatches | None":
+    def with_features(self, split: StoredBatches, features: Tensor, labels: Tensor) -> "LaneBatches | None":
         if self.draws is not None or self.index is None or not isinstance(split, LaneBatches) or split.index is None:
             return None
         with outside_vmap():
-            index, stored, real = map(of_all_lanes, (self.index, split.index, split.weight))
-            found = places_among(stored.where(real > 0, _LAST).flatten(1), index.flatten(1)).view_as(index)
+            index, stored = map(of_all_lanes, (self.index, split.index))
+            of_all = places_among(stored.flatten(1), index.flatten(1)).view_as(index)
             together = max(1, _PREPARED * len(features) // (of_all_lanes(features).nbytes * index.shape[2]))
-        places, labels = in_lanes_of(found, self.index), split.gather()[1].flatten(0, 1)
+        places = in_lanes_of(of_all, self.index)
 
-        def rows(of: Tensor, places: Tensor) -> Tensor:
-            return of[places.flatten()].view(*places.shape, *of.shape[1:])
+        def rows(values: Tensor, places: Tensor) -> Tensor:
+            return values[places.flatten()].view(*places.shape, *values.shape[1:])
 
         inputs = functools.partial(rows, features)
         return replace(self, gather=lambda: (places, rows(labels, places)), inputs=inputs, together=together)
@@ -302,13 +300,13 @@ def gather_in_lane(pool: Pool, index: Tensor) -> Samples:
 
 
 def places_among(samples: Tensor, chosen: Tensor) -> Tensor:
-    """Where in samples [..., n] the chosen ones [..., m] are; some place for those that are not.
+    """Where in samples [..., n] the chosen ones [..., m] are; 0, which fills batches, may be anywhere.
 
     >>> places_among(torch.tensor([7, 3, 5]), torch.tensor([5, 7, 5])).tolist()
     [2, 0, 2]
     """
     ascending, order = torch.sort(samples, stable=True)
-    return order.gather(-1, torch.searchsorted(ascending, chosen).clamp(max=samples.shape[-1] - 1))
+    return order.gather(-1, torch.searchsorted(ascending, chosen))
 
 
 def steps_at_once(pool: Pool, index: Tensor) -> int:
