@@ -93,7 +93,6 @@ class Algorithm(ABC):
         introduces: whether every client sends its uplink once before the first round, from `introduce`.
         draws_noise: whether the losses use `Batch.key`.
         measured: names of the trainings whose loss is the training loss of a client; () for all.
-        own_steps: what clients take instead of the configured optimizer's steps; "" where they take those.
         partial_work: whether a client may take fewer steps of its pass than configured, as before a deadline.
         linear_head: whether it computes with the head's "weight" and "bias", so that heads which do more are refused.
         frozen_head: whether it has a meaning for models whose head is not trained.
@@ -110,7 +109,6 @@ class Algorithm(ABC):
     introduces: ClassVar[bool] = False
     draws_noise: ClassVar[bool] = False
     measured: ClassVar[tuple[str, ...]] = ()
-    own_steps: ClassVar[str] = ""
     partial_work: ClassVar[bool] = True
     linear_head: ClassVar[bool] = False
     frozen_head: ClassVar[bool] = False
@@ -139,7 +137,7 @@ class Algorithm(ABC):
 
         With `training.keep_optimizer` the optimizer's state of each is kept; `{}` where that makes no sense.
         """
-        return {} if self.own_steps else {"train": only(task.like(), ("body", "head"))}
+        return {"train": only(task.like(), ("body", "head"))}
 
     def init_server(self, task: Task) -> Tree:
         """The server's state before the first round."""

@@ -112,14 +112,12 @@ class FedALA(SharedParts):
             total, count = torch.zeros_like(data.class_counts[0]), torch.zeros_like(data.class_counts[0])
             for batch in batches:
                 model = tree.clone(self._mix(received, own, weights))
-                slopes = gradient(task, model, loss, batch, parts)
+                slopes, value = gradient(task, model, loss, batch, parts)
                 step = {path: self.weight_lr * tree.at(slopes, path) * change[path] for path in change}
                 weights = tree.unflatten(
                     {path: (entry - step[path]).clamp(0, 1) for path, entry in tree.leaves(weights)}
                 )
-                with torch.no_grad():
-                    total = total + batch.active * loss(tree.clone(model), batch)
-                count = count + batch.active
+                total, count = total + value, count + batch.active
             return weights, total / count.clamp(min=1)
 
         def converged(losses: list[Tensor]) -> Tensor:

@@ -12,9 +12,8 @@ from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData, model_loss
-from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
-from pflmpi.learning.sgd import Phase, alternate, gradient, step
+from pflmpi.learning.sgd import Direction, Phase, alternate, gradient, step, train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
@@ -41,12 +40,13 @@ class PerFedAvg(FedAvg):
     batch-norm statistics with `training.bn: local`. Evaluated: the global model after `adapt_steps` SGD steps with
     alpha on training samples of the client, which are not kept; test samples are never trained on.
 
-    With `inner_lr: 0` it is FedAvg with `weighting: clients`, bit for bit, where there is no momentum or weight decay.
+    With `inner_lr: 0` it is FedAvg with `weighting: clients`, bit for bit.
 
     Readings. beta is `training.lr`, and decays; alpha does not, being part of the objective. The three minibatches are
     from three shuffles of the training samples, each as long as the configured pass, so a client takes as many steps
-    as with FedAvg. The steps are plain SGD: `training.momentum` and `training.weight_decay` have no part in them.
-    Batch norm: the statistics follow the passes through the adapted w', which is what is evaluated.
+    as with FedAvg. The step on w is that of the configured optimizer, as printed without momentum and weight decay; the
+    one to w', and those before a test, are plain. Batch norm: the statistics follow the passes through the adapted w',
+    which is what is evaluated.
 
     Newcomers: the global model after `adapt_steps` steps on their own data, as for everybody; this is what the paper
     trains it for.
@@ -56,7 +56,6 @@ class PerFedAvg(FedAvg):
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     search: ClassVar = {"inner_lr": (0.001, 1.0, "log")}
     adapts_with: ClassVar[tuple[str, ...]] = ("adapt",)
-    own_steps: ClassVar[str] = "steps along the gradient of the adapted model"
 
     order: Annotated[
         Literal["first", "hessian_free"],
@@ -74,15 +73,20 @@ class PerFedAvg(FedAvg):
         return {"inner": Pass(), "train": Pass(), **hessian, "adapt": Pass(steps=self.adapt_steps)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        model = tree.clone({**down["model"], **client})
-        batches = [data.passes[name] for name in ("inner", "train", "hessian") if name in data.passes]
-        for inner, outer, *hessian in zip(*batches, strict=True):
+        loss = model_loss(task)
+
+        def direction(model: Tree, batches: tuple[Batch, ...]) -> tuple[Tree, Tensor]:
+            inner, outer, *hessian = batches
             adapted = step(model, self._aside(task, model, inner), self.inner_lr)
-            slope = gradient(task, adapted, model_loss(task), outer, _TRAINED, counts_as="train")
+            slope, value = gradient(task, adapted, loss, outer, _TRAINED)
             for batch in hessian:
                 product = self._hessian_times(task, model, slope, batch)
                 slope = tree.map(lambda v, hv: v - self.inner_lr * hv, slope, product)
-            model = {**model, **tree.map(lambda w, v: _moved(w, v, data.learning_rate), only(model, _TRAINED), slope)}
+            return slope, value
+
+        names = [name for name in ("inner", "train", "hessian") if name in data.passes]
+        batches = zip(*(data.passes[name] for name in names), strict=True)
+        model = train(task, {**down["model"], **client}, batches, Direction(direction), data.learning_rate)
         return self.to_keep(task, model), {"model": self.to_share(task, model)}
 
     def _hessian_times(self, task: Task, model: Tree, vector: Tree, batch: Batch) -> Tree:
@@ -94,7 +98,7 @@ class PerFedAvg(FedAvg):
     def _aside(self, task: Task, model: Tree, batch: Batch) -> Tree:
         """The gradient of the loss; batch-norm statistics stay as they are."""
         apart = {**model, **tree.clone(only(model, ("stats",)))}
-        return gradient(task, apart, model_loss(task), batch, _TRAINED)
+        return gradient(task, apart, model_loss(task), batch, _TRAINED)[0]
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         phase = Phase(model_loss(task), _TRAINED, self.inner_lr, plain=True)
@@ -105,8 +109,3 @@ class PerFedAvg(FedAvg):
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         return task.predict(client, x)
-
-
-def _moved(weight: Tensor, slope: Tensor, rate: Rate) -> Tensor:
-    """One step, rounded as `sgd.train` rounds its steps."""
-    return weight - rate * slope if isinstance(rate, Tensor) else weight.sub(slope, alpha=rate)

@@ -135,7 +135,7 @@ class PFedPM(Algorithm):
             state |= {"relation": params["relation"], "mixed": {"means": mixed, "known": known}}
         if self.bounds:
             slopes = (
-                gradient(task, tree.clone({**part(client, "model"), **fixed}), fit, batch, ("body", "head"))
+                gradient(task, tree.clone({**part(client, "model"), **fixed}), fit, batch, ("body", "head"))[0]
                 for batch in data.passes["train"]
             )
             state["bounds"] = self.estimated(slopes, data.passes["train"], client, state)

@@ -13,8 +13,8 @@ from pflmpi.algorithms.base import CannotJoin, Newcomer, Round, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.errors import ConfigError
-from pflmpi.learning.client import Batch, ClientData, Counted, Loss, model_loss
-from pflmpi.learning.sgd import gradient, train
+from pflmpi.learning.client import Batch, ClientData, Counted, model_loss
+from pflmpi.learning.sgd import Direction, gradient, train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Downlink, Messages, Shared, Sum, Uplink
@@ -91,8 +91,13 @@ class Scaffold(FedAvg):
         own, shared, received = part(client, "control"), down["control"], down["model"]
         start = {**received, **only(client, task.local_stats)}
         correction: Tree = {"correction": tree.map(torch.sub, shared, own)}
-        batches, lr = Counted(data, "train"), data.learning_rate
-        model = train(task, start, batches, _corrected(task), lr, fixed=correction)
+        batches, lr, loss = Counted(data, "train"), data.learning_rate, model_loss(task)
+
+        def corrected(params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
+            slope, value = gradient(task, params, loss, batch, _TRAINED)
+            return tree.map(torch.add, slope, part(params, "correction")), value
+
+        model = train(task, start, batches, Direction(corrected), lr, fixed=correction)
         if self.control == "gradient":
             new = self._gradient(task, start, data.passes["gradient"])
         else:
@@ -122,20 +127,8 @@ class Scaffold(FedAvg):
         count: Tensor | float = 0.0
         for batch in batches:
             apart = {**model, **tree.clone(only(model, ("stats",)))}
-            slope = gradient(task, apart, model_loss(task), batch, _TRAINED)
+            slope, _ = gradient(task, apart, model_loss(task), batch, _TRAINED)
             samples = len(batch.y) if batch.padding is None else batch.padding.weight.sum()
             count = count + samples
             total = tree.map(lambda sum, new, samples=samples: sum + samples * new, total, slope)
         return tree.map(lambda sum: sum / torch.as_tensor(count).clamp(min=1), total)
-
-
-def _corrected(task: Task) -> Loss:
-    """The plain loss, to whose gradient c - c_i is added, `params["correction"]`; its value is the plain one."""
-    plain = model_loss(task)
-
-    def loss(params: Tree, batch: Batch) -> Tensor:
-        terms = [(tree.at(params, path) * leaf).sum() for path, leaf in tree.leaves(part(params, "correction"))]
-        linear = torch.stack(terms).sum()
-        return plain(params, batch) + (linear - linear.detach())
-
-    return loss

@@ -82,8 +82,7 @@ class SharedParts(Algorithm):
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
         left_out = ("stats", *self.untrained)
-        trained = {name: value for name, value in self.like_model(task).items() if name not in left_out}
-        return {} if self.own_steps else {"train": trained}
+        return {"train": {name: value for name, value in self.like_model(task).items() if name not in left_out}}
 
     def init_server(self, task: Task) -> Tree:
         return {self.state: self.to_share(task, self.init_model(task))}

@@ -283,9 +283,14 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)
+
+    def trial() -> checks.OneStep:
+        of_one = dataclasses.replace(experiment, division=checks.only_first_client(experiment.division))
+        return executor_of(of_one, checks.OneStep)
+
+    checks.check_optimizer(training, trial)
     if training.stop is not None:
-        trial = dataclasses.replace(experiment, division=checks.only_first_client(experiment.division))
-        checks.check_stop(training.stop, config.evaluation, executor_of(trial, checks.OneStep))
+        checks.check_stop(training.stop, config.evaluation, trial())
     return experiment
 
 

@@ -1,7 +1,7 @@
 """Checks before the first round: training options that do not fit each other, the data or the algorithm; padding."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -58,13 +58,6 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
             "that of the batch; leave it null, and lower training.batch_size"
         )
     _check_simulation(algorithm, task)
-    if algorithm.own_steps:
-        for key in ("optimizer", "clip_norm", "keep_optimizer"):
-            if getattr(training, key) != getattr(_DEFAULT, key):
-                raise ConfigError(
-                    f"training.{key} = {shown(getattr(training, key))}, but clients of {kind} take "
-                    f"{algorithm.own_steps}; leave it out, or choose another algorithm"
-                )
     if training.keep_optimizer and not algorithm.trainings(task):
         raise ConfigError(
             f"training.keep_optimizer: {kind} has no training whose optimizer could go on in the next round "
@@ -202,15 +195,27 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
         why = f"unseen clients are not tested: {rule.why}" if isinstance(rule, CannotJoin) else why
     elif stop.metric.startswith("trained") and evaluation.when == "before" and not trial.federation.validation:
         why = "clients are not tested after local training (evaluation.when = before)"
-    elif stop.metric == "train_loss":
-        rounds = range(1, min(task.training.rounds, _TRIED) + 1)
-        if not any(trial.counts_loss(0, round) for round in rounds):
-            why = f"the local training of {type(algorithm).__name__} measures no loss"
+    elif stop.metric == "train_loss" and not trial.counts(algorithm.measured):
+        why = f"the local training of {type(algorithm).__name__} measures no loss"
     measure = "f1_macro" if stop.metric.startswith("f1") else "accuracy" if "accuracy" in stop.metric else ""
     if measure and not task.kind.classes and measure not in trial.measures:
         why = "the labels of this data.task are no classes"
     if why:
         raise ConfigError(f"training.stop.metric = {shown(stop.metric)}, but {why}; choose another metric")
+
+
+_OF_STEPS = ("optimizer", "momentum", "weight_decay", "clip_norm")
+
+
+def check_optimizer(training: TrainingConfig, trial: Callable[[], "OneStep"]) -> None:
+    """Raise `ConfigError` for options of the optimizer where local training takes no step of it."""
+    chosen = [key for key in _OF_STEPS if getattr(training, key) != getattr(_DEFAULT, key)]
+    if chosen and not (tried := trial()).counts(()):
+        raise ConfigError(
+            f"training.{chosen[0]} = {shown(getattr(training, chosen[0]))} has no effect: the local training of "
+            f"{type(tried.algorithm).__name__} takes no step of the optimizer (`train`, `alternate`); leave it out, or "
+            "choose another algorithm"
+        )
 
 
 def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
@@ -315,15 +320,20 @@ class OneStep(Loop):
     def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
         return super().order(client, round, name, length, state)[:1]
 
-    def counts_loss(self, client: int, round: int) -> bool:
-        """Whether a step of a client in a round counts for its training loss; what it has received is made up."""
-        task, passes = self.tasks[self.cohort[client]], self.passes(np.array([client]), round)
-        state = initial_client(self.algorithm, task.replace(device=HOST), client)
-        rng, kinds = stream(task.seed, round, client, "one step"), self.algorithm.downlink(task)
+    def counts(self, trainings: tuple[str, ...]) -> bool:
+        """Whether client 0 takes a step of one of these trainings, () for any, in one of the first rounds."""
+        rounds = range(1, min(self.tasks[0].training.rounds, _TRIED) + 1)
+        return any(self._counts(round, trainings) for round in rounds)
+
+    def _counts(self, round: int, trainings: tuple[str, ...]) -> bool:
+        """The same in one round; what the client has received is made up."""
+        task, passes = self.tasks[self.cohort[0]], self.passes(np.array([0]), round)
+        state = initial_client(self.algorithm, task.replace(device=HOST), 0)
+        rng, kinds = stream(task.seed, round, 0, "one step"), self.algorithm.downlink(task)
         received: Tree = {name: example(kind, task, rng) for name, kind in kinds.items()}
-        data, local = self._data(client, round, passes, state), LocalTraining(None, self.algorithm.measured)
+        data, local = self._data(0, round, passes, state), LocalTraining(None, trainings)
         state, received = tree.to(state, self.device), tree.to(received, self.device)
-        with calling(self.algorithm, "client_update", round, [client]):
+        with calling(self.algorithm, "client_update", round, [0]):
             self.algorithm.client_update(task.replace(local=local), state, as_messages(received), data)
         return local.counted
 

@@ -74,7 +74,7 @@ class Steps:
 
     def __init__(
         self,
-        step: Callable[[Batch], None],
+        step: Callable[[Any], None],
         kind: Hashable,
         state: Sequence[Tensor],
         num_changed: int,
@@ -89,15 +89,19 @@ class Steps:
         self._bound: dict[Program, tuple[Tensor, ...]] = {}
         self._static: StaticBuffers | None = None
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: Batch | tuple[Batch, ...]) -> None:
         if self._kind is None:
             return self._step(batch)
-        padding = batch.padding
-        tensors = [batch.x, batch.y, batch.key]
-        if padding is not None:
-            tensors += [padding.weight, padding.share, padding.target, padding.active]
+        batches = batch if isinstance(batch, tuple) else (batch,)
+        tensors, settings = list[Tensor | None](), list[Hashable]()
+        for each in batches:
+            padding = each.padding
+            tensors += [each.x, each.y, each.key]
+            if padding is not None:
+                tensors += [padding.weight, padding.share, padding.target, padding.active]
+            settings += [padding is not None and padding.full, each.smoothing]
         inputs, layout = _behind_lanes(tensors)
-        form = layout, padding is not None and padding.full, batch.smoothing
+        form = layout, *settings
         traced = self._traced[form]
         if traced.agreed and traced.program is not None:
             with outside_vmap(), torch.no_grad():
@@ -109,7 +113,7 @@ class Steps:
             self._step(batch)
         if recording.possible and recording.elsewhere is not None:
             raise ReadsElsewhere(recording.elsewhere)
-        if not traced.note(recording) and capture_on(batch.x.device):
+        if not traced.note(recording) and capture_on(inputs[0].device):
             say_why_not("it looks at values, or is another one each time")
         return None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,22 @@ from pflmpi.tree import Tree
 from pflmpi.vmap_lanes import in_lane, lane_axis, of_all_lanes
 
 _NOTHING: Tree = {}
+Batches = Batch | tuple[Batch, ...]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What the steps of a training go against where that is not the gradient of one loss.
+
+    A step of Adam or SGD, with momentum and whatever else is configured, takes it as a gradient. A training may then
+    take several minibatches in a step, as tuples; see Per-FedAvg.
+
+    Attributes:
+        of: from (params, batch) to the direction, a tree of the parts that are trained, and a scalar, the loss that is
+            reported. It reads no tensor from elsewhere, as a loss.
+    """
+
+    of: Callable[[Tree, Any], tuple[Tree, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -31,26 +48,31 @@ class Phase:
     """One of several steps that are taken on every minibatch, one after another.
 
     Attributes:
-        loss: from (params, batch) to a scalar; see `train`.
+        loss: from (params, batch) to a scalar, or a direction; see `train`.
         parts: paths of the parts of the parameters that the step changes, such as "head" or "body/fc1".
         plain: plain SGD whatever is configured: no Adam, momentum, weight decay or clipping; its loss counts nowhere.
         limits: the values are clamped to this interval after the step.
         name: under which optimizer state is kept between rounds, and the loss counts; see `Algorithm.trainings`.
     """
 
-    loss: Loss
+    loss: Loss | Direction
     parts: tuple[str, ...]
     lr: Rate
     plain: bool = False
     limits: tuple[float, float] | None = None
     name: str = "train"
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The loss, or what computes the direction."""
+        return self.loss.of if isinstance(self.loss, Direction) else self.loss
+
 
 def train(
     task: Task,
     params: Tree,
-    batches: Iterable[Batch],
-    loss: Loss,
+    batches: Iterable[Batches],
+    loss: Loss | Direction,
     lr: Rate,
     *,
     frozen: tuple[str, ...] = (),
@@ -66,8 +88,8 @@ def train(
     Args:
         params: a tree of named parts, such as a model.
         batches: the minibatches in order; one step each.
-        loss: from (params, batch) to a scalar. It reads no tensor from elsewhere: a step is traced once in a run
-            and replayed from then on (see `replay`).
+        loss: from (params, batch) to a scalar, or a direction to go against. It reads no tensor from elsewhere: a step
+            is traced once in a run and replayed from then on (see `replay`).
         frozen: paths of what is not trained, such as "head" or "body/fc1".
         name: of the training, where a client has several; see `Phase`.
         fixed: what the loss reads besides, as further parts of its `params`; neither trained nor returned.
@@ -80,7 +102,7 @@ def train(
 
 
 def alternate(
-    task: Task, params: Tree, batches: Iterable[Batch], phases: Sequence[Phase], *, fixed: Tree = _NOTHING
+    task: Task, params: Tree, batches: Iterable[Batches], phases: Sequence[Phase], *, fixed: Tree = _NOTHING
 ) -> Tree:
     """The parameters after all phases on every batch; a phase sees what the one before it has changed.
 
@@ -93,7 +115,7 @@ def alternate(
         raise ValueError(f"`fixed` has {', '.join(sorted(twice))}, which the parameters have too; choose other names")
     movers = [PhaseStep(task, {**params, **fixed}, phase) for phase in phases]
 
-    def step(batch: Batch) -> None:
+    def step(batch: Batches) -> None:
         for mover in movers:
             mover.step(batch)
 
@@ -104,7 +126,7 @@ def alternate(
         except ReadsElsewhere as error:
             raise ValueError(_elsewhere(error.tensor, phases)) from error
         for mover in movers:
-            mover.count(batch)
+            mover.count(_first(batch))
     steps.end()
     for mover in movers:
         mover.end()
@@ -112,7 +134,7 @@ def alternate(
 
 
 def _steps(
-    task: Task, step: Callable[[Batch], None], movers: Sequence["PhaseStep"], params: Tree, fixed: Tree
+    task: Task, step: Callable[[Batches], None], movers: Sequence["PhaseStep"], params: Tree, fixed: Tree
 ) -> Steps:
     """The steps of a pass, replayed where that is possible and worth it."""
     # On a CPU a step of one client is arithmetic: nothing is gained by replaying it.
@@ -126,8 +148,13 @@ def _steps(
     return Steps(step, (task, *kinds), [*changed, *read], len(changed), rates)
 
 
+def _first(batch: Batches) -> Batch:
+    """The one that says whether a step has a real sample."""
+    return batch[0] if isinstance(batch, tuple) else batch
+
+
 def _elsewhere(tensor: Tensor, phases: Sequence[Phase]) -> str:
-    name = next(filter(None, (name_of(tensor, phase.loss) for phase in phases)), "")
+    name = next(filter(None, (name_of(tensor, phase.function) for phase in phases)), "")
     what, key = (f"the tensor {name!r}", name) if name else ("a tensor", "NAME")
     return (
         f"the loss reads {what} of shape {tuple(tensor.shape)} that is in neither its parameters nor its batch; give "
@@ -135,23 +162,17 @@ def _elsewhere(tensor: Tensor, phases: Sequence[Phase]) -> str:
     )
 
 
-def gradient(
-    task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[str, ...], *, counts_as: str = ""
-) -> Tree:
-    """The gradient of a loss by some parts of the parameters; zero for a batch of padding alone.
+def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[str, ...]) -> tuple[Tree, Tensor]:
+    """The gradient of a loss by some parts of the parameters, and its value; zero for a batch of padding alone.
 
     The parameters are not changed, but batch-norm statistics in `params["stats"]` follow the forward pass in place.
-    The loss counts as that of a step of the training `counts_as`; nowhere where that is "".
     """
     weights = tree.map(Tensor.detach, trained(params, parts))
     if not task.batched:
         weights = tree.map(lambda leaf: leaf.clone().requires_grad_(True), weights)
     slopes, value = gradients(task, overlay(params, weights), weights, loss, batch)
-    if counts_as and task.local is not None and (total := task.local.loss_sum(counts_as, value)) is not None:
-        total.add_(value.detach())
-        task.local.count(batch.active)
     values = iter(slopes)
-    return tree.map(lambda _: next(values), weights)
+    return tree.map(lambda _: next(values), weights), value.detach()
 
 
 def step(params: Tree, gradient: Tree, lr: Rate) -> Tree:
@@ -324,23 +345,20 @@ class PhaseStep:
     @property
     def kind(self) -> Hashable:
         """Key of the operations of a step, besides the task and the layout of its tensors; None: not known."""
-        loss, phase = contents(self._phase.loss), self._phase
-        if loss is None:
+        phase = self._phase
+        function = contents(phase.function)
+        if function is None:
             return None
         rate: float | bool | None = None  # a tensor, which is a part of the state
         if not isinstance(self._rate, Tensor):
             rate = self._rate if self._adam else self._rate == 1  # see `_descend`
-        return loss, phase.parts, phase.plain, phase.limits, self._loss_sum is None, rate
+        return function, type(phase.loss), phase.parts, phase.plain, phase.limits, self._loss_sum is None, rate
 
-    def step(self, batch: Batch) -> None:
-        by_autograd = () if self._task.batched else self._leaves
-        for leaf in by_autograd:
-            leaf.requires_grad_(True)
-        slopes, loss = gradients(self._task, self._params, self._trained, self._phase.loss, batch, self._grad_output)
-        for leaf in by_autograd:
-            leaf.requires_grad_(False)
+    def step(self, batch: Batches) -> None:
+        padding = _first(batch).padding
+        active = None if padding is None else padding.active
+        slopes, loss = self._slopes(batch, active)
         with torch.no_grad():
-            active = None if batch.padding is None else batch.padding.active
             if self._loss_sum is not None:
                 self._loss_sum.add_(loss)
             if self._norm is not None:
@@ -352,6 +370,33 @@ class PhaseStep:
             if self._phase.limits is not None:
                 for leaf in self._leaves:
                     leaf.copy_(leaf.clamp(*self._phase.limits))  # clamp_ is not batched by vmap (PyTorch 2.15)
+
+    def _slopes(self, batch: Batches, active: Tensor | None) -> tuple[list[Tensor], Tensor]:
+        """What to go against, for each leaf, and the loss; zero where `active` is."""
+        loss = self._phase.loss
+        if isinstance(loss, Direction):
+            direction, value = loss.of(self._params, batch)
+            slopes = self._as_leaves(direction)
+            if active is not None:
+                slopes, value = [active * slope for slope in slopes], active * value
+            return slopes, _scalar(value).detach()
+        assert isinstance(batch, Batch), "a loss is that of one minibatch"
+        by_autograd = () if self._task.batched else self._leaves
+        for leaf in by_autograd:
+            leaf.requires_grad_(True)
+        slopes, value = gradients(self._task, self._params, self._trained, loss, batch, self._grad_output)
+        for leaf in by_autograd:
+            leaf.requires_grad_(False)
+        return slopes, value
+
+    def _as_leaves(self, direction: Tree) -> list[Tensor]:
+        slopes, leaves = dict(tree.leaves(direction)), dict(tree.leaves(self._trained))
+        if slopes.keys() != leaves.keys() or any(slopes[path].shape != leaf.shape for path, leaf in leaves.items()):
+            wrong = "; ".join(tree.differences(direction, self._trained)[:3])
+            raise ValueError(f"the direction is another tree than what is trained: {wrong}")
+        if self._task.batched:  # a constant is the same in all lanes
+            return [slopes[path] if in_lane(slopes[path]) else slopes[path] + 0 * leaf for path, leaf in leaves.items()]
+        return [slopes[path] for path in leaves]
 
     def count(self, batch: Batch) -> None:
         """Count a step that has been taken, maybe by replaying another."""

@@ -135,7 +135,7 @@ def test_an_absent_client_is_tested_with_the_reply_that_is_named(absent, tmp_pat
 
 CASES = every_algorithm()
 ONE_OF_EACH = {case["algorithm"]["name"]: name for name, case in reversed(CASES.items())}.values()
-REFUSES_STATE = {"pfedme", "fedfcd-full", "perfedavg", "scaffold", "fednova"}
+REFUSES_STATE = {"pfedme", "fedfcd-full", "scaffold", "fednova"}
 ADAM = {"optimizer": "adam", "keep_optimizer": True, "lr": 0.01}
 
 

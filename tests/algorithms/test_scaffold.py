@@ -11,9 +11,10 @@ import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
-from pflmpi.algorithms.scaffold import Scaffold, _corrected
+from pflmpi.algorithms.scaffold import Scaffold
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import model_loss
+from pflmpi.learning.local_training import LocalTraining
 
 LR = 0.1
 
@@ -110,18 +111,14 @@ def test_the_training_loss_is_the_plain_one(tmp_path):
     assert len({lines[1].split(",")[place] for lines in first.values()}) == 1
 
 
-def test_a_correction_changes_the_gradient_of_the_loss_and_not_its_value():
+def test_the_training_loss_is_the_plain_one_without_the_correction():
     task, batch = small_task.task(), small_task.batch(0)
-    model, correction = comparisons.model(1), comparisons.model(2)
-    params = {**tree.map(lambda leaf: leaf.clone().requires_grad_(True), model), "correction": correction}
-    corrected, plain = _corrected(task)(params, batch), model_loss(task)(model, batch)
-    assert torch.equal(corrected, plain)
-    corrected.backward()
-    w = small_task.to_numpy(model)
-    slopes, added = numpy_network.gradients(w, *small_task.flat(batch)), small_task.to_numpy(correction)
-    found = small_task.to_numpy(tree.map(lambda leaf: leaf.grad, {name: params[name] for name in ("body", "head")}))
-    for name, slope in slopes.items():
-        np.testing.assert_allclose(found[name], slope + added[name], rtol=0, atol=1e-6)
+    received, control = comparisons.model(1), comparisons.model(2)
+    data = comparisons.data_of({"train": [batch]}, LR)
+    local = LocalTraining(None, ())
+    down = {"model": received, "control": comparisons.model(3)}
+    Scaffold().client_update(task.replace(local=local), {"control": control}, down, data)
+    assert local.mean_loss(batch.x) == model_loss(task)(received, batch)
 
 
 @pytest.mark.parametrize("control", ["steps", "gradient"])

@@ -9,11 +9,14 @@ import small_task
 from pflmpi import tree
 from pflmpi.learning import sgd
 from pflmpi.learning.client import Batch, class_means, model_loss, squared_distance, uniform
+from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.participation import Participation
-from pflmpi.learning.sgd import Phase, train
+from pflmpi.learning.sgd import Direction, Phase, train
 from pflmpi.learning.training import Pass, TrainingConfig, batch_order, samples_of
 from pflmpi.models import MODELS
 from stub_device import DEVICE, stub_device
+
+PARTS, ONE = ("body", "head"), torch.ones(1)
 
 
 def test_a_turn_sees_what_the_turn_before_has_changed():
@@ -43,6 +46,85 @@ def test_a_plain_turn_has_neither_momentum_nor_decay_and_keeps_its_limits():
         turn = Phase(loss, ("beta",), 0.01, plain=True, limits=(0.0, 1.0))
         found = sgd.alternate(task, params, [small_task.batch(0)] * steps, [turn])
         assert float(found["beta"]["value"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_direction_of_two_minibatches_is_taken_by_the_configured_optimizer():
+    task = small_task.task(momentum=0.5, weight_decay=0.1)
+    model, pairs = (
+        task.init(),
+        [
+            (small_task.batch(0), small_task.batch(1)),
+            (small_task.batch(2), small_task.batch(3)),
+        ],
+    )
+
+    def difference(params, batches):
+        (first, loss), (second, _) = (sgd.gradient(task, params, model_loss(task), batch, PARTS) for batch in batches)
+        return tree.map(lambda a, b: 2 * a - b, first, second), loss
+
+    found = sgd.train(task, model, pairs, Direction(difference), 0.2)
+    w = small_task.to_numpy(model)
+    velocity = {name: np.zeros_like(value) for name, value in w.items()}
+    for pair in pairs:
+        first, second = (numpy_network.gradients(w, *small_task.flat(batch)) for batch in pair)
+        for name in w:
+            velocity[name] = 0.5 * velocity[name] + 2 * first[name] - second[name] + 0.1 * w[name]
+        w = {name: w[name] - 0.2 * velocity[name] for name in w}
+    small_task.assert_close(found, w)
+
+
+def ones(params, batch):
+    return tree.map(lambda leaf: torch.ones(leaf.shape), {name: params[name] for name in PARTS}), torch.tensor(5.0)
+
+
+def in_two_lanes(direction):
+    """The models and mean losses of two lanes, of which the second has one minibatch, then padding alone."""
+    task = small_task.task(momentum=0.5, weight_decay=0.1).replace(batched=True)
+    x, y = (torch.stack([getattr(small_task.batch(0), name)] * 2) for name in "xy")
+    weight = torch.ones(2, 3, len(y[0]))
+    weight[1, 1:] = 0
+
+    def in_lane(model, x, y, weight):
+        local = LocalTraining(None, ())
+        padded = [small_task.padded(x, y, each) for each in weight.unbind(0)]
+        model = sgd.train(task.replace(local=local), model, padded, Direction(direction), 0.2)
+        return model, local.mean_loss(x)
+
+    return torch.func.vmap(in_lane)(tree.stack([task.init()] * 2), x, y, weight)
+
+
+def test_a_direction_does_not_move_a_lane_whose_minibatch_is_padding_alone():
+    models, losses = in_two_lanes(ones)
+    task = small_task.task(momentum=0.5, weight_decay=0.1)
+    once = sgd.train(task, task.init(), [small_task.batch(0)], Direction(ones), 0.2)
+    for path, leaf in tree.leaves(once):
+        torch.testing.assert_close(tree.at(models, path)[1], leaf, rtol=0, atol=1e-6)
+        assert (tree.at(models, path)[0] - leaf).abs().min() > 0.1
+    assert losses.tolist() == [5.0, 5.0]
+
+
+def test_a_direction_that_reads_a_tensor_from_elsewhere_is_refused_by_name_in_lanes():
+    pull = torch.ones(())
+
+    def direction(params, batch):
+        slopes, loss = ones(params, batch)
+        return tree.map(lambda leaf: pull * leaf, slopes), loss
+
+    with pytest.raises(ValueError, match=r"'pull' of shape \(\) that is in neither its parameters nor its batch"):
+        in_two_lanes(direction)
+
+
+@pytest.mark.parametrize("change", [lambda slopes: slopes.pop("head"), lambda slopes: slopes["head"].update(bias=ONE)])
+def test_a_direction_of_another_shape_is_refused(change):
+    task = small_task.task()
+
+    def direction(params, batch):
+        slopes, loss = ones(params, batch)
+        change(slopes)
+        return slopes, loss
+
+    with pytest.raises(ValueError, match="the direction is another tree than what is trained: head/bias: "):
+        sgd.train(task, task.init(), [small_task.batch(0)], Direction(direction), 0.2)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "cnn"])
@@ -88,7 +170,8 @@ def test_gradient_is_that_of_the_parts_asked_for_and_changes_nothing():
     task = small_task.task()
     model, one = task.init(), small_task.batch(2)
     before = tree.clone(model)
-    found = sgd.gradient(task, model, model_loss(task), one, ("head",))
+    found, value = sgd.gradient(task, model, model_loss(task), one, ("head",))
+    assert value == model_loss(task)(model, one) and not value.requires_grad
     expected = numpy_network.gradients(small_task.to_numpy(model), *small_task.flat(one))
     assert list(found) == ["head"]
     np.testing.assert_allclose(found["head"]["weight"], expected["W2"], atol=1e-6)

@@ -165,8 +165,6 @@ from pflmpi.algorithms.fedavg import FedAvg
 class Own(FedAvg):
     \"\"\"Steps of its own, by torch alone.\"\"\"
 
-    own_steps = "steps of its own"
-
     def client_update(self, task, client, down, data):
         model = tree.clone(down["model"])
         for batch in data.passes["train"]:
@@ -185,6 +183,20 @@ def test_a_training_loss_that_is_never_measured_is_refused_at_the_start(tmp_path
     assert "training.stop.metric = 'train_loss', but the local training of Own measures no loss; choose another" in said
     assert not (tmp_path / "run").exists()
     assert quick_run.command([*words, "-s", "training.stop.metric=test_loss", "-s", "training.rounds=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    "option", ["momentum=0.9", "weight_decay=0.01", "clip_norm=1.0", "optimizer=adam", "optimizer=adamw"]
+)
+def test_an_option_of_the_optimizer_that_takes_no_step_is_refused_at_the_start(option, tmp_path, capfd):
+    (tmp_path / "own.py").write_text(OWN_STEPS)
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(settings(algorithm={"name": "./own.py:Own"})))
+    words = ["run", str(config), "--out", str(tmp_path / "run"), "--ranks", "1", "-s", f"training.{option}"]
+    assert quick_run.command(words) == 2
+    said, key = " ".join(capfd.readouterr().err.split()), option.split("=")[0]
+    assert f"training.{key} = " in said and "the local training of Own takes no step of the optimizer" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_local_steps_there_is_no_training_loss():
