@@ -394,9 +394,12 @@ class PhaseStep:
         if slopes.keys() != leaves.keys() or any(slopes[path].shape != leaf.shape for path, leaf in leaves.items()):
             wrong = "; ".join(tree.differences(direction, self._trained)[:3])
             raise ValueError(f"the direction is another tree than what is trained: {wrong}")
-        if self._task.batched:  # a constant is the same in all lanes
-            return [slopes[path] if in_lane(slopes[path]) else slopes[path] + 0 * leaf for path, leaf in leaves.items()]
-        return [slopes[path] for path in leaves]
+        if not self._task.batched:
+            return [slopes[path] for path in leaves]
+        return [  # a constant is the same in all lanes
+            slopes[path] if in_lane(slopes[path]) else slopes[path] + torch.zeros_like(leaf)
+            for path, leaf in leaves.items()
+        ]
 
     def count(self, batch: Batch) -> None:
         """Count a step that has been taken, maybe by replaying another."""
