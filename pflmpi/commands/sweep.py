@@ -236,7 +236,9 @@ def _show_plan(tasks: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
     """Print the runs in their order, and the commands that would be started."""
     width = max(len(task.cell.name) for task in tasks)
     for task in tasks:
-        print(f"{task.cell.name:{width}}  {task.done}/{task.rounds} rounds  {task.state}  {task.problem}".rstrip())
+        kept = "anew; the run there is kept: " if task.state == "start" and task.problem else ""
+        line = f"{task.cell.name:{width}}  {task.done}/{task.rounds} rounds  {task.state}  {kept}{task.problem}"
+        print(line.rstrip())
     for task in tasks:
         if task.command:
             print(shlex.join([*launcher, "pflmpi", *task.command]))

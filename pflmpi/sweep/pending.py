@@ -15,8 +15,9 @@ from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import run_folder, run_lock, verify
+from pflmpi.store import metrics_file, run_folder, run_lock, verify
 from pflmpi.sweep.table import PlannedRun
+from pflmpi.text import counted
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class RunState:
         state: what is to be done: "start", "continue", nothing ("done"), or nothing possible ("other": the run in the
             folder was made with another configuration, or another process writes it).
         done: rounds that need not run again.
-        problem: why the run in the folder cannot be used, for "other" and for "start" over damaged checkpoints.
+        problem: why the run in the folder cannot be used, for "other", and for "start" where one with figures is there.
         changes: values that resuming changes.
     """
 
@@ -103,7 +104,7 @@ def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunSt
     """State of a run's folder for this configuration."""
     rounds = config.training.rounds
     if not run_folder.rounds(run):
-        return RunState("start")
+        return RunState("start", problem=_without_checkpoints(run))
     try:
         changes = allowed_changes(run, config)
         changed_code(run, config, code_may_change)
@@ -119,6 +120,15 @@ def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunSt
     if done == rounds or _stopped_early(run, config, done):
         return RunState("done", done)
     return RunState("continue", done, changes=changes)
+
+
+def _without_checkpoints(run: Path) -> str:
+    """Why a run without a checkpoint is not to be deleted; "" where it has no figures of a round."""
+    lines = metrics_file.text(run).count(b"\n") - 1
+    if lines < 1:
+        return ""
+    how = "put its checkpoints back from a copy to go on, or move it away to start anew"
+    return f"{run} has metrics of {counted(lines, 'round')} and no checkpoint; {how}"
 
 
 def _stopped_early(run: Path, config: Config, done: int) -> bool:
@@ -143,7 +153,7 @@ def unfinished(task: CellTask, config: Config, out: Path) -> str:
 def prepare(task: CellTask, out: Path) -> None:
     """Write the configuration of a cell beside its run, and clear the folder of a run that starts anew.
 
-    One that cannot continue, or has damaged checkpoints, is renamed; one without a checkpoint is removed.
+    One that cannot continue, or whose checkpoints are damaged or lost, is renamed; one without figures is removed.
     """
     run, path = task.cell.run(out), task.cell.config(out)
     if task.state == "other":

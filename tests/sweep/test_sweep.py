@@ -101,6 +101,7 @@ def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(c
     folder = run(cell, tmp_path)
     for path in folder.glob("round_*.h5"):
         path.unlink()
+    metrics_file.restart(folder, 0)
     work = needed(cell, tmp_path, training={"lr": 0.5})
     assert (work.state, work.problem) == ("start", "")
     prepare(work, tmp_path)
@@ -141,6 +142,20 @@ def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell, tmp_path):
     assert not folder.exists()
     (aside,) = folder.parent.glob("old-seed0-*")
     assert (aside / "round_00002.h5").read_bytes() == b"nothing"
+
+
+def test_a_finished_run_copied_without_its_checkpoints_is_kept_aside(cell, tmp_path, capsys, caplog):
+    folder = run(cell, tmp_path)
+    for path in folder.rglob("*.h5"):
+        path.unlink()
+    figures = metrics_file.text(folder)
+    path, out = table_file.write(tmp_path), str(tmp_path)
+    assert main(["sweep", str(path), "--out", out, "--only", "FedAvg/few", "--seeds", "1", "--dry-run"]) == 0
+    assert f"start  anew; the run there is kept: {folder} has metrics of 2 rounds and" in capsys.readouterr().out
+    prepare(needed(cell, tmp_path), tmp_path)
+    assert not folder.exists()
+    (aside,) = folder.parent.glob("old-seed0-*")
+    assert metrics_file.text(aside) == figures and f"its run is kept in {aside}: " in caplog.text
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
