@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError
-from pflmpi.store import verify
+from pflmpi.store import probe_file, verify
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.run_folder import read_layout
 
@@ -85,7 +85,7 @@ def delete(run: Path, files: Sequence[Path]) -> None:
 
 
 def discard_after(run: Path, round: int | None) -> None:
-    """Delete what a run left behind after the round to resume from: later rounds, their shards, partial files.
+    """Delete what a run left behind after the round to resume from: later rounds, shards, probes, partial files.
 
     No process may be writing to the run.
 
@@ -99,6 +99,7 @@ def discard_after(run: Path, round: int | None) -> None:
     needed = set() if round is None else set(read_layout(run, round).files)
     last = -1 if round is None else round
     _delete([round_path(run, later) for later in reversed(rounds(run)) if later > last], run)
+    _delete([probe_file.path(run, later) for later in probe_file.rounds(run) if later > last], run)
     shards = [run / name for name, its in _shards(run).items() if its > last and name not in needed]
     _delete(shards, run / SHARDS)
     for folder in (run, run / SHARDS):

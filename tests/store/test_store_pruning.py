@@ -97,13 +97,15 @@ def test_killed_while_pruning_every_remaining_round_is_intact(run, tmp_path):
     assert step == (3 + 1) + 6  # three rounds and a flush of their folder, and the six shards that only they need
 
 
-def test_resuming_discards_later_rounds_shards_and_partial_files(run):
+def test_resuming_discards_later_rounds_shards_probes_and_partial_files(run):
     world = World(run, ONE, 0)
     for round in range(3):
         world.save(round, ranks=2)
         world.train(world.some())
     for name in (
         "round_00003.h5.tmp",
+        "probe_00001.h5",
+        "probe_00002.h5",
         "shards/round_00003_rank_000.h5",
         "shards/round_00003_rank_001.h5.tmp",
         "keep.txt",
@@ -113,5 +115,5 @@ def test_resuming_discards_later_rounds_shards_and_partial_files(run):
     assert run_folder.rounds(run) == [0, 1]
     assert verify.problems(run, 0) == verify.problems(run, 1) == []
     left = {path.name for path in run.rglob("*")}
-    assert "keep.txt" in left
+    assert {"keep.txt", "probe_00001.h5"} <= left
     assert not [name for name in left if name.endswith(".tmp") or "00002" in name or "00003" in name]
