@@ -17,7 +17,7 @@ from pflmpi.store.checked_hdf5 import Writing
 from pflmpi.store.checksums import crc32
 from pflmpi.store.descriptions import PARTITION
 from pflmpi.store.digest import clients_at_once, digest_of_blocks
-from pflmpi.store.hdf5 import Dataset, Group, name_axes
+from pflmpi.store.hdf5 import Dataset, File, Group, name_axes
 from pflmpi.store.layout import NOWHERE, Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import ClientRows
@@ -75,34 +75,42 @@ def digest(path: Path) -> str:
     """Digest of the state, the same as of the run's folder; only a few clients at a time are in memory."""
     with checked_hdf5.reading(path) as file:
         server = {name: checked_hdf5.read_dataset(file["server"], name) for name in checked_hdf5.names(file["server"])}
-        return digest_of_blocks(server, _state_blocks(file["clients"]))
+        return digest_of_blocks(server, _state_blocks(file))
 
 
-def _state_blocks(clients: Group) -> Iterator[ClientRows]:
+class _Cohort(NamedTuple):
+    """A cohort that keeps something: ascending ids of its clients [m], and arrays [m, ...] by path."""
+
+    ids: np.ndarray
+    leaves: dict[str, Dataset]
+
+
+def _cohorts(file: File) -> dict[str, _Cohort]:
+    """The cohorts by name; several have a group each, with the ids in it, and an axis in the file (`round_file`)."""
+    clients, cohorts = file["clients"], dict[str, _Cohort]()
+    several = [name for name in sorted(clients) if f"{name}_client" in file]
+    for name, group in [(name, clients[name]) for name in several] or [("", clients)]:
+        leaves = {path: checked_hdf5.stored(group, path) for path in checked_hdf5.names(group)}
+        if several:
+            del leaves["client"]
+            cohorts[name] = _Cohort(checked_hdf5.read_dataset(group, "client"), leaves)
+        elif leaves:
+            cohorts[name] = _Cohort(np.arange(len(next(iter(leaves.values()))), dtype=np.int64), leaves)
+    return cohorts
+
+
+def _state_blocks(file: File) -> Iterator[ClientRows]:
     """The state of a few clients at a time, in ascending order of the ids."""
-    paths = checked_hdf5.names(clients)
-    cohorts = sorted({path.partition("/")[0] for path in paths if path.endswith("/client")})
-    groups = {name: clients[name] for name in cohorts} if cohorts else {"cohort0": clients} if paths else {}
-    ids = {
-        name: checked_hdf5.read_dataset(group, "client") if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
-        for name, group in groups.items()
-    }
-    leaves = {
-        name: [leaf for leaf in checked_hdf5.names(group) if not cohorts or leaf != "client"]
-        for name, group in groups.items()
-    }
-    everyone = np.concatenate([np.empty(0, np.int64), *ids.values()])
-    sizes = [sum(group[leaf].nbytes for leaf in leaves[name]) // len(ids[name]) for name, group in groups.items()]
+    cohorts = _cohorts(file)
+    everyone = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in cohorts.values())])
+    sizes = [sum(leaf.nbytes for leaf in leaves.values()) // len(ids) for ids, leaves in cohorts.values()]
     at_once = clients_at_once(max(sizes, default=0))
     for start in np.unique(everyone // at_once * at_once).tolist():
         block: ClientRows = {}
-        for name, group in groups.items():
-            first, last = np.searchsorted(ids[name], [start, start + at_once])
+        for name, (ids, leaves) in cohorts.items():
+            first, last = np.searchsorted(ids, [start, start + at_once])
             if last > first:
-                block[name] = (
-                    ids[name][first:last],
-                    {leaf: checked_hdf5.stored(group, leaf)[first:last] for leaf in leaves[name]},
-                )
+                block[name] = ids[first:last], {path: leaf[first:last] for path, leaf in leaves.items()}
         yield block
 
 

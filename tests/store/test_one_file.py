@@ -20,7 +20,7 @@ from pflmpi.store import checked_hdf5, checksums, one_file, run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
-from store_world import Dying, Killed, World, write_metrics
+from store_world import TEMPLATES, Dying, Killed, World, write_metrics
 
 COHORTS = {"one": [0] * 12, "two": [0, 1, 1, 0, 0, 1, 0], "with nothing": [0, 2, 0, 2, 0], "nothing": [2] * 4}
 
@@ -66,6 +66,17 @@ def test_one_file_holds_all_of_a_checkpoint_by_itself(cohort_of, compress, tmp_p
                 axis = "client" if len(world.state) == 1 else f"{cohort}_client"
                 assert not array.size or group[path].dims[0][0] == file[axis], path
     assert one_file.digest(tmp_path / "one.h5") == world.digest()
+
+
+@pytest.mark.parametrize("cohort_of, name", [([0] * 5, "client"), ([0] * 5, "seen/client"), ([0, 1, 0], "seen/client")])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_an_array_that_is_called_client_is_one_like_others(cohort_of, name, shape, tmp_path, monkeypatch):
+    template = {name: (shape, np.dtype(np.int64)), "other": ((3,), np.dtype(np.float32))}
+    monkeypatch.setattr("store_world.TEMPLATES", [template, *TEMPLATES[1:]])
+    world = World(tmp_path / "run", cohort_of, 1)
+    world.save(0, ranks=1)
+    written(tmp_path / "one.h5", world, 0).close()
+    assert one_file.digest(tmp_path / "one.h5") == world.digest() == run_folder.digest(world.run, 0)
 
 
 def test_few_clients_are_read_at_a_time(tmp_path, monkeypatch):
