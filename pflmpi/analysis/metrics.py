@@ -22,10 +22,15 @@ CONFIDENCE = 0.95  # of intervals
 def columns(metrics: Metrics) -> dict[str, np.ndarray]:
     """Verified metrics by column, each [rounds].
 
-    Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has none.
+    Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has none. Where the
+    figures of rounds are lost, all but `round` are float64, and NaN there.
     """
     rows = [text.split(",") for text in metrics.texts]
-    return {name: _numbers(name, [row[place] for row in rows]) for place, name in enumerate(metrics.names)}
+    columns = {name: _numbers(name, [row[place] for row in rows]) for place, name in enumerate(metrics.names)}
+    if metrics.lost:
+        unknown = columns["round"] <= metrics.lost
+        columns |= {name: np.where(unknown, np.nan, columns[name]) for name in columns if name != "round"}
+    return columns
 
 
 def last(values: np.ndarray) -> float:
@@ -82,7 +87,7 @@ class CostTo:
 
 
 def cost_to(columns: Mapping[str, np.ndarray], target: float, metric: str = "accuracy_mean") -> CostTo | None:
-    """The cost until the first round that reaches a target; None if none does.
+    """The cost until the first round that reaches a target; None if none does, or figures of rounds before are lost.
 
     Args:
         columns: of metrics.csv.
@@ -101,6 +106,8 @@ def cost_to(columns: Mapping[str, np.ndarray], target: float, metric: str = "acc
         return None
     until = slice(0, int(reached[0]) + 1)
     seconds, up, down = (columns[name][until].sum() for name in ("seconds", "up_bytes", "down_bytes"))
+    if np.isnan(up):
+        return None
     return CostTo(int(columns["round"][reached[0]]), float(seconds), int(up), int(down))
 
 

@@ -169,7 +169,7 @@ class Run:
         return import_module("pflmpi.analysis.figures").Figures([self])  # which imports this file
 
     def cost_to(self, target: float, metric: str = "accuracy_mean") -> CostTo | None:
-        """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
+        """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was, or is unknown.
 
         Args:
             target: at least so much, or at most in a column of losses; accuracies are shares, such as 0.9.

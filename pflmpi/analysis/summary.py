@@ -128,13 +128,18 @@ def results(run: Run, measure: MainMeasure = ACCURACY) -> Line:
         "macro F1 (%)": 100 * newest.get("f1_macro", math.nan),
         "training loss": newest.get("train_loss", math.nan),
         "test loss": newest.get("test_loss", math.nan),
-        "up (bytes)": int(columns["up_bytes"].sum()),
-        "down (bytes)": int(columns["down_bytes"].sum()),
-        "up, wire (bytes)": int(columns["wire_up_bytes"].sum()),
-        "down, wire (bytes)": int(columns["wire_down_bytes"].sum()),
+        "up (bytes)": _total(columns["up_bytes"]),
+        "down (bytes)": _total(columns["down_bytes"]),
+        "up, wire (bytes)": _total(columns["wire_up_bytes"]),
+        "down, wire (bytes)": _total(columns["wire_down_bytes"]),
         "time (s)": float(seconds.sum()),
         "time per round (s)": float(seconds.mean()) if len(seconds) else math.nan,
     }
+
+
+def _total(values: np.ndarray) -> Value:
+    """The sum of a column of bytes; "" where figures of rounds are lost."""
+    return "" if np.isnan(values).any() else int(values.sum())
 
 
 def _of_main(run: Run, measure: MainMeasure, newest: Mapping[str, float]) -> Line:

@@ -135,14 +135,18 @@ def show_summary(run: Path, config: "Config") -> None:
             table.add_row(words, text)
     if skipped := sum(int(row["skipped"]) for row in rows):
         table.add_row("updates skipped, as clients failed", str(skipped))
+    seconds = [float(row["seconds"]) for row in rows if row["seconds"]]  # not of rounds whose figures were lost
+    lost = len(rows) - len(seconds)
     for way in ("up", "down"):
         logical, wire = (sum(int(row[f"{key}_bytes"]) for row in rows) for key in (way, f"wire_{way}"))
-        table.add_row(f"{way}: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
+        table.add_row(f"{way}: as papers count, on the wire", "-" if lost else f"{size(logical)}, {size(wire)}")
     slowest, waiting = (sum(float(row.get(f"{name}_seconds") or 0) for row in rows) for name in ("compute", "waiting"))
     if waiting:
         table.add_row("computing: the slowest rank, over the mean", f"{slowest / max(slowest - waiting, 1e-9):.2f}")
-    seconds = [float(row["seconds"]) for row in rows if row["seconds"]]  # not of rounds whose figures were lost
-    table.add_row("seconds, per round", f"{sum(seconds):.1f}, {sum(seconds) / max(len(seconds), 1):.3f}")
+    total = "-" if lost else f"{sum(seconds):.1f}"
+    table.add_row("seconds, per round", f"{total}, {sum(seconds) / max(len(seconds), 1):.3f}")
+    if lost:
+        table.add_row("rounds without figures, as metrics.csv was lost", str(lost))
     console().print(table)
     show_usage(run)
     print(f"run: {run}", flush=True)

@@ -95,7 +95,7 @@ class Point:
 
     def most(self, column: str) -> float:
         """Highest value of a column of memory; NaN where it is not known."""
-        return max(int(run.columns[column].max()) for run in self.runs) or float("nan")
+        return max(int(np.nan_to_num(run.columns[column]).max()) for run in self.runs) or float("nan")
 
     @property
     def wire_bytes(self) -> float:

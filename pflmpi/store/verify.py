@@ -8,6 +8,7 @@ CRC-32 of partition.csv, and the configuration.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from pflmpi import regular_file
@@ -46,11 +47,18 @@ class Metrics:
         """One mapping from column to text for each round."""
         return [dict(zip(self.names, text.split(","), strict=True)) for text in self.texts]
 
+    @cached_property
+    def lost(self) -> int:
+        """Rounds up to this one have no figures: the metrics.csv that had them was lost; see `metrics_file.restart`."""
+        place = self.names.index("seconds")
+        return sum(1 for _ in takewhile(lambda text: not text.split(",")[place], self.texts))
+
     @property
     def notes(self) -> list[str]:
-        """Which rounds no checkpoint vouches for, and what is left out; nothing where all is recorded."""
-        later = spans(range(self.vouched + 1, len(self.texts) + 1))
-        notes = [f"metrics of round {later} are not vouched for by a checkpoint"] if later else []
+        """Which rounds are lost, or no checkpoint vouches for, and what is left out; nothing where all is recorded."""
+        lost, later = spans(range(1, self.lost + 1)), spans(range(self.vouched + 1, len(self.texts) + 1))
+        notes = [f"metrics of round {lost} are lost: totals, and costs to a target, are unknown"] if lost else []
+        notes += [f"metrics of round {later} are not vouched for by a checkpoint"] if later else []
         return [*notes, f"metrics.csv ends in half a line after round {len(self.texts)}"] if self.torn else notes
 
 

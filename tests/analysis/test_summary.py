@@ -9,15 +9,18 @@ import yaml
 import quick_run
 from pflmpi.analysis.comparable import seed_groups
 from pflmpi.analysis.metrics import CostTo
+from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.report import runs_table
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import named
-from pflmpi.analysis.series import accuracy
+from pflmpi.analysis.series import accuracy, cost
 from pflmpi.analysis.series.clients import gain_explained
 from pflmpi.analysis.summary import over_seeds, summaries, targets_of, texts
 from pflmpi.analysis.table import comma_separated, entries, markdown
+from pflmpi.commands.progress import show_summary
 from pflmpi.errors import ConfigError
+from pflmpi.experiment.stored_config import stored_config
 from pflmpi.store import config_file, metrics_file
 from pflmpi.sweep.table import SweepTable
 from pflmpi.sweep.table import cells as cells_of
@@ -25,13 +28,17 @@ from pflmpi.sweep.table import cells as cells_of
 ACCURACY = ("0.5", "", "0.8", "0.7", "0.9")
 
 
-def written(folder, accuracy, algorithm="fedavg", sent=10):
-    """A run without checkpoints: 2 seconds, and so many bytes in each direction, in each round."""
+def written(folder, accuracy, algorithm="fedavg", sent=10, lost=0):
+    """A run without checkpoints: 2 seconds, and so many bytes in each direction, in each round.
+
+    Args:
+        lost: rounds before a new metrics.csv began.
+    """
     folder.mkdir(parents=True)
     config = {"algorithm": {"name": algorithm}, "training": {"rounds": 5}, "recorded": {"data": "d", "partition": "p"}}
     config_file.write(folder, yaml.safe_dump(config))
-    metrics_file.restart(folder, 0)
-    for round, value in enumerate(accuracy, 1):
+    metrics_file.restart(folder, lost)
+    for round, value in enumerate(accuracy[lost:], lost + 1):
         line = dict.fromkeys(metrics_file.COLUMNS, "")
         line |= {name: "0" for name in metrics_file.COLUMNS if metrics_file.is_count(name)}
         line |= {"round": str(round), "accuracy_mean": value, "seconds": "2", "test_loss": str(3 - round / 2)}
@@ -48,6 +55,36 @@ def test_the_cost_until_a_target_is_that_of_the_rounds_to_the_first_that_reaches
     assert run.cost_to(2.0, "test_loss") == CostTo(2, 4.0, 20, 60), "of losses at most"
     with pytest.raises(ConfigError, match="'accuracy_maen'; did you mean 'accuracy_mean'"):
         run.cost_to(0.8, "accuracy_maen")
+
+
+def test_of_a_run_whose_first_metrics_are_lost_totals_and_costs_are_unknown(tmp_path):
+    run, whole = written(tmp_path / "lost", ACCURACY, lost=2), written(tmp_path / "whole", ACCURACY)
+    assert run.verified_metrics.notes[0] == "metrics of round 1-2 are lost: totals, and costs to a target, are unknown"
+    for name in ("participants", "up_bytes", "wire_down_bytes", "seconds"):
+        np.testing.assert_array_equal(run.columns[name], [np.nan, np.nan, *whole.columns[name][2:]])
+    assert run.cost_to(0.8) is None and run.cost_to(0.91) is None
+    lines = summaries(runs := named([run, whole]), [0.8])
+    unknown = [name for name, text in texts(lines[0]).items() if not text and texts(lines[1])[name]]
+    totals = [name for name in lines[0] if "(bytes)" in name or name.startswith("time") or "to 80 %" in name]
+    assert unknown == totals, "and nothing else"
+    for figure in (cost.against_bytes(runs), cost.against_seconds(runs)):
+        assert [curve.source for curve in figure.curves] == ["fedavg whole"]
+        assert "Not drawn, as metrics of rounds are lost: fedavg lost." in figure.caption
+    assert isinstance(cost.against_bytes(runs[:1]), Missing) and isinstance(cost.against_seconds(runs[:1]), Missing)
+    np.testing.assert_array_equal(cost.bytes_per_round(run.columns, "").curves[0].y, [np.nan, np.nan, 10, 10, 10])
+    nothing = written(tmp_path / "nothing", ACCURACY, lost=5).columns
+    assert "its metrics are lost" in cost.bytes_per_round(nothing, "nothing").why
+
+
+def test_a_run_that_went_on_without_its_metrics_says_so_at_its_end(tmp_path, capfd):
+    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
+    metrics_file.path(tmp_path / "run").unlink()
+    quick_run.resume(tmp_path / "run", ("training.rounds=2",))
+    run = open_run(tmp_path / "run")
+    assert run.notes == ["metrics of round 1 are lost: totals, and costs to a target, are unknown"]
+    show_summary(run.path, stored_config(run.path, ()))
+    text = capfd.readouterr().out
+    assert "as metrics.csv was lost" in text and not any(unit in text for unit in ("KiB", "MiB"))
 
 
 def test_by_default_costs_are_counted_to_what_all_reach_and_to_nine_tenths_of_the_best(tmp_path):

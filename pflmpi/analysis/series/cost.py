@@ -17,6 +17,7 @@ _PARTS = {
     "evaluation": "evaluation_seconds",
     "checkpoint": "checkpoint_seconds",
 }
+_Total = tuple[NamedRun, np.ndarray]  # of the rounds so far, [rounds]
 _BYTES = {"up": "up_bytes", "down": "down_bytes", "up, wire": "wire_up_bytes", "down, wire": "wire_down_bytes"}
 
 
@@ -31,10 +32,12 @@ def against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
         for named_run, total in zip(runs, sent, strict=True)
         if total.any() and evaluated(named_run, measure.column).any()
     ]
+    totals, lost = _without_lost(totals)
     if not totals:
-        return Missing(title, "nothing was sent by these runs, or no round has been evaluated yet")
+        why = "nothing was sent by these runs, no round has been evaluated yet, or metrics of rounds are lost"
+        return Missing(title, why)
     divisor, unit = scaled_bytes(max(float(total[-1]) for _, total in totals))
-    caption = "What the messages hold, of all clients from the first round on."
+    caption = "What the messages hold, of all clients from the first round on." + lost
     if silent:
         caption += f" Not drawn, as nothing is sent: {some(silent, 5)}."
     x_label = f"sent so far, up and down ({unit})"
@@ -50,16 +53,24 @@ def against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
         for named_run in runs
         if evaluated(named_run, measure.column).any()
     ]
+    times, lost = _without_lost(times)
     if not times:
-        return Missing(f"{titled(measure)} against time", "no round has been evaluated yet")
+        return Missing(
+            f"{titled(measure)} against time", "no round has been evaluated yet, or metrics of rounds are lost"
+        )
     caption = "Seconds of the rounds on rank 0. Only times from the same machine and number of ranks can be compared."
-    return _against(measure, "seconds", caption, "time in rounds (s)", times)
+    return _against(measure, "seconds", caption + lost, "time in rounds (s)", times)
 
 
-def _against(
-    measure: MainMeasure, what: str, caption: str, x_label: str, totals: Sequence[tuple[NamedRun, np.ndarray]]
-) -> Curves:
-    """A measure against totals [rounds] of each run."""
+def _without_lost(totals: Sequence[_Total]) -> tuple[list[_Total], str]:
+    """The runs of which all rounds have figures, and a sentence on the others."""
+    lost = [named_run.label for named_run, total in totals if np.isnan(total).any()]
+    known = [(named_run, total) for named_run, total in totals if not np.isnan(total).any()]
+    return known, f" Not drawn, as metrics of rounds are lost: {some(lost, 5)}." if lost else ""
+
+
+def _against(measure: MainMeasure, what: str, caption: str, x_label: str, totals: Sequence[_Total]) -> Curves:
+    """A measure against the total of each run."""
     curves = []
     for named_run, total in totals:
         seen = evaluated(named_run, measure.column)
@@ -99,10 +110,10 @@ def per_round(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
 def bytes_per_round(columns: Columns, label: str) -> Curves | Missing:
     """Bytes up and down in each round, logical and wire."""
     title = "Bytes per round"
-    sent = {label: columns[name] for label, name in _BYTES.items() if columns[name].any()}
+    sent = {label: columns[name] for label, name in _BYTES.items() if np.nan_to_num(columns[name]).any()}
     if not sent:
-        return Missing(title, f"{label} sends nothing")
-    divisor, unit = scaled_bytes(max(float(values.max()) for values in sent.values()))
+        return Missing(title, f"{label} sends nothing, or its metrics are lost")
+    divisor, unit = scaled_bytes(max(float(np.nanmax(values)) for values in sent.values()))
     return Curves(
         name="bytes_per_round",
         title=title,
