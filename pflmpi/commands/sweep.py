@@ -156,12 +156,17 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
 
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
     from pflmpi.sweep.pending import cell_task, unless_written
+    from pflmpi.transports.detect import detect
+
+    jobs = detect(os.environ).jobs
 
     def ranks(runtime: "RuntimeConfig") -> int | None:  # of each run; None where a launcher says it
         return None if options.launcher else options.ranks or default_ranks(runtime, options.jobs)
 
     return [
-        unless_written(cell_task(cell, config, out, ranks(config.runtime), options.changed_code, options.anew), out)
+        unless_written(
+            cell_task(cell, config, out, ranks(config.runtime), options.changed_code, options.anew), out, jobs
+        )
         for cell, config in selected
     ]
 

@@ -186,6 +186,20 @@ def owner(run: Path) -> Owner | None:
         return None
 
 
+def holder(run: Path, jobs: Mapping[str, int]) -> Owner | None:
+    """As `owner`; None too where `take` with these jobs would not wait for it, as for one on a host that was lost."""
+    lock, draft = path(run), run / f"lock.json.{secrets.token_hex(8)}{TEMPORARY}"
+    if (writer := owner(run)) is None or writer.near():
+        return writer
+    try:
+        draft.touch()
+        return None if writer.gone(run, jobs) or _silence(lock, draft) > SILENCE else writer
+    except OSError:
+        return writer
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def token_of(lock: Path) -> str | None:
     """Token of a lock; None if it is gone or damaged."""
     try:

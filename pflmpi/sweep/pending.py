@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -85,9 +86,13 @@ def cell_task(
     return CellTask(cell, need.state, need.done, rounds, command, need.problem)
 
 
-def unless_written(task: CellTask, out: Path) -> CellTask:
-    """The task, or one that leaves the run alone where another process writes it."""
-    writer = run_lock.owner(task.cell.run(out)) if task.state != "done" else None
+def unless_written(task: CellTask, out: Path, jobs: Mapping[str, int] | None = None) -> CellTask:
+    """The task, or one that leaves the run alone where another process writes it.
+
+    Args:
+        jobs: that start this process, see `store.run_lock.Owner`.
+    """
+    writer = run_lock.holder(task.cell.run(out), jobs or {}) if task.state != "done" else None
     if writer is None:
         return task
     problem = f"{task.cell.run(out)} is being written by {writer}; wait for it, or end it"

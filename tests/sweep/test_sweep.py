@@ -1,10 +1,12 @@
 """A sweep does what is not done yet, survives what fails, can be stopped, and leaves no process behind."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from pflmpi.cli import main
 from pflmpi.commands.sweep import environments
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
-from pflmpi.store import metrics_file, run_folder, verify
+from pflmpi.store import metrics_file, run_folder, run_lock, verify
 from pflmpi.store.run_lock import take
 from pflmpi.sweep.lock import locked
 from pflmpi.sweep.pending import cell_task, prepare, unless_written
@@ -130,6 +132,23 @@ def test_a_run_that_another_process_writes_is_left_alone(cell, tmp_path):
     finally:
         lock.release()
     assert unless_written(needed(cell, tmp_path), tmp_path).state == "start"
+
+
+def test_a_run_whose_writer_was_on_a_lost_host_goes_on(cell, tmp_path):
+    folder = run(cell, tmp_path)
+    lock = take(folder, {"Slurm job 7": 0}, take_over=False)
+    try:
+        owner = json.loads(run_lock.path(folder).read_text())
+        run_lock.path(folder).write_text(json.dumps({**owner, "token": "another", "host": "node7", "system": "gone"}))
+        more = needed(cell, tmp_path, training={"rounds": 3})
+        assert unless_written(more, tmp_path).state == "other", "it may live"
+        assert unless_written(more, tmp_path, {"Slurm job 7": 0}).state == "other"
+        assert unless_written(more, tmp_path, {"Slurm job 7": 1}).state == "continue", "of the same job, requeued"
+        os.utime(run_lock.path(folder), (0, time.time() - 2 * run_lock.SILENCE))
+        assert unless_written(more, tmp_path).state == "continue"
+        assert not list(folder.glob("*.tmp"))
+    finally:
+        lock.release()
 
 
 def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell, tmp_path):
