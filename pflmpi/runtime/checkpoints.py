@@ -104,8 +104,8 @@ class Checkpoints:
             self._lock.check()
             self._writer.check()
             assert self._metrics is not None
-            line = metrics_file.append(self._run, [*progress.columns.values()], [*progress.columns])
-            self._metrics = metrics_file.checksum(line.encode(), self._metrics)
+            columns = progress.columns
+            self._metrics = metrics_file.append(self._run, [*columns.values()], [*columns], self._metrics)
 
     def save(
         self, now: RoundSchedule, server_round: ServerRound, population: Population, progress: Progress | None

@@ -86,10 +86,11 @@ def read(run: Path) -> list[dict[str, str]]:
 def restart(run: Path, done: int, columns: Sequence[str] = COLUMNS) -> None:
     """Keep the lines of rounds 1 to `done` and drop the rest; where the file is missing, those have no figures."""
     lines = text(run).splitlines(keepends=True)[: done + 1] if done else []
-    if not lines:
-        rounds = "\n".join(["round", *map(str, range(1, done + 1))])
-        lines = [with_columns(rounds.encode(), columns)]
-    atomic.write(path(run), b"".join(lines))
+    atomic.write(path(run), b"".join(lines) or _without_figures(done, columns))
+
+
+def _without_figures(rounds: int, columns: Sequence[str]) -> bytes:
+    return with_columns("\n".join(["round", *map(str, range(1, rounds + 1))]).encode(), columns)
 
 
 def with_columns(content: bytes, columns: Sequence[str]) -> bytes:
@@ -122,19 +123,24 @@ def text(run: Path) -> bytes:
     return regular_file.read(path(run)) if os.path.lexists(path(run)) else b""
 
 
-def append(run: Path, line: Sequence[str | int], columns: Sequence[str] = COLUMNS) -> str:
-    """Append the line of a round, one value per column; return it."""
+def append(
+    run: Path, line: Sequence[str | int], columns: Sequence[str] = COLUMNS, before: Checksum = EMPTY
+) -> Checksum:
+    """Append the line of a round, one value per column; return the checksum of the file, which was `before`.
+
+    Where the file was deleted meanwhile, the rounds before have no figures, as after `restart`.
+    """
     assert len(line) == len(columns)
-    written = f"{','.join(map(str, line))}\n"
+    written = f"{','.join(map(str, line))}\n".encode()
     try:
-        with open(path(run), "a", newline="", opener=regular_file.not_through_a_link) as file:
+        with open(path(run), "ab", opener=regular_file.not_through_a_link) as file:
             if not file.tell():
                 logger.warning("%s was deleted meanwhile; the figures of the rounds before are lost", path(run))
-                file.write(f"{','.join(columns)}\n")
+                before, written = EMPTY, _without_figures(int(line[0]) - 1, columns) + written
             file.write(written)
     except OSError as error:
         raise RunError(
             f"cannot write {path(run)}: {error.strerror}; the newest complete checkpoint is intact: "
             f"{atomic.remedy(error)} and continue with `pflmpi resume {for_shell(run)}`"
         ) from error
-    return written
+    return checksum(written, before)

@@ -87,6 +87,22 @@ def test_a_run_that_went_on_without_its_metrics_says_so_at_its_end(tmp_path, cap
     assert "as metrics.csv was lost" in text and not any(unit in text for unit in ("KiB", "MiB"))
 
 
+def test_metrics_that_are_deleted_while_the_run_writes_them_are_lost_up_to_there(tmp_path, monkeypatch):
+    append = metrics_file.append
+
+    def then_delete(run, line, *more):
+        checksum = append(run, line, *more)
+        if line[0] == 1:
+            metrics_file.path(run).unlink()
+        return checksum
+
+    monkeypatch.setattr(metrics_file, "append", then_delete)
+    quick_run.run(quick_run.settings(), tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert run.notes == ["metrics of round 1 are lost: totals, and costs to a target, are unknown"]
+    assert np.isnan(run.columns["up_bytes"]).tolist() == [True, False, False]
+
+
 def test_by_default_costs_are_counted_to_what_all_reach_and_to_nine_tenths_of_the_best(tmp_path):
     runs = [written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))]
     assert targets_of(runs) == [0.75, 0.81], "0.9 of 0.9"
