@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflmpi import atomic, regular_file
+from pflmpi import atomic
 from pflmpi.config import stored
 from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError
@@ -134,8 +134,7 @@ def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Map
     for name in run_folder.read_layout(run, round).files:
         checked_hdf5.copy_file(run / name, out / name)
     stored_config.write_about_data(out, experiment)
-    length = run_folder.read_metrics_checksum(run, round).bytes
-    lines = metrics_file.with_columns(regular_file.read(metrics_file.path(run))[:length], experiment.columns)
+    lines = metrics_file.with_columns(verify.check_metrics(run, round), experiment.columns)
     atomic.write(metrics_file.path(out), lines)
 
     def fill(writing: Writing) -> None:

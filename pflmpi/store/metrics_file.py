@@ -93,6 +93,13 @@ def _without_figures(rounds: int, columns: Sequence[str]) -> bytes:
     return with_columns("\n".join(["round", *map(str, range(1, rounds + 1))]).encode(), columns)
 
 
+def is_lost(content: bytes, rounds: int) -> bool:
+    """Whether the file begins with rounds without figures, as `restart` writes them, and with the columns of a run."""
+    columns = content.partition(b"\n")[0].decode(errors="replace").split(",")
+    of_run = tuple(columns[: len(COLUMNS)]) == COLUMNS
+    return rounds > 0 and of_run and content.startswith(_without_figures(rounds, columns))
+
+
 def with_columns(content: bytes, columns: Sequence[str]) -> bytes:
     """The lines with these columns; those that were not there have no figures."""
     nothing = {name: "0" if is_count(name) else "" for name in columns}

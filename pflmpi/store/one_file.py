@@ -146,9 +146,8 @@ def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[i
 
 def _put_texts(writing: Writing, run: Path, round: int) -> None:
     """Say what metrics.csv was after the round, and store who holds how many samples of each class."""
-    verify.check_metrics(run, round)
-    length = int(writing.about["metrics_csv"][0])
-    writing.about["metrics_text"] = metrics_file.text(run)[:length].decode()
+    lines = verify.check_metrics(run, round)
+    writing.about |= {"metrics_text": lines.decode(), "metrics_csv": list(metrics_file.checksum(lines))}
     if (counts := verify.partition(run, writing.about["run"])) is not None:
         for name, array in counts.sides.items():
             writing.write_dataset(f"partition/{name}_by_class", array, PARTITION[f"{name}_by_class"])

@@ -226,11 +226,15 @@ def metrics(run: Path, last: int | None) -> Metrics:
     return verified
 
 
-def check_metrics(run: Path, round: int) -> None:
-    """Raise `CheckpointError` unless metrics.csv begins as a checkpoint recorded it."""
+def check_metrics(run: Path, round: int) -> bytes:
+    """The header of metrics.csv and its lines up to a round.
+
+    Raises:
+        CheckpointError: they are neither what the checkpoint recorded, nor without any figures, as where it was lost.
+    """
     content = metrics_file.text(run)
-    if _begins(content, run, round):
-        return
+    if _begins(content, run, round) or metrics_file.is_lost(content, round):
+        return b"".join(content.splitlines(keepends=True)[: 1 + round])
     intact = [other for other in rounds(run) if other < round and _begins(content, run, other)]
     first = max(intact, default=-1) + 2  # its header is line 1
     where = f"line {round + 1}" if first == round + 1 else f"lines {first} to {round + 1}"

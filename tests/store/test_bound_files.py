@@ -14,7 +14,7 @@ from pflmpi.analysis.integrity import check
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.store import checked_hdf5, config_file, probe_file, run_folder, verify
+from pflmpi.store import checked_hdf5, config_file, metrics_file, probe_file, run_folder, verify
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +250,22 @@ def test_a_damaged_metrics_file_is_refused_and_a_missing_one_begins_anew(runs, t
     lines = metrics.read_text().splitlines()
     assert [line.split(",")[:3] for line in lines[1:4]] == [[str(round), "0", ""] for round in (1, 2, 3)]
     assert lines[4].startswith("4,") and lines[4].split(",")[2] and not problems(run)
+
+
+def test_a_finished_run_without_its_metrics_has_new_ones_and_goes_on_from_them(runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    metrics_file.path(run).unlink()
+    quick_run.resume(run)
+    opened, lost = open_run(run), metrics_file.text(run)
+    assert opened.notes == ["metrics of round 1-3 are lost: totals, and costs to a target, are unknown"]
+    assert not problems(run)
+    opened.fork(tmp_path / "fork", round=2)
+    assert metrics_file.text(tmp_path / "fork") == b"".join(lost.splitlines(keepends=True)[:3])
+    assert main(["export", str(run), "--all", "-o", str(tmp_path / "one.h5")]) == 0
+    assert main(["inspect", str(tmp_path / "one.h5"), "--verify"]) == 0
+    metrics_file.path(run).write_bytes(lost.replace(b"\n2,0", b"\n2,1"))
+    with pytest.raises(UserError, match="differs from what round 3 recorded"):
+        quick_run.resume(run)
 
 
 def problems(run: Path) -> list[str]:
