@@ -67,8 +67,9 @@ def _first_figures(first: Run, second: Run) -> int | None:
     metrics = first.verified_metrics, second.verified_metrics
     names = [name for name in metrics[0].names if name in metrics[1].names]
     compared = [name for name in names if not any(part in name for part in _NOT_FIGURES)]
+    lost = max(metrics[0].lost, metrics[1].lost)
     for number, (line, other) in enumerate(zip(metrics[0].lines, metrics[1].lines, strict=False), 1):
-        if any(line[name] != other[name] for name in compared):
+        if number > lost and any(line[name] != other[name] for name in compared):
             return number
     return None
 

@@ -304,7 +304,8 @@ def tracked(run: TrackedRun, output: OutputConfig, observe: Observer) -> Iterato
         attempt("events", lambda: working.append(("events", Events(run))))
     lines = metrics_file.read(run.folder) if working else []
     for line, at in zip(lines, _times(run.folder, [float(line["seconds"] or 0) for line in lines]), strict=True):
-        give(line, at)
+        if line["seconds"]:  # not of rounds whose figures were lost
+            give(line, at)
     try:
         yield both
     except BaseException:

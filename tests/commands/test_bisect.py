@@ -10,7 +10,7 @@ import quick_run
 from pflmpi.analysis.bisection import Bisection, bisect
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
-from pflmpi.store import run_folder
+from pflmpi.store import metrics_file, run_folder
 
 ROUNDS = 6
 
@@ -45,6 +45,10 @@ def test_the_same_bits_on_other_ranks_are_the_same(runs, tmp_path, capfd):
         f"the same: round {ROUNDS}, the newest with a checkpoint in both",
         "configuration, data, code, device and versions are the same",
     ]
+    metrics_file.path(other).unlink()
+    quick_run.resume(other)
+    code, text = told(capfd, runs["every"], other)
+    assert code == 0 and "figures differ" not in text, "they are lost"
     code, text = told(capfd, runs["every"], runs["third"])
     assert code == 0 and text.splitlines()[1:] == ["checkpoint.every: 1 and 3"]
 

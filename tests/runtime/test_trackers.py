@@ -312,6 +312,9 @@ def test_a_class_of_ones_own_gets_its_options_and_each_round(tmp_path, caplog):
     quick_run.resume(tmp_path / "run", ("training.rounds=4",))
     assert (tmp_path / "said").read_text() == "1 2 3 True1 2 3 4 True", "it does not say what it has"
     assert f"names code, which is executed now: {tmp_path}/mine.py:Mine" in caplog.text
+    metrics_file.path(tmp_path / "run").unlink()
+    quick_run.resume(tmp_path / "run", ("training.rounds=5",))
+    assert (tmp_path / "said").read_text().endswith("4 True5 True"), "nothing of rounds whose figures are lost"
 
 
 REFUSED = {
