@@ -137,6 +137,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
         "shape": x.shape[1:],
         "dtype": x.dtype,
         "columns": dataset.columns,
+        "label_columns": dataset.label_columns,
         "minimum": x.min(),
         "maximum": x.max(),
         "mean": x.mean(dtype=np.float64),
@@ -169,6 +170,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield f"shape    {' x '.join(map(str, shape))} ({what})"
     if facts["columns"]:
         yield f"columns  {some(facts['columns'], 8)}"
+    if facts["label_columns"]:
+        yield f"label    {some(facts['label_columns'])} (--label names another column)"
     yield f"values   {facts['minimum']:g} to {facts['maximum']:g}, mean {facts['mean']:.4g}"
     mean, std = (format_numbers(facts[f"standard_{name}"]) for name in ("mean", "deviation"))
     yield f"standard mean {mean}, deviation {std} (data.normalize: standard)"

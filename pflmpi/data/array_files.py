@@ -30,6 +30,7 @@ class OwnArrays:
         class_names: of the labels 0, 1, ..., or of the classes in sorted order; None: as in y, if it has texts.
         num_classes: K, where y has numbers from 0 to K - 1; None: the classes are those in y.
         columns: what the values of a sample are called, in a table.
+        label_columns: which columns of a table y is from.
         layout: `nchw` or `nhwc`, where the file or the user says it.
     """
 
@@ -41,6 +42,7 @@ class OwnArrays:
     class_names: np.ndarray | None = None
     num_classes: int | None = None
     columns: tuple[str, ...] = ()
+    label_columns: tuple[str, ...] = ()
     layout: str | None = None
 
 

@@ -18,7 +18,9 @@ class DataConfig(BaseModel):
     ] = None
     label: Annotated[
         str | list[str] | None,
-        Field(description="column of the labels in a table, or several; null: label, y, class, or last of a .csv"),
+        Field(
+            description="column of the labels in a table, or several; null: label, y, class, target, or last of a .csv"
+        ),
     ] = None
     task: Annotated[
         str,

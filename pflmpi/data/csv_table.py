@@ -10,9 +10,9 @@ from pflmpi.data.array_files import OwnArrays
 from pflmpi.data.dataset import as_numbers, first_missing, indistinct
 from pflmpi.regular_file import read_some
 
-LABELS = ("label", "y", "class")  # what the column of the labels may be called
+LABELS = ("label", "y", "class", "target")  # what the column of the labels may be called, in any case
 _MOST_OF_PIPE = 1 << 28  # bytes
-MARKS = ("test", "validation")  # columns that say what a sample is for
+MARKS = ("test", "validation")  # columns that say what a sample is for, in any case
 _SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # of these columns
 
 
@@ -21,7 +21,7 @@ def read_table(path: Path, label: str | list[str] | None, client: str | None) ->
 
     Args:
         path: of the file, UTF-8.
-        label, client: their columns; None for those called so, and for the last one as the label.
+        label, client: their columns; None for those called so, and for the last other one as the label.
 
     Raises:
         ValueError: what it holds is no such table.
@@ -32,24 +32,45 @@ def read_table(path: Path, label: str | list[str] | None, client: str | None) ->
             raise ValueError(f"line {number} has {len(row)} values, the header has {len(names)}")
     _check_header(names, rows, label, client)
     columns = {name: np.array([row[place].strip() for row in rows]) for place, name in enumerate(names)}
-    guessed = label is None and not {*LABELS} & {*names}
-    labels, client = label_and_client(names, label, client, names[-1])
+    guessed = label is None and not any(column_called(names, name) for name in LABELS)
+    not_labels = (client, *(name for name in names if name.lower() in ("client", *MARKS)))
+    last = next((name for name in reversed(names) if name not in not_labels), None)
+    labels, client = label_and_client(names, label, client, last)
+    marks = mark_columns(names, (*labels, client))
     for name in filter(None, (*labels, client, *names)):
         if (empty := np.flatnonzero(columns[name] == "")).size:
             raise ValueError(f"line {at[empty[0]]} has no {name}; fill it in, or leave the line out")
     for name in filter(None, (*labels, client)):
         if (lost := first_missing(as_numbers(columns[name]))) is not None:
             raise ValueError(f"line {at[lost]} has {name} = {columns[name][lost]}; fill it in, or leave the line out")
-    features = {
-        name: _features(name, columns[name], at, guessed) for name in names if name not in (*labels, client, *MARKS)
-    }
+    others = [name for name in names if name not in (*labels, client, *marks.values())]
+    features = {name: _features(name, columns[name], at, guessed) for name in others}
     if not features:
         raise ValueError(f"there are no columns besides {', '.join(labels)!r}; separate columns by commas")
-    sides = {name: _sides(name, columns[name], at) for name in MARKS if name in columns}
+    sides = {name: _sides(column, columns[column], at) for name, column in marks.items()}
     values = np.stack([*features.values()], 1)
     chosen = np.stack([columns[name] for name in labels], 1) if isinstance(label, list) else columns[labels[0]]
     test, validation = map(sides.get, MARKS)
-    return OwnArrays(values, chosen, columns.get(client or ""), test, validation, columns=tuple(features))
+    about = (values, chosen, columns.get(client or ""), test, validation)
+    return OwnArrays(*about, columns=tuple(others), label_columns=tuple(labels))
+
+
+def column_called(names: list[str], wanted: str) -> str | None:
+    """The column with a name, in any case; None without one.
+
+    Raises:
+        ValueError: there are several.
+    """
+    matching = [name for name in names if name.lower() == wanted]
+    if len(matching) > 1:
+        raise ValueError(f"the columns {' and '.join(map(repr, matching))} may both be the {wanted}; rename one")
+    return matching[0] if matching else None
+
+
+def mark_columns(names: list[str], taken: tuple[str | None, ...]) -> dict[str, str]:
+    """The columns that say what a sample is for, by their names in `MARKS`, among those that are not taken."""
+    free = [name for name in names if name not in taken]
+    return {name: column for name in MARKS if (column := column_called(free, name)) is not None}
 
 
 def label_and_client(
@@ -60,14 +81,15 @@ def label_and_client(
     Raises:
         ValueError: there is no such column, or none that is clear.
     """
-    wanted = label if isinstance(label, list) else [label or next(filter(names.__contains__, LABELS), otherwise)]
+    called = (column_called(names, name) for name in LABELS)
+    wanted = label if isinstance(label, list) else [label or next(filter(None, called), otherwise)]
     for key, name in (*(("label", name) for name in wanted), ("client", client)):
         if name is not None and name not in names:
             raise ValueError(f"there is no column data.{key} = {name!r}; known: {', '.join(names)}")
     labels = [name for name in wanted if name is not None]
     if not labels:
         raise ValueError(f"set data.label (pflmpi data: --label), the column of the labels; known: {', '.join(names)}")
-    return labels, client or ("client" if "client" in names else None)
+    return labels, client or column_called(names, "client")
 
 
 def _check_header(names: list[str], rows: list[list[str]], label: str | list[str] | None, client: str | None) -> None:
@@ -89,7 +111,7 @@ def _check_header(names: list[str], rows: list[list[str]], label: str | list[str
     number = next(filter(_is_number, names), None)
     if number is None or {*(label if isinstance(label, list) else [label]), client} & {*names}:
         return
-    named = {names.index(name): name for name in (*LABELS, "client", *MARKS) if name in names}
+    named = {place: name for place, name in enumerate(names) if name.lower() in (*LABELS, "client", *MARKS)}
     if all(any(row[place].strip() == name for row in rows) for place, name in named.items()):
         raise ValueError(
             f"its first line has {number!r}, as a sample would; expected a header, with the name of each column: add "

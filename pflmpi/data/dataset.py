@@ -33,6 +33,7 @@ class Dataset:
     written_clients: tuple[str, ...] = ()  # by number in `writers`, as they are in a file of one's own
     may_be_tokens: bool = False  # whether the values were whole numbers of an array
     columns: tuple[str, ...] = ()  # [D], what the values of a sample [D] are called; none where nobody has said
+    label_columns: tuple[str, ...] = ()  # of a table, which the labels are from
     official_validation: np.ndarray | None = None  # bool [n], of training samples; None where nobody has said
     task_kind: TaskKind = CLASSIFICATION
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays, check_memory
-from pflmpi.data.csv_table import MARKS, label_and_client
+from pflmpi.data.csv_table import MARKS, label_and_client, mark_columns
 from pflmpi.data.image_files import stacked
 from pflmpi.text import first_line, some
 
@@ -117,9 +117,10 @@ def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, clien
     labels, client = label_and_client(names, label, client, otherwise)
     labelled = [_values(table, name) for name in labels]
     by_file = splits.any()
-    marked = [] if by_file else [name for name in MARKS if name in names]
-    marks = {name: splits == name for name in MARKS} if by_file else {name: _values(table, name) for name in marked}
-    others = [name for name in names if name not in (*labels, client, *marked)]
+    marked = {} if by_file else mark_columns(names, (*labels, client))
+    of_column = {name: _values(table, column) for name, column in marked.items()}
+    marks = {name: splits == name for name in MARKS} if by_file else of_column
+    others = [name for name in names if name not in (*labels, client, *marked.values())]
     x, used = _samples(table, others)
     if len(used) < len(others):
         logger.warning("a sample is its %r; not used: %s", used[0], some(sorted({*others} - {*used})))
@@ -130,7 +131,7 @@ def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, clien
     layout = "nchw" if x.dtype == np.uint8 and x.ndim == 4 else None  # pictures
     num_classes = None if classes is None else len(classes)
     y = labelled[0] if len(labels) == 1 else np.stack(labelled, 1)
-    return OwnArrays(x, y, of_client, test, validation, classes, num_classes, columns, layout)
+    return OwnArrays(x, y, of_client, test, validation, classes, num_classes, columns, tuple(labels), layout)
 
 
 def _class_names(table: Any, name: str) -> np.ndarray | None:

@@ -113,6 +113,7 @@ def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
         written_clients=_texts(clients),
         may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
+        label_columns=arrays.label_columns,
         task_kind=task_kind,
     )
 

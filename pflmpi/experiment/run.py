@@ -206,6 +206,8 @@ def _log_assumptions(experiment: Experiment) -> None:
             first.name,
             others,
         )
+    if config.data.label is None and dataset.label_columns:
+        _log.warning("the label is the column %r; data.label names another", dataset.label_columns[0])
     chosen = config.data.split == "auto" and config.partition.path is None
     if chosen and resolved_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())

@@ -104,6 +104,30 @@ def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path, capsys):
     assert float(last["accuracy_mean"]) > 0.8
 
 
+def test_columns_are_called_so_in_any_case_and_the_label_is_named(tmp_path, capsys, caplog):
+    path = tmp_path / "my.csv"
+    path.write_text(
+        "Target,a,Client,rooms,Test\n" + "".join(f"{n % 2},{n},{n % 3},{n % 4},{n % 5 == 0}\n" for n in range(60))
+    )
+    found = read_own(path)
+    assert found.columns == ("a", "rooms") and found.label_columns == ("Target",) and found.num_classes == 2
+    assert found.written_clients == ("0", "1", "2") and found.official_test.sum() == 12
+    assert read_own(path, "Test").official_test.sum() == 0, "what is the label marks nothing"
+    assert main(["data", str(path)]) == 0
+    assert "label    Target (--label names another column)" in capsys.readouterr().out
+    path.write_text("a,kind,client\n1,x,7\n2,y,8\n")
+    assert read_own(path).label_columns == ("kind",), "the last one that is not called otherwise"
+    path.write_text("y1,a,rooms\n" + "".join(f"{n % 2},{n},{n % 4}\n" for n in range(60)))
+    raw = quick_run.settings(training={"rounds": 1}, data={"name": "my", "path": str(path), "limit": None})
+    raw |= {"partition": {"name": "iid", "clients": 3}, "model": {"name": "logistic"}}
+    quick_run.run(raw, tmp_path / "run")
+    assert "the label is the column 'rooms'; data.label names another" in caplog.text
+    caplog.clear()
+    raw["data"]["label"] = "y1"
+    quick_run.run(raw, tmp_path / "named")
+    assert "the label is" not in caplog.text
+
+
 def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(tmp_path, capfd, caplog):
     rows = [f"{RNG.normal(120, 15):.3f},{n % 7},{'cat' if n % 2 else 'owl'},{n % 4:d}1,{n % 5 == 0}" for n in range(80)]
     (tmp_path / "my.csv").write_text("\n".join(["pressure,days,kind,client,test", *rows, "119,3,emu,21,1"]) + "\n")
@@ -192,6 +216,8 @@ TABLES = [  # texts of a .csv
     ("a,label\n1,2\n3\n", "line 3 has 1 values, the header has 2"),
     ("a,label\n" + '"' + "1,0\n" * 40_000, "a quote may not be closed"),
     ("a,label\n1,0\nä,1\n".encode("latin-1"), "line 3 is not UTF-8 .*; save it as UTF-8"),
+    *((f"{a},b,{b}\n1,2,0\n3,4,1\n", f"the columns '{a}' and '{b}' may both be the {b.lower()}; rename one")
+      for a, b in (("label", "Label"), ("Client", "client"), ("TEST", "test"))),
     ("a,b,label\n1,2,0\n,4,1\n", "line 3 has no a; fill it in, or leave the line out"),
     ("a,b,label\n1,2,0\n\n,4,1\n", "line 4 has no a; fill it in, or leave the line out"),
     ('a,b,label\n1,2,"0\n"\n,4,1\n', "line 4 has no a; fill it in, or leave the line out"),
