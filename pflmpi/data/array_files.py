@@ -1,7 +1,8 @@
 """Arrays from .npz and HDF5 files of the user's: nothing is unpickled, and every problem is a `ValueError`."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -77,6 +78,19 @@ def read_npz(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ())
         FileNotFoundError: no such file.
         ValueError: not an archive, or an array that is missing, damaged, pickled or larger than the memory.
     """
+    with _npz(path) as archive:
+        there = [name for name in optional if f"{name}.npy" in archive.namelist()]
+        return {name: _npz_array(archive, name) for name in (*names, *there)}
+
+
+def npz_names(path: Path) -> list[str]:
+    """What the arrays are called; raises as `read_npz`."""
+    with _npz(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+@contextmanager
+def _npz(path: Path) -> Iterator[zipfile.ZipFile]:
     if path.exists() and not path.is_file():
         raise ValueError("it is no regular file")
     # Opened here: numpy leaves the file open when the archive is damaged.
@@ -85,8 +99,7 @@ def read_npz(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ())
             if not zipfile.is_zipfile(file):
                 raise ValueError("not an .npz archive, or cut short")
             with zipfile.ZipFile(file) as archive:
-                there = [name for name in optional if f"{name}.npy" in archive.namelist()]
-                return {name: _npz_array(archive, name) for name in (*names, *there)}
+                yield archive
         except MemoryError:
             raise
         except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds for damaged bytes
@@ -126,12 +139,24 @@ def read_h5(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     Raises:
         ValueError: not an HDF5 file, or a dataset that is damaged, in another file, too large for the memory, or none.
     """
+    with _h5(path) as file:
+        return {name: _h5_array(file, name) for name in names if name in file}
+
+
+def h5_names(path: Path) -> list[str]:
+    """What the datasets and groups are called; raises as `read_h5`."""
+    with _h5(path) as file:
+        return list(file)
+
+
+@contextmanager
+def _h5(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise ValueError("it is no regular file")
     try:
         with h5py.File(path, "r") as file:
             refuse_external_links(file)
-            return {name: _h5_array(file, name) for name in names if name in file}
+            yield file
     except Exception as error:  # h5py raises half a dozen kinds for damaged bytes
         raise ValueError(first_line(error)) from error
 

@@ -1,5 +1,6 @@
 """Folders of pictures: a folder for each class, below train/ and test/ where these exist."""
 
+import logging
 import warnings
 from collections.abc import Iterable
 from io import BytesIO
@@ -8,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays
+
+logger = logging.getLogger(__name__)
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 
@@ -28,6 +31,8 @@ def read_pictures(path: Path) -> OwnArrays:
     ]
     if not entries:
         raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
+    if unread := {*_pictures(path.rglob("*"))} - {file for file, _, _ in entries}:
+        logger.warning("not read: %d pictures that are not directly in the folder of a class", len(unread))
     labels, test = np.array([label for _, label, _ in entries]), np.array([side for _, _, side in entries])
     return OwnArrays(stacked((str(file), file) for file, _, _ in entries), labels, test=test, layout="nchw")
 
@@ -52,7 +57,11 @@ def stacked(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
 
 
 def _files(side: Path) -> list[Path]:
-    return sorted(file for file in side.glob("*/*") if file.suffix.lower() in _PICTURES)
+    return sorted(_pictures(side.glob("*/*")))
+
+
+def _pictures(files: Iterable[Path]) -> list[Path]:
+    return [file for file in files if file.suffix.lower() in _PICTURES]
 
 
 def _picture(name: str, file: Path | BytesIO) -> np.ndarray:

@@ -1,11 +1,14 @@
 """Data of one's own: an .npz or .h5 file, a table, a folder of pictures, or one in the format of other packages."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from pflmpi.data.array_files import OwnArrays, joined, read_h5, read_npz
+from pflmpi.data.array_files import OwnArrays, h5_names, joined, npz_names, read_h5, read_npz
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing, indistinct
 from pflmpi.data.hugging_face import is_hugging_face, read_hugging_face
@@ -14,6 +17,9 @@ from pflmpi.data.leaf import is_leaf, read_leaf
 from pflmpi.data.pfllib import is_split_by_client, read_folder
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
+from pflmpi.text import some
+
+logger = logging.getLogger(__name__)
 
 _HOW = (
     "give an .npz or .h5 with x and y (and client, test, validation, class_names), a .csv with a header and a column "
@@ -26,7 +32,6 @@ _BY_SIDE = [  # instead of x and y of all samples, those of each side, as MedMNI
     {side: (x.format(side), y.format(side)) for side in _SIDES}
     for x, y in (("{}_images", "{}_labels"), ("x_{}", "y_{}"))
 ]
-_ARRAYS = ("x", "y", *_OPTIONAL, *(name for names in _BY_SIDE for pair in names.values() for name in pair))
 
 
 def read_own(
@@ -64,9 +69,9 @@ def read_own(
         elif path.is_dir():
             arrays = _folder(path)
         elif path.suffix == ".npz":
-            arrays = _named(read_npz(path, (), _ARRAYS))
+            arrays = _named(npz_names(path), lambda names: read_npz(path, (), names))
         elif path.suffix in (".h5", ".hdf5"):
-            arrays = _named(read_h5(path, _ARRAYS))
+            arrays = _named(h5_names(path), lambda names: read_h5(path, names))
         elif path.suffix == ".csv":
             arrays = read_table(path, label, client)
         else:
@@ -233,15 +238,26 @@ def _layout(x: np.ndarray) -> str:
     )
 
 
-def _named(arrays: dict[str, np.ndarray]) -> OwnArrays:
-    """What the arrays of a file hold: x and y of all samples, or of those for training, validation and testing."""
-    for sides in _BY_SIDE:
-        if (of_training := sides["train"][0]) in arrays:
-            others = [names["train"][0] for names in _BY_SIDE if names is not sides]
-            for name in (*others, "x", "test", "validation"):
-                if name in arrays:
-                    raise ValueError(f"it has {of_training!r} and {name!r}; leave one of them out")
-            arrays |= _of_all_sides(arrays, sides)
+def _named(there: list[str], read: Callable[[tuple[str, ...]], dict[str, np.ndarray]]) -> OwnArrays:
+    """What the arrays of a file hold: x and y of all samples, or of those for training, validation and testing.
+
+    Args:
+        there: what the arrays in it are called; which of them are not read is logged.
+        read: those with the given names that are there.
+    """
+    sides = next((names for names in _BY_SIDE if names["train"][0] in there), None)
+    if sides is not None:
+        of_training = sides["train"][0]
+        others = [names["train"][0] for names in _BY_SIDE if names is not sides]
+        for name in (*others, "x", "test", "validation"):
+            if name in there:
+                raise ValueError(f"it has {of_training!r} and {name!r}; leave one of them out")
+    of_samples = ("x", "y", *_OPTIONAL) if sides is None else (*chain(*sides.values()), "client", "class_names")
+    arrays = read(of_samples)
+    if unread := sorted({*there} - {*of_samples}):
+        logger.warning("not read: %s (known: %s)", some(unread), ", ".join(of_samples))
+    if sides is not None:
+        arrays |= _of_all_sides(arrays, sides)
     client, test, validation, class_names = map(arrays.get, _OPTIONAL)
     return OwnArrays(_array(arrays, "x"), _array(arrays, "y"), client, test, validation, class_names)
 

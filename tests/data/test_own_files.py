@@ -329,6 +329,18 @@ def test_arrays_say_who_is_a_client_and_what_is_for_testing(suffix, tmp_path):
         read_own(path, client="z")
 
 
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+def test_arrays_that_are_not_read_are_named(suffix, tmp_path, caplog):
+    path, x, y = tmp_path / f"my.{suffix}", RNG.normal(size=(4, 2)), np.arange(4) % 2
+    read_own(stored(path, {"x": x, "y": y, "test": y, "client": y}))
+    assert not caplog.text
+    read_own(stored(path, {"x": x, "y": y, "test_mask": y, "clients": y, "x_test": x}))
+    assert "not read: clients, test_mask, x_test (known: x, y, client, test, validation, class_names)" in caplog.text
+    caplog.clear()
+    read_own(stored(path, {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "x_valid": x, "y": y}))
+    assert "not read: x_valid, y (known: x_train, y_train, x_val, y_val, x_test, y_test, client" in caplog.text
+
+
 def test_a_table_says_what_is_for_testing(tmp_path):
     path = tmp_path / "my.csv"
     for written in ("0 1 0", "False True false", "0.0 1.0 0"):
@@ -417,6 +429,22 @@ def test_pictures_as_narrow_as_their_colours_have_their_channels_last(tmp_path):
         (tmp_path / "pets" / label).mkdir(parents=True)
         Image.fromarray(pixels).save(tmp_path / "pets" / label / "0.png")
     np.testing.assert_array_equal(read_own(tmp_path / "pets").images, [pixels.transpose(2, 0, 1)] * 2)
+
+
+@pytest.mark.parametrize("sides", [("",), ("train", "test")])
+def test_pictures_that_are_not_read_are_counted(sides, tmp_path, caplog):
+    from PIL import Image
+
+    places = [tmp_path / "pets" / side / label for side in sides for label in ("cat", "dog")]
+    for place in places:
+        (place / "deeper").mkdir(parents=True)
+        Image.new("L", (3, 3)).save(place / "0.png")
+    read_own(tmp_path / "pets")
+    assert not caplog.text
+    for unread in (*(place / "deeper" / "1.png" for place in places), tmp_path / "pets" / "2.PNG"):
+        Image.new("L", (3, 3)).save(unread)
+    assert len(read_own(tmp_path / "pets").labels) == len(places)
+    assert f"not read: {len(places) + 1} pictures that are not directly in the folder of a class" in caplog.text
 
 
 def test_blank_lines_of_a_table_are_left_out(tmp_path):
