@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from pflmpi.data.sources import SOURCES
 from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_marked, split_pooled, split_share
 from pflmpi.errors import DataError
 from pflmpi.rng import stream, streams
-from pflmpi.text import some
+from pflmpi.text import counted, some
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,9 @@ class Federation:
 
     @property
     def num_shared(self) -> int:
-        """Number of extra copies of samples given out more than once (only by `nway_kshot`, when its pool runs out)."""
-        samples = np.concatenate([*self.train, *self.test, *self.validation])
-        return len(samples) - len(np.unique(samples))
+        """Number of samples that more than one client has; no client has one twice."""
+        _, counts = np.unique(np.concatenate([*self.train, *self.test, *self.validation]), return_counts=True)
+        return int((counts > 1).sum())
 
 
 def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> Federation:
@@ -123,7 +124,10 @@ def _divided(
                 logger.warning(
                     "data.%s has no effect: %s says which samples of a client are for testing", name, partition.path
                 )
-        return _saved(dataset, Path(partition.path))
+        train, test, validation = _saved(dataset, Path(partition.path))
+        sides = {"training samples": train, "test samples": test, "validation samples": validation}
+        _refuse_repeats(f"partition {partition.path}", sides)
+        return train, test, validation
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")
     by_writer = divides(partition.name) == "writers"
@@ -141,6 +145,7 @@ def _divided(
     if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
         return *_split_by_partition(dataset, shares, partition, data), ()
     shares = _checked(shares, partition, len(pool))
+    _refuse_repeats(f"partition {partition.name!r}", {"samples": shares})
     parts = cut(pool[np.concatenate(shares)], _lengths(shares))
     if split == "pooled":
         drawn_from = partial(streams, seed, 0, purpose="split")
@@ -275,6 +280,7 @@ def _split_by_partition(
     train, test = ([share[side] for share in shares] for side in (0, 1))
     checked = [_checked(side, partition, len(dataset.labels)) for side in (train, test)]
     train, test = ([np.asarray(samples, np.int64) for samples in side] for side in checked)
+    _refuse_repeats(f"partition {partition.name!r}", {"training samples": train, "test samples": test})
     return train, test
 
 
@@ -300,12 +306,43 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
     return shares
 
 
+def _refuse_repeats(source: str, sides: dict[str, Samples]) -> None:
+    """Raise `DataError` where a client has a sample twice: it would be tested on what it trains on, or count double.
+
+    Args:
+        source: what gives the samples, for the message.
+        sides: samples of each client, by what they are.
+    """
+    parts = [*chain(*sides.values())]
+    lengths = _lengths(parts)
+    client = np.repeat(np.concatenate([np.arange(len(side)) for side in sides.values()]), lengths)
+    side = np.repeat(np.repeat(np.arange(len(sides)), [*map(len, sides.values())]), lengths)
+    samples = np.concatenate(parts)
+    order = np.lexsort((samples, client))
+    again = (np.diff(client[order]) == 0) & (np.diff(samples[order]) == 0)
+    if not again.any():
+        return
+    first, second = order[(place := int(again.argmax())) : place + 2]
+    repeated = order[:-1][again & (client[order[:-1]] == client[first])]
+    names = [*sides]
+    where = " and its ".join(dict.fromkeys((names[side[first]], names[side[second]])))
+    raise DataError(
+        f"{source} gives {counted(len(np.unique(samples[repeated])), 'sample')} to client {client[first]} more than "
+        f"once, such as index {samples[first]} among its {where}; a client may have each sample once"
+    )
+
+
 def _federation(dataset: Dataset, train: Samples, test: Samples, validation: Samples) -> Federation:
     _check_held("test", dataset, test, "give them two samples or more each, or another partition")
     if validation:
         _check_held("validation", dataset, validation, "raise data.validation, or give each client more samples")
     digest, counts = _digest(dataset, train, test, validation), _class_counts(dataset, train)
-    return Federation(dataset, tuple(train), tuple(test), digest, counts, tuple(validation))
+    federation = Federation(dataset, tuple(train), tuple(test), digest, counts, tuple(validation))
+    if shared := federation.num_shared:
+        tested = len(np.intersect1d(np.concatenate(train), np.concatenate(test)))
+        what = "%d samples are with more than one client; %d of them are trained on by one and tested by another"
+        logger.warning(what, shared, tested)
+    return federation
 
 
 def _check_held(side: str, dataset: Dataset, samples: Samples, remedy: str) -> None:

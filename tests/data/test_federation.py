@@ -13,7 +13,7 @@ from pflmpi.config.load import partition
 from pflmpi.data import load
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import assemble
-from pflmpi.data.federation import Federation, build, save
+from pflmpi.data.federation import Federation, _digest, build, save
 from pflmpi.data.loading import limited
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.unseen import divide
@@ -168,11 +168,45 @@ def test_the_real_femnist_sample_gives_natural_federations(data_root, tmp_path):
 # --- sharing ------------------------------------------------------------------------------------------------
 
 
-def test_shared_samples_are_counted():
-    section = {"name": "nway_kshot", "clients": 3, "n": 4, "k": 60, "stdev": 0, "noise": 0}
+def test_shared_samples_are_counted(caplog):
+    assert federation("exdir").num_shared == 0 and not caplog.text
+    section = {"name": "nway_kshot", "clients": 3, "n": 4, "k": 90, "stdev": 0, "noise": 0}
     found = build(toy(), partition(section), DataConfig(name="toy"), 0)
-    assert found.num_shared == 3 * 4 * 60 - 400
-    assert federation("exdir").num_shared == 0
+    places = np.bincount(np.concatenate([*found.train, *found.test]), minlength=400)
+    assert found.num_shared == (places > 1).sum() < places.sum() - 400, "some samples are with all three"
+    both = len({*np.concatenate(found.train).tolist()} & {*np.concatenate(found.test).tolist()})
+    assert (
+        f"{found.num_shared} samples are with more than one client; {both} of them are trained on by one" in caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+    "returned, expected",
+    [
+        ("[np.array([0, 1]), np.array([7, 3, 7, 9, 9, 7])]", "gives 2 samples to client 1 more than once, such as "
+         "index 7 among its samples; a client may have each sample once"),
+        ("[(np.arange(4), np.arange(4, 6)), (np.arange(9), np.arange(8, 10))]", "gives 1 sample to client 1 more "
+         "than once, such as index 8 among its training samples and its test samples"),
+        ("[(np.arange(4), np.array([5, 5]))]", ".* such as index 5 among its test samples; a client"),
+    ],
+)  # fmt: skip
+def test_a_client_that_has_a_sample_twice_is_refused_by_number_and_index(returned, expected, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(f"import numpy as np\n\n\ndef twice(labels, clients, rng):\n    return {returned}\n")
+    with pytest.raises(DataError, match=f"partition .*mine.py:twice' {expected}"):
+        build(toy(), PartitionConfig(f"{file}:twice"), DataConfig(name="toy", split="pooled"), 0)
+
+
+def test_a_saved_partition_that_tests_on_what_it_trains_on_is_refused(tmp_path):
+    found = federation()
+    train, test = list(found.train), list(found.test)
+    test[2] = train[2][:5]
+    digest = _digest(found.dataset, train, test, ())
+    save(dataclasses.replace(found, test=tuple(test), digest=digest), tmp_path / "p.npz")
+    with pytest.raises(
+        DataError, match=rf"p.npz gives 5 samples to client 2 more than once, such as index {test[2][0]}"
+    ):
+        reuse(found.dataset, tmp_path / "p.npz")
 
 
 # --- saved and used again -----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """About n labels for each client, and about k samples of each."""
 
-import logging
 from typing import Annotated
 
 import numpy as np
@@ -9,8 +8,6 @@ from pydantic import Field
 from pflmpi.data.partitions.by_label import class_sizes
 from pflmpi.data.splits import merged
 from pflmpi.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 
 def nway_kshot(
@@ -56,12 +53,6 @@ def nway_kshot(
         ways = rng.integers(low, high + 1)
         chosen = np.sort(rng.choice(len(classes), size=ways, replace=False))
         result.append(merged([pools[column].take(int(rng.integers(k - noise, k + noise + 1))) for column in chosen]))
-    given = sum(len(samples) for samples in result)
-    shared = given - len(np.unique(np.concatenate(result)))
-    if shared:
-        logger.warning(
-            "the pool ran out: %d of %d samples that were given out are with more than one client", shared, given
-        )
     return result
 
 
