@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", metavar="TASK", help="what the labels are, as data.task (default: classification)")
     parser.add_argument("--client", metavar="COLUMN", help="column of the clients in a table, as data.client")
     parser.add_argument(
-        "--layout", choices=("nchw", "nhwc"), help="axes of an array of images, channels first or last, as data.layout"
+        "--layout", choices=("nchw", "nhwc"), help="axes of an array, channels first or last, as data.layout"
     )
     parser.add_argument(
         "--picture", type=Path, metavar="FILE.png", help="draw samples of each class, and who holds how many of which"
@@ -111,7 +111,7 @@ def _show_data(options: argparse.Namespace) -> int:
 
         with atomic.refusing(options.picture, "choose another --picture"):
             draw_samples(dataset, options.picture)
-    facts = {**_facts(dataset), "picture": options.picture}
+    facts = {**_facts(dataset, options.layout), "picture": options.picture}
     if options.json:
         print_json(facts)
     else:
@@ -119,13 +119,15 @@ def _show_data(options: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(dataset: "Dataset") -> dict[str, Any]:
+def _facts(dataset: "Dataset", layout: str | None) -> dict[str, Any]:
     """Shapes, values, classes and clients."""
     import numpy as np
 
     from pflmpi.data.dataset import standardised, unscaled
+    from pflmpi.data.own_files import has_unclear_channels
 
-    x, names, standard = dataset.images, dataset.class_names or dataset.written_labels, standardised(dataset)
+    x, names = dataset.images, dataset.class_names or dataset.written_labels
+    standard = None if has_unclear_channels(x, layout) else standardised(dataset)
     labels = dataset.labels if dataset.task_kind.classes else np.empty(0, np.int64)
     classes, counts = np.unique(labels, return_counts=True)
     untrained = np.setdiff1d(classes, labels[~dataset.official_test[: len(labels)]])
@@ -141,8 +143,8 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
         "minimum": x.min(),
         "maximum": x.max(),
         "mean": x.mean(dtype=np.float64),
-        "standard_mean": standard.mean,
-        "standard_deviation": standard.std,
+        "standard_mean": standard and standard.mean,
+        "standard_deviation": standard and standard.std,
         "scale_problem": unscaled(dataset) or None,
         "classes": [names[label] for label in classes],
         "samples_by_class": counts,
@@ -162,7 +164,7 @@ def _of_labels(dataset: "Dataset") -> str:
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield lines with what `_facts` found."""
-    from pflmpi.text import format_numbers, size, some
+    from pflmpi.text import size, some
 
     shape, classes, counts = facts["shape"], facts["classes"], facts["samples_by_class"]
     what = f"{'bytes' if facts['dtype'] == 'uint8' else 'numbers'}{', images C x H x W' if len(shape) == 3 else ''}"
@@ -173,8 +175,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["label_columns"]:
         yield f"label    {some(facts['label_columns'])} (--label names another column)"
     yield f"values   {facts['minimum']:g} to {facts['maximum']:g}, mean {facts['mean']:.4g}"
-    mean, std = (format_numbers(facts[f"standard_{name}"]) for name in ("mean", "deviation"))
-    yield f"standard mean {mean}, deviation {std} (data.normalize: standard)"
+    yield f"standard {_standard(facts)} (data.normalize: standard)"
     if problem := facts["scale_problem"]:
         yield f"scale    {problem}"
     if classes:
@@ -199,3 +200,13 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
             yield f"         numbered from 0: {some(facts['clients'])}"
     if facts["picture"] is not None:
         yield f"picture  {facts['picture']}"
+
+
+def _standard(facts: dict[str, Any]) -> str:
+    """Mean and deviation of each channel, or what they lack."""
+    from pflmpi.text import format_numbers
+
+    if facts["standard_mean"] is None:
+        return "needs --layout: nchw if channels are before the steps, nhwc if after"
+    mean, std = (format_numbers(facts[f"standard_{name}"]) for name in ("mean", "deviation"))
+    return f"mean {mean}, deviation {std}"

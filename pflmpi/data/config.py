@@ -29,7 +29,7 @@ class DataConfig(BaseModel):
     client: Annotated[str | None, Field(description="column of a table that says whose samples they are")] = None
     layout: Annotated[
         Literal["nchw", "nhwc"] | None,
-        Field(description="axes of an array of one's own, channels first or last; null: as its shape tells"),
+        Field(description="axes of an array of one's own, channels first or last; null: as its shape tells, or as is"),
     ] = None
     normalize: Annotated[
         Literal["fixed", "standard", "pixel"],

@@ -12,7 +12,7 @@ from pflmpi import outside
 from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import Dataset, content_digest, standardised, standardised_by_pixel
-from pflmpi.data.own_files import read_own
+from pflmpi.data.own_files import has_unclear_channels, read_own
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
 from pflmpi.data.splits import apportion, merged
@@ -45,6 +45,13 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
             f"{TASK_KINDS.name_of(type(dataset.task_kind))}; set data.task to that, or choose other data"
         )
     if config.normalize == "standard":
+        if config.path is not None and has_unclear_channels(dataset.images, config.layout):
+            shape = list(dataset.images.shape)
+            raise DataError(
+                f"data.normalize = standard scales each channel, and data.path = {config.path!r} holds sequences "
+                f"{shape}: set data.layout to nchw if the channels are before the steps, or to nhwc if they are after "
+                "them; models get them first then"
+            )
         dataset = standardised(dataset)
     if config.normalize == "pixel":
         dataset = standardised_by_pixel(dataset)

@@ -44,12 +44,14 @@ def read_own(
     """The dataset in a file or folder.
 
     Samples of bytes are images: [n, H, W], [n, C, H, W], or [n, H, W, C] with 1 or 3 channels. All others become
-    float32 of the shape that they have. Classes and clients are numbered in sorted order, texts that are numbers too.
+    float32 of the shape that they have, with a layout with their channels first. Classes and clients are numbered in
+    sorted order, texts that are numbers too.
 
     Args:
         label, client: columns of a table; None for those called so, and for the last one as the label.
         task_kind: what the labels are.
-        layout: `nchw` or `nhwc`, the axes of arrays [n, ., ., .]; None where the shape leaves no doubt.
+        layout: `nchw` or `nhwc`, whether arrays [n, ., ., .] or numbers [n, ., .] have their channels first or last;
+            None where the shape leaves no doubt, or for sequences as they are.
 
     Raises:
         DataError: there is no such file, or its content cannot be used.
@@ -60,8 +62,7 @@ def read_own(
     for key, column in (("label", label), ("client", client)):
         if column is not None and not columns:
             raise DataError(f"data.{key} = {column!r} names a column of a table, and this is {path.name}; leave it out")
-    of_clients = path.is_dir() and (is_split_by_client(path) or is_leaf(path))
-    if layout is not None and (path.suffix == ".csv" or (path.is_dir() and not (of_clients or columns))):
+    if layout is not None and not may_hold_arrays(path):
         raise DataError(f"data.layout = {layout!r} is of arrays, and {path.name} holds none; leave it out")
     try:
         if is_hugging_face(path):
@@ -84,6 +85,18 @@ def read_own(
             f"data.path = {str(path)!r} needs more memory than this process may have; allow it more (ulimit -v, --mem "
             "of a job), or use fewer samples"
         ) from error
+
+
+def may_hold_arrays(path: Path) -> bool:
+    """Whether data in a file or folder may have axes that a layout tells; not a table or pictures."""
+    if path.is_dir():
+        return is_split_by_client(path) or is_leaf(path) or is_hugging_face(path)
+    return path.suffix != ".csv"
+
+
+def has_unclear_channels(images: np.ndarray, layout: str | None) -> bool:
+    """Whether data of one's own are sequences of which nobody has said if their channels are first or last."""
+    return images.ndim == 3 and layout is None
 
 
 def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
@@ -191,8 +204,13 @@ def _samples(x: np.ndarray, layout: str | None) -> np.ndarray:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}; expected numbers [n, ...]")
     if x.ndim == 4:
         x = x if (layout or _layout(x)) == "nchw" else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    elif x.ndim == 3 and x.dtype != np.uint8:
+        x = np.ascontiguousarray(x.transpose(0, 2, 1)) if layout == "nhwc" else x
     elif layout is not None:
-        raise ValueError(f"data.layout = {layout!r} is of arrays [n, ., ., .], and x is {list(x.shape)}; leave it out")
+        raise ValueError(
+            f"data.layout = {layout!r} is of arrays [n, ., ., .], or numbers [n, ., .], and x is {x.dtype} "
+            f"{list(x.shape)}; leave it out"
+        )
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return x[:, None] if x.ndim == 3 else x
     original = x

@@ -13,6 +13,7 @@ from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
+from pflmpi.data.own_files import may_hold_arrays
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
@@ -197,7 +198,7 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
         UserError: there is no such data.
     """
     if Path(text).exists() or text not in list(SOURCES):
-        layout = config.layout if Path(text).suffix in (".npz", ".h5", ".hdf5") else None
+        layout = config.layout if may_hold_arrays(Path(text)) else None
         changes = {"path": str(expanded(text)), "name": Path(text).stem, "limit": None, "layout": layout}
         section = config.model_copy(update=changes)
     else:

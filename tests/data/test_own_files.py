@@ -11,6 +11,8 @@ import quick_run
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
+from pflmpi.data import load
+from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import unscaled
 from pflmpi.data.own_files import read_own
 from pflmpi.data.task_kinds import TASK_KINDS
@@ -415,10 +417,32 @@ def test_the_axes_of_images_are_refused_where_they_are_not_clear(shape, of_bytes
 
 def test_a_layout_where_there_are_no_such_axes_is_refused(tmp_path):
     np.savez(tmp_path / "my.npz", x=np.ones((2, 3)), y=[0, 1])
-    with pytest.raises(DataError, match=r"data.layout = 'nhwc' is of arrays \[n, ., ., .\], and x is \[2, 3\]; leave"):
+    with pytest.raises(
+        DataError, match=r"data.layout = 'nhwc' is of arrays \[n, ., ., .\], .* x is float64 \[2, 3\]; leave"
+    ):
         read_own(tmp_path / "my.npz", layout="nhwc")
     with pytest.raises(DataError, match=r"data.layout = 'nhwc' is of arrays, and my.csv holds none; leave it out"):
         read_own(table(tmp_path / "my.csv"), layout="nhwc")
+
+
+def test_sequences_are_standardised_by_the_channels_that_the_layout_names(tmp_path, capsys):
+    steps = RNG.normal(size=(40, 20, 2)) * [1000, 0.001] + [5000, 0]
+    for name, x in {"last": steps, "first": steps.transpose(0, 2, 1)}.items():
+        np.savez(tmp_path / f"{name}.npz", x=x.astype(np.float32), y=np.arange(40) % 2)
+    config = DataConfig(name="my", path=str(tmp_path / "last.npz"), normalize="standard")
+    with pytest.raises(DataError, match=r"last.npz' holds sequences \[40, 20, 2\]: set data.layout to nchw if"):
+        load(config, 0)
+    last = load(config.model_copy(update={"layout": LAST}), 0)
+    first = load(config.model_copy(update={"layout": FIRST, "path": str(tmp_path / "first.npz")}), 0)
+    for found in (first, last):
+        np.testing.assert_array_equal(found.images, steps.transpose(0, 2, 1).astype(np.float32))
+        np.testing.assert_allclose(found.std, steps.std((0, 1)), rtol=1e-5)
+    assert load(config.model_copy(update={"normalize": "fixed"}), 0).images.shape == (40, 20, 2), "as they are"
+    assert main(["data", str(tmp_path / "last.npz")]) == 0
+    assert "standard needs --layout: nchw if channels are before the steps" in capsys.readouterr().out
+    assert main(["data", str(tmp_path / "last.npz"), "--layout", LAST]) == 0
+    shown = capsys.readouterr().out
+    assert "shape    2 x 20 (numbers)" in shown and "standard mean" in shown
 
 
 def test_pictures_as_narrow_as_their_colours_have_their_channels_last(tmp_path):
