@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -124,10 +124,7 @@ def _divided(
                 logger.warning(
                     "data.%s has no effect: %s says which samples of a client are for testing", name, partition.path
                 )
-        train, test, validation = _saved(dataset, Path(partition.path))
-        sides = {"training samples": train, "test samples": test, "validation samples": validation}
-        _refuse_repeats(f"partition {partition.path}", sides)
-        return train, test, validation
+        return _saved(dataset, Path(partition.path))
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")
     by_writer = divides(partition.name) == "writers"
@@ -223,7 +220,7 @@ def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
     """The training, test and validation samples that `save` wrote.
 
     Raises:
-        DataError: the file cannot be read, is damaged, or was made for other data.
+        DataError: the file cannot be read, is damaged, was made for other data, or gives a client a sample twice.
     """
     try:
         names = ("train", "num_train", "test", "num_test", "dataset_digest", "digest")
@@ -249,6 +246,8 @@ def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
             f"partition {path} is damaged: its digest is {computed}, written was {digest}; "
             f"put a good copy in its place, or make a new partition"
         )
+    sides = {"training samples": train, "test samples": test, "validation samples": validation}
+    _refuse_repeats(f"partition {path}", sides)
     return train, test, validation
 
 
@@ -306,7 +305,7 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
     return shares
 
 
-def _refuse_repeats(source: str, sides: dict[str, Samples]) -> None:
+def _refuse_repeats(source: str, sides: Mapping[str, Samples]) -> None:
     """Raise `DataError` where a client has a sample twice: it would be tested on what it trains on, or count double.
 
     Args:
