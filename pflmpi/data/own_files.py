@@ -140,6 +140,7 @@ def _of_classes(
     name: str, x: np.ndarray, y: np.ndarray, test: np.ndarray, writers: np.ndarray | None, arrays: OwnArrays
 ) -> Dataset:
     """The dataset of samples x with labels y [n] of any kind, which are classes."""
+    _check_distinct(arrays.y, y)
     classes, labels = np.unique(y, return_inverse=True)
     if len(classes) > _MOST_CLASSES or (y.dtype.kind == "f" and (classes != np.round(classes)).any()):
         raise ValueError(
@@ -156,6 +157,18 @@ def _of_classes(
         class_names=_names(classes, arrays.class_names),
         written_labels=_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes),
     )
+
+
+def _check_distinct(written: np.ndarray, y: np.ndarray) -> None:
+    """Raise `ValueError` where labels [n] that are written differently are one number in y [n], as 7 and 07."""
+    names, places = np.unique(written, return_index=True)
+    numbers, counts = np.unique(y[places], return_counts=True)
+    if len(numbers) < len(names):
+        same = _texts(names[y[places] == numbers[counts.argmax()]])
+        raise ValueError(
+            f"y has the labels {' and '.join(map(repr, same[:2]))}, which are one number; write them alike if they are "
+            "one class, or with a letter before each label if they are two"
+        )
 
 
 def _clients(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -379,6 +379,20 @@ def test_clients_whose_names_are_one_number_stay_apart(tmp_path):
     assert found.written_clients == ("007", "10", "7") and found.num_classes == 2
 
 
+@pytest.mark.parametrize("same", [("07", "7"), ("1", "1.0"), ("90071992547409931", "90071992547409932")])
+def test_labels_that_are_written_differently_and_are_one_number_are_refused(same, tmp_path):
+    (tmp_path / "my.csv").write_text(
+        "a,label\n" + "".join(f"{n},{label}\n" for n, label in enumerate((*same, "8", *same)))
+    )
+    expected = (
+        f"y has the labels '{same[0]}' and '{same[1]}', which are one number; write them alike if they are one class"
+    )
+    with pytest.raises(DataError, match=expected):
+        read_own(tmp_path / "my.csv")
+    found = read_own(tmp_path / "my.csv", task_kind=TASK_KINDS["regression"]())
+    assert len(found.labels) == 5, "numbers are numbers"
+
+
 FIRST, LAST, UNCLEAR = "nchw", "nhwc", "set data.layout"
 
 
