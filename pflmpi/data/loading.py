@@ -50,7 +50,7 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
             raise DataError(
                 f"data.normalize = standard scales each channel, and data.path = {config.path!r} holds sequences "
                 f"{shape}: set data.layout to nchw if the channels are before the steps, or to nhwc if they are after "
-                "them; models get them first then"
+                "them (models get them first then); images of one channel are [n, 1, H, W]"
             )
         dataset = standardised(dataset)
     if config.normalize == "pixel":
