@@ -337,6 +337,8 @@ def _federation(dataset: Dataset, train: Samples, test: Samples, validation: Sam
         _check_held("validation", dataset, validation, "raise data.validation, or give each client more samples")
     digest, counts = _digest(dataset, train, test, validation), _class_counts(dataset, train)
     federation = Federation(dataset, tuple(train), tuple(test), digest, counts, tuple(validation))
+    if untrained := int(federation.test_class_counts[:, counts.sum(axis=0) == 0].sum()):
+        logger.warning("%d test samples are of classes that no client trains on", untrained)
     if shared := federation.num_shared:
         tested = len(np.intersect1d(np.concatenate(train), np.concatenate(test)))
         what = "%d samples are with more than one client; %d of them are trained on by one and tested by another"

@@ -341,6 +341,16 @@ def test_test_samples_of_classes_that_nobody_trains_on_are_counted(caplog):
     assert "1 of 3 test samples are left out: no client trains on their class" in caplog.text
 
 
+def test_test_samples_that_clients_have_of_classes_that_nobody_trains_on_are_counted(caplog):
+    labels, tested = np.array([0, 1, 2, 0, 1, 2]), np.array([False, False, True] * 2)
+    data = assemble("toy", np.ones((6, 2), np.float32), labels, tested, 3, np.array([0, 0, 0, 1, 1, 1]))
+    found = own(data, "official", "writers")
+    assert found.num_test.tolist() == [1, 1] and "2 test samples are of classes that no client trains on" in caplog.text
+    caplog.clear()
+    own(dataclasses.replace(data, labels=np.array([0, 1, 0, 0, 1, 1])), "official", "writers")
+    assert not caplog.text
+
+
 def test_data_without_official_test_samples_is_refused():
     with pytest.raises(DataError, match=r"official leaves all 8 clients of dataset 'toy'.*set data\.split: pooled"):
         federation("exdir", "official", dataset=toy(tests=0))
