@@ -321,7 +321,8 @@ def _refuse_repeats(source: str, sides: Mapping[str, Samples]) -> None:
     again = (np.diff(client[order]) == 0) & (np.diff(samples[order]) == 0)
     if not again.any():
         return
-    first, second = order[(place := int(again.argmax())) : place + 2]
+    place = int(again.argmax())
+    first, second = order[place : place + 2]
     repeated = order[:-1][again & (client[order[:-1]] == client[first])]
     names = [*sides]
     where = " and its ".join(dict.fromkeys((names[side[first]], names[side[second]])))

@@ -48,7 +48,7 @@ def read_own(
     sorted order, texts that are numbers too.
 
     Args:
-        label, client: columns of a table; None for those called so, and for the last one as the label.
+        label, client: columns of a table; None for those called so, and for the last other one as the label.
         task_kind: what the labels are.
         layout: `nchw` or `nhwc`, whether arrays [n, ., ., .] or numbers [n, ., .] have their channels first or last;
             None where the shape leaves no doubt, or for sequences as they are.
