@@ -73,9 +73,7 @@ class InstalledModule:
         if in_vmap():
             return self._call_in_lane(leaves, key, x)
         self.install(leaves)
-        for layer in self.dropouts.values() if key is not None else ():
-            layer._buffers["key"] = key
-        with forward_pass(list(self.dropouts.values())):
+        with forward_pass(self.dropouts.values(), key):
             output: Tensor = self.module(x)
         if training:  # in evaluation no buffer changes
             self._keep_buffers()
@@ -119,12 +117,10 @@ class InstalledModule:
         if self.hooks:
             raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self.hooks))} has, are not called" + _LOOP)
         tensors = [(place, leaves[name]) for name, places in self._slots.items() for place in places]
-        if key is not None:
-            tensors += [((layer._buffers, "key"), key) for layer in self.dropouts.values()]
         before = [(place, place[0][place[1]]) for place, tensor in tensors if in_lane(tensor)]
         try:
             self._fill(tensors)
-            with forward_pass(list(self.dropouts.values())):
+            with forward_pass(self.dropouts.values(), key):
                 output: Tensor = self.module(x)
             for name in self.state:
                 owner, slot = self._slots[name][0]
@@ -134,6 +130,8 @@ class InstalledModule:
                     )
         finally:
             self._fill(before)
+            for layer in self.dropouts.values():
+                layer.key = None
         self._check_constants()
         return output
 

@@ -1,7 +1,7 @@
 """The parts of a torch module that a run treats its own way: dropout, batch norm, names of weights and statistics."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,19 +19,20 @@ Slot = tuple[dict[str, Any], str]  # the parameters or buffers of a layer, and a
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask follows from a key, which is a buffer: the same bits wherever it runs.
+    """Dropout whose mask follows from the key of a forward pass: the same bits wherever it runs.
 
-    Draws are numbered by layer and by call in a forward pass, so that a layer which is called twice has two masks. What
-    is called after the forward pass has ended is a recomputation (`torch.utils.checkpoint`), and draws again what the
-    pass drew.
+    Draws are numbered by layer and by call in a forward pass, so that a layer which is called twice has two masks. A
+    call after the forward pass is a recomputation (`torch.utils.checkpoint`): it draws the pass's mask again, and is
+    refused where the pass called the layer several times.
 
     Attributes:
+        key: of the last forward pass, a buffer; None if it was one of evaluation, in which nothing may be dropped.
         p: the probability.
         number: of the layer in the module.
         inplace: whether the argument is changed.
     """
 
-    key: Tensor
+    key: Tensor | None
 
     def __init__(self, p: float, number: int, inplace: bool, name: str) -> None:
         super().__init__()
@@ -43,12 +44,21 @@ class KeyedDropout(nn.Module):
         """x with entries dropped with probability p while training, the others scaled by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return x
+        if self.key is None:
+            raise ConfigError(
+                f"{self._name} of the module drops in evaluation, where results would depend on the batches before; "
+                "let train(False) of the module put every nn.Dropout in evaluation mode"
+            )
         result = dropped(x, self.key, self.p, self.number, self._call())
         return x.copy_(result) if self.inplace else result
 
-    def count_calls(self, in_forward: bool) -> None:
-        """Say that a forward pass begins, or that it has ended."""
-        self._calls, self._in_forward = 0 if in_forward else self._calls, in_forward
+    def begin(self, key: Tensor | None) -> None:
+        """Say that a forward pass with this key begins."""
+        self.key, self._calls, self._in_forward = key, 0, True
+
+    def end(self) -> None:
+        """Say that the forward pass has ended."""
+        self._in_forward = False
 
     def _call(self) -> int:
         if self._in_forward:
@@ -64,15 +74,15 @@ class KeyedDropout(nn.Module):
 
 
 @contextmanager
-def forward_pass(dropouts: list[KeyedDropout]) -> Iterator[None]:
-    """Number the draws of dropout layers by their calls inside."""
+def forward_pass(dropouts: Iterable[KeyedDropout], key: Tensor | None) -> Iterator[None]:
+    """Draw the masks of dropout layers from a key, numbered by their calls inside; without one they may not drop."""
     for layer in dropouts:
-        layer.count_calls(True)
+        layer.begin(key)
     try:
         yield
     finally:
         for layer in dropouts:
-            layer.count_calls(False)
+            layer.end()
 
 
 def prepare(module: nn.Module, norm: str) -> None:

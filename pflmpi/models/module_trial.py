@@ -108,7 +108,8 @@ class _Trial:
 
     def _run(self, x: Tensor, training: bool) -> object:
         try:
-            with torch.no_grad(), forward_pass(list(dropouts(self._module).values())):
+            key = torch.tensor(0) if training else None
+            with torch.no_grad(), forward_pass(dropouts(self._module).values(), key):
                 return self._module(x)
         except PflmpiError:
             raise

@@ -466,6 +466,15 @@ class TiedHead(Base):
         self.again = self.fc
 
 
+class DroppingInEvaluation(Dropping):
+    """Monte Carlo dropout."""
+
+    def train(self, mode: bool = True) -> "DroppingInEvaluation":
+        super().train(mode)
+        self.drop.train()
+        return self
+
+
 class DroppingAttention(Base):
     def make(self) -> None:
         self.rows = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
@@ -515,6 +524,7 @@ REFUSED = {
     LateBuffer: "model LateBuffer changes its buffer offset in a forward pass",
     Lazy: "first.weight of the module has no size before its first call",
     TiedHead: "again.weight and the head fc of the module are one parameter",
+    DroppingInEvaluation: "drop of the module drops in evaluation, .* let train.False. of the module put every",
     DroppingAttention: "rows.self_attn of the module, an nn.MultiheadAttention, draws from .* set its dropout to 0",
     DroppingRecurrent: "rows of the module, an nn.LSTM, draws from .* set its dropout to 0",
     DroppingChannels: "drop of the module, an nn.Dropout1d, draws from .* use nn.Dropout, whose masks follow",
@@ -657,14 +667,16 @@ def test_the_choice_of_rank_0_holds_for_all_and_at_resume(tmp_path, monkeypatch)
 
 def test_a_layer_of_dropout_draws_anew_in_each_call():
     layer, x = KeyedDropout(0.5, 0, False, "drop"), torch.ones(50)
-    layer.key = torch.tensor(7)
-    with forward_pass([layer]):
+    key = torch.tensor(7)
+    with forward_pass([layer], key):
         first, second = layer(x), layer(x)
-    with forward_pass([layer]):
+    with forward_pass([layer], key):
         next_pass = layer(x)
     recomputed = layer(x)  # of a pass that called it once
-    assert torch.equal(first, dropped(x, layer.key, 0.5, 0)), "the bits of a layer that is called once"
+    assert torch.equal(first, dropped(x, key, 0.5, 0)), "the bits of a layer that is called once"
     assert torch.equal(first, next_pass) and torch.equal(first, recomputed) and not torch.equal(first, second)
+    with forward_pass([layer], None), pytest.raises(ConfigError, match="drop of the module drops in evaluation"):
+        layer(x)  # which a module has put in training mode since the start
 
 
 def test_recomputing_dropout_changes_no_gradient(tmp_path):
