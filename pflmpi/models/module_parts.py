@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,14 @@ class KeyedDropout(nn.Module):
     refused where the pass called the layer several times.
 
     Attributes:
+        of_pass: the attributes that count calls in a forward pass, and mean nothing between passes.
         key: of the last forward pass, a buffer; None if it was one of evaluation, in which nothing may be dropped.
         p: the probability.
         number: of the layer in the module.
         inplace: whether the argument is changed.
     """
+
+    of_pass: ClassVar = ("_calls", "_in_forward")
 
     key: Tensor | None
 

@@ -231,10 +231,8 @@ def python_state(module: nn.Module) -> dict[str, object]:
     values: dict[str, object] = {}
     visited: dict[int, object] = {id(layer): layer for layer in module.modules()}
     for prefix, layer in module.named_modules():
-        if isinstance(layer, KeyedDropout):
-            continue
         for key, value in vars(layer).items():
-            if key not in _TENSORS:
+            if key not in _TENSORS and not (isinstance(layer, KeyedDropout) and key in KeyedDropout.of_pass):
                 values.update(_walk(f"{prefix}.{key}" if prefix else key, value, visited, 0))
         for kind in type(layer).__mro__:
             values.update(_of_class(kind, visited, 0))

@@ -475,6 +475,15 @@ class DroppingInEvaluation(Dropping):
         return self
 
 
+class DroppingMore(Dropping):
+    """A probability that a forward pass changes."""
+
+    def deep(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.drop.p = min(0.9, self.drop.p * 1.2)
+        return super().deep(x)
+
+
 class DroppingAttention(Base):
     def make(self) -> None:
         self.rows = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
@@ -525,6 +534,7 @@ REFUSED = {
     Lazy: "first.weight of the module has no size before its first call",
     TiedHead: "again.weight and the head fc of the module are one parameter",
     DroppingInEvaluation: "drop of the module drops in evaluation, .* let train.False. of the module put every",
+    DroppingMore: "model DroppingMore changes drop.p in a forward pass in training",
     DroppingAttention: "rows.self_attn of the module, an nn.MultiheadAttention, draws from .* set its dropout to 0",
     DroppingRecurrent: "rows of the module, an nn.LSTM, draws from .* set its dropout to 0",
     DroppingChannels: "drop of the module, an nn.Dropout1d, draws from .* use nn.Dropout, whose masks follow",
