@@ -1,6 +1,7 @@
 """A few forward passes of a torch module before it is trained: what it does that a model may not, and what it keeps."""
 
 import inspect
+import itertools
 import random
 import types
 from collections import deque
@@ -227,7 +228,11 @@ _TENSORS = ("_parameters", "_buffers", "_modules", "_flat_weights")
 
 
 def python_state(module: nn.Module) -> dict[str, object]:
-    """Values by name, such as "block.counter" or "global COUNT"; parameters and buffers are not among them."""
+    """Values by name, such as "block.counter" or "global COUNT"; parameters and buffers are not among them.
+
+    Raises:
+        ConfigError: one is an iterator that does not show where it is.
+    """
     values: dict[str, object] = {}
     visited: dict[int, object] = {id(layer): layer for layer in module.modules()}
     for prefix, layer in module.named_modules():
@@ -252,6 +257,8 @@ def _walk(name: str, value: Any, visited: dict[int, object], depth: int) -> Iter
         visited[id(value)] = value
         try:
             values = list(_walk_object(name, value, visited, depth + 1))
+        except ConfigError:
+            raise
         except Exception:  # an object that does not let itself be read
             return
         yield from values
@@ -279,9 +286,14 @@ def _walk_object(name: str, value: Any, visited: dict[int, object], depth: int) 
         yield from _of_function(name, value, visited, depth)
     elif isinstance(value, type):
         yield from _of_class(value, visited, depth)
+    elif isinstance(value, itertools.count):
+        yield name, repr(value)
+    elif hasattr(type(value), "__next__") and not hasattr(value, "__dict__"):
+        raise ConfigError(
+            f"{name} of the module is a {type(value).__name__}: an iterator, whose place all clients of a rank would "
+            "share, and which no checkpoint has; count in a buffer (register_buffer), and compute the value from that"
+        )
     elif not isinstance(value, types.ModuleType):
-        if type(value).__module__ == "itertools":
-            yield name, repr(value)
         names = [*getattr(value, "__dict__", {}), *_slots_of(type(value))]
         for key in names:
             yield from _walk(f"{name}.{key}", getattr(value, key, None), visited, depth)

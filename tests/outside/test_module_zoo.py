@@ -1,5 +1,6 @@
 """Modules of every build: each trains as a plain PyTorch loop over the same batches does, or is refused by name."""
 
+import itertools
 import warnings
 from typing import Any
 
@@ -332,6 +333,24 @@ class CountedInObject(Base):
         return super().body(x) * (self.schedule.next() if self.training else 1)
 
 
+class CountedByCount(Base):
+    def make(self) -> None:
+        self.steps = itertools.count(1)
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x) / (next(self.steps) if self.training else 1)
+
+
+class Generating(CountedByCount):
+    def make(self) -> None:
+        self.steps = (min(1.0, 0.99**step) for step in range(1000))
+
+
+class Cycling(CountedByCount):
+    def make(self) -> None:
+        self.steps = itertools.cycle([1.0, 1.0, 1.0, 1.0, 0.5])
+
+
 class CountedInGlobal(Base):
     def body(self, x: Tensor) -> Tensor:
         global COUNT
@@ -519,6 +538,9 @@ REFUSED = {
     Reentrant: "use_reentrant",
     CountedInAttribute: "model CountedInAttribute changes calls in a forward pass in training",
     CountedInObject: r"model CountedInObject changes schedule.step in a forward pass",
+    CountedByCount: "model CountedByCount changes steps in a forward pass in training",
+    Generating: "steps of the module is a generator: an iterator, .* count in a buffer",
+    Cycling: "steps of the module is a cycle: an iterator",
     CountedInGlobal: "model CountedInGlobal changes global COUNT in a forward pass",
     Remembering: "model Remembering changes last in a forward pass",
     Aliased: "body/first/weight of client 0 does not move, .*a parameter that is also reached by another way",
