@@ -58,7 +58,7 @@ class Architecture(ABC):
     @property
     @abstractmethod
     def layers(self) -> tuple[str, ...]:
-        """Paths of the modules that own parameters, in forward order; "head" is last.
+        """Paths of the modules that own parameters, in the order of their first calls; "head" is last.
 
         Most have a "weight" and a "bias". Batch norm counts as a module; its statistics are not parameters. One that
         has further modules in it owns what these do not; `parameters_of` says which parameters each owns.

@@ -5,7 +5,7 @@ import itertools
 import random
 import types
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class Findings:
         looks_back: its backward pass reads the module again, as `torch.utils.checkpoint` does.
         entries: the names in its state dict, and the path of each in a model; "" for constants.
         frozen: paths of the parameters with `requires_grad = False`.
+        layers: paths of the modules of the body that own parameters, see `Architecture.layers`.
         axes: of the features between samples and d, such as the T of [B, T, d].
     """
 
@@ -46,6 +47,7 @@ class Findings:
     looks_back: bool
     entries: tuple[tuple[str, str], ...]
     frozen: tuple[str, ...]
+    layers: tuple[str, ...]
     axes: tuple[int, ...] = ()
 
 
@@ -74,8 +76,8 @@ def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, Installe
     frozen = tuple(path for path, value in parameters(module, recipe.head).items() if not value.requires_grad)
     module.set_submodule(recipe.head, nn.Identity())
     body = InstalledModule(module, state, renewed, name)
-    own_head, looks_back = not is_plain(head), trial.looks_back(body)
-    return Findings(head.in_features, state, renewed, own_head, looks_back, entries, frozen, trial.axes), body
+    own_head, looks_back, layers = not is_plain(head), trial.looks_back(body), trial.layers(body.parameters)
+    return Findings(head.in_features, state, renewed, own_head, looks_back, entries, frozen, layers, trial.axes), body
 
 
 class _Trial:
@@ -88,13 +90,14 @@ class _Trial:
         self._x = torch.linspace(0, 1, 2 * int(np.prod(shape))).view(2, *shape)
         self._size = "x".join(map(str, shape))
         self.axes: tuple[int, ...] = ()
+        self._called: dict[str, int] = {}  # submodules in the order of their first calls, by name
 
     def mode(self, training: bool) -> None:
         """Check two passes in a mode: the first may fill caches, the second changes nothing but buffers in training."""
         module = self._module.train(training)
         seen: list[Tensor] = []
         generators = global_generators.states(False)
-        self._run(self._x, training)
+        self._note_calls(training)
         before = python_state(module), self._tensors(training)
         handle = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
         output = self._run(self._x.flip(0), training)
@@ -106,6 +109,31 @@ class _Trial:
                 "run could not be repeated; use nn.Dropout, whose masks follow from the seed"
             )
         self._check_state(*before, training)
+
+    def _note_calls(self, training: bool) -> None:
+        """Run a pass, and note the order in which it calls the submodules."""
+
+        def note(layer: nn.Module, _: object) -> None:
+            self._called.setdefault(names[layer], len(self._called))
+
+        names = {layer: name for name, layer in self._module.named_modules()}
+        handles = [layer.register_forward_pre_hook(note) for layer in names] if training else []
+        self._run(self._x, training)
+        for handle in handles:
+            handle.remove()
+
+    def layers(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Paths of the modules that own the parameters of these names, in the order of their first calls.
+
+        One that is never called, such as an `nn.ParameterList`, follows the one that is registered before it.
+        """
+        parts = (name.partition(".parametrizations.") for name in names)
+        owners = (name if rest else name.rpartition(".")[0] for name, rest, _ in parts)
+        order, last = dict[str, int](), -1
+        for owner in owners:
+            last = self._called.get(owner, last)
+            order.setdefault(owner, last)
+        return tuple(f"body.{owner}".rstrip(".").replace(".", "/") for owner in sorted(order, key=order.__getitem__))
 
     def _run(self, x: Tensor, training: bool) -> object:
         try:

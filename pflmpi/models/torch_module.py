@@ -56,9 +56,7 @@ class ModuleArchitecture(Architecture):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        names = (name.partition(".parametrizations.") for name in self._bodies[HOST][0].parameters)
-        owners = (name if rest else name.rpartition(".")[0] for name, rest, _ in names)
-        return *dict.fromkeys(f"body.{name}".rstrip(".").replace(".", "/") for name in owners), "head"
+        return *self.findings.layers, "head"
 
     @property
     def frozen(self) -> tuple[str, ...]:

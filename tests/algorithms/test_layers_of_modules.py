@@ -82,6 +82,31 @@ def test_pfedcfr_sends_every_parameter(kind, unit):
     assert sorted(sent) == sorted(dict(tree.leaves(own.like())))
 
 
+class Disordered(nn.Module):
+    """Registers layers in another order than it calls them, and has two that are never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+        self.fourth = nn.Linear(5, 5)
+        self.third = nn.MultiheadAttention(5, 1, batch_first=True)
+        self.second = nn.ParameterList([torch.randn(5)])
+        self.first = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x[:, 0]) * self.second[0]
+        return self.head(self.fourth(self.third(z, z, z)[0]).mean(1))
+
+
+def test_layers_are_in_the_order_in_which_they_are_called():
+    bound = module_model(Disordered)(head="head").bind((1, 4, 6), 3)
+    own = Task(bound, TrainingConfig(), 4, 0, (0.5,), (0.5,))
+    # Those that are never called, out_proj and second, follow the one that is registered before them.
+    assert bound.layers == ("body/first", "body/third", "body/third/out_proj", "body/second", "body/fourth", "head")
+    kept = dict(tree.leaves(FedPer(personal_layers=2).init_client(own)))
+    assert {path.rpartition("/")[0] for path in kept} == {"body/fourth", "head"}
+
+
 def test_a_parameter_of_no_layer_is_refused():
     with pytest.raises(ConfigError, match=r"body/fc2/weight .* none of its layers \(body/fc1\)"):
         parameters_of(["body/fc1"], {"body": {"fc2": {"weight": torch.zeros(1)}}})
