@@ -111,11 +111,13 @@ def prepare(module: nn.Module, norm: str) -> None:
 
 
 def replace_batch_norm(module: nn.Module) -> None:
-    """Put group norm in place of every batch norm."""
+    """Put group norm with the same weight and bias in place of every batch norm."""
     for layer in list(module.modules()):
         if isinstance(layer, _BatchNorm):
             channels = layer.num_features
-            _replace(module, layer, nn.GroupNorm(math.gcd(channels, _GROUPS), channels, layer.eps))
+            group = nn.GroupNorm(math.gcd(channels, _GROUPS), channels, layer.eps, layer.affine)
+            group.weight, group.bias = layer.weight, layer.bias
+            _replace(module, layer, group)
 
 
 def has_unread_counter(layer: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
 from pflmpi.models.built_module import read_weights
+from pflmpi.models.torch_module import module_model
 
 NET = '''
 import torch
@@ -161,6 +162,26 @@ def test_torchvision_by_name_with_its_own_weights(tmp_path):
     scores = bound.logits(weights["head"], bound.features(weights, x, False))
     torch.testing.assert_close(scores, expected)
     assert bound.has_batch_norm and bound.num_features == 512
+
+
+class Adapted(nn.Module):
+    """Batch norm that is frozen with its values, and one without weights."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.norm, self.bare, self.fc = nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, num_classes)
+        nn.init.constant_(self.norm.weight, 0.25)
+        self.norm.requires_grad_(False)
+
+    def forward(self, x):
+        return self.fc(self.bare(self.norm(x)))
+
+
+def test_group_norm_is_what_the_batch_norm_in_its_place_was():
+    bound = module_model(Adapted)(head="fc", norm="group").bind((4,), 3)
+    assert bound.frozen == ("body/norm/weight", "body/norm/bias")
+    body = bound.init(np.random.default_rng(0))["body"]
+    assert torch.equal(body["norm"]["weight"], torch.full((4,), 0.25)) and body.keys() == {"norm"}
 
 
 def test_what_is_no_model_is_refused(net, tmp_path):
