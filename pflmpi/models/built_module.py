@@ -54,9 +54,9 @@ class Recipe:
     def plain(self, seed: int) -> nn.Module:
         """A new module as its class makes it, without dropout, with a head for the classes: to compare with."""
         module = self._made(seed)
-        self._loaded(module)
         if self.norm == "group":
             replace_batch_norm(module)
+        self._loaded(module)
         for layer in module.modules():
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0

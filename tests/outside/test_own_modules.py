@@ -11,6 +11,7 @@ from torch import nn
 import quick_run
 from comparisons import state_of
 from pflmpi import outside, tree
+from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
@@ -182,6 +183,13 @@ def test_group_norm_is_what_the_batch_norm_in_its_place_was():
     assert bound.frozen == ("body/norm/weight", "body/norm/bias")
     body = bound.init(np.random.default_rng(0))["body"]
     assert torch.equal(body["norm"]["weight"], torch.full((4,), 0.25)) and body.keys() == {"norm"}
+
+
+def test_an_export_of_a_run_with_group_norm_starts_another(net, tmp_path):
+    model = {"name": net, "head": "classify.2", "normed": True, "norm": "group"}
+    quick_run.run(settings(model, training={"rounds": 1}), tmp_path / "first")
+    assert main(["export", str(tmp_path / "first"), "--client", "1", "-o", str(tmp_path / "one.pt")]) == 0
+    quick_run.run(settings({**model, "weights": str(tmp_path / "one.pt")}), tmp_path / "second")
 
 
 def test_what_is_no_model_is_refused(net, tmp_path):
