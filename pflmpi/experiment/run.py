@@ -32,6 +32,7 @@ from pflmpi.experiment.run_weights import RunWeights
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.machine import memory
 from pflmpi.models import MODELS
+from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, check_scratch, folder_of, initialise
@@ -208,6 +209,10 @@ def _log_assumptions(experiment: Experiment) -> None:
         )
     if config.data.label is None and dataset.label_columns:
         _log.warning("the label is the column %r; data.label names another", dataset.label_columns[0])
+    for architecture in (task.architecture for task in experiment.tasks):
+        if isinstance(architecture, ModuleArchitecture) and architecture.findings.new_head:
+            name, head = architecture.name, architecture.recipe.head
+            _log.warning("model %s: its head %s is made anew for %d classes", name, head, architecture.num_classes)
     chosen = config.data.split == "auto" and config.partition.path is None
     if chosen and resolved_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())

@@ -32,6 +32,7 @@ class Findings:
         num_features: d.
         state: names of the buffers that training changes, or that follow from the seed; the others are constants.
         renewed: those of them which the module gives anew.
+        new_head: the head is made anew, since it is for another number of classes than the data has.
         own_head: the head does more than x W^T + b.
         looks_back: its backward pass reads the module again, as `torch.utils.checkpoint` does.
         entries: the names in its state dict, and the path of each in a model; "" for constants.
@@ -43,12 +44,13 @@ class Findings:
     num_features: int
     state: tuple[str, ...]
     renewed: tuple[str, ...]
+    new_head: bool
     own_head: bool
     looks_back: bool
     entries: tuple[tuple[str, str], ...]
     frozen: tuple[str, ...]
     layers: tuple[str, ...]
-    axes: tuple[int, ...] = ()
+    axes: tuple[int, ...]
 
 
 def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, InstalledModule]:
@@ -57,27 +59,45 @@ def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, Installe
     Raises:
         ConfigError: the module does not take such samples, does not end with its head, or keeps what is no buffer.
     """
-    module, _ = recipe.build(0)
+    module, loaded = recipe.build(0)
     trial = _Trial(name, module, recipe.head, shape)
     trial.mode(training=False)
     before = {key: (value, value.clone()) for key, value in buffers(module).items()}
     trial.mode(training=True)
     after = buffers(module)
     moved = [key for key, (_, value) in before.items() if not equal(value, after[key])]
-    rest = recipe.buffers_of_seed([key for key in before if key not in moved], module)
-    state = tuple(key for key in before if key in moved or key in rest)
-    for key in state:
-        if after[key].dtype not in _STORED:
-            what = f"a buffer of {str(after[key].dtype)[6:]}, which checkpoints cannot hold"
-            raise ConfigError(f"{key} of model {name} is {what}; let it be float32")
+    state = _state(name, recipe, module, moved)
     renewed = tuple(key for key in state if after[key] is not before[key][0])
     head, entries = module.get_submodule(recipe.head), _entries(module, recipe.head, state)
     assert isinstance(head, nn.Linear)
     frozen = tuple(path for path, value in parameters(module, recipe.head).items() if not value.requires_grad)
     module.set_submodule(recipe.head, nn.Identity())
     body = InstalledModule(module, state, renewed, name)
-    own_head, looks_back, layers = not is_plain(head), trial.looks_back(body), trial.layers(body.parameters)
-    return Findings(head.in_features, state, renewed, own_head, looks_back, entries, frozen, layers, trial.axes), body
+    findings = Findings(
+        num_features=head.in_features,
+        state=state,
+        renewed=renewed,
+        new_head=head.out_features != recipe.num_classes and not loaded,
+        own_head=not is_plain(head),
+        looks_back=trial.looks_back(body),
+        entries=entries,
+        frozen=frozen,
+        layers=trial.layers(body.parameters),
+        axes=trial.axes,
+    )
+    return findings, body
+
+
+def _state(name: str, recipe: Recipe, module: nn.Module, moved: Sequence[str]) -> tuple[str, ...]:
+    """The buffers that training has moved or that follow from the seed."""
+    values = buffers(module)
+    rest = recipe.buffers_of_seed([key for key in values if key not in moved], module)
+    state = tuple(key for key in values if key in moved or key in rest)
+    for key in state:
+        if values[key].dtype not in _STORED:
+            what = f"a buffer of {str(values[key].dtype)[6:]}, which checkpoints cannot hold"
+            raise ConfigError(f"{key} of model {name} is {what}; let it be float32")
+    return state
 
 
 class _Trial:

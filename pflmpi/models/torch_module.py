@@ -64,8 +64,9 @@ class ModuleArchitecture(Architecture):
 
     def init(self, rng: np.random.Generator) -> Tree:
         module, loaded = self.recipe.build(int(rng.integers(2**63)))
-        head: Tree = {**linear(rng, self.num_features, self.num_classes)}
-        if self.findings.own_head or any(path.startswith("head/") for path in self.frozen):
+        if self.findings.new_head:
+            head = linear(rng, self.num_features, self.num_classes)
+        else:  # as the module made it, from the seed
             own = module.get_submodule(self.recipe.head).named_parameters()
             head = nested({name: value.detach().clone() for name, value in own})
         module.set_submodule(self.recipe.head, nn.Identity())

@@ -42,6 +42,13 @@ class Soft(Net):
         return super().forward(x).softmax(1)
 '''
 
+FIXED = """
+
+class Fixed(Net):
+    def __init__(self, in_channels):
+        super().__init__(7, in_channels)
+"""
+
 
 @pytest.fixture
 def net(tmp_path):
@@ -176,6 +183,35 @@ class Adapted(nn.Module):
 
     def forward(self, x):
         return self.fc(self.bare(self.norm(x)))
+
+
+class Rare(nn.Module):
+    """A head whose bias says that positives are rare."""
+
+    def __init__(self, outputs: int = 3) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, outputs)
+        nn.init.constant_(self.fc.bias, -4.6)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+def test_a_head_for_the_classes_of_the_data_keeps_the_values_that_the_class_gives_it():
+    bound = module_model(Rare)(head="fc").bind((4,), 3)
+    first, second = (bound.init(np.random.default_rng(seed))["head"] for seed in (0, 1))
+    assert torch.equal(first["bias"], torch.full((3,), -4.6)) and not torch.equal(first["weight"], second["weight"])
+    other = module_model(Rare)(head="fc").bind((4,), 2).init(np.random.default_rng(0))["head"]
+    assert other["weight"].shape == (2, 4) and (other["bias"] > -1).all(), "of PyTorch's default distributions"
+
+
+def test_a_head_for_other_classes_is_made_anew_which_the_start_says(tmp_path, caplog):
+    for kind, says in (("Net", False), ("Fixed", True)):
+        (tmp_path / "net.py").write_text(NET + FIXED)
+        caplog.clear()
+        quick_run.run(settings({"name": f"{tmp_path}/net.py:{kind}", "head": "classify.2"}), tmp_path / kind)
+        said = [record.getMessage() for record in caplog.records if "made anew" in record.getMessage()]
+        assert said == [f"model {kind}: its head classify.2 is made anew for 10 classes"] * says
 
 
 def test_group_norm_is_what_the_batch_norm_in_its_place_was():
