@@ -133,13 +133,20 @@ def _paths(module: nn.Module, architecture: ModuleArchitecture) -> dict[str, Ten
 def _in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
     try:
         model = train(task, initial, batches, model_loss(task), _RATE)
+        before = tree.map(torch.clone, model)
         with torch.no_grad():
-            return {"model": model, "scores": task.predict(model, batches[0].x)}
+            scores = task.predict(model, batches[0].x)
     except PflmpiError:
         raise
     except Exception as error:
         says, name = first_line(error), task.architecture.name
         raise ConfigError(f"model {name} cannot be trained here, as plain PyTorch can: {says}{_SWITCH}") from error
+    if changed := [path for path, value in tree.leaves(before) if not equal(value, tree.at(model, path))]:
+        raise ConfigError(
+            f"model {task.architecture.name} changes {changed[0]} in a forward pass in evaluation, once it is trained; "
+            f"what a model changes by itself are buffers, while it is trained{_SWITCH}"
+        )
+    return {"model": model, "scores": scores}
 
 
 def _in_lanes(task: Task, initial: Tree, batches: Sequence[Sequence[Batch]]) -> list[Tree]:

@@ -116,9 +116,14 @@ class _Trial:
         """Check two passes in a mode: the first may fill caches, the second changes nothing but buffers in training."""
         module = self._module.train(training)
         seen: list[Tensor] = []
-        generators = global_generators.states(False)
+        generators, names = global_generators.states(False), self._values().keys()
         self._note_calls(training)
-        before = python_state(module), self._tensors(training)
+        if late := [name for name in self._values() if name not in names]:
+            raise ConfigError(
+                f"model {self._name} registers {late[0]} in a forward pass; register it in __init__, so that every "
+                "copy of the module has it"
+            )
+        before = python_state(module), self._tensors(training), self._versions()
         handle = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
         output = self._run(self._x.flip(0), training)
         handle.remove()
@@ -156,20 +161,34 @@ class _Trial:
         return tuple(f"body.{owner}".rstrip(".").replace(".", "/") for owner in sorted(order, key=order.__getitem__))
 
     def _run(self, x: Tensor, training: bool) -> object:
+        version = x._version
         try:
             key = torch.tensor(0) if training else None
             with torch.no_grad(), forward_pass(dropouts(self._module).values(), key):
-                return self._module(x)
+                output = self._module(x)
         except PflmpiError:
             raise
         except Exception as error:
             where = " in training" if training else ""
             says = first_line(error)
             raise ConfigError(f"model {self._name} cannot use samples of {self._size}{where}: {says}") from error
+        if x._version != version:
+            raise ConfigError(
+                f"model {self._name} changes its input in place, which others read too; compute a new tensor, such as "
+                "x = x - 0.5 for x.sub_(0.5)"
+            )
+        return output
+
+    def _values(self) -> dict[str, Tensor]:
+        """Its parameters and buffers by name."""
+        return dict(self._module.named_parameters()) | buffers(self._module)
+
+    def _versions(self) -> dict[str, int]:
+        return {name: value._version for name, value in self._module.named_parameters()}
 
     def _tensors(self, training: bool) -> dict[str, Tensor]:
-        own = dict(self._module.named_parameters())
-        return {name: value.clone() for name, value in (own if training else own | buffers(self._module)).items()}
+        own = dict(self._module.named_parameters()) if training else self._values()
+        return {name: value.clone() for name, value in own.items()}
 
     def _features(self, z: Tensor) -> bool:
         """Whether these are features [2, ..., d], whose axes are noted."""
@@ -182,6 +201,11 @@ class _Trial:
         if not isinstance(output, Tensor):
             what = type(output).__name__
             raise ConfigError(f"model {self._name} returns a {what}{where}; forward must return scores [B, K] alone")
+        if half := [value.dtype for value in (*seen, output) if value.dtype in (torch.float16, torch.bfloat16)]:
+            raise ConfigError(
+                f"model {self._name} computes {self._head} in {str(half[0])[6:]}{where}; features and scores are float32: end "
+                f"torch.autocast before {self._head}, and let its features be float32 (z.float())"
+            )
         with torch.no_grad():
             ends = len(seen) == 1 and self._features(seen[0]) and equal(output, layer(seen[0]))
         if not ends:
@@ -198,9 +222,13 @@ class _Trial:
                 "is done in training alone belongs in the layers before it"
             )
 
-    def _check_state(self, python: dict[str, object], tensors: dict[str, Tensor], training: bool) -> None:
+    def _check_state(
+        self, python: dict[str, object], tensors: dict[str, Tensor], versions: dict[str, int], training: bool
+    ) -> None:
         after, where = self._tensors(training), "training" if training else "evaluation"
-        if changed := [key for key, value in tensors.items() if key not in after or not equal(value, after[key])]:
+        changed = [key for key, value in tensors.items() if key not in after or not equal(value, after[key])]
+        changed += [key for key, version in self._versions().items() if version != versions.get(key)]
+        if changed:
             raise ConfigError(
                 f"model {self._name} changes {changed[0]} in a forward pass in {where}; what a model changes by itself "
                 "are buffers, while it is trained"

@@ -425,6 +425,54 @@ class Reinitialised(Base):
         return super().body(x)
 
 
+class MaximalNorm(Base):
+    """An embedding whose forward pass scales rows that are too long."""
+
+    def make(self) -> None:
+        self.levels = nn.Embedding(17, 64, max_norm=1.0)
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(self.levels((8 * x + 8).long()).mean(1))
+
+
+class Clamping(Base):
+    """Bounds that no weight has met before the start."""
+
+    def body(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.first.weight.clamp_(-9, 9)
+        return super().body(x)
+
+
+class Monotone(Base):
+    """Weights that a step makes negative."""
+
+    def body(self, x: Tensor) -> Tensor:
+        self.first.weight.data.clamp_(min=0)
+        return super().body(x)
+
+
+class Autocast(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+class RegisteredLate(Base):
+    def body(self, x: Tensor) -> Tensor:
+        z = super().body(x)
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.ones(z.shape[1]))
+        return z * self.scale
+
+
+class Shifting(Base):
+    """An input that is changed in place."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x.sub_(0.5))
+
+
 class DroppedTwice(Base):
     def make(self) -> None:
         self.drop = nn.Dropout(0.5)
@@ -550,6 +598,12 @@ REFUSED = {
     Moving: "model Moving changes seen in a forward pass in evaluation",
     Functional: "model Functional draws from a global generator",
     Reinitialised: "model Reinitialised changes first.weight in a forward pass in training",
+    MaximalNorm: "model MaximalNorm changes levels.weight in a forward pass in evaluation",
+    Clamping: "model Clamping changes first.weight in a forward pass in evaluation",
+    Monotone: "model Monotone changes body/first/weight in a forward pass in evaluation, once it is trained",
+    Autocast: "model Autocast computes fc in bfloat16; .* end torch.autocast before fc",
+    RegisteredLate: "model RegisteredLate registers scale in a forward pass; register it in __init__",
+    Shifting: "model Shifting changes its input in place, .* compute a new tensor",
     HalfState: "seen of model HalfState is a buffer of bfloat16, which checkpoints cannot hold",
     Accumulating: "first.weight of the module has a hook for accumulated gradients",
     LateBuffer: "model LateBuffer changes its buffer offset in a forward pass",
