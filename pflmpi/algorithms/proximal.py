@@ -9,7 +9,7 @@ from pflmpi.tree import Tree, part
 
 
 def proximal_loss(task: Task, weight: float) -> Loss:
-    """Cross-entropy + weight/2 ||w - anchor||^2, over body and head; with weight 0 the plain loss, bit for bit.
+    """The task's loss + weight/2 ||w - anchor||^2, over body and head; with weight 0 the plain loss, bit for bit.
 
     The anchor is `params["anchor"]`, a model given to `train` as `fixed`; its batch-norm statistics count for nothing.
 

@@ -1,7 +1,8 @@
 """A torch module that is called on the tensors of a tree: its slots hold them.
 
-Outside a vmapped call nothing is copied and nothing is put back afterwards. So what a module does after its forward
-pass, such as recomputing in the backward pass, sees the tensors that it was called with.
+Outside a vmapped call they stay there afterwards, so that what a module does after its forward pass, such as
+recomputing in the backward pass, sees the tensors that it was called with. Copied are only the buffers that a module
+gives anew.
 """
 
 from collections.abc import Iterable

@@ -35,7 +35,10 @@ class ModelModule(nn.Module):
                 owner.register_parameter(last, nn.Parameter(value))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores [B, K] of images x [B, C, H, W], prepared as in training: bytes as x / 127.5 - 1."""
+        """Scores [B, K] of images x [B, C, H, W], prepared as in training.
+
+        With `data.normalize: fixed` bytes become x / 127.5 - 1.
+        """
         values = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         model: Tree = tree.unflatten({path: values[name] for path, name in self._names.items()})
         features = self._architecture.features(model, x, self.training)

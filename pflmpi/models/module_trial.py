@@ -203,8 +203,8 @@ class _Trial:
             raise ConfigError(f"model {self._name} returns a {what}{where}; forward must return scores [B, K] alone")
         if half := [value.dtype for value in (*seen, output) if value.dtype in (torch.float16, torch.bfloat16)]:
             raise ConfigError(
-                f"model {self._name} computes {self._head} in {str(half[0])[6:]}{where}; features and scores are float32: end "
-                f"torch.autocast before {self._head}, and let its features be float32 (z.float())"
+                f"model {self._name} computes {self._head} in {str(half[0])[6:]}{where}; features and scores are "
+                f"float32: end torch.autocast before {self._head}, and let its features be float32 (z.float())"
             )
         with torch.no_grad():
             ends = len(seen) == 1 and self._features(seen[0]) and equal(output, layer(seen[0]))
