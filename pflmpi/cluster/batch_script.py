@@ -199,7 +199,8 @@ fi
 _REQUEUE_ARRAY = f"""\
 code=$?
 if [ "$code" -eq {Stopped.exit_code} ]; then
-    # Stopped in time, after a complete round: the same job continues when it is scheduled again.
+    # Stopped in time, after a round or before the first: the same job continues when it is scheduled again. After
+    # five stops in a row without a new round `pflmpi sweep` ends with 3 instead.
     scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job; submit it again, and it continues" >&2
 fi
 exit "$code"
