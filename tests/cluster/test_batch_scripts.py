@@ -230,7 +230,7 @@ def test_five_starts_without_a_checkpoint_are_the_last(start, tmp_path):
     assert [stopped() for _ in range(4)] == ["requeued\n"] * 4
     assert stopped("round_00003.h5") == "requeued\n"
     assert [stopped() for _ in range(4)] == ["requeued\n"] * 4
-    assert "five starts in a row were stopped before a round was complete; not requeued" in stopped()
+    assert "five starts in a row were stopped before a round was complete; not started again" in stopped()
     assert not list(tmp_path.glob(".pflmpi-*"))
 
 

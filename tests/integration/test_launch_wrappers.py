@@ -151,15 +151,8 @@ def test_mpirun_of_a_module_wins_over_the_one_of_venv(home, other, tmp_path):
 def test_the_script_of_another_batch_system_warns_before_the_end_and_continues_in_another_job(
     script, submit, next_job, tmp_path
 ):
-    bench = Bench(tmp_path, "mpirun")
-    for name in ("launch", "slurm"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    bench.program("timeout", 'echo "$@"; while [[ "$1" = -* ]]; do shift; done; shift; "$@"')
-    bench.program("mpirun", FAKE_RUN + 'echo "$@"; exit 75')
-    bench.program("qsub", 'echo submits "$@"')
-    bench.program("bsub", 'read -r line; echo submits "$line" with $(printenv CONFIG OUT MINUTES)')
-    variables = {"CONFIG": "a.yaml", "OUT": "runs/a", "PBS_O_WORKDIR": str(tmp_path), "LS_SUBCWD": str(tmp_path)}
-    done = processes.call(["bash", str(ROOT / "slurm" / script)], env={**bench.environment, **variables})
+    bench = other_batch_system(tmp_path)
+    done = processes.call(["bash", str(ROOT / "slurm" / script)], env=bench.environment)
     run = "pflmpi run a.yaml --out runs/a --continue"
     assert (done.returncode, done.stdout.splitlines()) == (
         75,
@@ -169,8 +162,41 @@ def test_the_script_of_another_batch_system_warns_before_the_end_and_continues_i
             next_job,
         ],
     )
-    refused = processes.call(["bash", str(ROOT / "slurm" / script)], env=bench.environment)
+    refused = processes.call(["bash", str(ROOT / "slurm" / script)], env={**bench.environment, "OUT": ""})
     assert refused.returncode == 2 and f"{submit} " in refused.stderr
+
+
+@pytest.mark.parametrize("script", ["train.pbs", "train.lsf"])
+def test_the_script_of_another_batch_system_ends_after_five_jobs_in_a_row_without_a_checkpoint(script, tmp_path):
+    bench = other_batch_system(tmp_path)
+    run = tmp_path / "home" / "a"
+    run.mkdir(parents=True)
+    bench.program("mpirun", f'{FAKE_RUN}[ -z "$ROUND" ] || touch {run}/"$ROUND"; exit 75')
+    bench.environment |= {"OUT": "~/a" if script == "train.pbs" else str(run), "HOME": str(tmp_path / "home")}
+
+    def job(round=""):
+        environment = {**bench.environment, "ROUND": round}
+        done = processes.call(["bash", str(ROOT / "slurm" / script)], env=environment)
+        assert done.returncode == 75
+        return "submits " in done.stdout, "five starts in a row were stopped before a round" in done.stderr
+
+    assert [job() for _ in range(4)] == [(True, False)] * 4
+    assert job("round_00003.h5") == (True, False)
+    assert [job() for _ in range(5)] == [(True, False)] * 4 + [(False, True)]
+
+
+def other_batch_system(folder):
+    """A bench with programs that stand in for those of PBS and LSF, in the folder from which jobs are submitted."""
+    bench = Bench(folder, "mpirun")
+    for name in ("launch", "slurm"):
+        (folder / name).symlink_to(ROOT / name)
+    bench.program("timeout", 'echo "$@"; while [[ "$1" = -* ]]; do shift; done; shift; "$@"')
+    bench.program("mpirun", FAKE_RUN + 'echo "$@"; exit 75')
+    bench.program("qsub", 'echo submits "$@"')
+    bench.program("bsub", 'read -r line; echo submits "$line" with $(printenv CONFIG OUT MINUTES)')
+    variables = {"CONFIG": "a.yaml", "OUT": "runs/a", "PBS_O_WORKDIR": str(folder), "LS_SUBCWD": str(folder)}
+    bench.environment |= variables
+    return bench
 
 
 @pytest.mark.parametrize("wrapper", ["mpirun", "srun"])
