@@ -89,6 +89,8 @@ def _innermost(environ: Mapping[str, str]) -> Launch:
         return _step(environ, "slurm", "SLURM_PROCID")
     if for_torch:  # started by hand or by a cluster's operator
         return _launch(environ, "torchrun", "RANK", "WORLD_SIZE")
+    if in_step(environ) and environ["SLURM_PROCID"] not in ("", "0"):  # one of several, which must not all run alone
+        return _step(environ, "slurm", "SLURM_PROCID")  # raises: the number of tasks is 1 or missing
     return ALONE
 
 
@@ -116,7 +118,6 @@ def _count(environ: Mapping[str, str], name: str) -> int:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
     if not text.isdecimal():
-        raise ConfigError(
-            f"{name} = {text!r} in the environment; expected a number of 0 or more, as the launcher sets it"
-        )
+        value = f"= {text!r} in the environment" if name in environ else "is not set"
+        raise ConfigError(f"{name} {value}; expected a number of 0 or more, as the launcher sets it")
     return int(text)

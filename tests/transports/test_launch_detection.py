@@ -66,6 +66,10 @@ THERE = "node1:22345"
             ALONE,
             id="srun with one task",
         ),
+        pytest.param({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, ALONE, id="the first of a step"),
+        pytest.param(
+            {**STEP, **BY_HAND, "SLURM_STEP_NUM_TASKS": "1"}, Launch("torchrun", 1, 2), id="ranks set by hand in a step"
+        ),
     ],
 )
 def test_a_launch_is_recognised(environ, launch):
@@ -78,6 +82,8 @@ def test_a_launch_is_recognised(environ, launch):
         ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "two"}, "OMPI_COMM_WORLD_RANK = 'two'"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "4"}, "contradict each other: OMPI_COMM_WORLD_RANK = 4 of"),
         ({"PMIX_RANK": "0"}, "PMIX_RANK is set, but neither"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, "contradict each other: SLURM_PROCID = 3 of SLURM_STEP_NUM_TASKS = 1"),
+        ({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}, "SLURM_NTASKS is not set; expected"),
     ],
 )
 def test_an_impossible_environment_is_refused(environ, message):
