@@ -117,7 +117,8 @@ class RuntimeConfig(BaseModel):
         Field(
             gt=0,
             le=2_000_000,  # 23 days; poll() counts milliseconds in 31 bits
-            description="seconds a rank waits for the others; null: 20 of the longest rounds, at least 600 s",
+            description="seconds a rank waits for the others; null: 3600 in the first round of each start, then 20 of "
+            "the longest rounds, at least 600",
         ),
     ] = None
     spare: Annotated[
