@@ -1,6 +1,7 @@
 """The launch wrappers, around programs that stand in for the launchers and print how they were started."""
 
 import os
+import pwd
 import shutil
 import signal
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper, tmp_path):
     rest = bench.call(*words, SLURM_EXPORT_ENV="NONE")[2]
     assert "SLURM_EXPORT_ENV" not in rest, "srun would start ranks without what is set here"
     assert "\nOMP_NUM_THREADS=3\n" in bench.call(*words, OMP_NUM_THREADS="3")[2]
+    assert f"\nHOME={pwd.getpwuid(os.getuid()).pw_dir}\n" in rest, "without one mpirun ends with an internal failure"
     assert bench.left() == []
 
 
