@@ -55,6 +55,15 @@ def test_what_is_packed_is_named(tmp_path):
         assert processes.call([str(ROOT / "launch" / "pack"), *words], cwd=tmp_path).returncode == 2
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_packed(tmp_path):
+    (tmp_path / "python").write_text("#!/bin/bash\necho packs\n")
+    (tmp_path / "python").chmod(0o755)
+    variables = {**os.environ, "VIRTUAL_ENV": "/env", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = processes.call([str(ROOT / "launch" / "pack"), "no/folder/env.tar"], cwd=tmp_path, env=variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"launch/pack: cannot write {tmp_path}/no/folder/env.tar" in done.stderr
+
+
 @pytest.mark.slow
 def test_the_bare_loop_and_pflmpi_do_the_same_work(tmp_path):
     words = ["--folder", str(tmp_path), "--works", "tiny", "tiny-fedgh", "--peers", "bare", "pflmpi", "--passes", "1"]
