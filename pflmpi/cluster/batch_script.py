@@ -51,7 +51,7 @@ def effective(options: Options, others: Sequence[str]) -> Options:
     {'ntasks': '8', 'mem': '1G', 'error': 'a.err'}
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for name, letter in {**KNOWN, "job-name": "J", "error": "e"}.items():
+    for name, letter in {**KNOWN, "job-name": "J", "error": "e", "chdir": "D"}.items():
         parser.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", nargs="?", dest=name)
     return {**options, **vars(parser.parse_known_args(list(others))[0])}
 
@@ -104,6 +104,11 @@ def merged(ours: Options, given: Options, others: Sequence[str]) -> Options:
     {'job-name': 'digits', 'output': 'logs/digits/%j.out', 'error': 'digits/err'}
     """
     options, last = {**ours, **given}, effective({**ours, **given}, others)
+    if (folder := last.get("chdir")) != ours.get("chdir"):
+        raise ConfigError(
+            f"--chdir={folder}: a job works in the folder where it is submitted, from which its configuration, its run "
+            f"and its log are named; leave it out, and submit from {folder}"
+        )
     name = options["job-name"] = last.get("job-name") or ""
     for kind in ("output", "error"):
         if (pattern := last.get(kind)) and pattern != ours.get(kind):

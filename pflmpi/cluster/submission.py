@@ -107,7 +107,7 @@ def _sbatch(batch: BatchScript, environ: Mapping[str, str], *more: str) -> "subp
 
 def make_folders(*folders: Path) -> None:
     for folder in folders:
-        with atomic.refusing(f"the folder {folder}", "choose another --out"):
+        with atomic.refusing(f"the folder {folder}", "choose another one"):
             folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -285,6 +285,9 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
         (["small.yaml", "--out", "small.yaml/run"], "cannot write the folder small.yaml"),
+        (["small.yaml", "--output", "small.yaml/log"], "small.yaml: File exists; fix that, or choose another one"),
+        (["small.yaml", "--", "--chdir=/tmp"], "--chdir=/tmp: a job works in the folder where it is submitted"),
+        (["small.yaml", "--", "-D", "/tmp"], "--chdir=/tmp: a job works in the folder where it is submitted"),
     ],
 )
 def test_wrong_input_is_refused_and_nothing_submitted(words, expected, folder, capfd):
