@@ -248,7 +248,9 @@ def test_torchrun_gets_restarts_as_its_own_option(tmp_path):
 def test_torchrun_is_told_of_a_program_before_the_script(tmp_path):
     bench = Bench(tmp_path, "torchrun")
     assert "--no-python" in bench.call("--nproc-per-node=2", "python", "own.py", "a")[1]
-    assert "--no-python" not in bench.call("--nproc-per-node=2", "own.py", "a")[1]
+    assert "--no-python" in bench.call("--nproc-per-node=2", "pflmpi", "run", "a.yaml")[1]
+    for words in (["own.py", "a"], ["-m", "pflmpi", "run", "a.yaml"]):
+        assert "--no-python" not in bench.call("--nproc-per-node=2", *words)[1]
 
 
 def test_mpirun_of_another_library_gets_no_option_of_open_mpi(tmp_path):
