@@ -56,6 +56,7 @@ def exchange(
         if not now.opening:  # in every round: a signal may call for a checkpoint after any
             with calling(algorithm, "diagnose", now.round, reads=reads):
                 measured = algorithm.diagnose(task, server, up, round)
+            check_returned(algorithm, "diagnose", measured)
         with calling(algorithm, "server_update", now.round, reads=reads):
             new = algorithm.server_update(task, server, up, round)
         check_state(algorithm, "server_update", new, server)

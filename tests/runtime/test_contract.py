@@ -14,6 +14,7 @@ import quick_run
 from comparisons import state_of
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
+from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.errors import AlgorithmError, PflmpiError, RunError, UserError
@@ -306,6 +307,11 @@ class FloatSent(FedPer):
         return state, {**up, "alpha": 0.5}
 
 
+class FloatMeasured(FedPer):
+    def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Any:
+        return {"q": 1.0}
+
+
 class UnknownKept(FedPer):
     def personal(self, task: Task) -> Personal:
         return Merge((Received("body"), Kept("haed", at="head")))
@@ -340,6 +346,7 @@ ERRORS = {
     FloatServer: r"FloatServer.init_server returned round = 1, a int; expected are tensors .* torch.tensor\(1\)",
     FloatPublished: r"FloatPublished.publish returned alpha = 0.5, a float; expected are tensors",
     FloatSent: r"FloatSent.client_update returned alpha = 0.5, a float; expected are tensors",
+    FloatMeasured: r"FloatMeasured.diagnose returned q = 1.0, a float; expected are tensors .* torch.tensor\(1.0\)",
     UnknownKept: r"UnknownKept.personal names 'haed', which `init_client` does not return; known: head/bias, head",
     UnknownShare: r"UnknownShare.personal names 'beta', which `init_client` does not return",
     OneForTwo: r"OneForTwo.client_update returned a dict; expected the new state and the messages, two dicts",
