@@ -13,7 +13,7 @@ from pflmpi.tree import Tree
 NOTHING = np.empty(0, np.uint8)  # for whom there is no message
 ALIGNED = 16  # bytes, as memory of NumPy is at least
 
-_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {  # of all leaves that can be sent and stored
     torch.float32: np.dtype("f4"),
     torch.float64: np.dtype("f8"),
     torch.int32: np.dtype("i4"),
@@ -30,7 +30,7 @@ def to_numpy(leaf: Tensor) -> np.ndarray:
 
 def numpy_type(leaf: Tensor) -> np.dtype[Any]:
     """The type that a leaf's values have in numpy."""
-    return _NUMPY[leaf.dtype]
+    return NUMPY_TYPES[leaf.dtype]
 
 
 def pack(value: Tree, empty: Callable[[int], np.ndarray] | None = None) -> np.ndarray:

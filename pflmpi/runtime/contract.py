@@ -20,6 +20,7 @@ from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages, w
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
+from pflmpi.messages.packing import NUMPY_TYPES
 from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.text import counted, shown, some, spans
 from pflmpi.tree import Tree
@@ -95,7 +96,11 @@ def _check_messages(where: str, declared: Mapping[str, object], kinds: Any, mode
             raise ConfigError(
                 f"{where}: {name!r} is a {type(message).__name__}; expected a kind of message of pflmpi.messages.kinds"
             )
-        if isinstance(message, Sum | Shared) and not any(tree.leaves(message.like)):
+        if not isinstance(message, Sum | Shared):
+            continue
+        if problem := not_a_tree(message.like):
+            raise ConfigError(f"{where}: {name!r} is declared with {problem}")
+        if not any(tree.leaves(message.like)):
             raise ConfigError(f"{where}: {name!r} is empty with model {model}; choose another model or algorithm")
 
 
@@ -273,7 +278,7 @@ def calling(
 
 
 def not_a_tree(value: object) -> str:
-    """The first part of a returned value that is no tensor in nested dicts, in words; "" if there is none."""
+    """The first part of a value that is no tensor in nested dicts, or of another type, in words; "" if there is none."""
     expected = "; expected are tensors in nested dicts"
     if not isinstance(value, Mapping):
         return f"a {type(value).__name__}{expected}"
@@ -282,6 +287,9 @@ def not_a_tree(value: object) -> str:
         if not isinstance(leaf, Tensor):
             instead = f", such as torch.tensor({leaf})" if isinstance(leaf, bool | int | float) else ""
             return f"{path} = {shown(leaf)}, a {type(leaf).__name__}{expected}{instead}"
+        if leaf.dtype not in NUMPY_TYPES:
+            allowed = ", ".join(str(dtype)[6:] for dtype in NUMPY_TYPES)
+            return f"{path} of type {str(leaf.dtype)[6:]}, which is neither sent nor stored; convert it to {allowed}"
     return ""
 
 

@@ -22,7 +22,7 @@ from pflmpi.learning.client import ClientData, average
 from pflmpi.learning.personal import Kept, Merge, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Mean, Messages, Shared
 from pflmpi.tree import Tree
 
 
@@ -312,6 +312,29 @@ class FloatMeasured(FedPer):
         return {"q": 1.0}
 
 
+HALF = torch.zeros(3, dtype=torch.float16)
+
+
+class HalfState(FedPer):
+    def init_client(self, task: Task) -> Tree:
+        return {**super().init_client(task), "deep": {"half": HALF}}
+
+
+class HalfServer(FedPer):
+    def init_server(self, task: Task) -> Tree:
+        return {**super().init_server(task), "half": HALF}
+
+
+class HalfMessage(FedPer):
+    def uplink(self, task: Task) -> Any:
+        return {**super().uplink(task), "more": Mean({"half": HALF})}
+
+
+class NoDeclaredTree(FedPer):
+    def downlink(self, task: Task) -> Any:
+        return {**super().downlink(task), "more": Shared(torch.zeros(3))}  # type: ignore[arg-type]
+
+
 class UnknownKept(FedPer):
     def personal(self, task: Task) -> Personal:
         return Merge((Received("body"), Kept("haed", at="head")))
@@ -341,12 +364,17 @@ class VectorLoss(FedPer):
         return {name: model[name] for name in client}, {"body": {"body": model["body"]}}
 
 
+OTHER_TYPE = "of type float16, which is neither sent nor stored; convert it to float32, float64, int32, int64, uint8, b"
 ERRORS = {
     FloatState: r"FloatState.init_client returned alpha = 0.5, a float; expected are tensors .* torch.tensor\(0.5\)",
     FloatServer: r"FloatServer.init_server returned round = 1, a int; expected are tensors .* torch.tensor\(1\)",
     FloatPublished: r"FloatPublished.publish returned alpha = 0.5, a float; expected are tensors",
     FloatSent: r"FloatSent.client_update returned alpha = 0.5, a float; expected are tensors",
     FloatMeasured: r"FloatMeasured.diagnose returned q = 1.0, a float; expected are tensors .* torch.tensor\(1.0\)",
+    HalfState: rf"HalfState.init_client returned deep/half {OTHER_TYPE}",
+    HalfServer: rf"HalfServer.init_server returned half {OTHER_TYPE}",
+    HalfMessage: rf"HalfMessage.uplink: 'more' is declared with half {OTHER_TYPE}",
+    NoDeclaredTree: r"NoDeclaredTree.downlink: 'more' is declared with a Tensor; expected are tensors in nested dicts",
     UnknownKept: r"UnknownKept.personal names 'haed', which `init_client` does not return; known: head/bias, head",
     UnknownShare: r"UnknownShare.personal names 'beta', which `init_client` does not return",
     OneForTwo: r"OneForTwo.client_update returned a dict; expected the new state and the messages, two dicts",
