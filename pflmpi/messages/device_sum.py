@@ -71,10 +71,11 @@ class OnDevice:
         dtype: torch.dtype,
         out: Tensor,
     ) -> None:
-        # By a number of the host, CUDA multiplies with its reciprocal, which is another number.
-        divisor_here = torch.full((), divisor * 2.0**shift, dtype=torch.float64, device=self.device)
-        result = (self._sum(terms, sums, shift).double() / divisor_here).to(dtype)
-        out.copy_(result.view(torch.uint8))
+        total = self._sum(terms, sums, shift)
+        if dtype.is_floating_point:
+            # By a number of the host, CUDA multiplies with its reciprocal, which is another number.
+            total = total.double() / torch.full((), divisor * 2.0**shift, dtype=torch.float64, device=self.device)
+        out.copy_(total.to(dtype).view(torch.uint8))
 
     def _largest(self, terms: Sequence[Terms]) -> Tensor:
         """float64, the largest magnitude times the weights of its client; not finite where a value is not."""
@@ -90,9 +91,7 @@ class OnDevice:
         """[n] int64 sum of values times weights, each rounded to nearest even, and of sums."""
         added = [*sums]
         for values, weights in terms:
-            factors = (weights * 2.0**shift).unsqueeze(1)
-            blocks = [torch.mul(block, factors).round_().long().sum(0) for block in self._blocks(values)]
-            added.append(_together(blocks))
+            added.append(_together([_scaled(block, weights, shift).sum(0) for block in self._blocks(values)]))
         return reduce(torch.add, added)
 
     def _blocks(self, values: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -100,6 +99,13 @@ class OnDevice:
         count, width = values[0].shape[1], max(1, _ENTRIES // sum(map(len, values)))
         for start in range(0, count, width):
             yield _together([group[:, start : start + width].to(self.device) for group in values])
+
+
+def _scaled(block: Tensor, weights: Tensor, shift: int) -> Tensor:
+    """[m, w] int64, values times the weights [m] of their clients, as multiples of 2**-shift; integers are exact."""
+    if not block.is_floating_point():
+        return block.long() * weights.long().unsqueeze(1)
+    return torch.mul(block, (weights * 2.0**shift).unsqueeze(1)).round_().long()
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
 """The sum over clients that does not depend on their order, nor on ranks.
 
-Float addition is not associative, so a tree reduction over ranks would change bits with the number of ranks. Integers
-are: every value becomes a multiple of one common power of two, small enough that no sum overflows.
+Float addition is not associative, so a tree reduction over ranks would change bits with the number of ranks. That of
+integers is: every float becomes a multiple of one common power of two, small enough that no sum overflows. Integers are
+added as they are; a sum of them that may leave int64 is refused (`Fold`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +83,10 @@ class OnHost:
         np.concatenate(values, out=out)
 
     def add(self, out: np.ndarray, terms: Sequence[Terms], shift: int) -> None:
-        """Write int64 sums [n] of values times weights, as multiples of 2**-shift, each rounded to nearest even."""
+        """Write int64 sums [n] of values times weights, as multiples of 2**-shift, each rounded to nearest even.
+
+        Integers, of which the weights are 0 or 1 and the shift is 0, are exact.
+        """
         for block, total in _summed(terms, [], shift, len(out)):
             out[block] = total
 
@@ -97,7 +101,7 @@ class OnHost:
     ) -> None:
         """Write values times weights and sums [n] of `add`, added and divided, to `out` [n]."""
         for block, total in _summed(terms, sums, shift, len(out)):
-            out[block] = total / (divisor * 2.0**shift)
+            out[block] = total / (divisor * 2.0**shift) if dtype.is_floating_point else total
 
 
 def _values(leaves: Sequence[np.ndarray], piece: Piece) -> np.ndarray:
@@ -118,6 +122,10 @@ def _summed(
             total += fixed[block]
         together = _BLOCK // len(total)  # clients at a time
         for values, weights in terms:
+            if values.dtype.kind != "f":
+                for row, weight in zip(values, weights.astype(np.int64), strict=True):
+                    total += row[block] * weight
+                continue
             factors = weights * 2.0**shift  # exact
             for first in range(0, len(values), together):
                 chunk = values[first : first + together, block]

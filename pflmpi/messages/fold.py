@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pflmpi import tree
+from pflmpi.errors import RunError
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.device_sum import OnDevice
 from pflmpi.messages.exact import Addends, OnHost, Part, common_shift
@@ -17,6 +18,8 @@ from pflmpi.messages.kinds import Mean, Messages, Updates
 from pflmpi.messages.packing import NOTHING, to_numpy
 from pflmpi.messages.slices import Piece, Slices
 from pflmpi.transports.base import Transport
+
+_LARGEST_SUM = 2.0**62  # of integers: half of int64, so that rounded magnitudes decide safely
 
 Write = Callable[[Piece, Part], None]  # writes the sums or means of a piece
 
@@ -86,7 +89,11 @@ class Fold:
         return part
 
     def _writer(self, addends: Addends, largest: np.ndarray, received: dict[int, Part], rank: int) -> Write:
-        """What folds pieces of this rank's slice, of which the other ranks have sent it entries or sums."""
+        """What folds pieces of this rank's slice, of which the other ranks have sent it entries or sums.
+
+        Raises:
+            RunError: a sum of integers may leave int64.
+        """
         slices, entries, (start, stop) = self.slices, self.slices.entries, self.slices.slice(rank)
         sums: list[Part] = []
         heads: list[Part] = []
@@ -103,6 +110,7 @@ class Fold:
                 largest = np.maximum(largest, self._largest(addends[-1:], entries.pieces(start, stop)))
         if heads:
             largest = np.max([largest, *(self.adds.to_host(head).view(np.float64) for head in heads)], 0)
+        self._check_integers(largest)
         shifts = self._shifts(largest)
 
         def write(piece: Piece, out: Part) -> None:
@@ -144,8 +152,21 @@ class Fold:
         return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]
 
     def _shifts(self, largest: np.ndarray) -> list[int]:
-        shifts: list[int] = common_shift(largest, int(self.slices.participants.sum())).tolist()
-        return shifts
+        """[M] of each leaf; 0 of integers."""
+        shifts = common_shift(largest, int(self.slices.participants.sum()))
+        return [
+            shift if leaf.is_floating_point() else 0
+            for shift, leaf in zip(shifts.tolist(), self.slices.entries.like, strict=True)
+        ]
+
+    def _check_integers(self, largest: np.ndarray) -> None:
+        participants, entries = int(self.slices.participants.sum()), self.slices.entries
+        for path, like, how, value in zip(entries.paths, entries.like, self._weightings, largest.tolist(), strict=True):
+            if how == "sum" and not like.is_floating_point() and value * participants > _LARGEST_SUM:
+                raise RunError(
+                    f"the sum of {path} over {participants} participants may leave int64: the largest "
+                    f"magnitude is {value:.0f}; send smaller numbers, or float32"
+                )
 
     def _weights(self, clients: np.ndarray) -> np.ndarray:
         """[M, m] float64, the weight of each client in the sum of each leaf."""

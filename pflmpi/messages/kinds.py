@@ -22,7 +22,10 @@ NOBODY = -1  # instead of a client's id
 
 @dataclass(frozen=True)
 class Sum:
-    """Trees shaped `like`, added over the participants."""
+    """Trees shaped `like` of float32, float64 or int64, added over the participants.
+
+    Floats are added exactly and rounded once; a sum of int64 that may leave the type ends the run.
+    """
 
     like: Tree
 

@@ -100,8 +100,20 @@ def _check_messages(where: str, declared: Mapping[str, object], kinds: Any, mode
             continue
         if problem := not_a_tree(message.like):
             raise ConfigError(f"{where}: {name!r} is declared with {problem}")
+        if type(message) is Sum:
+            _check_sum(f"{where}: {name!r}", message)
         if not any(tree.leaves(message.like)):
             raise ConfigError(f"{where}: {name!r} is empty with model {model}; choose another model or algorithm")
+
+
+def _check_sum(where: str, message: Sum) -> None:
+    """Raise `ConfigError` for leaves whose sums their type may not hold."""
+    for path, leaf in tree.leaves(message.like):
+        if not leaf.is_floating_point() and leaf.dtype != torch.int64:
+            raise ConfigError(
+                f"{where} adds up {path} of type {str(leaf.dtype)[6:]}, in which sums would be wrong; declare and send "
+                "int64 or float32"
+            )
 
 
 def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pass], state: Tree) -> None:
@@ -278,7 +290,7 @@ def calling(
 
 
 def not_a_tree(value: object) -> str:
-    """The first part of a value that is no tensor in nested dicts, or of another type, in words; "" if there is none."""
+    """The first part of a value that is no tensor in nested dicts, or of no allowed type, in words; "" without one."""
     expected = "; expected are tensors in nested dicts"
     if not isinstance(value, Mapping):
         return f"a {type(value).__name__}{expected}"

@@ -11,6 +11,7 @@ import torch
 import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
+from pflmpi.errors import RunError
 from pflmpi.learning.task import HOST
 from pflmpi.messages import device_sum, slices
 from pflmpi.messages.declared import Declared
@@ -50,7 +51,7 @@ def declared():
     up = {
         "mean": Mean({**likes(torch.float32), **whole}),
         "plain": Mean({"double": tensor(11, dtype=torch.float64)}, by="clients"),
-        "sum": Sum({"float": tensor(9), **whole}),
+        "sum": Sum({"float": tensor(9), "whole": tensor(4, dtype=torch.int64)}),
     }
     return Declared(up, {}, np.ones((len(NUM_TRAIN), 2), bool), NUM_TRAIN)
 
@@ -59,6 +60,8 @@ def message(kinds, client):
     random = np.random.default_rng(client)
 
     def values(leaf):
+        if leaf.dtype == torch.int64:  # of which float64 does not hold all
+            return torch.from_numpy(random.integers(-(2**58), 2**58, tuple(leaf.shape)))
         if not leaf.is_floating_point():
             return torch.from_numpy(random.integers(0, 20, tuple(leaf.shape))).to(leaf.dtype)
         scale = 10.0 ** random.integers(-30, 30)
@@ -83,8 +86,8 @@ def plain_sum(kind, rows, clients):
 
     A mean of what is not floating is the first participant's.
     """
-    if isinstance(kind, Mean) and rows[0].dtype.kind != "f":
-        return rows[0]
+    if rows[0].dtype.kind != "f":
+        return rows[0] if isinstance(kind, Mean) else np.sum(rows, 0, dtype=np.int64)
     samples = isinstance(kind, Mean) and kind.by == "samples"
     weights = NUM_TRAIN[clients].astype(np.float64) if samples else np.ones(len(clients))
     terms = [row.astype(np.float64) * weight for row, weight in zip(rows, weights, strict=True)]
@@ -230,6 +233,27 @@ def test_messages_without_entries(way, monkeypatch):
     lead(monkeypatch, way)
     empty: Tree = {"x": tensor(0), "y": tensor(3, 0)}
     check(Declared({"mean": Mean(empty)}, {}, np.ones((12, 2), bool), NUM_TRAIN), ASSIGNED[2])
+
+
+@pytest.mark.parametrize("way", LIMITS)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_sum_that_may_leave_int64_ends_the_run(ranks, way, monkeypatch):
+    lead(monkeypatch, way)
+    what = Declared({"sum": Sum({"x": tensor(70_000, dtype=torch.int64)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
+    assigned = [[np.arange(rank, 6, ranks)] for rank in range(ranks)]
+
+    def work(transport, value):
+        (clients,) = assigned[transport.rank]
+        return send_up(
+            transport, what, [(clients, {"sum": {"x": torch.full((len(clients), 70_000), value)}})], assigned
+        )
+
+    found = run_ranks(ranks, partial(work, value=-(2**59)))[0]
+    assert found is not None and set(tree.leaf(tree.part(found, "sum"), "x").tolist()) == {-6 * 2**59}
+    with pytest.raises(
+        RunError, match="the sum of sum/x over 6 participants may leave int64: the largest magnitude is 2305"
+    ):
+        run_ranks(ranks, partial(work, value=2**61))
 
 
 def test_very_small_doubles_are_summed():

@@ -17,12 +17,12 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
-from pflmpi.errors import AlgorithmError, PflmpiError, RunError, UserError
+from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError, RunError, UserError
 from pflmpi.learning.client import ClientData, average
 from pflmpi.learning.personal import Kept, Merge, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Mean, Messages, Shared
+from pflmpi.messages.kinds import Mean, Messages, Shared, Sum
 from pflmpi.tree import Tree
 
 
@@ -330,6 +330,14 @@ class HalfMessage(FedPer):
         return {**super().uplink(task), "more": Mean({"half": HALF})}
 
 
+def adding_up(number):
+    class Adding(FedPer):
+        def uplink(self, task: Task) -> Any:
+            return {**super().uplink(task), "more": Sum({"n": torch.zeros(3, dtype=number)})}
+
+    return Adding
+
+
 class NoDeclaredTree(FedPer):
     def downlink(self, task: Task) -> Any:
         return {**super().downlink(task), "more": Shared(torch.zeros(3))}  # type: ignore[arg-type]
@@ -381,6 +389,13 @@ ERRORS = {
     OtherPass: r"OtherPass.client_update .* there is no pass 'fine_tuning'; those that `passes` returns: train",
     VectorLoss: r"VectorLoss.client_update .* the loss has shape \[\d+\]; expected a scalar tensor",
 }
+
+
+@pytest.mark.parametrize("number", ["bool", "uint8", "int32"])
+def test_sums_that_their_type_may_not_hold_are_refused(number, tmp_path, monkeypatch):
+    text = rf"Adding.uplink: 'more' adds up n of type {number}, in which sums would be wrong; .* int64 or float32"
+    with pytest.raises(ConfigError, match=text):
+        run(adding_up(getattr(torch, number)), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
