@@ -296,7 +296,7 @@ def _run_rounds(
         Stopped: on all ranks, after a complete round, when one of them was asked to stop.
     """
     transport, config = context.transport, experiment.config
-    transport.take_moved("data")
+    transport.take_moved()
     setup = build.setup(experiment, transport.size, context.slots, transport.rank)
     check_same_setup(experiment, setup, transport)
     population = _allocated(setup, experiment, run, transport, done)

@@ -128,7 +128,7 @@ def send_down(
         declared.check_down(published, len(everyone))
     shared, own, by_class = _by_kind(declared)
     received, rows, class_rows = Tree(), Tree(), Tree()
-    with transport.channel("data"):
+    with transport.counting():
         if shared:
             whole: Tree | None = None if published is None else {name: published[name] for name in shared}
             received = broadcast_tree(transport, whole, shared, device)
@@ -202,7 +202,7 @@ def send_answers(
     if answers is not None:
         declared.check_answers(answers, sum(map(len, places)))
     like: Tree = {name: kind.like for name, kind in declared.answers.items()}
-    with transport.channel("data"):
+    with transport.counting():
         return _from_server(transport, places, answers, like)  # type: ignore[return-value]
 
 

@@ -57,7 +57,7 @@ def send_up(
     """
     for clients, messages in ups:
         declared.check_up(messages, len(clients))
-    with transport.channel("data"):
+    with transport.counting():
         adds = OnHost() if device.type == "cpu" else OnDevice(device)
         received = Fold(declared, cut_slices(declared.entries, assigned), assigned, adds).over(transport, ups)
         for gathered in gathered_rows(declared, assigned):

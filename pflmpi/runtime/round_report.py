@@ -181,7 +181,7 @@ class RoundHooks:
             if self._validation is not None and reported.validated is not None:
                 self._validation = self._validation.updated(now.tested, reported.validated)
         before, self._last_report = self._last_report, time.perf_counter()
-        wire_down, wire_up = map(np.array, self._transport.take_moved("data"))  # since the last round
+        wire_down, wire_up = map(np.array, self._transport.take_moved())  # since the last round
         progress = Progress(
             round=now.round,
             participants=now.participants,

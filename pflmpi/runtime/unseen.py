@@ -97,7 +97,7 @@ def mean_answers(unseen: Unseen, transport: Transport, population: Population) -
     if not unseen.answers:
         return {}
     means = {}
-    with transport.channel("data"):
+    with transport.counting():
         for path, leaf in tree.leaves(unseen.answers):
 
             def rows(clients: np.ndarray, path: str = path) -> Tree:

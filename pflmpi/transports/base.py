@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, TypeGuard, TypeVar, Union, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeGuard, TypeVar, Union
 
 import numpy as np
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 Buffer: TypeAlias = Union[np.ndarray, "torch.Tensor"]  # on the host, or a tensor anywhere
-Channel = Literal["data", "control", "checkpoint"]
 B = TypeVar("B", np.ndarray, Buffer)
 
 SMALLEST_GPU_MESSAGE = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
@@ -53,32 +52,31 @@ class Transport(ABC):
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        self._moved = {name: (0, 0) for name in get_args(Channel)}
-        self._channel: Channel = "control"
+        self._moved = 0, 0
+        self._counts = False
         self.peers: list[Peer] = []
         self._closed = False
 
     @contextmanager
-    def channel(self, name: Channel) -> Iterator[None]:
-        """Count what is moved inside the context on the channel "data", "checkpoint" or "control" (the default)."""
-        assert name in self._moved, f"channel {name!r}; known: {', '.join(self._moved)}"
-        before, self._channel = self._channel, name
+    def counting(self) -> Iterator[None]:
+        """Count the bytes that are moved inside the context, for `take_moved`."""
+        self._counts = True
         try:
             yield
         finally:
-            self._channel = before
+            self._counts = False
 
-    def take_moved(self, channel: Channel) -> tuple[int, int]:
-        """Payload bytes moved on a channel since the last call: on the way to clients, and on the way from them.
+    def take_moved(self) -> tuple[int, int]:
+        """Counted bytes since the last call: on the way to clients, and on the way from them.
 
         Every rank counts what the whole group moved, as far as it knows the sizes; rank 0 knows all of them.
         """
-        moved, self._moved[channel] = self._moved[channel], (0, 0)
+        moved, self._moved = self._moved, (0, 0)
         return moved
 
     def _count(self, down: int = 0, up: int = 0) -> None:
-        before = self._moved[self._channel]
-        self._moved[self._channel] = before[0] + down, before[1] + up
+        if self._counts:
+            self._moved = self._moved[0] + down, self._moved[1] + up
 
     def broadcast(self, buffer: Buffer) -> None:
         """Copy rank 0's `buffer` into every rank's, of the same size everywhere.

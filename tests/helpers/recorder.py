@@ -14,10 +14,11 @@ from pflmpi.transports.base import Transport
 class Payload:
     """One payload from one rank to another; `down`: on the way to clients, not from them.
 
-    Maxima on the channel "control" are on one of their own here, "agreement".
+    Attributes:
+        purpose: "message" of the algorithm, else "agreement" for a maximum, else "control".
     """
 
-    channel: str
+    purpose: str
     sender: int
     receiver: int
     content: bytes
@@ -37,11 +38,11 @@ class Recorder(Transport):
         self.sent: list[Payload] = []
 
     @contextmanager
-    def channel(self, name: str) -> Iterator[None]:
-        before, self._now = self._now, name
-        with super().channel(name):
+    def counting(self) -> Iterator[None]:
+        self._now = "message"
+        with super().counting():
             yield
-        self._now = before
+        self._now = "control"
 
     def exchange(self, parts: Any, sizes: Any, moved: int, down: bool = False, **more: Any) -> dict[int, Any]:
         self._down = down

@@ -64,7 +64,7 @@ def send(choice, homes):
         published: Messages | None = {"u": {"clients": ids}} if transport.rank == 0 else None
         reply = send_down(transport, WHAT, published, assigned, homes=Homes(np.array(home), rows))
         mine = {int(one): reply.for_clients(np.array([one])) for group in assigned[transport.rank] for one in group}
-        return mine, asked, transport.take_moved("data")[0]
+        return mine, asked, transport.take_moved()[0]
 
     return run_ranks(ranks, work)
 
@@ -118,7 +118,7 @@ def test_rows_of_the_server_reach_their_receivers_and_the_holders_of_their_class
         first, mine = transport.rank == 0, assigned[transport.rank]
         published: Messages = {"own": rows_of([10, 12, 13, 15]), "k": rows_of([20, 21, 22])}
         reply = send_down(transport, what, published if first else None, assigned)
-        moved = transport.take_moved("data")
+        moved = transport.take_moved()
         answers = send_answers(transport, what, {"a": rows_of([30, 32, 33, 35])} if first else None, assigned)
         return {int(one): reply.for_clients(np.array([one])) for group in mine for one in group}, answers, moved
 

@@ -118,7 +118,7 @@ def check(what, layout, run=run_ranks, there=lambda group, name: False, device=H
         for (_, before), (_, after) in zip(made, sent, strict=True):
             for path, leaf in tree.leaves({**before}):
                 assert torch.equal(tree.at({**after}, path).cpu(), leaf), "what a client keeps has changed"
-        return found, transport.take_moved("data")
+        return found, transport.take_moved()
 
     results = run(len(assigned), work)
     assert [found is None for found, _ in results] == [rank > 0 for rank in range(len(assigned))]

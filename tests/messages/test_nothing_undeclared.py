@@ -27,6 +27,7 @@ from pflmpi.models import MODELS
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import config_file, run_folder
+from pflmpi.transports.peers import Peer
 from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
@@ -44,11 +45,11 @@ class Recorded:
     sent: list[Payload]
     progress: list[Progress]
 
-    def content(self, channel: str, *, up: bool) -> list[bytes]:
-        return [one.content for one in self.sent if one.channel == channel and one.down != up]
+    def content(self, purpose: str, *, up: bool) -> list[bytes]:
+        return [one.content for one in self.sent if one.purpose == purpose and one.down != up]
 
-    def total(self, channel: str, *, up: bool) -> int:
-        return sum(map(len, self.content(channel, up=up)))
+    def total(self, purpose: str, *, up: bool) -> int:
+        return sum(map(len, self.content(purpose, up=up)))
 
 
 def record(folder, case):
@@ -67,6 +68,7 @@ def record(folder, case):
 
     def work(inner):
         transport = Recorder(inner)
+        transport.peers = [Peer(f"node{rank}", rank) for rank in range(RANKS)]  # each writes its clients' rows itself
         place = RankContext(transport, torch.device("cpu"), slots=RANKS)
         run(config, folder, place, progress.append)
         return transport.sent
@@ -161,23 +163,23 @@ def kept_bytes(run, kind, round, by_rank):
 
 
 @pytest.mark.parametrize("name", every_algorithm())
-def test_the_data_channel_carries_exactly_what_is_declared(name, recorded):
+def test_messages_carry_exactly_what_is_declared(name, recorded):
     run = recorded[name]
     assert len(set(rank_of(run, np.arange(CLIENTS)).values())) == RANKS, "every rank has clients"
-    assert run.total("data", up=True) == expected_up(run)
-    assert run.total("data", up=False) == expected_down(run)
-    assert (run.total("data", up=True) > 0) == (name != "local")
+    assert run.total("message", up=True) == expected_up(run)
+    assert run.total("message", up=False) == expected_down(run)
+    assert (run.total("message", up=True) > 0) == (name != "local")
 
 
 @pytest.mark.parametrize("name", every_algorithm())
 def test_wire_bytes_in_the_metrics_are_those_that_moved(name, recorded):
     run = recorded[name]
     for way, up in (("wire_up", True), ("wire_down", False)):
-        assert sum(int(one.bytes[way]) for one in run.progress) == run.total("data", up=up), way
+        assert sum(int(one.bytes[way]) for one in run.progress) == run.total("message", up=up), way
 
 
 @pytest.mark.parametrize("name", every_algorithm())
-def test_the_control_channel_carries_scores_and_times_alone(name, recorded):
+def test_beside_messages_scores_and_times_alone_travel(name, recorded):
     run = recorded[name]
     algorithm = run.experiment.config.algorithm
     may_change = bool(algorithm.predicts_with) or type(algorithm).adapt is not Algorithm.adapt
@@ -197,10 +199,10 @@ def test_the_control_channel_carries_scores_and_times_alone(name, recorded):
     known = {one.round: one for one in run.progress}
     k = run.experiment.federation.dataset.num_classes
     for rank, lists in expected.items():
-        mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
+        mine = [one.content for one in run.sent if one.sender == rank and one.purpose == "control"]
         (length, hashes), scores, end = mine[:2], mine[2:-1], mine[-1]
         assert len(end) == 8 and 0 < float(np.frombuffer(end)[0]) < 1e6  # seconds of processor time
-        agreed = [len(one.content) for one in run.sent if one.sender == rank and one.channel == "agreement"]
+        agreed = [len(one.content) for one in run.sent if one.sender == rank and one.purpose == "agreement"]
         assert agreed == [AGREE] * 8
         assert int.from_bytes(length, "little") == len(hashes)
         assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
@@ -247,7 +249,7 @@ def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded):
             mine = [c for c, at in rank_of(run, chosen).items() if at == rank]
             if not mine:
                 continue
-            contents = [p.content for p in run.sent if p.sender == rank and p.channel == "data"]
+            contents = [p.content for p in run.sent if p.sender == rank and p.purpose == "message"]
             with_clients = [r for r in range(1, ROUNDS + 1) if rank in rank_of(run, participants(run, r)).values()]
             content = contents[with_clients.index(round)]
             total = int((federation.class_counts[mine] > 0).sum())
@@ -287,7 +289,7 @@ def head_rows(run):
 def test_no_head_no_image_and_no_count_leaves_a_client_with_fedgmh(name, recorded):
     run = recorded[name]
     federation = run.experiment.federation
-    up = run.content("data", up=True) + run.content("control", up=True)
+    up = run.content("message", up=True) + run.content("control", up=True)
     assert found_in(head_rows(run), up) == 0
     images = federation.dataset.images
     prepared = run.experiment.tasks[0].prepare(torch.from_numpy(images.copy())).numpy()
@@ -302,7 +304,7 @@ def test_no_head_no_image_and_no_count_leaves_a_client_with_fedgmh(name, recorde
 def test_the_search_finds_heads_where_they_do_travel(recorded):
     run = recorded["fedamp"]
     rows = head_rows(run)
-    assert found_in(rows, run.content("data", up=True)) > len(rows) / RANKS / 2
+    assert found_in(rows, run.content("message", up=True)) > len(rows) / RANKS / 2
 
 
 def task(classes, width):

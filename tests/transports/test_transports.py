@@ -213,7 +213,6 @@ def test_results_come_in_rank_order():
         lambda transport: transport.exchange({}, {1: 4}, 4),
         lambda transport: transport.exchange({0: np.zeros(0, np.uint8)}, {}, 0),
         lambda transport: transport.maximum(np.zeros(4, np.float32)),
-        lambda transport: transport.channel("dta").__enter__(),
     ],
 )
 def test_a_call_that_differs_from_its_declaration_is_a_defect(call):
