@@ -345,4 +345,7 @@ def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | Non
     tasks = experiment.tasks
     if experiment.caches_features:
         tasks = tuple(task.replace(cached_features=True) for task in tasks)
-    return kind(config.algorithm, tasks, experiment.cohort, federation, pool, batch, transform, experiment.measures)
+    first_test = min(config.evaluation.every, config.training.rounds)
+    return kind(
+        config.algorithm, tasks, experiment.cohort, federation, pool, batch, transform, experiment.measures, first_test
+    )

@@ -1,6 +1,7 @@
 """Checks of the contract of an algorithm: declarations before the start, results while it runs, errors by name."""
 
 import dataclasses
+import pickle
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
 from pflmpi.messages.packing import NUMPY_TYPES
 from pflmpi.messages.uplink_transforms import RESIDUAL
+from pflmpi.store.checksums import crc32
 from pflmpi.text import counted, shown, some, spans
 from pflmpi.tree import Tree
 
@@ -39,14 +41,17 @@ _IN_PLACE = (
     " in place, which others may be given too, so that results would depend on the number of ranks; compute a new "
     "tensor, or change a copy (clone, pflmpi.tree.clone)"
 )
+_KEEPS = (
+    "; nothing is kept in the algorithm itself: what a client keeps belongs in its state (`init_client`), what the "
+    "server keeps in `init_server`"
+)
 _ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "does not have a deterministic implementation": "; with this operation a run on GPUs could not be repeated: choose "
     "another one (as pooling, that to 1 x 1 can), or runtime.device = 'cpu'",
     "called random operation": f"; {_DRAWS}",
     "Expected more than 1 value per channel": "; a batch has one sample, of which batch norm has no variance: "
     "training.drop_last = true leaves out incomplete batches, and a module may have model.norm = 'group'",
-    "cannot assign to field": "; nothing is kept in the algorithm itself: what a client keeps belongs in its state "
-    "(`init_client`), what the server keeps in `init_server`",
+    "cannot assign to field": _KEEPS,
 }
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -252,21 +257,23 @@ def calling(
     in_lanes: bool = False,
     reads: Mapping[str, Tensor | Tree] | None = None,
     batch: int = 0,
+    first: int = 1,
 ) -> Iterator[None]:
     """Name the class, method, round and clients in any error of an algorithm.
 
     Args:
         reads: what the method is given, by the names of its arguments.
         batch: samples of a client at once, for the error of a GPU without memory left.
+        first: the round in which the method is called first; up to it, more is checked.
 
     Raises:
-        AlgorithmError: the method raised, or changed in place what it was given, or, in the first round, drew from a
-            global generator of random numbers.
+        AlgorithmError: the method raised, or changed in place what it was given, or, up to its first round, did so
+            through `.data`, drew from a global generator of random numbers, or kept something in the algorithm.
     """
     where = f"{type(algorithm).__name__}.{method} (round {round}{_of(clients)})"
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    before = global_generators.states(on_gpu) if round <= 1 else ()  # once: it takes 0.1 ms
-    versions = [(path, leaf, leaf._version) for path, leaf in tree.leaves({**(reads or {})})]
+    inputs: Tree = dict(tree.leaves({**(reads or {})}))  # these tensors, also where the dicts get others
+    before = _Untouched.now(algorithm, inputs) if round <= first else None
+    versions = [(path, leaf, leaf._version) for path, leaf in tree.leaves(inputs)]
     try:
         yield
     except PflmpiError:
@@ -283,10 +290,55 @@ def calling(
         raise AlgorithmError(what + advice) from error
     if changed := [path for path, leaf, version in versions if leaf._version != version]:
         raise AlgorithmError(f"{where} changes {changed[0]}{_IN_PLACE}")
-    if before and global_generators.states(on_gpu) != before:
-        raise AlgorithmError(
-            f"{where} draws random numbers from a global generator, so that a run could not be repeated; {_DRAWS}"
-        )
+    if before is not None:
+        before.check(where, _Untouched.now(algorithm, inputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Untouched:
+    """What no method changes; compared in the first rounds alone, as it takes 0.1 ms and more.
+
+    Attributes:
+        inputs: CRC-32 of what the method is given, by path.
+        generators: states of the global generators of random numbers.
+        kept: values of the algorithm's fields, and of attributes of classes from outside the package, pickled, by name.
+    """
+
+    inputs: Mapping[str, int]
+    generators: tuple[object, ...]
+    kept: Mapping[str, bytes]
+
+    @classmethod
+    def now(cls, algorithm: Algorithm, inputs: Tree) -> "_Untouched":
+        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        checksums = {path: crc32(leaf.numpy()) for path, leaf in tree.leaves(tree.to_host(inputs))}
+        values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+        for kind in type(algorithm).__mro__:
+            if not kind.__module__.startswith(("pflmpi.", "builtins")):
+                values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if name[:2] != "__"}
+        kept = {name: _pickled(value) for name, value in values.items()}
+        return cls(checksums, global_generators.states(on_gpu), kept)
+
+    def check(self, where: str, after: "_Untouched") -> None:
+        """Raise `AlgorithmError` for what has changed."""
+        for path, checksum in self.inputs.items():
+            if after.inputs[path] != checksum:
+                raise AlgorithmError(f"{where} changes {path}{_IN_PLACE}")
+        for name, value in self.kept.items():
+            if after.kept.get(name) != value:
+                raise AlgorithmError(f"{where} changes {name}{_KEEPS}")
+        if after.generators != self.generators:
+            raise AlgorithmError(
+                f"{where} draws random numbers from a global generator, so that a run could not be repeated; {_DRAWS}"
+            )
+
+
+def _pickled(value: object) -> bytes:
+    """The bytes that tell whether a value has changed; none of one that cannot be pickled, such as a property."""
+    try:
+        return pickle.dumps(value)
+    except Exception:  # of any type: it is raised by code of the value's class
+        return b""
 
 
 def not_a_tree(value: object) -> str:

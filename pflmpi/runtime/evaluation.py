@@ -103,7 +103,8 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
     uploaded = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)
     batches = ClientBatches(task, pool, tree.leaf(uploaded, "tests"), [width] * (len(filled) // width))
     down = tree.part(uploaded, "down")
-    with calling(executor.algorithm, "predict", round, clients.tolist(), reads={"down": down}):
+    first = executor.first_test
+    with calling(executor.algorithm, "predict", round, clients.tolist(), reads={"down": down}, first=first):
         scores = predictions(executor.algorithm, task, {}, as_messages(down), batches)
     done = download_all(scores, executor.device)
     return lambda: counts(

@@ -139,6 +139,59 @@ def test_global_random_numbers_are_refused(draw, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("method", ["predict", "adapt"])
+def test_so_they_are_where_the_first_round_is_not_tested(method, executor, tmp_path, monkeypatch):
+    class Drawing(FedPer):
+        def predict(self, task: Task, client: Tree, down: Messages, x: torch.Tensor) -> torch.Tensor:
+            return super().predict(task, client, down, x) + (0 if method == "adapt" else np.random.rand())
+
+        def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+            return tree.map(lambda leaf: leaf * (1 if method == "predict" else np.random.rand()), client)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "drawing", Drawing)
+    raw = quick_run.settings(algorithm={"name": "drawing"}, evaluation={"every": 2}, runtime={"executor": executor})
+    with pytest.raises(RunError, match=rf"Drawing.{method} \(round 2, .* draws random numbers from a global generator"):
+        quick_run.run(raw, tmp_path / "run")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FieldKept(FedPer):
+    updates: list[int] = dataclasses.field(default_factory=list)
+
+    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+        self.updates.append(round.number)
+        return super().server_update(task, server, up, round)
+
+
+class ClassKept(FedPer):
+    times: ClassVar[dict[str, int]] = {}
+
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        self.times["trained"] = self.times.get("trained", 0) + 1
+        return super().client_update(task, client, down, data)
+
+
+class Inheriting(ClassKept):
+    pass
+
+
+KEPT = {
+    FieldKept: r"FieldKept.server_update \(round 1\) changes updates; nothing is kept in the algorithm itself",
+    ClassKept: r"ClassKept.client_update \(round [01], client.*\) changes ClassKept.times; nothing is kept in",
+    Inheriting: r"Inheriting.client_update \(round [01], client.*\) changes ClassKept.times; nothing is kept in",
+}
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("kind", KEPT)
+def test_nothing_is_kept_in_the_algorithm(kind, executor, tmp_path, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS._objects, "keeping", kind)
+    raw = quick_run.settings(algorithm={"name": "keeping"}, runtime={"executor": executor})
+    with pytest.raises(AlgorithmError, match=KEPT[kind]):
+        quick_run.run(raw, tmp_path / "run")
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
 def test_scores_of_another_shape_are_refused(executor, tmp_path, monkeypatch):
     class Mine(FedAvg):
         def predict(self, task: Any, client: Any, down: Any, x: Any) -> Any:
@@ -237,12 +290,20 @@ def change_copies(client, down, data):
     counts += 1
 
 
+def leaf_of(down):
+    return tree.at(down["body"], "body/fc1/bias")
+
+
 CHANGES: dict[str, tuple[Change, str]] = {
     "its state": (lambda client, down, data: tree.at(client, "head/bias").add_(1), "client/head/bias"),
-    "a message": (lambda client, down, data: tree.at(down["body"], "body/fc1/bias").mul_(0), "down/body/body/fc1/bias"),
+    "a message": (lambda client, down, data: leaf_of(down).mul_(0), "down/body/body/fc1/bias"),
     "class counts": (lambda client, down, data: data.class_counts.add_(1), "data.class_counts"),
 }
-BATCHES = {"samples": (change_batch("x"), "batch.x"), "labels": (change_batch("y"), "batch.y")}
+LOOP: dict[str, tuple[Change, str]] = {  # of the loop alone: in lanes, torch itself refuses `.data`
+    "samples": (change_batch("x"), "batch.x"),
+    "labels": (change_batch("y"), "batch.y"),
+    "data": (lambda client, down, data: leaf_of(down).data.mul_(0.5), "down/body/body/fc1/bias"),
+}
 
 
 def run_changing(change, executor, folder, monkeypatch, ranks=1):
@@ -256,9 +317,9 @@ def run_changing(change, executor, folder, monkeypatch, ranks=1):
     return quick_run.run(raw, folder, ranks)
 
 
-@pytest.mark.parametrize("what", [*CHANGES, *BATCHES])
+@pytest.mark.parametrize("what", [*CHANGES, *LOOP])
 def test_a_tensor_that_was_given_is_not_changed(what, tmp_path, monkeypatch):
-    change, path = (CHANGES | BATCHES)[what]
+    change, path = (CHANGES | LOOP)[what]
     with pytest.raises(AlgorithmError, match=rf"Changing.client_update \(round 1, client \d.* changes {path} in place"):
         run_changing(change, "loop", tmp_path / "run", monkeypatch)
 

@@ -45,6 +45,7 @@ class Executor(ABC):
         eval_batch: samples per forward pass outside training.
         transform: what training samples go through; None: nothing.
         measures: what is measured besides accuracy, F1 and loss, by name.
+        first_test: the first round after which clients are tested.
     """
 
     algorithm: Algorithm
@@ -55,6 +56,7 @@ class Executor(ABC):
     eval_batch: int
     transform: Transform | None = None
     measures: Mapping[str, Measure] = field(default_factory=dict)
+    first_test: int = 1
 
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Update]:
         """Begin the local update of the participants in one group; see `local_update`."""
@@ -303,7 +305,8 @@ class Loop(Executor):
 
     def _adapted(self, task: Task, client: int, state: Tree, received: Messages, data: ClientData) -> Tree:
         reads = method_inputs(state, received, data.class_counts)
-        with calling(self.algorithm, "adapt", data.round, [client], reads=reads, batch=self.batch):
+        first = self.first_test
+        with calling(self.algorithm, "adapt", data.round, [client], reads=reads, batch=self.batch, first=first):
             return self.algorithm.adapt(task, state, received, data)
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
@@ -320,7 +323,8 @@ class Loop(Executor):
             sizes = list(map(len, tests[str(client)]))
             batches = ClientBatches(task, pool, tree.leaf(tree.part(uploaded, "tests"), str(client)), sizes)
             reads: dict[str, Tensor | Tree] = {"client": state, "down": {**received}}
-            with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch):
+            first = self.first_test
+            with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch, first=first):
                 scores += predictions(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)
         none = torch.empty(0, *task.score_shape)

@@ -67,7 +67,8 @@ class Lanes(Executor):
             return {"scores": scores}
 
         scores = []
-        predicting = calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True, batch=self.eval_batch)
+        ids, batch, first = clients.tolist(), self.eval_batch, self.first_test
+        predicting = calling(self.algorithm, "predict", round, ids, in_lanes=True, batch=batch, first=first)
         with torch.no_grad(), predicting:
             for step in range(images.shape[1]):
                 lanes: Tree = {"state": state, "down": {**received}, "images": images[:, step]}
@@ -121,8 +122,9 @@ class Lanes(Executor):
 
         down = as_messages(tree.part(tree.part(lanes, "received"), "0")) if received else {}
         reads = method_inputs(tree.part(lanes, "state"), down, tree.leaf(lanes, "counts"))
-        name, batch = method.__name__, self.batch
-        with calling(self.algorithm, name, round, clients.tolist(), in_lanes=True, reads=reads, batch=batch):
+        name, ids, batch = method.__name__, clients.tolist(), self.batch
+        first = self.first_test if name == "adapt" else 1
+        with calling(self.algorithm, name, round, ids, in_lanes=True, reads=reads, batch=batch, first=first):
             return _in_lanes(call, lanes)
 
     def _batches(self, pool: Pool, task: Task, of_lanes: LanePass, places: Tree, length: Pass | None) -> LaneBatches:
