@@ -152,7 +152,8 @@ def _of_main(run: Run, measure: MainMeasure, newest: Mapping[str, float]) -> Lin
     unmeasured = np.full(len(columns["round"]), np.nan)
     place = best(columns, measure=measure) if run.has(measure) else None
     mean, validation = (columns.get(key, unmeasured) for key in (measure.column, of_validation(measure.column)))
-    spread = math.nan if clients is None else float(np.nanstd(clients))
+    with np.errstate(invalid="ignore"):  # of infinite values it is NaN
+        spread = math.nan if clients is None else float(np.nanstd(clients))
     worst = math.nan if clients is None else float((np.nanmax if measure.lower else np.nanmin)(clients))
     values = {
         "best": math.nan if place is None else float(mean[place]),

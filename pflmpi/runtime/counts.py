@@ -27,10 +27,13 @@ class Counts:
 
     Attributes:
         hits: [N, K] int64, samples of each class that are classified correctly; [N, 0] where labels are no classes.
-        predicted: [N, K] int64, samples that are classified as each class; as `hits`.
+        predicted: [N, K] int64, samples that are classified as each class; as `hits`. One with a NaN among its scores
+            is classified as none.
         total: [N, K] int64, samples of each class; [N, 1] where labels are no classes.
-        loss: [N] float64, sum over the samples of the task's loss, such as the cross-entropy of scores as logits.
-        values: by name, [N] float64, the further measures (`evaluation.measures`); NaN where one has no meaning.
+        loss: [N] float64, sum over the samples of the task's loss, such as the cross-entropy of scores as logits;
+            infinite where it is not finite.
+        values: by name, [N] float64, the further measures (`evaluation.measures`); NaN where one has no meaning, and
+            infinitely bad where a score is NaN.
     """
 
     hits: np.ndarray
@@ -89,7 +92,7 @@ class Counts:
 
     @property
     def mean_loss(self) -> np.ndarray:
-        """[N] float64, cross-entropy per sample; NaN for a client without samples."""
+        """[N] float64, the task's loss per sample; NaN for a client without samples, infinite as `loss`."""
         return share(self.loss, self.samples)
 
     @property
@@ -127,7 +130,7 @@ def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], none
 
 
 def figures(counts: Counts) -> dict[str, float]:
-    """Figures over all clients by name; those without samples count in none, and without any it is NaN.
+    """Figures over all clients by name; a client counts in none that it has no value for, and without any it is NaN.
 
     >>> none = np.zeros((1, 2), np.int64)
     >>> figures(Counts(none, none, none, np.zeros(1)))["accuracy_mean"]
@@ -182,7 +185,8 @@ def lowest(values: np.ndarray) -> float:
 
 def _over_clients(figure: Callable[[np.ndarray], float], values: np.ndarray) -> float:
     values = values[~np.isnan(values)]
-    return float(figure(values)) if len(values) else float("nan")
+    with np.errstate(invalid="ignore"):  # the deviation of infinite values
+        return float(figure(values)) if len(values) else float("nan")
 
 
 def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -220,25 +224,34 @@ def counts(
         untested = Counts.none(sizes[:, None], classes=False)
         return replace(untested, loss=_losses(task_kind, scores, labels, sizes), values=values)
     whose = np.repeat(np.arange(len(clients)), sizes)
-    chosen = scores.argmax(1).numpy()
-    right = chosen == labels
+    chosen, known = scores.argmax(1).numpy(), ~scores.isnan().any(1).numpy()
+    right = known & (chosen == labels)
 
     def by_class(whose: np.ndarray, classes: np.ndarray) -> np.ndarray:
         counts_by_class = np.bincount(whose * num_classes + classes, minlength=len(clients) * num_classes)
         return counts_by_class.reshape(len(clients), num_classes)
 
     loss = _losses(task_kind, scores, labels, sizes)
-    return Counts(by_class(whose[right], labels[right]), by_class(whose, chosen), by_class(whose, labels), loss, values)
+    return Counts(
+        by_class(whose[right], labels[right]),
+        by_class(whose[known], chosen[known]),
+        by_class(whose, labels),
+        loss,
+        values,
+    )
 
 
 def _losses(task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """[m], the sum of the losses of each client's samples, of which there are so many."""
+    """[m], the sum of the losses of each client's samples, of which there are so many; infinite if not finite."""
     if task_kind.cross_entropy:
-        return -_sums(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
-    y = torch.from_numpy(labels)
-    lost = _sums(task_kind.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy(), sizes)
-    weights = task_kind.weights(y)
-    return lost if weights is None else np.nan_to_num(share(lost, _sums(weights.double().numpy(), sizes)) * sizes)
+        lost = -_sums(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
+    else:
+        y = torch.from_numpy(labels)
+        lost = _sums(task_kind.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy(), sizes)
+        if (weights := task_kind.weights(y)) is not None:
+            counted = _sums(weights.double().numpy(), sizes)
+            lost = np.where(counted > 0, share(lost, counted) * sizes, 0.0)
+    return np.where(np.isfinite(lost), lost, np.inf)
 
 
 def _sums(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -258,5 +271,10 @@ def _values(
         return {}
     cuts = np.cumsum(sizes)[:-1]
     pairs = zip(np.split(scores.double().numpy(), cuts), np.split(labels, cuts), strict=True)
-    rows = np.array([values_of(measures, *task_kind.scored(*pair)) for pair in pairs]).reshape(-1, len(measures))
+    worst = [np.inf if lower_is_better(name) else -np.inf for name in measures]
+
+    def values(scores: np.ndarray, labels: np.ndarray) -> list[float]:
+        return worst if np.isnan(scores).any() else values_of(measures, scores, labels)
+
+    rows = np.array([values(*task_kind.scored(*pair)) for pair in pairs]).reshape(-1, len(measures))
     return dict(zip(measures, rows.T, strict=True))

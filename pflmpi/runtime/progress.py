@@ -34,7 +34,8 @@ class Progress:
         unseen: of the clients that were kept out of training; None if there are none.
         validation: as `scores`, of the validation samples; None if there are none.
         trained: [P] of the participants after local training; None where they are not tested then.
-        train_loss: [P] float64, mean over the local steps of each participant; NaN where an algorithm measures none.
+        train_loss: [P] float64, mean over the local steps of each participant; NaN of those without a step, and
+            where an algorithm measures none.
         measures: names of what is measured besides (`evaluation.measures`).
     """
 

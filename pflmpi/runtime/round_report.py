@@ -1,5 +1,6 @@
 """Hooks around the training loop: reports of all ranks to rank 0, metrics of a round, timeouts, stopping."""
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,8 +18,10 @@ from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Pause, Stop
+from pflmpi.text import spans
 from pflmpi.transports.base import Transport
 
+_log = logging.getLogger(__name__)
 _FIRST_ROUND = 3600.0  # seconds to wait for other ranks while no round has been measured
 _PATIENCE = 20.0  # times the longest round, afterwards
 
@@ -151,6 +154,7 @@ class RoundHooks:
         everyone = range(setup.task.num_clients)
         self._scores = setup.executor.untested(everyone)  # the newest of each client
         self._validation = None if setup.validation is None else setup.validation.untested(everyone)
+        self._warned = False
         self._last_report = time.perf_counter()
         self._limit_waiting(_FIRST_ROUND)
 
@@ -178,6 +182,7 @@ class RoundHooks:
         """Progress of rank 0 after a round, once it is in metrics.csv and shown."""
         if now.evaluates:
             self._scores = self._scores.updated(now.tested, reported.tested)
+            self._warn_of_infinite_losses(now.round)
             if self._validation is not None and reported.validated is not None:
                 self._validation = self._validation.updated(now.tested, reported.validated)
         before, self._last_report = self._last_report, time.perf_counter()
@@ -206,6 +211,19 @@ class RoundHooks:
         self._observe(progress)
         self.stop.early.add(progress.columns)
         return progress
+
+    def _warn_of_infinite_losses(self, round: int) -> None:
+        """Warn once of clients whose test loss is not finite."""
+        clients = np.flatnonzero(np.isinf(self._scores.loss)).tolist()
+        if clients and not self._warned:
+            self._warned = True
+            _log.warning(
+                "round %d: the test loss of client%s %s is not finite and counts as infinite; samples with a NaN among "
+                "their scores count as wrong",
+                round,
+                "s" if len(clients) > 1 else "",
+                spans(clients),
+            )
 
     def _limit_waiting(self, seconds: float) -> None:
         """Set how long a call waits for other ranks, where that is not configured."""

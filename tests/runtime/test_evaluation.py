@@ -10,12 +10,18 @@ import torch
 import quick_run
 from every_algorithm import TESTED
 from pflmpi import tree
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.algorithms.fedper import FedPer
 from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import prepare, setup
-from pflmpi.learning.task import HOST
+from pflmpi.learning.client import ClientData
+from pflmpi.learning.early_stop import EarlyStop, EarlyStopConfig
+from pflmpi.learning.task import HOST, Task
+from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import evaluation
-from pflmpi.store import metrics_file
+from pflmpi.store import metrics_file, run_folder
+from pflmpi.tree import Tree
 
 FEDAVG = {"algorithm": {"name": "fedavg"}}
 
@@ -159,3 +165,40 @@ def test_evaluate_trains_from_a_checkpoint_as_the_next_round_does(tmp_path, caps
     lines = [line.split(",") for line in table.read_text().splitlines()[1:]]
     stored = open_run(run).round(3).metrics
     assert [int(lines[client][2]) for client in stored["participants"]] == stored["trained_correct"].tolist()
+
+
+class Diverging(FedPer):
+    """FedPer in which all scores of client 2 are NaN."""
+
+    def init_client(self, task: Task, client: int) -> Tree:  # type: ignore[override]
+        return {**super().init_client(task), "number": torch.tensor(client)}
+
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        own, up = super().client_update(task, {"head": client["head"]}, down, data)
+        return {**own, "number": client["number"]}, up
+
+    def predict(self, task: Task, client: Tree, down: Messages, x: torch.Tensor) -> torch.Tensor:
+        return super().predict(task, client, down, x).where(tree.leaf(client, "number") != 2, torch.nan)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_a_client_without_scores_counts_as_wrong_and_its_loss_as_infinite(executor, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(ALGORITHMS._objects, "diverging", Diverging)
+    monkeypatch.chdir(tmp_path)  # where the report goes
+    evaluation = {"measures": ["auroc", "calibration_error"]}
+    raw = quick_run.settings(algorithm={"name": "diverging"}, runtime={"executor": executor}, evaluation=evaluation)
+    run = tmp_path / "run"
+    assert quick_run.run(raw, run) == quick_run.run(raw, tmp_path / "two", 2)
+    assert caplog.text.count("round 1: the test loss of client 2 is not finite and counts as infinite") == 2  # runs
+    arrays = run_folder.read_metrics(run, 3)
+    assert np.flatnonzero(np.isinf(arrays["client_test_loss"])).tolist() == [2]
+    assert arrays["accuracy"][2] == arrays["predicted"][2].sum() == 0
+    lines = metrics_file.read(run)
+    for line in lines:
+        assert line["test_loss"] == line["calibration_error_mean"] == "inf" and line["auroc_mean"] == "-inf"
+        assert 0 < float(line["accuracy_mean"]) < 1
+    stop = EarlyStop(EarlyStopConfig(metric="test_loss", patience=2), [{**lines[0], "test_loss": "2.0"}, *lines[1:]])
+    assert stop.why == "test_loss has not improved on 2 of round 1 for 2 rounds"
+    for command in (["report", run], ["inspect", run], ["compare", run, tmp_path / "two"]):
+        assert quick_run.command([*map(str, command)]) == 0

@@ -203,7 +203,8 @@ def _mean_of_run(named_run: NamedRun, measure: MainMeasure, banded: bool) -> Cur
         low, high = np.full(len(rounds), np.nan), np.full(len(rounds), np.nan)
         for number, values in main_by_round(run, measure).items():
             place = np.flatnonzero(rounds == number)
-            low[place], high[place] = (measure.scale * np.nanquantile(values, quantile) for quantile in _QUANTILES)
+            with np.errstate(invalid="ignore"):  # next to an infinite value it is NaN
+                low[place], high[place] = (measure.scale * np.nanquantile(values, quantile) for quantile in _QUANTILES)
     mark = best(run.columns, seen, measure)
     return Curve(named_run.legend, rounds, mean, low, high, mark, style=named_run.style, source=named_run.label)
 
