@@ -60,11 +60,11 @@ class Transport(ABC):
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the bytes that are moved inside the context, for `take_moved`."""
-        self._counts = True
+        before, self._counts = self._counts, True
         try:
             yield
         finally:
-            self._counts = False
+            self._counts = before
 
     def take_moved(self) -> tuple[int, int]:
         """Counted bytes since the last call: on the way to clients, and on the way from them.
