@@ -19,6 +19,7 @@ from pflmpi.store import run_folder, verify
 from pflmpi.store.layout import NOWHERE, Layout
 from pflmpi.store.names import round_of, round_path
 from pflmpi.store.run_folder import read_leaf
+from pflmpi.text import shown
 
 T = TypeVar("T")
 
@@ -120,8 +121,13 @@ class Checkpoint:
 
     @cached_property
     def diagnostics(self) -> Mapping[str, Diagnostic]:
-        """What the algorithm shows besides scores, by name; raises as `personal`."""
-        return self._described("diagnostics", diagnostics.from_json)
+        """What the algorithm shows besides scores, by name; raises as `personal`, and for a name that none can have."""
+        described = self._described("diagnostics", diagnostics.from_json)
+        for name in described:
+            if not diagnostics.NAME.fullmatch(name):
+                wrong = f"a diagnostic is named {shown(name)}; names have lower-case letters, digits and underscores"
+                raise CheckpointError(f"{self.path} cannot be read: {wrong}; put a good copy in its place")
+        return described
 
     @cached_property
     def measured(self) -> Mapping[str, np.ndarray]:

@@ -5,9 +5,12 @@ are arrays that a client keeps (`kept`), that the server keeps (`server`), or th
 Nothing here needs torch.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+NAME = re.compile("[a-z][a-z0-9_]*")  # of a diagnostic: it becomes part of the names of files
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pickle
-import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor
 from pflmpi import global_generators, limits, outside, tree
 from pflmpi.algorithms.base import Algorithm, initial_client, initial_received
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
+from pflmpi.learning.diagnostics import NAME
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.parts import has
 from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages, walk
@@ -53,7 +53,6 @@ _ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "training.drop_last = true leaves out incomplete batches, and a module may have model.norm = 'group'",
     "cannot assign to field": _KEEPS,
 }
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class ChangedInPlace(Exception):
@@ -83,7 +82,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                 known = ", ".join(declared) or "none"
                 raise ConfigError(f"{kind}.{where} names {name!r}, which is no {what}; known: {known}")
     for name in algorithm.diagnostics(task):
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
     if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
         raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")

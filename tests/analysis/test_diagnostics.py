@@ -45,10 +45,10 @@ def checkpoints(run):
 
 @pytest.fixture(scope="module")
 def drawn(run):
-    """The figures of the run by name."""
+    """The figures of the run by name, without what all names begin with."""
     found = diagnostics.figures(checkpoints(run))
     assert not [plot for plot in found if isinstance(plot, Missing)]
-    return {plot.name: plot for plot in found if not isinstance(plot, Missing)}
+    return {plot.name.removeprefix("diagnostic-"): plot for plot in found if not isinstance(plot, Missing)}
 
 
 def matrix(plot):
@@ -65,13 +65,13 @@ def test_every_diagnostic_has_its_figures_with_the_titles_and_units_of_the_file(
         "trust",
         "distance",
         "team",
-        "picked_over_rounds",
-        "picked_overlap",
+        "picked-over_rounds",
+        "picked-overlap",
         "friends",
         "liking",
         "closeness",
-        "class_points_pca",
-        "class_points_tsne",
+        "class_points-pca",
+        "class_points-tsne",
     ]
     assert (drawn["trust"].title, drawn["trust"].caption) == ("Trust", "Trust in itself. An empty cell: not known.")
     assert matrix(drawn["distance"]).value_label == "distance (m)" and matrix(drawn["trust"]).value_label == "trust"
@@ -123,7 +123,7 @@ def test_shares_and_overlaps_are_over_all_arrays_of_a_client(run, drawn):
         clients = run.round(number).clients
         return np.concatenate([np.asarray(clients[f"picked/{name}"]).reshape(7, -1) for name in ("bias", "weight")], 1)
 
-    curves = drawn["picked_over_rounds"]
+    curves = drawn["picked-over_rounds"]
     assert isinstance(curves, Curves)
     share, before, across = (curve.y for curve in curves.curves)
     second, third = entries(2), entries(3)
@@ -132,7 +132,7 @@ def test_shares_and_overlaps_are_over_all_arrays_of_a_client(run, drawn):
     again = [n for n in range(7) if second[n].any() and (second[n] != third[n]).any()]
     by_hand = [(second[n] & third[n]).sum() / (second[n] | third[n]).sum() for n in again]
     assert again and before[3] == pytest.approx(100 * np.mean(by_hand)) and np.isnan(before[0])
-    overlap = matrix(drawn["picked_overlap"]).panels[0].values
+    overlap = matrix(drawn["picked-overlap"]).panels[0].values
     pairs = overlap[np.ix_(trained, trained)][np.triu_indices(trained.sum(), 1)]
     assert across[3] == pytest.approx(pairs.mean()) and np.isnan(overlap[~trained]).all()
 
@@ -205,7 +205,7 @@ def test_class_vectors_are_those_that_server_and_clients_know(run):
 
 def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run, drawn):
     again = {plot.title: plot for plot in diagnostics.figures(checkpoints(run))}
-    for name in ("class_points_pca", "class_points_tsne"):
+    for name in ("class_points-pca", "class_points-tsne"):
         plot = drawn[name]
         other = again[plot.title]
         assert isinstance(plot, Clouds) and isinstance(other, Clouds) and plot.title.startswith("Class points, ")
@@ -232,7 +232,7 @@ def test_what_an_algorithm_declares_is_drawn(case, tmp_path):
         if one.title in equal:
             assert isinstance(one, ClientWeights)
             continue
-        figures = [plot for plot in found if isinstance(plot, Plot) and plot.name.startswith(name)]
+        figures = [plot for plot in found if isinstance(plot, Plot) and plot.name.startswith(f"diagnostic-{name}")]
         assert len(figures) == (2 if isinstance(one, ClassVectors | EntryShare) else 1)
         for plot in figures:
             assert plot.title.startswith(one.title) and plot.caption.startswith(one.caption)

@@ -66,10 +66,10 @@ def test_figures_of_every_two_clients_read_a_few_clients(run, monkeypatch):
 
 def test_overlaps_are_of_the_same_few_clients(run):
     plots = {plot.name: plot for plot in diagnostics.figures([run.round(number) for number in run.rounds])}
-    overlap = plots["critical_overlap"]
+    overlap = plots["diagnostic-critical-overlap"]
     assert overlap.panels[0].values.shape == (len(some_clients(run.round(2))),) * 2
     assert not np.isnan(overlap.panels[0].values).all()
-    assert np.isfinite(plots["critical_over_rounds"].curves[0].y[1:]).all()
+    assert np.isfinite(plots["diagnostic-critical-over_rounds"].curves[0].y[1:]).all()
 
 
 def test_clients_to_choose_are_those_of_the_figures(run):

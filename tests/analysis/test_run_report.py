@@ -13,16 +13,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
 import pflmpi
 import quick_run
 from pflmpi.analysis.comparable import damaged
 from pflmpi.analysis.drawing.charts import COLOURS, INK
-from pflmpi.analysis.drawing.html import Section, page
+from pflmpi.analysis.drawing.html import PageFigure, Section, draw_figures, page
 from pflmpi.analysis.drawing.rendering import ON_DARK
 from pflmpi.analysis.figures import detailed
-from pflmpi.analysis.plots import Missing
+from pflmpi.analysis.plots import Curve, Curves, Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series.accuracy import main_by_round
@@ -309,6 +310,58 @@ def test_a_folder_of_runs_is_reported_as_its_runs(runs, tmp_path):
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
+
+
+def with_diagnostics(run, described):
+    """The run, in whose checkpoints other diagnostics are described."""
+
+    def describe(writing):
+        writing.about["run"]["diagnostics"] = json.dumps(described)
+
+    for number in open_run(run).rounds:
+        path = round_path(run, number)
+        shutil.copy(path, run.parent / "before.h5")
+        checked_hdf5.write(path, describe, copied=run.parent / "before.h5")
+    return run
+
+
+@pytest.mark.parametrize("name", ["/{folder}/mine", "../../mine", "a b", "Alpha", ""])
+def test_a_diagnostic_whose_name_is_no_plain_one_is_named_and_no_file_lies_elsewhere(name, runs, tmp_path, capfd):
+    name = name.format(folder=tmp_path)
+    described = {name: {"kind": "Category", "title": "A", "server": "counts", "count": 2}}
+    run = with_diagnostics(Path(shutil.copytree(runs / "gmh", tmp_path / "run")), described)
+    before = {path for path in tmp_path.rglob("*")}
+    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 1
+    assert f"a diagnostic is named {name!r}; names have lower-case letters" in capfd.readouterr().err
+    assert all(path.is_relative_to(tmp_path / "out") for path in {*tmp_path.rglob("*")} - before)
+
+
+def test_a_diagnostic_with_the_name_of_a_figure_does_not_take_its_place(tmp_path):
+    run = tmp_path / "run"
+    quick_run.run(quick_run.settings(algorithm={"name": "apfl"}, training={"rounds": 1}), run)
+    names = "accuracy", "layer_cosines", "partition"
+    with_diagnostics(run, {name: {"kind": "PerClient", "title": name, "kept": "alpha"} for name in names})
+    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
+    links = re.findall(r'href="(figures/[^"]+csv)"', (tmp_path / "out" / "report.html").read_text())
+    assert len({*links}) == len(links)
+    with open(tmp_path / "out" / "figures" / "client_accuracy.csv") as file:
+        shown = {int(line["point"]): float(line["accuracy (%)"]) for line in csv.DictReader(file)}
+    accuracy = open_run(run).round(1).metrics["accuracy"]
+    assert shown == {client: pytest.approx(100 * accuracy[client]) for client in shown} and len(shown) > 2
+    assert {f"figures/client_diagnostic-{name}.csv" for name in names} <= {*links}
+
+
+def test_figures_with_the_same_name_have_a_file_each(tmp_path):
+    plots = [
+        Curves(name="beta", title=title, caption="", y_label="y", curves=(Curve("a", np.arange(2), np.arange(2.0)),))
+        for title in ("first", "second")
+    ]
+    drawn = draw_figures(tmp_path, (), plots, "figures")
+    assert [figure.path for figure in drawn if isinstance(figure, PageFigure)] == ["figures/beta", "figures/beta-2"]
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        *("beta-2.csv", "beta-2.svg"),
+        *("beta.csv", "beta.svg"),
+    ]
 
 
 def test_pictures_are_made_where_they_are_asked_for(runs, tmp_path):

@@ -1,8 +1,10 @@
 """A self-contained HTML page: figures, style and script are inlined, nothing is fetched."""
 
 import html
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from pflmpi.analysis.plots import Missing, Plot
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
+_PLAIN = re.compile("[a-z0-9_-]+")  # names of figures
 _MOST_LINES = 100_000  # of the table of a figure
 _BESIDE = (
     "Beside each figure: its numbers as CSV (up to 100,000 lines also those that are not drawn), and itself as a file. "
@@ -189,6 +192,19 @@ def _text(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def _distinct(figures: Sequence[Plot | Missing]) -> Iterator[Plot | Missing]:
+    """The figures, those that have the name of one before them with a number after it, as names become files."""
+    counts = Counter[str]()
+    for figure in figures:
+        if isinstance(figure, Missing):
+            yield figure
+            continue
+        assert _PLAIN.fullmatch(figure.name), figure.name
+        counts[figure.name] += 1
+        count = counts[figure.name]
+        yield replace(figure, name=f"{figure.name}-{count}") if count > 1 else figure
+
+
 def draw_figures(
     out: Path,
     pictures: Sequence[str],
@@ -207,7 +223,7 @@ def draw_figures(
     """
     (out / folder).mkdir(parents=True, exist_ok=True)
     result: list[PageFigure | Missing] = []
-    for number, figure in enumerate(figures, 1):
+    for number, figure in enumerate(_distinct(figures), 1):
         if isinstance(figure, Missing):
             result.append(figure)
             continue

@@ -16,7 +16,9 @@ from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, D
 
 
 def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
-    """The figures of every diagnostic that the newest checkpoint describes.
+    """The figures of every diagnostic that the newest checkpoint describes, named `diagnostic-NAME` or with more.
+
+    No other figure has a hyphen in its name, and no diagnostic: each of a run has another name.
 
     Args:
         checkpoints: of one run, ascending, at least one.
@@ -35,7 +37,7 @@ def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
                 plots.append(_weight_matrices(first_middle_last(checkpoints), name, diagnostic))
             case ClassVectors():
                 plots += projections(first_middle_last(checkpoints), name, diagnostic)
-    return plots
+    return [plot if isinstance(plot, Missing) else replace(plot, name=f"diagnostic-{plot.name}") for plot in plots]
 
 
 def _axis_label(name: str, diagnostic: Diagnostic) -> str:
@@ -90,7 +92,7 @@ def _share_figures(
         return [Missing(title, f"the checkpoint of round {last.number} has no values of it")]
     ids = of_last[0].tolist()
     overlap = Matrices(
-        name=f"{name}_overlap",
+        name=f"{name}-overlap",
         title=f"{title}: overlap between clients",
         caption=_sentences(
             diagnostic.caption,
@@ -129,7 +131,7 @@ def _shares_over_rounds(
         before = now
     rounds = np.array([checkpoint.number for checkpoint in checkpoints])
     return Curves(
-        name=f"{name}_over_rounds",
+        name=f"{name}-over_rounds",
         title=f"{diagnostic.title} over rounds",
         caption=_sentences(
             diagnostic.caption,
@@ -277,7 +279,7 @@ def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassV
         """The clouds with points [M, 2] in the place of the vectors [M, d]."""
         parts = np.split(points, np.cumsum([len(cloud.classes) for cloud in clouds])[:-1])
         return Clouds(
-            name=f"{name}_{method.lower().replace('-', '')}",
+            name=f"{name}-{method.lower().replace('-', '')}",
             title=f"{title}, {method}",
             caption=caption,
             x_label=axes[0],
