@@ -141,7 +141,12 @@ def seed_groups(runs: Sequence[NamedRun]) -> list[SeedGroup]:
 
 def decisive_options(run: Run) -> dict[str, Any]:
     """The options of a run that results depend on, by `section.key`."""
-    options = by_key({key: value for key, value in run.config.items() if key not in _NOT_COMPARED})
+    return decisive(run.config)
+
+
+def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As `decisive_options`, of a configuration; defaults of the sections of an algorithm, model or partition lack."""
+    options = by_key({key: value for key, value in config.items() if key not in _NOT_COMPARED})
     return {key: value for key, value in with_later(options).items() if key not in _WHERE_ONLY}
 
 

@@ -5,14 +5,14 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.comparable import main_measure
+from pflmpi.analysis.comparable import decisive, main_measure
 from pflmpi.analysis.metrics import CostTo, cost_to
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config import yaml_file
@@ -24,7 +24,7 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, SweepTable
 from pflmpi.text import comma_separated as as_csv
-from pflmpi.text import counted
+from pflmpi.text import counted, shown
 
 LAST = 10  # rounds in a mean that does not choose a round by its accuracy on the test splits
 
@@ -164,7 +164,7 @@ class _SeedRun:
         run: None where there is none, or it cannot be read.
         done: rounds that it has.
         finished: whether it has all rounds, or has stopped early.
-        other: whether it was made with another configuration.
+        other: why it is not the run of this cell and seed; "" if it is.
         problem: why it cannot be read.
     """
 
@@ -172,7 +172,7 @@ class _SeedRun:
     run: Run | None = None
     done: int = 0
     finished: bool = False
-    other: bool = False
+    other: str = ""
     problem: str = ""
 
 
@@ -184,7 +184,10 @@ def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
         out: the folder of the sweep.
     """
     groups = groupby(cells, lambda cell: (cell.row, cell.column))
-    return [_entry(table, row, column, [_seed_run(cell, out) for cell in group]) for (row, column), group in groups]
+    return [
+        _entry(table, row, column, _without_copies([_seed_run(cell, out) for cell in group]))
+        for (row, column), group in groups
+    ]
 
 
 def pick(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> float:
@@ -220,20 +223,83 @@ def _seed_run(cell: Cell, out: Path) -> _SeedRun:
     except CheckpointError as error:
         return _SeedRun(training.rounds, problem=str(error))
     done = len(lines)
-    other = done > 0 and not (is_of(cell, out) and done <= training.rounds)
+    other = _why_other(cell, out, run, done, training.rounds) if done else ""
     finished = not other and done > 0 and (done == training.rounds or EarlyStop(training.stop, lines).met)
     return _SeedRun(training.rounds, run, done, finished, other)
 
 
+def _without_copies(runs: Sequence[_SeedRun]) -> list[_SeedRun]:
+    """The runs of a cell, those that are one and the same run as one before them marked as other runs."""
+    seen: dict[str, Run] = {}
+    result = []
+    for seed in runs:
+        if seed.run and not seed.other and (number := seed.run.recorded.get("run")):
+            first = seen.setdefault(str(number), seed.run)
+            if first is not seed.run:
+                why = f"it is the same run as {first.path} (recorded.run)"
+                seed = replace(seed, other=why, finished=False)
+        result.append(seed)
+    return result
+
+
 def is_of(cell: Cell, out: Path) -> bool:
-    """Whether the run of a cell was made with the settings that decide its results."""
+    """Whether the configuration that a sweep left beside the run of a cell has the cell's settings."""
     path = cell.config(out)
-    return path.exists() and decisive(yaml_file.read(path)) == decisive(cell.raw)
+    return path.exists() and _fixed(yaml_file.read(path)) == _fixed(cell.raw)
 
 
-def decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide the results of a run, by dotted key."""
+def _fixed(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that no continuation of a run changes, by dotted key."""
     return {key: value for key, value in by_key(raw).items() if key not in FREE_ON_RESUME}
+
+
+def _why_other(cell: Cell, out: Path, run: Run, done: int, rounds: int) -> str:
+    """Why a run is not that of a cell, by the configuration beside it and by its own; "" if it is.
+
+    Args:
+        done, rounds: that the run has, and is to have.
+    """
+    if not is_of(cell, out):
+        return f"{cell.config(out)} has other settings than the table, or is missing"
+    if change := unlike(run.config, cell.raw):
+        return f"{change} in the table"
+    return f"it has {done} rounds, and {rounds} in the table" if done > rounds else ""
+
+
+def unlike(config: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
+    """The first option in which a run's configuration is not what a configuration for it says; "" if none is.
+
+    Keys that it does not name count with their defaults, but for those of the algorithm, model and partition, whose
+    classes reading does not import.
+
+    >>> unlike({"training": {"lr": 0.1}}, {"training": {"lr": 0.2}})
+    'training.lr = 0.1 in the run, 0.2'
+    """
+    model = raw.get("model")
+    raw = {**raw, "model": model[0]} if isinstance(model, list) and len(model) == 1 else raw
+    values, given = decisive(config), decisive(raw)
+    for key, value in given.items():
+        if not (key in FREE_ON_RESUME or value in _LEFT_TO_THE_RUN.get(key, ()) or _same(value, values.get(key))):
+            return f"{key} = {shown(values.get(key))} in the run, {shown(value)}"
+    return ""
+
+
+_LEFT_TO_THE_RUN: dict[str, tuple[Any, ...]] = {
+    "data.name": ("",),
+    "data.split": ("auto",),
+    "evaluation.measures": (None, []),
+}
+
+
+def _same(given: Any, value: Any) -> bool:
+    """Whether a value is the given one, which may leave keys out; files that were moved are the same by their names."""
+    if isinstance(given, Mapping):
+        return isinstance(value, Mapping) and all(_same(part, value.get(key)) for key, part in given.items())
+    if isinstance(given, list | tuple) and isinstance(value, list | tuple):
+        return len(given) == len(value) and all(map(_same, given, value))
+    if isinstance(given, str) and isinstance(value, str):
+        return Path(given).name == Path(value).name
+    return bool(given == value)
 
 
 def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
@@ -243,6 +309,7 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
     spread = over_seeds([pick(columns, "spread", "last") for columns in finished])
     figures = [pick(columns, table.metric, table.figure) for columns in finished]
     notes = [f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.notes]
+    notes += [f"{seed.run.path} is left out: {seed.other}" for seed in runs if seed.run and seed.other]
     if 0 < (lacking := sum(map(math.isnan, figures))) < len(figures):
         of = f"{len(figures) - lacking} of {counted(len(figures), 'seed')}"
         notes.append(f"{row}, {column}: the mean is of {of}; of the others the metric has no value")
