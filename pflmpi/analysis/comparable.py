@@ -140,12 +140,13 @@ def seed_groups(runs: Sequence[NamedRun]) -> list[SeedGroup]:
 
 
 def decisive_options(run: Run) -> dict[str, Any]:
-    """The options of a run that results depend on, by `section.key`."""
-    return decisive(run.config)
+    """The options of a run that results depend on, by `section.key`, and hashes of the user's code, by `code.KEY`."""
+    code = {f"code.{key}": str(digest)[:12] for key, digest in run.recorded.get("code", {}).items()}
+    return {**decisive(run.config), **code}
 
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As `decisive_options`, of a configuration; defaults of the sections of an algorithm, model or partition lack."""
+    """The options of a configuration that results depend on, with defaults of those that a run may be too old for."""
     options = by_key({key: value for key, value in config.items() if key not in _NOT_COMPARED})
     return {key: value for key, value in with_later(options).items() if key not in _WHERE_ONLY}
 

@@ -16,7 +16,7 @@ from pflmpi.analysis.comparable import decisive, main_measure
 from pflmpi.analysis.metrics import CostTo, cost_to
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config import yaml_file
-from pflmpi.config.sections import by_key, section
+from pflmpi.config.sections import by_key, differing, section
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure, judged_by, lower_is_better
@@ -310,6 +310,9 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
     figures = [pick(columns, table.metric, table.figure) for columns in finished]
     notes = [f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.notes]
     notes += [f"{seed.run.path} is left out: {seed.other}" for seed in runs if seed.run and seed.other]
+    codes = [seed.run.recorded.get("code", {}) for seed in runs if seed.run and seed.finished]
+    if changed := {key for code in codes for key in differing(codes[0], code)}:
+        notes.append(f"{row}, {column}: the code of {', '.join(sorted(changed))} is not the same in all seeds")
     if 0 < (lacking := sum(map(math.isnan, figures))) < len(figures):
         of = f"{len(figures) - lacking} of {counted(len(figures), 'seed')}"
         notes.append(f"{row}, {column}: the mean is of {of}; of the others the metric has no value")
@@ -418,6 +421,11 @@ def partitions(filled: Sequence[Entry]) -> list[str]:
     return [f"partition of {column}: {', '.join(hashes)}" for column, hashes in by_column.items() if hashes]
 
 
+def notes(table: SweepTable, filled: Sequence[Entry]) -> list[str]:
+    """The notes of the table file, and what is to be said of runs."""
+    return [*table.notes, *(note for entry in filled for note in entry.notes)]
+
+
 def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table with its source, notes and the commands that made it."""
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
@@ -425,7 +433,7 @@ def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]
         rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
         lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
         parts += [f"{matrix.caption}:", "\n".join(lines)]
-    if lines := [*partitions(filled), *table.notes]:
+    if lines := [*partitions(filled), *notes(table, filled)]:
         parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 
@@ -438,7 +446,7 @@ def comma_separated(table: SweepTable, filled: Sequence[Entry]) -> str:
 
 def latex(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table as tabulars for the package booktabs."""
-    head = (table.title, table.source, *commands, *table.notes)
+    head = (table.title, table.source, *commands, *notes(table, filled))
     parts = [f"% {line}" for text in head for line in text.splitlines()]
     for matrix in printed(table, filled):
         parts += ["", f"% {matrix.caption}", *tabular(["", *matrix.columns], matrix.rows)]

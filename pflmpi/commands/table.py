@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the table and write it in three formats; return the exit code."""
     from rich.table import Table
 
-    from pflmpi.analysis.table import comma_separated, entries, latex, markdown, partitions, printed, with_metric
+    from pflmpi.analysis.table import comma_separated, entries, latex, markdown, notes, partitions, printed, with_metric
     from pflmpi.sweep import table as tables
     from pflmpi.terminal import console
 
@@ -51,8 +51,7 @@ def run(options: argparse.Namespace) -> int:
         for row in matrix.rows:
             grid.add_row(*row)
         terminal.print(grid)
-    notes = [note for entry in filled for note in entry.notes]
-    for line in (f"published: {table.source}", *partitions(filled), *table.notes, *notes):
+    for line in (f"published: {table.source}", *partitions(filled), *notes(table, filled)):
         terminal.print(line)
     problems = [problem for entry in filled for problem in entry.problems]
     for problem in problems:

@@ -91,6 +91,19 @@ def test_a_folder_is_compared_as_its_runs_and_seeds_are_one_column(runs, tmp_pat
     assert shown["seed"] == ["3, 4", "3"]
 
 
+def test_seeds_that_unlike_code_has_made_are_columns_of_their_own(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed, step in ((3, 1), (4, 1), (5, 2)):
+        text = "from pflmpi.algorithms.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    step = {}\n"
+        (tmp_path / "mine.py").write_text(text.format(step))
+        raw = quick_run.settings(seed=seed, algorithm={"name": "mine.py:Mine"}, training={"rounds": 1})
+        quick_run.run(raw, tmp_path / "sweep" / f"seed{seed}")
+    shown = table([tmp_path / "sweep"], capfd)
+    assert shown["seed"] == ["3, 4", "5"]
+    assert len({*shown["code.algorithm"]}) == 2 and all(len(text) == 12 for text in shown["code.algorithm"])
+    assert open_runs(f"{tmp_path}/sweep/*").summary()["seeds"].tolist() == [2, 1]
+
+
 def test_more_runs_than_fit_are_in_several_tables(runs, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     assert main(["compare", *map(str, runs)]) == 0

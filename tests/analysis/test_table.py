@@ -210,6 +210,19 @@ def test_what_a_configuration_leaves_to_the_run_and_where_its_files_lie_is_no_di
     assert unlike(run, given | {"algorithm": {"parts": ["body"]}}).startswith("algorithm.parts = ")
 
 
+def test_seeds_that_unlike_code_has_made_are_shown_and_said_to_be(tmp_path, capsys):
+    _, among = small(tmp_path)
+    for cell, code in zip(among[:2], ("d2e1", "35f7"), strict=True):
+        made(cell, tmp_path / "out", [0.8, 0.7])
+        config_file.write(cell.run(tmp_path / "out"), dump(cell.raw | {"recorded": {"code": {"algorithm": code}}}))
+    assert main(["table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--only", "FedAvg/*"]) == 0
+    note = "FedAvg, few: the code of algorithm is not the same in all seeds"
+    assert note in capsys.readouterr().out
+    for kind in ("md", "tex"):
+        text = (tmp_path / "out" / f"small.{kind}").read_text()
+        assert note in text and "80.00" in text
+
+
 def test_a_damaged_run_is_left_out_and_named(tmp_path):
     table, among = small(tmp_path)
     made(among[0], tmp_path / "out", [0.5, 0.6])
