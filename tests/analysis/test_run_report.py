@@ -287,6 +287,15 @@ def test_a_damaged_run_is_named_and_the_rest_reported(damage, message, runs, tmp
     assert message in capfd.readouterr().err and message in text and text.count("<figure ") >= 12
 
 
+@pytest.mark.parametrize("damage", [no_shards, cut_checkpoint])
+def test_of_a_damaged_run_alone_the_rest_is_reported(damage, runs, tmp_path, capfd):
+    run = shutil.copytree(runs / "gmh", tmp_path / "run")
+    damage(run)
+    assert main(["report", str(run), "--out", str(tmp_path)]) == 1
+    assert "its round is left out" in capfd.readouterr().err
+    assert (tmp_path / "figures" / "client_accuracy.csv").exists()
+
+
 def test_nothing_to_report_ends_with_2(runs, tmp_path, capfd):
     shutil.copytree(runs / "gmh", tmp_path / "newer")
     for path in (tmp_path / "newer").glob("round_*.h5"):

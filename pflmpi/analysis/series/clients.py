@@ -243,7 +243,7 @@ def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | M
         if by_round := main_by_round(named_run.run, measure):
             values = measure.scale * np.stack(list(by_round.values()), axis=1)
             of_main.append((named_run, np.array(list(by_round)), values))
-            choices = choices or some_clients(named_run.run.newest()[0]).tolist()
+            choices = choices or some_clients(named_run.run.round(max(by_round))).tolist()
         for plot in plots:
             if not isinstance(plot, Matrices) or plot.categories:
                 continue
