@@ -76,13 +76,17 @@ def why_incomparable(first: Run, other: Run) -> str | None:
 
 
 def damaged(run: Run) -> list[str]:
-    """What a report leaves out of a run: rounds with files that are cut, foreign or, the newest's, lost."""
+    """What a report leaves out of a run: rounds with files that are damaged, foreign or, the newest's, lost."""
     problems = [problem for number in run.rounds if (problem := truncated_problem(round_path(run.path, number)))]
+    unread = []
     for number in spread_over(run.rounds):
-        problems += [problem for path, problem in run.problems(number).items() if path.exists()]
+        if of_round := [problem for path, problem in run.problems(number).items() if path.exists()]:
+            problems += of_round
+        elif isinstance(metric := run.metric_or_problem(run.main_measure.of_clients, number), str):
+            unread.append(f"{metric}; these values of clients are left out")
     if run.rounds and not problems:
         problems += run.problems(run.rounds[-1]).values()
-    problems = [f"{problem}; its round is left out" for problem in dict.fromkeys(problems)]
+    problems = [f"{problem}; its round is left out" for problem in dict.fromkeys(problems)] + unread
     try:
         run.counts  # noqa: B018  a partition.csv that is not the run's is found here
     except CheckpointError as error:

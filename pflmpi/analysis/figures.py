@@ -85,7 +85,7 @@ def _good(run: Run) -> list[Checkpoint]:
     """Intact checkpoints, evenly spaced, ascending."""
     checkpoints = []
     for number in spread_over(run.rounds):
-        with suppress(CheckpointError):  # which `comparable.damaged` has reported
+        with suppress(CheckpointError):  # a report names these, by `comparable.damaged`
             checkpoints.append(run.round(number))
     return checkpoints
 

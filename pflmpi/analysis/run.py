@@ -52,6 +52,21 @@ class Fork:
 
 
 @dataclass(frozen=True, eq=False)
+class NewestMetric:
+    """A metric as `Run.newest_metric` finds it.
+
+    Attributes:
+        values: None where no checkpoint has any.
+        round: that of the checkpoint.
+        problems: why newer checkpoints could not be read.
+    """
+
+    values: np.ndarray | None
+    round: int | None
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
     """A run, finished or in progress, here or copied from elsewhere. Made by `open_run`.
 
@@ -66,7 +81,7 @@ class Run:
     config: dict[str, Any]
     name: str
     config_notes: tuple[str, ...] = ()
-    _of_clients: dict[tuple[str, int], np.ndarray | None] = field(default_factory=dict, init=False)
+    _metrics: dict[tuple[str, int], np.ndarray | str | None] = field(default_factory=dict, init=False)
     _intact: set[int] = field(default_factory=set, init=False)  # rounds whose files were all intact
 
     @property
@@ -120,9 +135,23 @@ class Run:
         return verify.metrics(self.path, stored.last_round(self.config))
 
     @property
-    def notes(self) -> list[str]:
-        """Warnings about what is shown and no checkpoint covers, one line each; raises as `verified_metrics`."""
+    def text_notes(self) -> list[str]:
+        """What of configuration and metrics no checkpoint covers, one line each; raises as `verified_metrics`."""
         return [*self.config_notes, *self.verified_metrics.notes]
+
+    @property
+    def notes(self) -> list[str]:
+        """Warnings about what is shown, one line each: `text_notes`, and where clients' values are older than metrics.
+
+        Raises as `verified_metrics`.
+        """
+        measure = self.main_measure
+        newest = self.newest_metric(measure.of_clients)
+        evaluated = self.columns["round"][~np.isnan(self.columns.get(measure.column, np.nan))]
+        notes = [*self.text_notes, *newest.problems]
+        if newest.values is not None and newest.round not in evaluated[-1:]:
+            notes.append(f"values of clients are those of round {newest.round}")
+        return notes
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
@@ -148,20 +177,34 @@ class Run:
         return not np.isnan(self.columns.get(measure.column, np.nan)).all()
 
     def of_clients(self, measure: MainMeasure, number: int) -> np.ndarray | None:
-        """A measure [N] of the clients after a round; None where no intact checkpoint has any. Read once."""
-        key = (measure.of_clients, number)
-        if key not in self._of_clients:
+        """A measure [N] of the clients after a round; None where its checkpoint has none, or cannot be read."""
+        values = self.metric_or_problem(measure.of_clients, number)
+        return None if isinstance(values, str) else values
+
+    def metric_or_problem(self, name: str, number: int) -> np.ndarray | str | None:
+        """A metric of a checkpoint, None where it has no value, or why it cannot be read. Read once."""
+        if (name, number) not in self._metrics:
             try:
-                values = self.round(number).metric(measure.of_clients)
-            except CheckpointError:
-                values = None  # `analysis.comparable` reports damaged files
-            self._of_clients[key] = None if values is None or np.isnan(values).all() else values
-        return self._of_clients[key]
+                values = self.round(number).metric(name)
+                self._metrics[name, number] = None if values is None or np.isnan(values).all() else values
+            except CheckpointError as error:
+                self._metrics[name, number] = str(error)
+        return self._metrics[name, number]
+
+    def newest_metric(self, name: str) -> "NewestMetric":
+        """A metric of the newest checkpoint that can be read and has a value of it."""
+        problems = []
+        for number in reversed(self.rounds):
+            values = self.metric_or_problem(name, number)
+            if isinstance(values, str):
+                problems.append(values)
+            elif values is not None:
+                return NewestMetric(values, number, tuple(problems))
+        return NewestMetric(None, None, tuple(problems))
 
     def final(self, measure: MainMeasure) -> np.ndarray | None:
-        """`of_clients` of the newest checkpoint that has any, NaN for clients without test samples."""
-        of_rounds = (self.of_clients(measure, number) for number in reversed(self.rounds))
-        return next((values for values in of_rounds if values is not None), None)
+        """`of_clients` by `newest_metric`, NaN for clients without test samples; `notes` name an older round."""
+        return self.newest_metric(measure.of_clients).values
 
     @property
     def figures(self) -> Any:

@@ -308,7 +308,7 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
     printed, digits = table.published.get(row, {}).get(column), metric_of(table.metric).digits
     spread = over_seeds([pick(columns, "spread", "last") for columns in finished])
     figures = [pick(columns, table.metric, table.figure) for columns in finished]
-    notes = [f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.notes]
+    notes = [f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.text_notes]
     notes += [f"{seed.run.path} is left out: {seed.other}" for seed in runs if seed.run and seed.other]
     codes = [seed.run.recorded.get("code", {}) for seed in runs if seed.run and seed.finished]
     if changed := {key for code in codes for key in differing(codes[0], code)}:

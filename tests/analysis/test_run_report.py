@@ -266,6 +266,11 @@ def no_shards(run):
         path.unlink()
 
 
+def changed_accuracy(run):
+    with h5py.File(run / "round_00003.h5", "r+") as file:
+        file["metrics/accuracy"][0] = 0.5
+
+
 def edited_metrics(run):
     (run / "metrics.csv").write_text((run / "metrics.csv").read_text().replace("\n2,", "\ntwo,"))
 
@@ -276,6 +281,7 @@ def edited_metrics(run):
         (other_data, "the hash of the data is feed and not"),
         (cut_checkpoint, "round_00003.h5 is damaged: 2000 bytes long"),
         (no_shards, "h5 is missing"),
+        (changed_accuracy, "round_00003.h5 is damaged: its CRC-32 is"),
         (edited_metrics, "metrics.csv differs from what round 3 recorded"),
     ],
 )
@@ -294,6 +300,21 @@ def test_of_a_damaged_run_alone_the_rest_is_reported(damage, runs, tmp_path, cap
     assert main(["report", str(run), "--out", str(tmp_path)]) == 1
     assert "its round is left out" in capfd.readouterr().err
     assert (tmp_path / "figures" / "client_accuracy.csv").exists()
+
+
+@pytest.mark.parametrize("damage", [changed_accuracy, cut_checkpoint])
+def test_values_of_clients_from_an_older_checkpoint_are_said_to_be(damage, runs, tmp_path, capfd):
+    path = Path(shutil.copytree(runs / "gmh", tmp_path / "run"))
+    assert open_run(path).notes == []
+    damage(path)
+    run, said = open_run(path), "values of clients are those of round 2"
+    values = run.final(run.main_measure)
+    assert values is not None and values.tolist() == run.round(2).metrics["accuracy"].tolist()
+    assert run.notes[-1] == said and "round_00003.h5 is damaged" in run.notes[-2]
+    assert main(["compare", str(path), str(runs / "local")]) == 0
+    assert f"fedgmh: {said}" in " ".join(capfd.readouterr().out.split())
+    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 1
+    assert f"fedgmh: {said}." in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_nothing_to_report_ends_with_2(runs, tmp_path, capfd):

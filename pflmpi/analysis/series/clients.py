@@ -1,7 +1,6 @@
 """The final accuracies of clients, gains over local training, and single clients over rounds."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ from pflmpi.analysis.selection import NamedRun, some_clients
 from pflmpi.analysis.series.accuracy import main_by_round, main_of, titled
 from pflmpi.analysis.series.partition import class_names, same_partition
 from pflmpi.analysis.series.similarity import NOT_PROBED
-from pflmpi.errors import CheckpointError
 from pflmpi.learning.main_measure import MainMeasure
 from pflmpi.store import probe_file
 from pflmpi.text import counted, some
@@ -38,7 +36,7 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
         curves.append(_ordered_curve(named_run, named_run.legend, values, falling=measure.lower))
     if not curves:
         return Missing(_TITLE, f"no checkpoint has the {measure.words} of the clients")
-    caption = "Each point is a client of the newest checkpoint, from the worst to the best."
+    caption = "Each point is a client of the newest checkpoint that has its value, from the worst to the best."
     if without:
         caption += f" Not drawn, without a checkpoint that has them: {some(without, 5)}."
     return Curves(
@@ -54,7 +52,11 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
 
 def accuracy_by_class(runs: Sequence[NamedRun]) -> list[Curves]:
     """The accuracy of each class at the end, for each run; no figure where no checkpoint has it."""
-    values = [(named_run, by_class) for named_run in runs if (by_class := _class_accuracy(named_run.run)) is not None]
+    values = [
+        (named_run, by_class)
+        for named_run in runs
+        if (by_class := named_run.run.newest_metric("class_accuracy").values) is not None
+    ]
     if not values:
         return []
     names = class_names(values[0][0].run, len(values[0][1]))
@@ -67,7 +69,7 @@ def accuracy_by_class(runs: Sequence[NamedRun]) -> list[Curves]:
         Curves(
             name="accuracy_by_class",
             title="Accuracy by class",
-            caption="Test samples of all clients together, in the newest checkpoint.",
+            caption="Test samples of all clients together, in the newest checkpoint that has it.",
             x_label="class",
             y_label="accuracy (%)",
             curves=tuple(curves),
@@ -105,15 +107,6 @@ def confusion(run: Run) -> Matrices | Missing:
         panels=(Panel("", values, names, names),),
         hide_diagonal=True,
     )
-
-
-def _class_accuracy(run: Run) -> np.ndarray | None:
-    """Accuracy [K] of each class in the newest intact checkpoint that has it."""
-    for number in reversed(run.rounds):
-        with suppress(CheckpointError):  # which `comparable.damaged` has reported
-            if (by_class := run.round(number).metric("class_accuracy")) is not None:
-                return by_class
-    return None
 
 
 def _ascending(values: np.ndarray) -> np.ndarray:
@@ -210,8 +203,8 @@ def gain_explained(runs: Sequence[NamedRun]) -> str:
     ]
     measure = main_of(runs)
     unit, sense = ", in percentage points" * measure.percent, "below" if measure.lower else "above"
-    how = f"Gain over local{unit}: how far the {measure.words} in a run's newest checkpoint is {sense} that of the same"
-    return f"{how} client, mean over clients, in {'; in '.join(bases)}." if bases else ""
+    how = f"Gain over local{unit}: how far the {measure.words} in the newest checkpoint that has it is {sense} that of"
+    return f"{how} the same client, mean over clients, in {'; in '.join(bases)}." if bases else ""
 
 
 def _division(run: Run) -> tuple[str, str]:
