@@ -143,6 +143,16 @@ def seed_groups(runs: Sequence[NamedRun]) -> list[SeedGroup]:
     return labelled(list(groups.values()))
 
 
+def unlike_lengths(groups: Sequence[SeedGroup]) -> list[str]:
+    """A line for each group whose seeds have unlike numbers of rounds: what tables and figures then average."""
+    return [
+        f"{group.label}: its seeds have {' and '.join(map(str, group.lengths))} rounds; tables have the mean over the "
+        f"end of each, figures over rounds go {group.common_rounds}"
+        for group in groups
+        if group.common_rounds
+    ]
+
+
 def decisive_options(run: Run) -> dict[str, Any]:
     """The options of a run that results depend on, by `section.key`, and hashes of the user's code, by `code.KEY`."""
     code = {f"code.{key}": str(digest)[:12] for key, digest in run.recorded.get("code", {}).items()}

@@ -45,7 +45,9 @@ def compared(runs: Sequence[NamedRun], groups: Sequence[SeedGroup]) -> dict[str,
 def per_round(groups: Sequence[SeedGroup]) -> Plots:
     """Bytes, seconds and balance of ranks in each round, side by side; of several seeds their means."""
     shown, others = groups[:MOST_DETAILED], groups[MOST_DETAILED:]
-    plots_of = [(group.title, cost.per_round(cost.mean_columns(group), group.title)) for group in shown]
+    plots_of = [
+        (group.title, _common_rounds(group, cost.per_round(cost.mean_columns(group), group.title))) for group in shown
+    ]
     if sum(len(group.runs) for group in groups) == 1:
         return plots_of[0][1]
     together, rest = side_by_side(plots_of)
@@ -56,6 +58,14 @@ def per_round(groups: Sequence[SeedGroup]) -> Plots:
         for plot in plots
     ]
     return [*shared, *own]
+
+
+def _common_rounds(group: SeedGroup, plots: Plots) -> Plots:
+    """The figures of a group over rounds; captions say which rounds where its seeds have unlike numbers of them."""
+    if not group.common_rounds:
+        return plots
+    sentence = f" {group.common_rounds.capitalize()}."
+    return [plot if isinstance(plot, Missing) else replace(plot, caption=plot.caption + sentence) for plot in plots]
 
 
 def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:

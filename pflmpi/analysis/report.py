@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.analysis import figures, summary
-from pflmpi.analysis.comparable import main_measure, readable, seed_groups, yaml_text
+from pflmpi.analysis.comparable import main_measure, readable, seed_groups, unlike_lengths, yaml_text
 from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_figures
 from pflmpi.analysis.figures import Plots
@@ -95,7 +95,8 @@ def _sections(
         details: the figures of the first run of each of the first groups.
         draw: draws figures into a folder.
     """
-    text = " ".join([*(text for run in runs for text in _sentences(run, runs)), gain_explained(runs)])
+    lengths = [f"{line}." for line in unlike_lengths(groups)]
+    text = " ".join([*(text for run in runs for text in _sentences(run, runs)), *lengths, gain_explained(runs)])
     measure = main_measure([named_run.run for named_run in runs])
     table = runs_table(summary.over_seeds(runs, lines), measure.lower)
     sections = [Section("Runs", text, table, [("What the columns are", summary.explained(measure))])]

@@ -101,6 +101,16 @@ class SeedGroup:
         return f"{self.label}, {len(self.runs)} seeds" if len(self.runs) > 1 else self.label
 
     @property
+    def lengths(self) -> list[int]:
+        """The numbers of rounds that its runs have, ascending, each once."""
+        return sorted({len(named_run.run.columns["round"]) for named_run in self.runs})
+
+    @property
+    def common_rounds(self) -> str:
+        """Up to which round its seeds can be averaged; "" where all have the same number of rounds."""
+        return f"up to round {self.lengths[0]}, which all seeds have" if len(self.lengths) > 1 else ""
+
+    @property
     def folder(self) -> Path:
         return Path(os.path.commonpath([named_run.run.path.absolute() for named_run in self.runs]))
 

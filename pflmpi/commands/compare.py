@@ -53,7 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run, or for those of several seeds; return the exit code."""
-    from pflmpi.analysis.comparable import differing_options, main_measure, seed_groups, why_incomparable
+    from pflmpi.analysis.comparable import (
+        differing_options,
+        main_measure,
+        seed_groups,
+        unlike_lengths,
+        why_incomparable,
+    )
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.runs import runs_in
     from pflmpi.analysis.selection import named
@@ -97,6 +103,8 @@ def run(options: argparse.Namespace) -> int:
     for named_run in runs:
         for note in named_run.run.notes:
             terminal.print(f"{named_run.label}: {note}")
+    for line in unlike_lengths(groups):
+        terminal.print(line)
     for other, reason in zip(runs, problems, strict=True):
         if reason:
             terminal.print(f"{other.label} has other samples or clients than {runs[0].label}: {reason}")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pflmpi.analysis import figures
-from pflmpi.analysis.comparable import seed_groups
+from pflmpi.analysis.comparable import seed_groups, unlike_lengths
 from pflmpi.analysis.drawing.html import Section
 from pflmpi.analysis.figures import side_by_side
 from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Multiples, Panel
@@ -22,7 +22,7 @@ from pflmpi.store.partition_file import SampleCounts
 
 def run(folder, seed, name="fedavg", **training):
     made = Run(folder, {"seed": seed, "algorithm": {"name": name}, "training": training}, name)
-    made.__dict__["columns"] = {}  # which has no files
+    made.__dict__["columns"] = {"round": np.arange(1, 3)}  # which has no files
     return made
 
 
@@ -46,7 +46,24 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
     half = 12.7062 * np.array([1.0, 3.0])  # t of one degree of freedom, times the standard error of two
     assert one.low is not None and one.low == pytest.approx([41 - half[0], 93 - half[1]], abs=1e-3)
     assert one.high is not None and one.high == pytest.approx([41 + half[0], 100], abs=1e-3), "not above 100 %"
-    assert "their mean, with its 95 % confidence interval" in found.caption
+    assert "their mean, with its 95 % confidence interval" in found.caption and "up to" not in found.caption
+
+
+def test_of_seeds_with_unlike_numbers_of_rounds_captions_say_up_to_which_they_are_averaged(tmp_path):
+    runs = [run(tmp_path / "x" / "0", 0), run(tmp_path / "x" / "1", 1), run(tmp_path / "y", 0, "local")]
+    for one, count in zip(runs, (3, 2, 3), strict=True):
+        zeros = {name: np.zeros(count) for name in ("wire_up_bytes", "wire_down_bytes", "down_bytes", "seconds")}
+        ones = {"accuracy_mean": np.ones(count), "up_bytes": np.ones(count)}
+        vars(one)["columns"] = {"round": np.arange(1, 1 + count), **zeros, **ones}
+        vars(one)["rounds"] = []
+    groups = seed_groups(named(runs))
+    (line,) = unlike_lengths(groups)
+    assert line.startswith("fedavg: its seeds have 2 and 3 rounds; tables have the mean over the end of each")
+    found = accuracy.merged(figure(named(runs), [[40, 90, 99], [42, 96], [50, 60, 70]]), named(runs))
+    assert found.caption.endswith(" as a band. fedavg: up to round 2, which all seeds have.")
+    sent, *_ = figures.per_round(groups)
+    assert isinstance(sent, Multiples) and "fedavg, 2 seeds: Up to round 2, which all seeds have." in sent.caption
+    assert "local:" not in sent.caption
 
 
 def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_many(tmp_path):

@@ -116,6 +116,7 @@ def bands_over_rounds(groups: Sequence[SeedGroup], most: int) -> list[Multiples]
     name, caption = f"{measure.name}_of_clients", f"Mean over clients. {_BAND}"
     if any(len(group.runs) > 1 for group in groups[:most]):
         caption += " Of several seeds, mean and band are the means of theirs."
+    caption += "".join(f" {group.label}: {group.common_rounds}." for group in groups[:most] if group.common_rounds)
 
     def panel(curve: Curve) -> Curves:
         return Curves(name=name, title=title, caption="", y_label=y_label, curves=(curve,), percent=measure.percent)
@@ -218,12 +219,14 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
         return plot
     groups = seed_groups(runs)
     style_of = {named_run.label: style for style, group in enumerate(groups) for named_run in group.runs}
-    curves, measure = list(plot.curves), main_of(runs)
+    curves, measure, cut = list(plot.curves), main_of(runs), ""
     for group in groups:
         labels = {named_run.label for named_run in group.runs}
         of_group = [curve for curve in curves if curve.source in labels]
         if len(of_group) < 2 or (count := _common_points(of_group, plot.by_round)) is None:
             continue
+        if group.common_rounds and any(len(curve.x) > count for curve in of_group):
+            cut += f" {group.label}: {group.common_rounds}."
         mean = _mean_curve(f"{group.label}, {len(of_group)} seeds", of_group, count, plot.percent)
         if mean.mark is not None:
             mean = replace(mean, mark=None if ring_by(group.runs) else _best_of(mean.y, measure))
@@ -231,7 +234,7 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
     if len(curves) == len(plot.curves):
         return plot
     band = f"with its {100 * CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
-    caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}."
+    caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}.{cut}"
     curves = [replace(curve, style=style_of[curve.source]) for curve in curves]
     return replace(plot, curves=tuple(curves), caption=caption)
 
