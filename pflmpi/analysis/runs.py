@@ -1,6 +1,8 @@
 """Several runs as one table."""
 
+import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from glob import glob
 from os import PathLike
@@ -14,10 +16,13 @@ from pflmpi.errors import CheckpointError
 from pflmpi.machine import expanded
 from pflmpi.store import config_file
 from pflmpi.store.names import SHARDS
+from pflmpi.text import printable, some
 
 if TYPE_CHECKING:
     from pflmpi.analysis.figures import Figures
 
+_log = logging.getLogger(__name__)
+_SET_ASIDE = re.compile(r"old-.+-\d+")  # by `sweep`, with the time
 _ALWAYS = ("algorithm.name", "data.name", "seed")
 
 
@@ -118,14 +123,24 @@ def is_run(folder: Path) -> bool:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folder if it is that of a run, otherwise the runs at any depth below it, sorted; links are not followed."""
+    """The folder if it is that of a run, otherwise the runs at any depth below it, sorted.
+
+    Runs that a sweep has set aside are left out. A link to a run stands for it; one to another folder, which may lead
+    in circles, is not followed, and a warning names it.
+    """
     if is_run(folder):
         return [folder]
-    runs: list[Path] = []
+    runs, links = list[Path](), list[str]()
     for parent, names, _ in os.walk(folder):
-        inside = [name for name in names if is_run(Path(parent, name))]
-        runs += [Path(parent, name) for name in inside]
-        names[:] = [name for name in names if name not in inside]
+        below = [Path(parent, name) for name in names if not _SET_ASIDE.fullmatch(name)]
+        inside = [path for path in below if is_run(path)]
+        runs += inside
+        links += [str(path) for path in below if path.is_symlink() and path not in inside]
+        names[:] = [path.name for path in below if path not in inside]
+    if links:
+        _log.warning(
+            "links to folders that are no runs are not followed: %s; name these too", printable(some(links, 8))
+        )
     return sorted(runs)
 
 

@@ -1,6 +1,7 @@
 """Several runs: `pflmpi compare`, and one table of all of them in Python."""
 
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -10,7 +11,7 @@ import quick_run
 from pflmpi.analysis.bisection import differing_settings
 from pflmpi.analysis.comparable import differing_options, seed_groups, why_incomparable
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.runs import open_runs
+from pflmpi.analysis.runs import open_runs, runs_in
 from pflmpi.analysis.selection import named
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError, UserError
@@ -124,6 +125,24 @@ def test_more_runs_than_fit_are_in_several_tables(runs, capfd, monkeypatch):
     assert main(["compare", *map(str, runs)]) == 0
     text = capfd.readouterr().out
     assert text.count("training.lr") == text.count("test loss") == 3
+
+
+def test_runs_that_a_sweep_has_set_aside_are_not_counted(runs, tmp_path):
+    shutil.copytree(runs[0], tmp_path / "seed0")
+    shutil.copytree(runs[0], tmp_path / "old-seed0-1795846392506447663")
+    assert runs_in(tmp_path) == [tmp_path / "seed0"]
+    assert runs_in(tmp_path / "old-seed0-1795846392506447663") != [], "named by itself"
+
+
+def test_a_link_to_a_run_stands_for_it_and_one_to_another_folder_is_named(runs, tmp_path, caplog):
+    (tmp_path / "among").mkdir()
+    (tmp_path / "among" / "mixed").symlink_to(runs[0])
+    assert runs_in(tmp_path / "among") == [tmp_path / "among" / "mixed"] and not caplog.records
+    (tmp_path / "among" / "all").symlink_to(runs[0].parent)
+    assert runs_in(tmp_path / "among") == [tmp_path / "among" / "mixed"]
+    (record,) = caplog.records
+    assert f"are not followed: {tmp_path}/among/all; name these too" in record.getMessage()
+    assert runs_in(tmp_path / "among" / "all") == sorted(tmp_path / "among" / "all" / run.name for run in runs)
 
 
 def test_runs_on_other_data_are_shown_and_said_to_be(runs, tmp_path, capfd):
