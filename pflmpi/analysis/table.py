@@ -120,7 +120,7 @@ class Entry:
 
     Attributes:
         ours: as the paper prints it, mean and sample standard deviation over the finished seeds.
-        last_ten: the same of the mean over the last ten evaluated rounds.
+        last_ten: the same of the mean over the last ten evaluated rounds, or over all of fewer.
         over_clients: standard deviation of the accuracy over clients in the last round, mean over seeds.
         published: the paper's figure.
         finished, seeds: how many runs are finished, of how many.
@@ -359,7 +359,7 @@ def _state(runs: Sequence[_SeedRun]) -> str:
     return ", ".join(parts)
 
 
-_MEAN = f"mean of the last {LAST} evaluated rounds"
+_MEAN = f"mean of the last {LAST} evaluated rounds, or of all of fewer"
 _FIGURES = {"best": "best round", "best20": "best of the last 20 rounds", "last": "last round", "last10": _MEAN}
 _COSTS = ("rounds", "megabytes up and down")
 _LATEX = {

@@ -78,6 +78,8 @@ def test_cka_of_equal_models_is_not_drawn_and_of_a_layer_that_all_share_neither(
 
     (none,) = figures(body=equal, head=equal)
     assert isinstance(none, Missing) and "same model" in none.why
+    (nothing,) = figures()
+    assert isinstance(nothing, Missing) and nothing.why == "the probe of round 1 has noted the outputs of no layer"
     shown, _ = figures(body=equal, head=unlike)
     assert isinstance(shown, Matrices) and [panel.title for panel in shown.panels] == ["head"]
     assert shown.own_scales and "not drawn: body." in shown.caption

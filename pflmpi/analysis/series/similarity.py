@@ -145,6 +145,8 @@ def cka_figures(run: Run) -> list[Matrices | Curves | Missing]:
         return [Missing(_CKA_TITLE, NOT_PROBED)]
     probes = [probe_file.read(run.path, number) for number in spread_over(rounds, _MOST_PROBES)]
     last = probes[-1]
+    if not last.layers:
+        return [Missing(_CKA_TITLE, f"the probe of round {last.round} has noted the outputs of no layer")]
     if all(_alike(layer.cka) for probe in probes for layer in probe.layers.values()):
         return [Missing(_CKA_TITLE, _SAME)]
     matrices = _layer_matrices(
