@@ -19,6 +19,7 @@ from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError, RunError, UserError
 from pflmpi.learning.client import ClientData, average
+from pflmpi.learning.diagnostics import PerClient
 from pflmpi.learning.personal import Kept, Merge, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -224,6 +225,11 @@ class Receiving(FedAvg):
         return {"received": torch.zeros(3)}
 
 
+class Outside(FedAvg):
+    def diagnostics(self, task: Any) -> Any:
+        return {"../alpha": PerClient(title="Alpha", kept="alpha")}
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -231,6 +237,7 @@ class Receiving(FedAvg):
         (Misnamed, "Misnamed.predicts_with names 'modl', which is no message of `downlink`; known: model"),
         (Unadapted, "Unadapted.adapts_with names 'tain', which is no pass of `passes`; known: train"),
         (Unreceived, "Unreceived.personal names 'body', which is no message in `predicts_with`; known: model"),
+        (Outside, "Outside.diagnostics names '../alpha': use lower-case letters, digits and underscores"),
         (Refusing, "Refusing.personal says that clients predict with tea leaves; then it needs `predict`"),
     ],
 )
