@@ -28,7 +28,8 @@ NAMED = ("data", "partition", "model", "algorithm")  # a name alone is short for
 def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
     """Raw configuration with sections merged into it.
 
-    A section with a `name`, a list or a scalar replaces the old value; any other is merged key by key.
+    A section with a `name` (a partition also with a `path`), a list or a scalar replaces the old value; any other is
+    merged key by key.
 
     >>> merge({"model": {"name": "mlp", "hidden": 9}}, {"model": {"hidden": 5}, "training": {"lr": 0.1}})
     {'model': {'name': 'mlp', 'hidden': 5}, 'training': {'lr': 0.1}}
@@ -36,7 +37,8 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
     result = dict(raw)
     for name, value in sections.items():
         before = result.get(name)
-        if before is not None and isinstance(value, Mapping) and "name" not in value:
+        partial = isinstance(value, Mapping) and "name" not in value and not (name == "partition" and "path" in value)
+        if before is not None and partial:
             if not isinstance(before, Mapping):
                 raise ConfigError(
                     f"{name} = {shown(value)} cannot be merged with {shown(before)}; "
@@ -85,8 +87,9 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Raw configuration with each `section.key=value` (or `seed=value`) applied."""
+    """Raw configuration with each `section.key=value`, `section=value` (see `merge`) or `seed=value` applied."""
     result = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
+    before: list[str] = []
     for text in overrides:
         path, equals, value = text.partition("=")
         section, dot, key = path.partition(".")
@@ -94,9 +97,13 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             raise ConfigError(f"override {shown(text)} is not of the form section.key=value")
         if section not in KEYS:
             raise ConfigError(unknown("section", section, list(KEYS)))
+        if earlier := next((other for other in before if other.startswith(f"{path}.")), None):
+            raise ConfigError(f"override {shown(text)} comes after that of {earlier}, a key of it; give it first")
+        before.append(path)
         parsed = yaml_file.parse(value, f"override {shown(text)}: the value")
         if not key:
-            result[section] = {"name": parsed} if section in NAMED and isinstance(parsed, str) else parsed
+            whole = {"name": parsed} if section in NAMED and isinstance(parsed, str) else parsed
+            result = merge(result, {section: whole})
         elif isinstance(result.get(section) or {}, dict) and section != "seed":
             result[section] = _with(result.get(section) or {}, key, parsed)
         elif isinstance(result.get(section), list):

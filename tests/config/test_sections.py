@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pflmpi.config.load import partition
+from pflmpi.config.sections import merge, override
 from pflmpi.config.yaml_file import dump, parse, read, read_stored
 from pflmpi.data.config import PartitionConfig
 from pflmpi.errors import ConfigError
@@ -161,3 +162,40 @@ def test_missing_keys_are_named():
 def test_quoted_values_are_refused_as_in_every_section():
     with pytest.raises(ConfigError, match=r"partition\.balanced = 'false': must be a valid boolean"):
         partition({"name": "iid", "clients": 3, "balanced": "false"})
+
+
+FILE = {
+    "partition": {"name": "iid", "clients": 9},
+    "model": [{"name": "mlp"}, {"name": "cnn"}],
+    "algorithm": {"name": "fedprox", "prox_weight": 3},
+    "training": {"lr": 0.05, "batch_size": 20},
+}
+
+
+def test_an_override_of_a_section_without_a_name_keeps_its_other_keys():
+    assert override(FILE, ["training={rounds: 2}"])["training"] == {"lr": 0.05, "batch_size": 20, "rounds": 2}
+    assert override(FILE, ["algorithm={prox_weight: 1}"])["algorithm"] == {"name": "fedprox", "prox_weight": 1}
+    assert override(FILE, ["partition={clients: 3}"])["partition"] == {"name": "iid", "clients": 3}
+    with pytest.raises(ConfigError, match="give the whole section, with its name"):
+        override(FILE, ["model={hidden: 5}"])
+
+
+def test_a_name_or_a_saved_partition_is_a_new_section():
+    assert override(FILE, ["algorithm={name: fedavg}"])["algorithm"] == {"name": "fedavg"}
+    assert override(FILE, ["model=mlp"])["model"] == {"name": "mlp"}
+    assert override(FILE, ["partition={path: my.npz}"])["partition"] == {"path": "my.npz"}
+    assert merge(FILE, {"partition": {"path": "my.npz"}})["partition"] == {"path": "my.npz"}
+
+
+@pytest.mark.parametrize(
+    ("key", "whole"),
+    [
+        ("algorithm.prox_weight=1", "algorithm=fedprox"),
+        ("training.lr=1", "training={lr: 2}"),
+        ("training.stop.patience=2", "training.stop=null"),
+    ],
+)
+def test_an_override_that_would_undo_one_before_it_is_refused(key, whole):
+    with pytest.raises(ConfigError, match=rf"comes after that of {key.split('=')[0]}, a key of it; give it first"):
+        override(FILE, [key, whole])
+    override(FILE, [whole, key])
