@@ -9,7 +9,7 @@ import yaml
 
 from pflmpi import regular_file
 from pflmpi.errors import ConfigError
-from pflmpi.text import first_line
+from pflmpi.text import first_line, shown
 
 try:  # by libyaml, ten times as quick: commands read the configuration of every run that they look at
     from yaml import CSafeDumper as SafeDumper
@@ -27,8 +27,14 @@ _FLOAT = re.compile(
 )
 
 
+_OLD_NUMBER = re.compile(r"^[-+]?0[\d_]|:")  # YAML 1.1 reads 0042 as octal, 34, and 1:30 as minutes, 90
+
+
 class _Loader(SafeLoader):
-    """YAML in which 1e-3 is a number, as everybody expects, and whole numbers have at most 63 bits."""
+    """YAML in which 1e-3 is a number, as everybody expects, and whole numbers have at most 63 bits.
+
+    A leading zero and a colon, by which YAML 1.1 reads other numbers than are written, are refused.
+    """
 
 
 class _Dumper(SafeDumper):
@@ -36,13 +42,26 @@ class _Dumper(SafeDumper):
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    _check_number(node)
     value: int = loader.construct_yaml_int(node) if len(node.value) < 99 else 1 << 99
     if value.bit_length() > _MOST_BITS:
         raise ValueError(f"the whole number in line {node.start_mark.line + 1} has more than {_MOST_BITS} bits")
     return value
 
 
+def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    _check_number(node)
+    return float(loader.construct_yaml_float(node))
+
+
+def _check_number(node: yaml.ScalarNode) -> None:
+    if _OLD_NUMBER.search(node.value):
+        instead = "in one unit, such as 90 for 1:30" if ":" in node.value else "it without the leading zero"
+        raise ValueError(f"the number {shown(node.value)} in line {node.start_mark.line + 1}: write {instead}")
+
+
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
 
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))

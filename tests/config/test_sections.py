@@ -199,3 +199,16 @@ def test_an_override_that_would_undo_one_before_it_is_refused(key, whole):
     with pytest.raises(ConfigError, match=rf"comes after that of {key.split('=')[0]}, a key of it; give it first"):
         override(FILE, [key, whole])
     override(FILE, [whole, key])
+
+
+@pytest.mark.parametrize("text", ["0042", "010", "-07", "0_7", "00", "1:30", "-1:30", "1:30.5", "01.5", "00e1"])
+def test_a_number_that_yaml_reads_as_another_is_refused(text):
+    instead = "in one unit" if ":" in text else "without the leading zero"
+    for yaml in (f"seed: 1\nlr: {text}", f"a: 1\nb: [{text}]", f"a: 1\n{text}: 1"):
+        with pytest.raises(ConfigError, match=f"the number '{text}' in line 2: write .*{instead}.*; mend it, or quote"):
+            parse(yaml, "here")
+    assert parse(f"time: '{text}'", "here") == parse(dump({"time": text}), "here") == {"time": text}
+
+
+def test_a_zero_other_bases_and_times_of_more_digits_stay_as_they_are():
+    assert parse("[0, 0.5, -0, 0e1, 0x1F, 0b11, '0', 1_000, 24:00:00x]", "here")[:7] == [0, 0.5, 0, 0.0, 31, 3, "0"]
