@@ -53,6 +53,7 @@ class APFL(FedAvg):
     summary: ClassVar[str] = "own and global model mixed in a learned proportion"
     paper: ClassVar[str] = "Deng et al., 2020"
     search: ClassVar = {"alpha": (0.0, 1.0)}
+    needs: ClassVar = {"alpha_lr": ("adaptive", True)}
     measured: ClassVar[tuple[str, ...]] = ("own",)
 
     alpha: Annotated[

@@ -98,6 +98,7 @@ class Algorithm(ABC):
         frozen_head: whether it has a meaning for models whose head is not trained.
         personal_parts: whether `model.personal` says what stays with a client (`Task.personal`).
         search: by field, from where to where `pflmpi search` draws it, and "log" where evenly by the logarithm.
+        needs: by field, another field and its values without which the first has no effect: then it stays at its default.
         any_task: whether it has a meaning for labels that are no classes, as its losses are `model_loss`, `task_loss`.
     """
 
@@ -114,7 +115,12 @@ class Algorithm(ABC):
     frozen_head: ClassVar[bool] = False
     personal_parts: ClassVar[bool] = False
     search: ClassVar[Mapping[str, tuple[float, float] | tuple[float, float, str]]] = {}
+    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     any_task: ClassVar[bool] = False
+
+    def without_effect(self) -> Mapping[str, tuple[Any, ...]]:
+        """What `needs` says of the fields that have no effect in this object."""
+        return {field: needed for field, needed in self.needs.items() if getattr(self, needed[0]) not in needed[1:]}
 
     def check(self, task: Task, participants: int) -> None:
         """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""

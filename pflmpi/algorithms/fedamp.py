@@ -55,6 +55,11 @@ class FedAMP(Algorithm):
     summary: ClassVar[str] = "a cloud model per client, by attentive message passing"
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
     search: ClassVar = {"alpha": (1.0, 1e5, "log"), "prox_weight": (0.001, 10.0, "log")}
+    needs: ClassVar = {
+        "sigma": ("weighting", "distance"),
+        "cosine_scale": ("weighting", "cosine"),
+        "self_weight": ("weighting", "cosine"),
+    }
     any_task: ClassVar[bool] = True
     frozen_head: ClassVar[bool] = True
 

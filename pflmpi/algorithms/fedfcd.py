@@ -60,6 +60,7 @@ class FedFCD(Algorithm):
     summary: ClassVar[str] = "aligned features, global and personal logits added"
     paper: ClassVar[str] = "Li et al., Computers, Materials & Continua 2024"
     search: ClassVar = {"align_weight": (0.01, 10.0, "log"), "global_head_lr": (0.001, 1.0, "log")}
+    needs: ClassVar = {"alternation": ("variant", "full", "without_fusion")}
     linear_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("head",)
     unlike_models: ClassVar[bool] = True

@@ -61,6 +61,9 @@ class FedGMH(Algorithm):
     summary: ClassVar[str] = "one global head per label, mixed in at critical entries"
     paper: ClassVar[str] = "Sun and Ni, 2026"
     search: ClassVar = {"critical_share": (0.0, 1.0), "head_lr": (0.001, 1.0, "log")}
+    needs: ClassVar = {
+        key: ("variant", "full", "onehead") for key in ("critical_share", "critical_from", "importance", "ranked")
+    }
     linear_head: ClassVar[bool] = True
     unlike_models: ClassVar[bool] = True
 

@@ -55,6 +55,7 @@ class PerFedAvg(FedAvg):
     summary: ClassVar[str] = "a global model made to be adapted in one step, MAML"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     search: ClassVar = {"inner_lr": (0.001, 1.0, "log")}
+    needs: ClassVar = {"difference": ("order", "hessian_free")}
     adapts_with: ClassVar[tuple[str, ...]] = ("adapt",)
 
     order: Annotated[

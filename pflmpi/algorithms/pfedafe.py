@@ -54,6 +54,7 @@ class PFedAFE(FedPer):
 
     summary: ClassVar[str] = "shared body mixed with the client's own, in a learned proportion"
     paper: ClassVar[str] = "Lai et al., Future Internet 2024"
+    needs: ClassVar = {"beta_steps": ("adaptive", True), "beta_lr": ("adaptive", True)}
     predicts_with: ClassVar[tuple[str, ...]] = ("body",)
     adapts_with: ClassVar[tuple[str, ...]] = ("beta",)
 

@@ -72,6 +72,7 @@ class PFedPM(Algorithm):
     summary: ClassVar[str] = "personal models near mixed own and global class means"
     paper: ClassVar[str] = "Xing et al., 2024"
     search: ClassVar = {"own_weight": (0.0, 1.0), "prototype_weight": (0.01, 10.0, "log")}
+    needs: ClassVar = {"relation_lr": ("relation", True), "norm_epsilon": ("distance", "l2")}
     unlike_models: ClassVar[bool] = True
 
     own_weight: Annotated[

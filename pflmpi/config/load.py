@@ -119,7 +119,7 @@ def _parse(raw: Mapping[str, Any]) -> Config:
         data=_data(raw.get("data", {})),
         partition=partition(raw.get("partition", {})),
         models=tuple(named("model", MODELS, value) for value in models),
-        algorithm=named("algorithm", ALGORITHMS, raw.get("algorithm", {})),
+        algorithm=_algorithm(raw.get("algorithm", {})),
         **sections,  # type: ignore[arg-type]
     )
 
@@ -161,6 +161,19 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
             instead = f"for {chosen} without the keys of another: -s '{name}={{name: {chosen}}}'"
             raise ConfigError(f"{unknown(f'key in {name}:', key, list(keys.model_fields))}; {instead}")
     return kind(**plain(name, kind, section(name, keys, values)))
+
+
+def _algorithm(value: object) -> Algorithm:
+    """The validated `algorithm` section; a value without effect beside the others is refused."""
+    algorithm: Algorithm = named("algorithm", ALGORITHMS, value)
+    fields = fields_model(type(algorithm)).model_fields
+    for name, (other, *values) in algorithm.without_effect().items():
+        if (chosen := getattr(algorithm, name)) != fields[name].get_default(call_default_factory=True):
+            raise ConfigError(
+                f"algorithm.{name} = {shown(chosen)} has an effect with algorithm.{other} = "
+                f"{' or '.join(map(shown, values))} only; leave it out, or set that"
+            )
+    return algorithm
 
 
 def _named(registry: Registry[Any], value: Any) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def trials(
     for cell, config in cells:
         own = {
             f"algorithm.{name}": Range(low=low, high=high, log=bool(log))
-            for name, (low, high, *log) in type(config.algorithm).search.items()
+            for name, (low, high, *log) in config.algorithm.search.items()
+            if name not in config.algorithm.without_effect()
         }
         ranges: dict[str, Any] = {**COMMON, **own}
         for pattern, others in table.search.items():

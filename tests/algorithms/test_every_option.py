@@ -1,7 +1,7 @@
 """Every option of training, evaluation and checkpoints does what it says, on one rank and on two."""
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -9,6 +9,9 @@ import pytest
 import quick_run
 from both_ways import run
 from every_algorithm import every_algorithm
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.config.fields import fields_model
+from pflmpi.config.load import parse
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.testing import conformance
@@ -177,6 +180,33 @@ def test_bits_and_continuation_with_state_that_is_kept(name, tmp_path):
 def test_options_without_effect_are_refused(training, message, tmp_path):
     with pytest.raises(UserError, match=message):
         quick_run.run(quick_run.settings(training=training), tmp_path / "run")
+
+
+NEED = {  # a value of each key that has an effect with some values of another alone
+    "apfl": {"alpha_lr": 0.1},
+    "fedamp": {"sigma": 2.0, "cosine_scale": 1.0, "self_weight": 0.1},
+    "fedfcd": {"alternation": "batch"},
+    "fedgmh": {"critical_share": 0.1, "critical_from": "own", "importance": "squared_change", "ranked": "tensor"},
+    "pfedafe": {"beta_steps": 2, "beta_lr": 0.2},
+    "pfedpm": {"relation_lr": 0.1, "norm_epsilon": 0.1},
+    "perfedavg": {"difference": 0.1},
+}
+
+
+def test_a_key_of_an_algorithm_has_an_effect_with_others_or_is_refused():
+    kinds = {name: ALGORITHMS[name] for name in NEED}
+    assert {name: [*values] for name, values in NEED.items()} == {name: [*kinds[name].needs] for name in NEED}
+    assert all(name in NEED or not kind.needs for name, kind in ALGORITHMS.items())
+    for name, key, value in ((name, key, value) for name, values in NEED.items() for key, value in values.items()):
+        other, *allowed = kinds[name].needs[key]
+        hint = get_type_hints(kinds[name])[other]
+        for switch in (True, False) if hint is bool else get_args(hint):
+            raw = quick_run.settings(algorithm={"name": name, key: value, other: switch})
+            if switch in allowed:
+                assert getattr(parse(raw).algorithm, key) == value
+                continue
+            with pytest.raises(UserError, match=rf"algorithm.{key} = .* has an effect with algorithm.{other} = "):
+                parse(raw)
 
 
 def test_more_rounds_would_change_a_cosine_over_all_rounds(tmp_path):

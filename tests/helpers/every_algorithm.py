@@ -19,7 +19,7 @@ OPTIONS = {
 }
 # Options that change what travels or how the server works, beside those called `variant`.
 MORE = {
-    "fedamp-cosine": {"weighting": "cosine", "start": "cloud"},
+    "fedamp-cosine": {"weighting": "cosine", "start": "cloud", "sigma": 1e6},
     "ditto-personal_epochs": {"personal_epochs": 2},
     "fedfcd-batch": {"alternation": "batch"},
     "fesem-samples": {"weighting": "samples"},

@@ -85,6 +85,18 @@ def test_what_an_override_sets_is_not_drawn(tmp_path):
         assert all(set(trial.values) == {"algorithm.prox_weight"} for trial in of_cell[1:])
 
 
+def test_what_has_no_effect_in_a_row_is_not_drawn_and_refused_where_the_table_says_so(tmp_path):
+    rows = {name: {"algorithm": {"name": "fedgmh", "variant": name}} for name in ("full", "oneavg")}
+    found = drawn(write(tmp_path, rows=rows), 2)
+    assert "algorithm.critical_share" in found["full", "few"][1].values
+    assert set(found["oneavg", "few"][1].values) == {"training.lr", "algorithm.head_lr"}
+    ranges = {"oneavg": {"algorithm.critical_share": [0.1, 0.2]}}
+    trial = drawn(path := write(tmp_path, rows=rows, search=ranges), 2)["oneavg", "few"][1]
+    search.write(search.step_table(load(path), [trial], 0, 1, 2), tmp_path / "step1.yaml")
+    with pytest.raises(ConfigError, match="algorithm.critical_share = 0.. has an effect with algorithm.variant"):
+        selected(tmp_path / "step1.yaml", [], None, [])
+
+
 @pytest.mark.parametrize(
     "ranges, expected",
     [
