@@ -44,6 +44,11 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for an option without effect, or one that the algorithm cannot follow."""
     training, kind = task.training, type(algorithm).__name__
     _check_schedule(training)
+    if training.steps is not None and training.epochs != _DEFAULT.epochs:
+        raise ConfigError(
+            f"training.epochs = {training.epochs} has no effect beside training.steps = {training.steps}, which is the "
+            f"length of local training instead; set epochs to {_DEFAULT.epochs}, or steps to null"
+        )
     adam = training.optimizer != "sgd"
     for key, allowed, where in (
         ("momentum", not adam, "training.optimizer: sgd"),

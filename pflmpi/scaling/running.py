@@ -8,6 +8,7 @@ from typing import Any
 from pflmpi.config.load import Config, parse
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import load_federation
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import WARM_UP, Mode, ScaleRun, Scaling
 from pflmpi.sweep.pending import CellTask, prepare, unless_written
@@ -79,7 +80,7 @@ def _fix_steps(config: Config, values: dict[str, Any]) -> str:
         return ""
     train = load_federation(config).train
     steps = max(round(sum(config.training.num_steps(len(client)) for client in train) / len(train)), 1)
-    values["training"]["steps"] = steps
+    values["training"] |= {"steps": steps, "epochs": TrainingConfig().epochs}  # one length alone has an effect
     return (
         f"training.steps = {steps}, the mean of the clients: with epochs, more clients would have less to do each, "
         "because they share the samples"

@@ -11,9 +11,11 @@ import processes
 import quick_run
 import scale_folder
 from pflmpi import machine
+from pflmpi.config.load import parse
 from pflmpi.scaling import experiment, records
 from pflmpi.scaling.experiment import runs
 from pflmpi.scaling.results import PARTS, readable, results, write_table
+from pflmpi.scaling.running import scaling_of
 
 MB = 2**20
 
@@ -34,6 +36,13 @@ def test_a_mode_says_what_differs_between_points():
     assert [of("strong", ranks) for ranks in (1, 4)] == [(7, 1, 4)] * 2
     assert [of("weak", ranks) for ranks in (1, 4)] == [(7, 1, 4), (28, 1, 4)]
     assert [of("packing", ranks) for ranks in (1, 4)] == [(7, 8, 4), (7, 2, 4)]
+
+
+def test_weak_mode_sets_steps_instead_of_epochs():
+    config = parse(quick_run.settings(training={"epochs": 2}))
+    scaling, remark = scaling_of(config, [1], "weak", 1, 2, 0)
+    training = parse(scaling.raw(1)).training
+    assert (training.epochs, remark.startswith(f"training.steps = {training.steps}, ")) == (1, True)
 
 
 def test_points_and_repeats_can_be_added_and_nothing_else(tmp_path):
