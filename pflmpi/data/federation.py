@@ -118,11 +118,7 @@ def _divided(
         DataError: a partition that is impossible with this data.
     """
     if partition.path is not None:
-        for name in ("test_share", "test_per_class"):
-            if getattr(data, name) != DataConfig.model_fields[name].default:
-                logger.warning(
-                    "data.%s has no effect: %s says which samples of a client are for testing", name, partition.path
-                )
+        _warn_without_effect(data, ("test_share", "test_per_class"), partition.path)
         return _saved(dataset, Path(partition.path))
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")
@@ -146,6 +142,7 @@ def _divided(
     if split == "pooled":
         drawn_from = partial(streams, seed, 0, purpose="split")
         return *split_pooled(parts, dataset.strata, data.test_share, drawn_from), ()
+    _warn_without_effect(data, ("test_share",), f"data.split: {data.split} with the marks of dataset {dataset.name!r}")
     official = np.flatnonzero(dataset.official_test)
     if by_writer:
         tests = official_by_writer(parts, key, official)
@@ -160,6 +157,12 @@ def _divided(
             f"none of its {len(official)} official test samples matches them; set data.split: pooled"
         )
     return parts, tests, ()
+
+
+def _warn_without_effect(data: DataConfig, names: Sequence[str], instead: str) -> None:
+    for name in names:
+        if getattr(data, name) != DataConfig.model_fields[name].default:
+            logger.warning("data.%s has no effect: %s says which samples of a client are for testing", name, instead)
 
 
 def resolved_split(data: DataConfig, dataset: Dataset) -> Literal["pooled", "official"]:

@@ -368,6 +368,16 @@ def test_keys_that_a_saved_partition_decides_are_said_to_have_no_effect(tmp_path
         assert f"data.{key} has no effect: {path} says which samples of a client are for testing" in caplog.text
 
 
+def test_a_share_of_test_samples_beside_marked_ones_is_said_to_have_no_effect(caplog):
+    with caplog.at_level(logging.WARNING):
+        build(toy(), partition({"name": "exdir", **SECTIONS["exdir"]}), DataConfig(name="toy", split="official", test_share=0.4), 0)
+    assert caplog.text.count("data.test_share has no effect: data.split: official with the marks of dataset 'toy'") == 1
+    caplog.clear()
+    build(toy(), partition({"name": "exdir", **SECTIONS["exdir"]}), DataConfig(name="toy", split="official"), 0)
+    build(toy(), partition({"name": "exdir", **SECTIONS["exdir"]}), DataConfig(name="toy", split="pooled", test_share=0.4), 0)
+    assert "no effect" not in caplog.text
+
+
 def test_a_config_of_a_saved_partition_is_not_mistaken_for_a_named_one(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         build(toy(), PartitionConfig(path=str(tmp_path / "none.npz")), DataConfig(name="toy"), 0)
