@@ -11,7 +11,7 @@ class DataConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(description="the dataset; with a path: what to call it")]
+    name: Annotated[str, Field(description="the dataset; with a path: what to call it, and not as a dataset")]
     path: Annotated[
         str | None,
         Field(description="data of one's own: an .npz, .h5, .csv or .parquet, or a folder; null: by name"),

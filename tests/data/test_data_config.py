@@ -37,3 +37,15 @@ def test_a_run_from_before_a_default_goes_on_with_its_own_split(tmp_path):
     assert now.data.split == "auto" and resumed_config(tmp_path, now).data.split == "pooled"
     with pytest.raises(CheckpointError, match=r"data\.split = 'pooled' in the run, 'official' now"):
         resumed_config(tmp_path, parse(quick_run.settings(data={"split": "official"})))
+
+
+@pytest.mark.parametrize(
+    "section, name",
+    [
+        ({"name": "digits", "path": "my.npz"}, "my"),
+        ({"path": "mnist.npz"}, "mnist"),
+        ({"name": "cats", "path": "my.npz"}, "cats"),
+    ],
+)
+def test_data_of_ones_own_has_not_the_name_of_the_dataset_whose_place_it_takes(section, name):
+    assert parse({**quick_run.QUICK, "data": section}).data.name == name
