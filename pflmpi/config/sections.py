@@ -50,25 +50,18 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration with absolute files (names, weights, path, task, selection, transform, measure, tracker).
+    """Raw configuration with absolute files and folders.
+
+    A folder that begins with `~` or `$NAME` stays as it is: on each node it may be another.
 
     Args:
         folder: relative files are taken as below it.
     """
 
-    def of(section: Any) -> Any:
-        if isinstance(section, list):
-            return [of(item) for item in section]
-        if isinstance(section, str):
-            section = {"name": section}
-        if isinstance(section, Mapping) and isinstance(section.get("name"), str):
-            places = {"name": outside.located(section["name"], folder)}
-            if isinstance(section.get("weights"), str):
-                places["weights"] = os.path.abspath(expanded(section["weights"], folder))
-            return {**section, **places}
-        return section
-
-    sections = {name: of(value) if name in NAMED else value for name, value in raw.items()}
+    sections = {name: _object(value, folder) if name in NAMED else value for name, value in raw.items()}
+    for name, keys in (("data", ("root",)), ("runtime", ("cache", "scratch"))):
+        if isinstance(part := sections.get(name), Mapping):
+            sections[name] = {**part, **_folders(part, keys, folder)}
     for name in ("data", "partition"):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
@@ -81,9 +74,33 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for name, key in (("data", "transform"), ("evaluation", "measures"), ("output", "trackers")):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get(key), list):
-            items = [outside.located(item, folder) if isinstance(item, str) else of(item) for item in part[key]]
+            items = [
+                outside.located(item, folder) if isinstance(item, str) else _object(item, folder) for item in part[key]
+            ]
             sections[name] = {**part, key: items}
     return sections
+
+
+def _object(section: Any, folder: Path) -> Any:
+    """A section with a `name`, or a list of these, with absolute files."""
+    if isinstance(section, list):
+        return [_object(item, folder) for item in section]
+    if isinstance(section, str):
+        section = {"name": section}
+    if not (isinstance(section, Mapping) and isinstance(section.get("name"), str)):
+        return section
+    places = {"name": outside.located(section["name"], folder)}
+    if isinstance(section.get("weights"), str):
+        places["weights"] = os.path.abspath(expanded(section["weights"], folder))
+    if section["name"] == "mlflow" and "://" not in str(section.get("store")):
+        places |= _folders(section, ("store",), folder)
+    return {**section, **places}
+
+
+def _folders(section: Mapping[str, Any], keys: Sequence[str], folder: Path) -> dict[str, str]:
+    """Those of the keys that are relative folders, made absolute."""
+    texts = {key: section[key] for key in keys if isinstance(section.get(key), str)}
+    return {key: os.path.abspath(Path(folder, text)) for key, text in texts.items() if text[:1] not in ("~", "$", "")}
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -41,6 +41,24 @@ def test_they_are_expanded_in_every_file_of_a_configuration(text, home):
     assert model == {"name": f"{file}.py:Net", "weights": file} and output == {"trackers": [f"{file}.py:Mine"]}
 
 
+def test_folders_are_below_the_configuration_as_files_are():
+    trackers = [{"name": "mlflow", "store": text} for text in ("runs", "http://host:5000", "$DATA/runs")]
+    raw = {"data": {"root": "data"}, "runtime": {"cache": "../c", "scratch": "s"}, "output": {"trackers": trackers}}
+    data, runtime, output = located(raw, Path("/there/configs")).values()
+    assert (data, runtime) == (
+        {"root": "/there/configs/data"},
+        {"cache": "/there/c", "scratch": "/there/configs/s"},
+    )
+    assert [tracker["store"] for tracker in output["trackers"]] == [
+        *("/there/configs/runs", "http://host:5000", "$DATA/runs"),
+    ]
+
+
+def test_folders_that_may_be_others_on_each_node_stay_as_they_are():
+    raw = {"data": {"root": "~/data"}, "runtime": {"cache": None, "scratch": "$TMPDIR/x"}}
+    assert located(raw, Path("/there")) == raw
+
+
 def test_they_are_expanded_in_the_folders_of_a_configuration(home):
     assert folder_of(RuntimeConfig(state="disk", scratch="$DATA/scratch"), Path()) == home / "data" / "scratch"
     assert private_folder("~/cache") == home / "cache"
