@@ -98,7 +98,7 @@ class Algorithm(ABC):
         frozen_head: whether it has a meaning for models whose head is not trained.
         personal_parts: whether `model.personal` says what stays with a client (`Task.personal`).
         search: by field, from where to where `pflmpi search` draws it, and "log" where evenly by the logarithm.
-        needs: by field, another field and its values without which the first has no effect: then it stays at its default.
+        needs: by field, another field and the values of it without which the first has no effect (and is refused).
         any_task: whether it has a meaning for labels that are no classes, as its losses are `model_loss`, `task_loss`.
     """
 

@@ -186,8 +186,9 @@ def _data(value: object) -> DataConfig:
     if isinstance(values.get("path"), str):
         if used := [key for key in ("root", "download") if values.get(key)]:
             raise ConfigError(f"data.{used[0]} with data.path, which is the data already; leave one of them out")
-        own_name = "name" in values and values["name"] not in [*SOURCES]  # not that of the dataset it takes the place of
-        return section("data", DataConfig, values if own_name else {**values, "name": Path(values["path"]).stem})
+        if values.get("name") in (None, *SOURCES):  # that of the dataset whose place it takes
+            values["name"] = Path(values["path"]).stem
+        return section("data", DataConfig, values)
     if used := [key for key in ("label", "client", "layout") if values.get(key) is not None]:
         raise ConfigError(f"data.{used[0]} is about data.path, which is not set; set it, or leave the key out")
     name = values.get("name")

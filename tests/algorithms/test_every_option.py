@@ -10,7 +10,6 @@ import quick_run
 from both_ways import run
 from every_algorithm import every_algorithm
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.config.fields import fields_model
 from pflmpi.config.load import parse
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store import metrics_file, run_folder
@@ -171,7 +170,10 @@ def test_bits_and_continuation_with_state_that_is_kept(name, tmp_path):
     "training, message",
     [
         ({"optimizer": "adam", "momentum": 0.9}, "training.momentum = 0.9 has an effect with training.optimizer: sgd"),
-        ({"steps": 3, "epochs": 2}, "training.epochs = 2 has no effect beside training.steps = 3, .*set epochs to 1, or"),
+        (
+            {"steps": 3, "epochs": 2},
+            "training.epochs = 2 has no effect beside training.steps = 3, .*set epochs to 1, or",
+        ),
         ({"beta1": 0.5}, "training.beta1 = 0.5 has an effect with training.optimizer: adam or adamw only"),
         ({"keep_optimizer": True}, "training.keep_optimizer = True has an effect with momentum, or"),
         ({"schedule": "cosine", "lr_decay": 0.9}, "training.lr_decay = 0.9 has an effect with .*exponential or step"),

@@ -369,12 +369,13 @@ def test_keys_that_a_saved_partition_decides_are_said_to_have_no_effect(tmp_path
 
 
 def test_a_share_of_test_samples_beside_marked_ones_is_said_to_have_no_effect(caplog):
+    exdir = partition({"name": "exdir", **SECTIONS["exdir"]})
     with caplog.at_level(logging.WARNING):
-        build(toy(), partition({"name": "exdir", **SECTIONS["exdir"]}), DataConfig(name="toy", split="official", test_share=0.4), 0)
+        build(toy(), exdir, DataConfig(name="toy", split="official", test_share=0.4), 0)
     assert caplog.text.count("data.test_share has no effect: data.split: official with the marks of dataset 'toy'") == 1
     caplog.clear()
-    build(toy(), partition({"name": "exdir", **SECTIONS["exdir"]}), DataConfig(name="toy", split="official"), 0)
-    build(toy(), partition({"name": "exdir", **SECTIONS["exdir"]}), DataConfig(name="toy", split="pooled", test_share=0.4), 0)
+    build(toy(), exdir, DataConfig(name="toy", split="official"), 0)
+    build(toy(), exdir, DataConfig(name="toy", split="pooled", test_share=0.4), 0)
     assert "no effect" not in caplog.text
 
 

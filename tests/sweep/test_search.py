@@ -93,7 +93,7 @@ def test_what_has_no_effect_in_a_row_is_not_drawn_and_refused_where_the_table_sa
     ranges = {"oneavg": {"algorithm.critical_share": [0.1, 0.2]}}
     trial = drawn(path := write(tmp_path, rows=rows, search=ranges), 2)["oneavg", "few"][1]
     search.write(search.step_table(load(path), [trial], 0, 1, 2), tmp_path / "step1.yaml")
-    with pytest.raises(ConfigError, match="algorithm.critical_share = 0.. has an effect with algorithm.variant"):
+    with pytest.raises(ConfigError, match=r"algorithm.critical_share = 0\.. has an effect with algorithm.variant"):
         selected(tmp_path / "step1.yaml", [], None, [])
 
 
