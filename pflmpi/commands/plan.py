@@ -90,6 +90,10 @@ def _resources(options: argparse.Namespace) -> "Resources":
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"--{name.replace('_', '-')} {value:g}: must be greater than 0")
+    if options.gpu_memory is not None and not options.gpus:
+        raise ConfigError(
+            f"--gpu-memory {options.gpu_memory:g} without GPUs to plan for; give --gpus N, those of a node"
+        )
     if options.delay is not None and not 0 <= options.delay < float("inf"):
         raise ConfigError(f"--delay {options.delay:g}: must be at least 0")
     gpu_memory = next((gpu.memory for gpu in machine.gpus(None)), None)

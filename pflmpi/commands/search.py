@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help=seed)
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: searches/NAME)")
     arguments.add_overrides(parser)
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument("--ranks", type=int, metavar="N", help="processes of each run (default: cores or GPUs, shared)")
     submit = "submit what is left of the next step as a Slurm job array with these options of submit, e.g. '--time=30'"
     parser.add_argument("--submit", metavar="OPTIONS", help=submit)
@@ -49,7 +49,12 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
-    arguments.check_least(options, budget=1, rungs=1)
+    arguments.check_least(options, budget=1, rungs=1, jobs=1)
+    if options.submit is not None and (options.jobs is not None or options.ranks is not None):
+        raise ConfigError(
+            "--jobs and --ranks are of runs on this machine, and --submit has options of its own; give "
+            "--submit='--jobs=... --ntasks=...'"
+        )
     table = tables.load(options.table)
     out = options.out or Path("searches") / options.table.stem
     selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
@@ -123,7 +128,7 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
         print("the same command goes on once this job has ended", flush=True)
         return code or Stopped.exit_code
     ranks = [] if options.ranks is None else ["--ranks", str(options.ranks)]
-    code = _call(options, "sweep", *words, "--jobs", str(options.jobs), *ranks)
+    code = _call(options, "sweep", *words, "--jobs", str(options.jobs or 1), *ranks)
     return 0 if code == _FAILED and not is_left() else code
 
 

@@ -80,6 +80,7 @@ REFUSED = [
     (["plan", "c.yaml", "--nodes", "0"], "--nodes 0: must be at least 1"),
     (["plan", "c.yaml", "--gpus", "-1"], "--gpus -1: must be at least 0"),
     (["plan", "c.yaml", "--memory", "0"], "--memory 0: must be greater than 0"),
+    (["plan", "c.yaml", "--gpu-memory", "40"], "--gpu-memory 40 without GPUs to plan for; give --gpus N"),
     (["plan", "c.yaml", "--gpu-memory", "nan"], "--gpu-memory nan: must be greater than 0"),
     (["plan", "c.yaml", "--rate", "-5"], "--rate -5: must be greater than 0"),
     (["plan", "c.yaml", "--delay", "-1"], "--delay -1: must be at least 0"),

@@ -226,6 +226,8 @@ def test_a_best_trial_of_a_larger_budget_is_tested_in_the_place_of_the_one_befor
     [
         (["--budget", "0"], "--budget 0: must be at least 1"),
         (["--budget", "3", "--rungs", "0"], "--rungs 0: must be at least 1"),
+        (["--budget", "3", "--submit=--time=30", "--jobs", "4"], "give --submit='--jobs=... --ntasks=...'"),
+        (["--budget", "3", "--submit=--time=30", "--ranks", "2"], "give --submit='--jobs=... --ntasks=...'"),
         (["--budget", "3", "--seed", "1"], "--seed 1: the search needs one of its own, not of the table"),
     ],
 )
