@@ -9,6 +9,7 @@ pflmpi list ./net.py:Net
 import argparse
 
 from pflmpi import arguments
+from pflmpi.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,8 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.commands.described import catalogue, described, markdown, overview, sections_of_names
     from pflmpi.terminal import console, print_json
 
+    if options.json and options.markdown:
+        raise ConfigError("--markdown and --json are two shapes of the output; give one of them")
     if options.json:
         print_json(catalogue(options.name))
         return 0

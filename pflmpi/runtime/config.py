@@ -63,6 +63,9 @@ class OutputConfig(BaseModel):
         for tracker in trackers:
             if not isinstance(tracker.get("name") if isinstance(tracker, dict) else tracker, str):
                 raise ValueError(f"{tracker} has no name; give a name, or {{name: mlflow, store: mlruns}}")
+        same = [tracker if isinstance(tracker, dict) else {"name": tracker} for tracker in trackers]
+        if twice := next((tracker for tracker in same if same.count(tracker) > 1), None):
+            raise ValueError(f"{twice['name']} is there twice; leave one out")
         return trackers
 
     def named_trackers(self) -> list[tuple[str, dict[str, Any]]]:
