@@ -6,7 +6,7 @@ import platform
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -111,6 +111,12 @@ def expanded(path: str | os.PathLike[str], folder: Path = Path()) -> Path:
         return Path(folder, Path(text).expanduser())
     except RuntimeError as error:  # ~NAME of nobody
         raise ConfigError(f"{text}: {error}") from error
+
+
+def nearest_existing(folder: Path, exists: Callable[[Path], bool] = os.path.exists) -> Path:
+    """The absolute folder, or its nearest parent that exists; with `os.path.lexists` a link to nothing does."""
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if exists(place))
 
 
 def private_folder(named: str | None = None) -> Path:

@@ -3,11 +3,20 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pflmpi import machine
 from pflmpi.machine import cores, memory, num_cores
+
+
+def test_the_folder_of_a_run_to_come_is_the_nearest_one_that_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to("nothing")
+    assert machine.nearest_existing(Path("a/b")) == machine.nearest_existing(link / "b") == tmp_path
+    assert machine.nearest_existing(link / "b", os.path.lexists) == link
 
 
 @pytest.mark.parametrize(

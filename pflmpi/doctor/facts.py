@@ -386,20 +386,16 @@ def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", S
 
     None, and the default settings, without a configuration; with an `error` if it cannot be used.
     """
-    of_run = path is None
-    path = path or (run / "config.yaml" if run else None)
-    if path is None or (of_run and not path.is_file()):
+    if path is None and run is not None and (run / "config.yaml").is_file():
+        path = run / "config.yaml"
+    if path is None:
         return None, Settings()
     try:
-        from pflmpi.config.load import parse
-        from pflmpi.config.sections import located
-        from pflmpi.config.yaml_file import dump, read
+        from pflmpi.config.load import load
+        from pflmpi.config.yaml_file import dump
         from pflmpi.experiment.outside_code import code_hashes
 
-        raw = located(read(path), path.parent)
-        if of_run:
-            raw.pop("recorded", None)  # what a run adds to its configuration
-        config = parse(raw)
+        config = load(path)
         code = code_hashes(config)
     except PflmpiError as error:
         return None, Settings(error=str(error))
@@ -444,16 +440,10 @@ def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
 # --- the run folder
 
 
-def nearest_existing(folder: Path) -> Path:
-    """The folder, or its nearest parent that exists."""
-    folder = folder.absolute()
-    return next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-
-
 @contextmanager
 def probe_file(folder: Path) -> Iterator[str]:
     """Keep a locked file in the folder, for the other ranks to look for; gives its name, "" where none can be made."""
-    path = nearest_existing(folder) / f"{_NAME}-{socket.gethostname()}-{os.getpid()}.shared"
+    path = machine.nearest_existing(folder, os.path.lexists) / f"{_NAME}-{socket.gethostname()}-{os.getpid()}.shared"
     try:
         file = path.open("xb")
     except OSError:
@@ -474,7 +464,7 @@ def inspect_folder(folder: Path, shared: str) -> Folder:
     Args:
         shared: the name of rank 0's probe file, "" if there is none.
     """
-    place = nearest_existing(folder)
+    place = machine.nearest_existing(folder, os.path.lexists)
     probe = place / f"{_NAME}-{socket.gethostname()}-{os.getpid()}{TEMPORARY}"
     try:
         with probe.open("wb") as file:

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from pflmpi import text
+from pflmpi import machine, text
 from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
 from pflmpi.runtime.client_state import folder_of
@@ -111,7 +111,7 @@ def _gpus(forecast: Forecast) -> Iterator[str]:
 
 
 def _disk(forecast: Forecast, folder: Path) -> Iterator[str]:
-    folder, config = _there(folder), forecast.experiment.config
+    folder, config = machine.nearest_existing(folder), forecast.experiment.config
     settings, checkpoints, state = config.checkpoint, forecast.disk.most, forecast.state_on_disk
     scratch = folder_of(config.runtime, folder)
     if scratch is not None and scratch != folder:
@@ -125,17 +125,10 @@ def _disk(forecast: Forecast, folder: Path) -> Iterator[str]:
         keep = "keep fewer" if settings.keep else "keep not all"
         also = f" and the state of clients {size(state)}" if state else ""
         yield (
-            f"checkpoints need {size(checkpoints)}{also} and {folder.absolute()} has {size(free)} free: {keep} "
+            f"checkpoints need {size(checkpoints)}{also} and {folder} has {size(free)} free: {keep} "
             f"(checkpoint.keep, now {settings.keep}), write fewer (checkpoint.every, now {settings.every}), "
             "or give the run a folder with more space (--out)"
         )
-
-
-def _there(folder: Path) -> Path:
-    """The folder, or the first above it that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
 
 
 def _batches(config: Config) -> str:

@@ -82,6 +82,12 @@ def test_a_sound_set_up_has_no_problems_and_one_table(way, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]  # nothing is left of what was tried
 
 
+def test_the_configuration_of_a_run_is_one_of_others(tmp_path, here):
+    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
+    code, printed = here("--config", tmp_path / "run" / "config.yaml")
+    assert code == 0 and SOUND in printed, printed
+
+
 @pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.parametrize("mpi", ["none", "pmix"])

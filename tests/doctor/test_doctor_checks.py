@@ -7,7 +7,7 @@ import pytest
 
 from pflmpi.doctor import run
 from pflmpi.doctor.checks import CHECKS, Problem, find_problems, findings
-from pflmpi.doctor.facts import PACKAGES, RankFacts, inspect_folder, nearest_existing, probe_file
+from pflmpi.doctor.facts import PACKAGES, RankFacts, inspect_folder, probe_file
 
 GIB = 1 << 30
 GPU = {"name": "A100", "gpus": 1, "uuid": "GPU-1", "memory": 80 * GIB, "memory_free": 70 * GIB, "gloo": True}
@@ -167,10 +167,6 @@ def test_facts_of_another_version_are_read():
     assert [text.split(";")[0] for text in told([older, newer])] == [
         "rank 1 on node1: pflmpi is 9 here, and missing on rank 0"
     ]
-
-
-def test_the_folder_of_a_run_to_come_is_the_nearest_one_that_is_there(tmp_path):
-    assert nearest_existing(tmp_path / "a" / "b") == tmp_path
 
 
 def test_rank_0s_file_is_looked_for(tmp_path):
