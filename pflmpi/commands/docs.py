@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a page, or the names and titles of all; return the exit code."""
     if options.page is not None:
-        pydoc.pager(_PAGES[options.page].read_text())
+        pydoc.pager(_PAGES[options.page].read_text(encoding="utf-8"))
         return 0
     for name, path in _PAGES.items():
-        with path.open() as lines:
+        with path.open(encoding="utf-8") as lines:
             print(f"{name:<15}{lines.readline().lstrip('# ').strip()}")
     return 0

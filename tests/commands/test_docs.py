@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import processes
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main
 from pflmpi.config import load
@@ -23,6 +24,13 @@ def test_it_lists_every_page_with_its_title(capfd):
 def test_it_prints_a_page_as_it_is(capfd):
     assert main(["docs", "networks"]) == 0
     assert capfd.readouterr().out.strip() == (ROOT / "docs" / "networks.md").read_text().strip()
+
+
+def test_it_shows_a_page_in_a_terminal_of_another_encoding():
+    environment = {**processes.ENVIRONMENT, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for words in ([], ["configuration"]):
+        done = processes.call([*processes.PFLMPI, "docs", *words], env=environment)
+        assert done.returncode == 0 and "onfiguration" in done.stdout, done.stderr[:300]
 
 
 def test_another_page_is_refused_with_those_that_there_are(capfd):

@@ -13,6 +13,7 @@ import processes
 import quick_run
 import table_file
 from pflmpi.cli import main
+from pflmpi.errors import show
 from pflmpi.store import verify
 from pflmpi.text import comma_separated
 
@@ -147,3 +148,9 @@ def test_names_that_others_know_in_the_temporary_folder_block_no_run(tmp_path):
     done = processes.call(command, env=environment)
     assert done.returncode == 0, done.stderr
     assert (shared / f"torchinductor_{user}").read_text() == "somebody else's"
+
+
+def test_a_long_internal_error_is_cut(capfd):
+    show(ValueError("x" * 99_999))
+    shown = capfd.readouterr().err
+    assert shown.startswith("pflmpi: internal error: ValueError('xxx") and len(shown) < 400
