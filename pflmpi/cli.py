@@ -26,10 +26,6 @@ _GROUPS = {
     "look": ("inspect", "watch", "compare", "bisect", "report", "table", "export", "evaluate", "probe"),
     "cluster": ("plan", "doctor", "submit", "status", "cancel", "scale"),
 }
-_RENAMED = {
-    "schema": "`pflmpi list NAME` has the keys of a name, `pflmpi list SECTION` those of a section",
-    "partition": "`pflmpi data CONFIG` shows the partition of a configuration, and writes it with --save FILE",
-}
 _EXIT_CODES = (
     "exit codes: 0 done; 1 a run of a sweep or of a scaling experiment failed, or ended with other bits, the doctor "
     "found a problem, a plan does not fit, two runs differ, or a report left a run out; 2 wrong input, nothing was "
@@ -148,8 +144,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(top: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
     """The parsed words, with those themselves, and those that are for sbatch or unknown to the command."""
-    if words[:1] and words[0] in _RENAMED:
-        top.error(f"there is no command {words[0]!r} any more: {_RENAMED[words[0]]}")
     end = words.index("--") if words[:1] in (["submit"], ["scale"]) and "--" in words else len(words)
     options, others = top.parse_known_args(words[:end])
     options.words, options.unknown, options.sbatch = words, others, words[end + 1 :]  # what follows -- is for sbatch
