@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from torch import Tensor
 
 from pflmpi.errors import ConfigError
@@ -118,6 +118,14 @@ def run_reference(weights: object) -> tuple[str, int] | None:
     return run, int(round)
 
 
+def _of_run(weights: str | None) -> str | None:
+    if weights is not None and run_reference(weights) is None:
+        raise ValueError(
+            "must be RUN@ROUND, such as runs/mine@40; only a module (name: ./net.py:Net) takes a file of weights"
+        )
+    return weights
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model(ABC):
     """The `model` section of a configuration: the fields of a subclass are its keys besides `name`.
@@ -136,7 +144,9 @@ class Model(ABC):
     summary: ClassVar[str]
 
     weights: Annotated[
-        str | None, Field(pattern=_REFERENCE, description="RUN@ROUND: begin with the models of a run after that round")
+        str | None,
+        AfterValidator(_of_run),
+        Field(description="RUN@ROUND: begin with the models of a run after that round"),
     ] = None
     trainable: Annotated[
         list[str] | None,

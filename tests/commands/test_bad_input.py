@@ -44,6 +44,14 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"algorithm": {"name": "fedgmh", "variant": "twohead"}}, ["algorithm.variant = 'twohead'", "'onehead'"]),
     ({"model": {"name": "mlpp"}}, ["unknown model 'mlpp'", "did you mean 'mlp'"]),
+    (
+        {"model": {"name": "mlp", "weights": "w.pt"}},
+        ["w.pt': must be RUN@ROUND", "only a module (name: ./net.py:Net) takes a file"],
+    ),
+    (
+        {"output": {"trackers": ["tensorboard", {"name": "tensorboard"}]}},
+        ["output.trackers = ", "tensorboard is there twice; leave one out"],
+    ),
     ({"model": {"name": "mlp", "hidden": 0}}, ["model.hidden = 0"]),
     ({"model": {"name": "cnn"}}, ["8x8", "kernel"]),
     ({"model": []}, ["model = []"]),
