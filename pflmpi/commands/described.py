@@ -189,8 +189,8 @@ def _type(annotation: Any) -> str:
         return " | ".join("null" if part is type(None) else _type(part) for part in parts)
     if nested(annotation) is not None:
         return "mapping"
-    if get_origin(annotation) is tuple:
-        return f"list[{_type(parts[0])}]"
+    if get_origin(annotation) in (tuple, list):
+        return "list" if parts[0] is Any else f"list[{_type(parts[0])}]"
     return str(annotation) if parts else getattr(annotation, "__name__", str(annotation))
 
 

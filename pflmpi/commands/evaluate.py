@@ -1,4 +1,4 @@
-"""Test the clients of a run again, from a checkpoint: every measure, also on other data or for new clients.
+"""Test the clients of a run again, from a checkpoint: the measures of the run, also on other data or for new clients.
 
 pflmpi evaluate runs/mine -o clients.csv
 pflmpi evaluate runs/mine --round 29 --split train

@@ -167,7 +167,7 @@ def _ranks_table(forecast: "Forecast") -> "Table":
 
     on_gpu = any(number is not None for number in forecast.ranks.gpu)
     table = Table(title="memory per rank", title_style="")
-    names = ("clients", "program", "data", "state", "work", "checkpoint", "total", *(["GPU"] if on_gpu else []))
+    names = ("clients kept", "program", "data", "state", "work", "checkpoint", "total", *(["GPU"] if on_gpu else []))
     for name in ("ranks", *names):
         table.add_column(name, justify="left" if name == "ranks" else "right")
     for first, last, largest, clients in _groups(forecast.memory):

@@ -257,7 +257,7 @@ def _differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
 def _check_changes(run: Path, different: Mapping[str, tuple[Any, Any]], config: Config) -> None:
     if changed := _fixed(different, config):
         raise CheckpointError(
-            f"{run} cannot be continued with another configuration: {', '.join(changed)}; "
+            f"{run} was made with another configuration: {', '.join(changed)}; "
             "leave these as they are, or start a new run"
         )
 

@@ -24,7 +24,7 @@ _FRAGMENTS = 1.25  # freed memory that is too small for what comes next stays: u
 class RankMemory:
     """Bytes of one rank."""
 
-    clients: int  # how many live here
+    clients: int  # whose state is kept here: none where an algorithm keeps nothing
     base: float  # program and libraries
     data: float  # samples and who holds which
     state: float  # of the clients that live here, and of the server on rank 0

@@ -204,6 +204,16 @@ def test_list_describes_a_dataset_a_model_and_a_partition(name, words, capsys):
     assert all(word in text for word in words), text
 
 
+def test_list_shows_types_of_lists_as_they_are_written(capsys):
+    for name, types in (
+        ("output", ["list "]),
+        ("pfedcfr", ["list[int] | null", "list[attention | mean | own] | null"]),
+    ):
+        assert main(["list", name]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert all(kind in text for kind in types) and "typing." not in text, text
+
+
 @pytest.mark.parametrize("section", ["algorithm", "model", "partition", "measure"])
 def test_list_of_a_section_whose_keys_depend_on_the_name_lists_its_names(section, capsys):
     assert main(["list", section]) == 0

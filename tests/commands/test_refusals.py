@@ -43,7 +43,10 @@ REFUSED = [
     (["probe", "run", "--samples", "3"], "4 samples"),
     (["probe", "run", "--clients", "1"], "2 clients"),
     (["probe", "run", "--round", "9"], "no checkpoint of round 9"),
-    (["probe", "run", "-s", "training.lr=9"], "training.lr"),
+    (
+        ["probe", "run", "-s", "training.lr=9"],
+        "was made with another configuration: training.lr = 0.1 in the run",
+    ),
     (["probe", "run", "-s", "data.limit=9"], "data.limit"),
     (["export", "run", "--client", "7", "-o", "m.npz"], "has clients 0 to 6; client 7 was requested"),
     (["export", "run", "--client", "-1", "-o", "m.npz"], "has clients 0 to 6; client -1 was requested"),

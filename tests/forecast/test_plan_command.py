@@ -61,6 +61,7 @@ def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine, tmp_path):
     code, shown, errors = machine.plan(config, "--ranks", 3)
     assert (code, errors) == (0, "")
     assert re.search(r"^ 0 .*[MG]iB", shown, re.MULTILINE), "rank 0 has a line"
+    assert " clients kept " in shown, "whose state is there"
     assert re.search(r"^ 1-2 3-4 ", shown, re.MULTILINE), "ranks 1 and 2, with 3 and 4 clients, have one together"
     quick_run.run(yaml.safe_load(config.read_text()), tmp_path / "run", 3)
     for way in ("up", "down"):
