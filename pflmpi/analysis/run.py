@@ -149,7 +149,7 @@ class Run:
         newest = self.newest_metric(measure.of_clients)
         evaluated = self.columns["round"][~np.isnan(self.columns.get(measure.column, np.nan))]
         notes = [*self.text_notes, *newest.problems]
-        if newest.values is not None and newest.round not in evaluated[-1:]:
+        if newest.values is not None and len(evaluated) and newest.round != evaluated[-1]:
             notes.append(f"values of clients are those of round {newest.round}")
         return notes
 

@@ -115,7 +115,7 @@ def test_a_report_has_the_same_figures(laptop, run, tmp_path):
         tables.append({path.relative_to(out): path.read_text() for path in out.rglob("*.csv")})
     assert names[0] == names[1] and len(tables[0]) > 10
     assert tables[0] == tables[1]
-    assert any(path.name.startswith("class_means") for path in tables[0])
+    assert any(path.name.startswith("diagnostic-class_means") for path in tables[0])
 
 
 def test_a_table_is_the_same(laptop, tmp_path):

@@ -200,7 +200,7 @@ def test_the_round_lasts_until_the_slowest_has_taken_its_steps(tmp_path):
 
 def test_where_all_are_as_fast_a_deadline_is_a_number_of_steps(tmp_path):
     one = quick_run.run(settings(executor="lanes", step_seconds=1.0, deadline=2.5), tmp_path / "one")
-    raw = settings(executor="lanes", steps=2)
+    raw = settings(executor="lanes", steps=2, epochs=1)
     assert (open_run(tmp_path / "one").round().server["model/head/weight"] is not None) and one
     quick_run.run(raw, tmp_path / "two")
     weights = [np.asarray(open_run(tmp_path / name).round().server["model/head/weight"]) for name in ("one", "two")]

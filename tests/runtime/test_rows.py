@@ -217,11 +217,11 @@ def test_a_full_disk_ends_the_run_with_one_line_and_it_resumes(tmp_path, monkeyp
     [
         (
             {"scratch": "."},
-            "runtime.scratch = '.' is for runtime.state = 'disk', which is 'memory'; set that, or leave",
+            "runtime.scratch = '{folder}' is for runtime.state = 'disk', which is 'memory'; set that, or leave",
         ),
         (
             {"state": "disk", "scratch": "./nowhere"},
-            "runtime.scratch = './nowhere': nowhere is no folder here; name one",
+            "runtime.scratch = '{folder}/nowhere': {folder}/nowhere is no folder here; name one",
         ),
         ({"state": "disk", "scratch": "$NOT_SET/x"}, "$NOT_SET/x: the variable NOT_SET is not set; set it"),
         ({"state": "tape"}, "runtime.state = 'tape'"),
@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_written(tmp_
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(quick_run.settings(runtime=runtime)))
     assert quick_run.command(["run", str(config), "--out", str(tmp_path / "run"), "--ranks", "1"]) == 2
-    assert words in capfd.readouterr().err and not (tmp_path / "run").exists()
+    assert words.format(folder=tmp_path) in capfd.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_a_file_system_that_cannot_map_files_is_named(tmp_path, monkeypatch, capfd):
