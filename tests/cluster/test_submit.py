@@ -474,7 +474,7 @@ def test_an_array_takes_the_failed_cells_alone_and_starts_those_anew_that_cannot
     command = ["submit", "--array", "small.yaml", "--failed"]
     assert main(command) == 2
     error = capfd.readouterr().err
-    assert "Local/few/seed1: sweeps/small/Local/few/seed1 was made with another configuration" in error and "or --anew" in error
+    assert "Local/few/seed1: sweeps/small/Local/few/seed1 was made with another config" in error and "or --anew" in error
     assert main([*command, "--anew"]) == 0
     text = (folder / "script").read_text()
     assert "--array=3,5" in directives(text) and "2 of 8 cells" in capfd.readouterr().out
@@ -504,5 +504,5 @@ def test_a_table_with_a_wrong_cell_is_not_submitted(folder, capfd):
     cell = cells(load(path), [], None)[0]
     quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
     assert main(["submit", "--array", str(path), "-s", "training.momentum=0.5"]) == 2
-    assert "FedAvg/few/seed0: sweeps/small/FedAvg/few/seed0 was made with another configuration" in capfd.readouterr().err
+    assert "FedAvg/few/seed0: sweeps/small/FedAvg/few/seed0 was made with another config" in capfd.readouterr().err
     assert not (folder / "script").exists()
