@@ -474,7 +474,7 @@ def test_an_array_takes_the_failed_cells_alone_and_starts_those_anew_that_cannot
     command = ["submit", "--array", "small.yaml", "--failed"]
     assert main(command) == 2
     error = capfd.readouterr().err
-    assert "Local/few/seed1: sweeps/small/Local/few/seed1 was made with another config" in error and "or --anew" in error
+    assert "Local/few/seed1: sweeps/small/Local/few/seed1 was made with another" in error and "or --anew" in error
     assert main([*command, "--anew"]) == 0
     text = (folder / "script").read_text()
     assert "--array=3,5" in directives(text) and "2 of 8 cells" in capfd.readouterr().out
