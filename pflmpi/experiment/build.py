@@ -285,7 +285,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     experiment = dataclasses.replace(experiment, templates=templates)
 
     def trial() -> checks.OneStep:
-        of_one = dataclasses.replace(experiment, division=checks.only_first_client(experiment.division))
+        of_one = dataclasses.replace(experiment, division=checks.only_largest_client(experiment.division))
         return executor_of(of_one, checks.OneStep)
 
     checks.check_optimizer(training, trial)

@@ -14,7 +14,7 @@ from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, traini
 from pflmpi.config.load import Config
 from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.data.unseen import Division
-from pflmpi.errors import ConfigError, RunError
+from pflmpi.errors import AlgorithmError, ConfigError, RunError
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
@@ -215,7 +215,14 @@ _OF_STEPS = ("optimizer", "momentum", "weight_decay", "clip_norm")
 def check_optimizer(training: TrainingConfig, trial: Callable[[], "OneStep"]) -> None:
     """Raise `ConfigError` for options of the optimizer where local training takes no step of it."""
     chosen = [key for key in _OF_STEPS if getattr(training, key) != getattr(_DEFAULT, key)]
-    if chosen and not (tried := trial()).counts(()):
+    if not chosen:
+        return
+    tried = trial()
+    try:
+        counts = tried.counts(())
+    except AlgorithmError:  # it is given messages that are made up; whether it is wrong, the first round will say
+        return
+    if counts is False:
         raise ConfigError(
             f"training.{chosen[0]} = {shown(getattr(training, chosen[0]))} has no effect: the local training of "
             f"{type(tried.algorithm).__name__} takes no step of the optimizer (`train`, `alternate`); leave it out, or "
@@ -312,9 +319,9 @@ def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train
         )
 
 
-def only_first_client(division: Division) -> Division:
-    """Client 0 with its training samples and no others, so that a trial does not bring all samples to the device."""
-    samples, dataset = division.trained.train[0], division.trained.dataset
+def only_largest_client(division: Division) -> Division:
+    """The client with most training samples, as client 0, so that a trial does not bring all samples to the device."""
+    samples, dataset = max(division.trained.train, key=len), division.trained.dataset
     dataset = replace(dataset, images=dataset.images[samples], labels=dataset.labels[samples])
     return replace(division, trained=replace(division.trained, dataset=dataset, train=(np.arange(len(samples)),)))
 
@@ -325,15 +332,25 @@ class OneStep(Loop):
     def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
         return super().order(client, round, name, length, state)[:1]
 
-    def counts(self, trainings: tuple[str, ...]) -> bool:
-        """Whether client 0 takes a step of one of these trainings, () for any, in one of the first rounds."""
-        rounds = range(1, min(self.tasks[0].training.rounds, _TRIED) + 1)
-        return any(self._counts(round, trainings) for round in rounds)
+    def counts(self, trainings: tuple[str, ...]) -> bool | None:
+        """Whether client 0 takes a step of one of these trainings, () for any, in one of the first rounds.
 
-    def _counts(self, round: int, trainings: tuple[str, ...]) -> bool:
+        None where it has no minibatch in any of them.
+        """
+        counted: bool | None = None
+        for round in range(1, min(self.tasks[0].training.rounds, _TRIED) + 1):
+            tried = self._counts(round, trainings)
+            if tried:
+                return True
+            counted = counted if tried is None else tried
+        return counted
+
+    def _counts(self, round: int, trainings: tuple[str, ...]) -> bool | None:
         """The same in one round; what the client has received is made up."""
         task, passes = self.tasks[self.cohort[0]], self.passes(np.array([0]), round)
         state = initial_client(self.algorithm, task.replace(device=HOST), 0)
+        if not any(self.order(0, round, name, length, state) for name, length in passes.items()):
+            return None
         rng, kinds = stream(task.seed, round, 0, "one step"), self.algorithm.downlink(task)
         received: Tree = {name: example(kind, task, rng) for name, kind in kinds.items()}
         data, local = self._data(0, round, passes, state), LocalTraining(None, trainings)

@@ -199,6 +199,31 @@ def test_an_option_of_the_optimizer_that_takes_no_step_is_refused_at_the_start(o
     assert not (tmp_path / "run").exists()
 
 
+UNEVEN = """
+import numpy as np
+
+
+def uneven(labels, clients, rng):
+    return np.split(rng.permutation(len(labels)), [4, *range(100, 100 * (clients - 1), 100)])
+"""
+
+
+def test_a_client_without_a_minibatch_does_not_speak_for_the_others(tmp_path):
+    (tmp_path / "own.py").write_text(UNEVEN)
+    partition = {"name": f"{tmp_path}/own.py:uneven", "clients": 4}
+    training = {"momentum": 0.9, "drop_last": True, "batch_size": 10, "rounds": 1}
+    experiment = prepare(parse({**quick_run.settings(training=training), "partition": partition}), HOST)
+    assert experiment.federation.num_train[0] < 10
+
+
+def test_an_algorithm_that_does_not_take_made_up_messages_is_not_refused(tmp_path):
+    check = "        assert not down['model']['head']['bias'].any(), 'the bias starts at zero'\n"
+    (tmp_path / "own.py").write_text(OWN_STEPS.replace("        model = tree", f"{check}        model = tree"))
+    own, loop = {"name": f"{tmp_path}/own.py:Own"}, {"executor": "loop"}
+    raw = quick_run.settings(algorithm=own, training={"momentum": 0.9}, runtime=loop)
+    assert prepare(parse(raw), HOST)
+
+
 def test_without_local_steps_there_is_no_training_loss():
     with pytest.raises(ConfigError, match="the local training of FedGMH measures no loss"):
         prepare(
