@@ -94,6 +94,9 @@ class Batch:
         return 1.0 if self.padding is None or self.padding.active is None else self.padding.active
 
 
+StepBatch = Batch | tuple[Batch, ...]  # what one step takes: a minibatch, or several
+
+
 def micro_batches(batch: Batch, size: int) -> Iterator[tuple[Batch, Tensor | float]]:
     """Parts of at most `size` samples, each with its share of the real samples, and noise of its own."""
     count = len(batch.y)

@@ -23,7 +23,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from pflmpi.learning.client import Batch
+from pflmpi.learning.client import StepBatch
 from pflmpi.learning.cuda_graphs import StaticBuffers, capture_on, say_why_not
 from pflmpi.learning.program import Program, Recording
 from pflmpi.tree import ALIGNED
@@ -74,7 +74,7 @@ class Steps:
 
     def __init__(
         self,
-        step: Callable[[Any], None],
+        step: Callable[[StepBatch], None],
         kind: Hashable,
         state: Sequence[Tensor],
         num_changed: int,
@@ -89,17 +89,16 @@ class Steps:
         self._bound: dict[Program, tuple[Tensor, ...]] = {}
         self._static: StaticBuffers | None = None
 
-    def take(self, batch: Batch | tuple[Batch, ...]) -> None:
+    def take(self, batch: StepBatch) -> None:
         if self._kind is None:
             return self._step(batch)
-        batches = batch if isinstance(batch, tuple) else (batch,)
         tensors, settings = list[Tensor | None](), list[Hashable]()
-        for each in batches:
-            padding = each.padding
-            tensors += [each.x, each.y, each.key]
+        for minibatch in batch if isinstance(batch, tuple) else (batch,):
+            padding = minibatch.padding
+            tensors += [minibatch.x, minibatch.y, minibatch.key]
             if padding is not None:
                 tensors += [padding.weight, padding.share, padding.target, padding.active]
-            settings += [padding is not None and padding.full, each.smoothing]
+            settings += [padding is not None and padding.full, minibatch.smoothing]
         inputs, layout = _behind_lanes(tensors)
         form = layout, *settings
         traced = self._traced[form]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.learning.client import Batch, Loss, micro_batches
+from pflmpi.learning.client import Batch, Loss, StepBatch, micro_batches
 from pflmpi.learning.cuda_graphs import capture_on
 from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
 from pflmpi.learning.parts import has, others, overlay, trained
@@ -25,7 +25,6 @@ from pflmpi.tree import Tree
 from pflmpi.vmap_lanes import in_lane, lane_axis, of_all_lanes
 
 _NOTHING: Tree = {}
-Batches = Batch | tuple[Batch, ...]
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Phase:
 def train(
     task: Task,
     params: Tree,
-    batches: Iterable[Batches],
+    batches: Iterable[StepBatch],
     loss: Loss | Direction,
     lr: Rate,
     *,
@@ -102,7 +101,7 @@ def train(
 
 
 def alternate(
-    task: Task, params: Tree, batches: Iterable[Batches], phases: Sequence[Phase], *, fixed: Tree = _NOTHING
+    task: Task, params: Tree, batches: Iterable[StepBatch], phases: Sequence[Phase], *, fixed: Tree = _NOTHING
 ) -> Tree:
     """The parameters after all phases on every batch; a phase sees what the one before it has changed.
 
@@ -115,7 +114,7 @@ def alternate(
         raise ValueError(f"`fixed` has {', '.join(sorted(twice))}, which the parameters have too; choose other names")
     movers = [PhaseStep(task, {**params, **fixed}, phase) for phase in phases]
 
-    def step(batch: Batches) -> None:
+    def step(batch: StepBatch) -> None:
         for mover in movers:
             mover.step(batch)
 
@@ -134,7 +133,7 @@ def alternate(
 
 
 def _steps(
-    task: Task, step: Callable[[Batches], None], movers: Sequence["PhaseStep"], params: Tree, fixed: Tree
+    task: Task, step: Callable[[StepBatch], None], movers: Sequence["PhaseStep"], params: Tree, fixed: Tree
 ) -> Steps:
     """The steps of a pass, replayed where that is possible and worth it."""
     # On a CPU a step of one client is arithmetic: nothing is gained by replaying it.
@@ -148,7 +147,7 @@ def _steps(
     return Steps(step, (task, *kinds), [*changed, *read], len(changed), rates)
 
 
-def _first(batch: Batches) -> Batch:
+def _first(batch: StepBatch) -> Batch:
     """The one that says whether a step has a real sample."""
     return batch[0] if isinstance(batch, tuple) else batch
 
@@ -354,7 +353,7 @@ class PhaseStep:
             rate = self._rate if self._adam else self._rate == 1  # see `_descend`
         return function, type(phase.loss), phase.parts, phase.plain, phase.limits, self._loss_sum is None, rate
 
-    def step(self, batch: Batches) -> None:
+    def step(self, batch: StepBatch) -> None:
         padding = _first(batch).padding
         active = None if padding is None else padding.active
         slopes, loss = self._slopes(batch, active)
@@ -371,12 +370,12 @@ class PhaseStep:
                 for leaf in self._leaves:
                     leaf.copy_(leaf.clamp(*self._phase.limits))  # clamp_ is not batched by vmap (PyTorch 2.15)
 
-    def _slopes(self, batch: Batches, active: Tensor | None) -> tuple[list[Tensor], Tensor]:
+    def _slopes(self, batch: StepBatch, active: Tensor | None) -> tuple[list[Tensor], Tensor]:
         """What to go against, for each leaf, and the loss; zero where `active` is."""
         loss = self._phase.loss
         if isinstance(loss, Direction):
             direction, value = loss.of(self._params, batch)
-            slopes = self._as_leaves(direction)
+            slopes = self._checked_leaves(direction)
             if active is not None:
                 slopes, value = [active * slope for slope in slopes], active * value
             return slopes, _scalar(value).detach()
@@ -389,7 +388,8 @@ class PhaseStep:
             leaf.requires_grad_(False)
         return slopes, value
 
-    def _as_leaves(self, direction: Tree) -> list[Tensor]:
+    def _checked_leaves(self, direction: Tree) -> list[Tensor]:
+        """Its leaves, in the order of those that are trained; `ValueError` where it is another tree than these."""
         slopes, leaves = dict(tree.leaves(direction)), dict(tree.leaves(self._trained))
         if slopes.keys() != leaves.keys() or any(slopes[path].shape != leaf.shape for path, leaf in leaves.items()):
             wrong = "; ".join(tree.differences(direction, self._trained)[:3])
