@@ -6,7 +6,6 @@ pflmpi scale configs/quickstart.yaml --ranks 1,2,4
 import argparse
 import os
 import shlex
-import signal
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -131,7 +130,7 @@ def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None, a
             print(summary(law, to, measured.measured[-1].ranks))
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
-        return 128 + signal.SIGINT if outcome.signal == signal.SIGINT else Stopped.exit_code
+        return outcome.exit_code_of_signal
     if outcome.stopped:
         return Stopped.exit_code
     return _FAILED if outcome.failed or measured.problems else 0

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +124,7 @@ def _run(
     planned, outcome = _run_cells(options, partial(_ordered, tasks, budget), configs, out, launcher, until)
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
-        return 128 + signal.SIGINT if outcome.signal == signal.SIGINT else Stopped.exit_code
+        return outcome.exit_code_of_signal
     if budget is None:
         _conclude(planned, outcome, out, "stopped")
     else:

@@ -123,6 +123,11 @@ class SweepOutcome:
     stopped: list[str] = field(default_factory=list)
     signal: int = 0
 
+    @property
+    def exit_code_of_signal(self) -> int:
+        """Exit code after a signal: 130 after Ctrl-C, otherwise that of a run which was asked to stop."""
+        return 128 + self.signal if self.signal == signal.SIGINT else Stopped.exit_code
+
 
 def run_cells(
     tasks: Sequence[CellTask],
