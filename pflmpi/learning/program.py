@@ -87,7 +87,9 @@ class Program:
             _name(operation): PYTHON_BINDINGS.get(operation, operation) for operation in operations
         }
         names |= {f"k{place}": value for place, value in enumerate(constants)}
-        exec(self.source, names)  # names of operations and tensors, numbers, texts: nothing that a file says
+        # Names of operations and tensors, numbers, texts: nothing that a file says. Compiled first: `python -m` ends
+        # by SIGINT, whatever its exit code, if ever an interrupt came while a string was run.
+        exec(compile(self.source, "<traced step>", "exec"), names)
         self.bind: Callable[..., tuple[Tensor, ...]] = names["bind"]
         self.run: Callable[..., None] = names["run"]
 

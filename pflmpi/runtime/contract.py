@@ -280,6 +280,8 @@ def calling(
     except ChangedInPlace as changed_batch:
         raise AlgorithmError(f"{where}, or the model, changes {changed_batch}{_IN_PLACE}") from None
     except (Exception, SystemExit) as error:
+        if _interrupted(error):
+            raise KeyboardInterrupt from error
         if isinstance(error, torch.OutOfMemoryError):
             at_once = f"{counted(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
             raise AlgorithmError(f"{where}, {at_once}: {limits.problem(error)}") from error
@@ -291,6 +293,14 @@ def calling(
         raise AlgorithmError(f"{where} changes {changed[0]}{_IN_PLACE}")
     if before is not None:
         before.check(where, _Untouched.now(algorithm, inputs))
+
+
+def _interrupted(error: BaseException) -> bool:
+    """Whether it was raised while an interrupt passed: one that comes where `vmap` begins makes its end fail."""
+    earlier: BaseException | None = error
+    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
+        earlier = earlier.__context__
+    return earlier is not None
 
 
 @dataclasses.dataclass(frozen=True)

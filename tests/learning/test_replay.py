@@ -1,11 +1,13 @@
 """Steps that are replayed: the same bits as steps that are taken, and none is replayed that might be another one."""
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import processes
 import quick_run
 import small_task
 from every_algorithm import LOSSES, every_algorithm
@@ -260,6 +262,28 @@ def test_what_nobody_reads_is_not_computed_and_nothing_is_held_longer_than_read(
         "del r2",
         "return None",
     ]
+
+
+INTERRUPTED = """
+import sys
+from pflmpi.learning.program import Program
+
+def interrupt(frame, event, argument):
+    if frame.f_code.co_filename in ("<string>", "<traced step>"):
+        sys.settrace(None)
+        raise KeyboardInterrupt
+
+sys.settrace(interrupt)
+try:
+    Program([], [], [], 1, 1, 0)
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+def test_after_an_interrupt_while_a_program_is_made_the_exit_code_is_that_of_the_command(tmp_path):
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    assert processes.call([sys.executable, "-m", "interrupted"], cwd=tmp_path).returncode == 7
 
 
 @pytest.mark.parametrize("operation", PYTHON_BINDINGS, ids=str)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from torch._functorch import vmap
 from torch.nn import functional as F
 
 import quick_run
@@ -124,6 +125,15 @@ def test_an_error_names_class_method_client_and_line(executor, tmp_path, monkeyp
         RunError, match=r"Mine.client_update \(round \d, clients? [\d, -]+\): KeyError: 'bdy'; at test_contract"
     ):
         run(Mine, tmp_path, monkeypatch, executor)
+
+
+def test_an_interrupt_where_lanes_begin_stays_one(tmp_path, monkeypatch):
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(vmap, "_vmap_increment_nesting", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(with_loss(plain), tmp_path, monkeypatch, "lanes")
 
 
 DRAWS = {"torch": lambda: torch.rand(1), "numpy": lambda: np.random.rand(), "random": random.random}
