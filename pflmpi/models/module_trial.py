@@ -17,6 +17,7 @@ from pflmpi import global_generators
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models.base import Shape
 from pflmpi.models.built_module import Recipe, equal, is_plain
+from pflmpi.models.head_place import take_head
 from pflmpi.models.installed_module import InstalledModule
 from pflmpi.models.module_parts import KeyedDropout, buffers, dropouts, forward_pass, has_unread_counter, parameters
 from pflmpi.text import first_line
@@ -71,7 +72,7 @@ def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, Installe
     head, entries = module.get_submodule(recipe.head), _entries(module, recipe.head, state)
     assert isinstance(head, nn.Linear)
     frozen = tuple(path for path, value in parameters(module, recipe.head).items() if not value.requires_grad)
-    module.set_submodule(recipe.head, nn.Identity())
+    take_head(module, recipe.head)
     body = InstalledModule(module, state, renewed, name)
     findings = Findings(
         num_features=head.in_features,

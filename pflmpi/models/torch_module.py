@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape, run_reference
 from pflmpi.models.built_module import Recipe
+from pflmpi.models.head_place import take_head
 from pflmpi.models.installed_module import InstalledModule
 from pflmpi.models.layers import linear
 from pflmpi.models.module_parts import KeyedDropout, flat, nested, split
@@ -69,7 +70,7 @@ class ModuleArchitecture(Architecture):
         else:  # as the module made it, from the seed
             own = module.get_submodule(self.recipe.head).named_parameters()
             head = nested({name: value.detach().clone() for name, value in own})
-        module.set_submodule(self.recipe.head, nn.Identity())
+        take_head(module, self.recipe.head)
         return {**split(module, self.findings.state), "head": {**head, **loaded}}
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
@@ -143,8 +144,8 @@ class ModuleArchitecture(Architecture):
     def _built(self, device: torch.device) -> InstalledModule:
         with outside_vmap():
             module, _ = self.recipe.build(0)
-            module.set_submodule(self.recipe.head, nn.Identity())
-            return InstalledModule(module.to(device), self.findings.state, self.findings.renewed, self.name)
+            take_head(module.to(device), self.recipe.head)
+            return InstalledModule(module, self.findings.state, self.findings.renewed, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

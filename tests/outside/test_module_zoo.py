@@ -265,6 +265,31 @@ class CosineHead(Base):
         return Cosine(6, num_classes)
 
 
+class SizedByHead(Base):
+    """A forward pass that reads what a head is, besides calling it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.body(x.flatten(1).to(self.fc.weight.device)).to(self.fc.bias)
+        return self.fc(z.to(self.fc.weight.dtype).view(-1, self.fc.in_features)[:, : self.fc.weight.shape[1]])
+
+
+class ReadingHead(Base):
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x) / self.fc.weight.norm()
+
+
+class Scaled(nn.Linear):
+    scale = 2.0
+
+
+class ReadingOwnHead(Base):
+    def head(self, num_classes: int) -> nn.Module:
+        return Scaled(6, num_classes)
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x) * self.fc.scale
+
+
 class HookedHead(Base):
     def head(self, num_classes: int) -> nn.Module:
         layer = nn.Linear(6, num_classes)
@@ -575,8 +600,8 @@ TRAINED = [
     Base, Convolutional, Normed, CumulativeNorm, LayerNormed, GroupNormed, InstanceNormed, Frozen, FrozenFirst,
     FrozenConvolutional, Recurrent, GatedRecurrent,
     Attentive, Normalised, OldNormalised, Spectral, Orthogonal, Listed, Tied, Masked, BackwardHooked,
-    ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, HookedHead, Renewed, CountedInPlace,
-    RandomFeatures, DroppedTwice, Looking,
+    ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
+    CountedInPlace, RandomFeatures, DroppedTwice, Looking,
 ]  # fmt: skip
 DROPPING = (CheckpointedDropout, DroppedTwice)  # their masks are ours
 SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
@@ -594,6 +619,8 @@ REFUSED = {
     Aliased: "body/first/weight of client 0 does not move, .*a parameter that is also reached by another way",
     Auxiliary: "model Auxiliary returns a tuple in training; forward must return scores",
     DroppingScores: "model DroppingScores does not end with fc in training",
+    ReadingHead: "forward of the module reads fc's values besides calling it; .* in_features, out_features",
+    ReadingOwnHead: "model ReadingOwnHead cannot be trained: forward of the module reads fc.scale besides calling it",
     NoisyHead: "model.head = 'fc' has a buffer, parametrizations.weight.0._u",
     Moving: "model Moving changes seen in a forward pass in evaluation",
     Functional: "model Functional draws from a global generator",
