@@ -32,7 +32,7 @@ from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
 from pflmpi.models.base import Model
 from pflmpi.models.frozen import Frozen, frozen_paths, matching, parameter_names
-from pflmpi.models.torch_module import ModuleArchitecture
+from pflmpi.models.torch_module import ModuleArchitecture, ModuleModel
 from pflmpi.rng import stream
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.config import RuntimeConfig
@@ -205,7 +205,12 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
 
 def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, device: torch.device) -> Task:
     """The task of the clients that have a model; what of it is frozen is on the device from now on."""
-    architecture = model.bind(dataset.images.shape[1:], dataset.num_classes)
+    shape, num_classes = dataset.images.shape[1:], dataset.num_classes
+    if isinstance(model, ModuleModel) and dataset.may_be_tokens and config.data.normalize == "fixed":
+        # Made-up samples would have padding alone.
+        architecture = model.bind(shape, num_classes, torch.tensor(dataset.images[:2]))
+    else:
+        architecture = model.bind(shape, num_classes)
     task = Task(architecture, config.training, num_clients, config.seed, dataset.mean, dataset.std, device)
     task = task.replace(kind=dataset.task_kind, label_shape=dataset.labels.shape[1:])
     _check_axes(task)

@@ -54,14 +54,17 @@ class Findings:
     axes: tuple[int, ...]
 
 
-def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, InstalledModule]:
+def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None = None) -> tuple[Findings, InstalledModule]:
     """Properties that some passes show, and the body that made them.
+
+    Args:
+        samples: [2, *shape], which the passes are over; None makes some up.
 
     Raises:
         ConfigError: the module does not take such samples, does not end with its head, or keeps what is no buffer.
     """
     module, loaded = recipe.build(0)
-    trial = _Trial(name, module, recipe.head, shape)
+    trial = _Trial(name, module, recipe.head, shape, samples)
     trial.mode(training=False)
     before = {key: (value, value.clone()) for key, value in buffers(module).items()}
     trial.mode(training=True)
@@ -102,14 +105,14 @@ def _state(name: str, recipe: Recipe, module: nn.Module, moved: Sequence[str]) -
 
 
 class _Trial:
-    """Passes over two samples that are all the same numbers for every model."""
+    """Passes over two samples of the data, or over two that are made up, the same for every model."""
 
-    def __init__(self, name: str, module: nn.Module, head: str, shape: Shape) -> None:
+    def __init__(self, name: str, module: nn.Module, head: str, shape: Shape, samples: Tensor | None) -> None:
         layer = module.get_submodule(head)
         assert isinstance(layer, nn.Linear)
         self._name, self._module, self._head, self._layer = name, module, head, layer
-        self._x = torch.linspace(0, 1, 2 * int(np.prod(shape))).view(2, *shape)
-        self._size = "x".join(map(str, shape))
+        self._x = torch.linspace(0, 1, 2 * int(np.prod(shape))).view(2, *shape) if samples is None else samples
+        self._size = "x".join(map(str, shape)) + (", made up with values from 0 to 1" if samples is None else "")
         self.axes: tuple[int, ...] = ()
         self._called: dict[str, int] = {}  # submodules in the order of their first calls, by name
 

@@ -202,14 +202,15 @@ class ModuleModel(Model):
             raise ConfigError(f"model.arguments.{missing[0]} is missing: {self.name} has no default for it")
         object.__setattr__(self, "arguments", arguments)  # all of them, for who reads the recorded configuration
 
-    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+    def bind(self, shape: Shape, num_classes: int, samples: Tensor | None = None) -> Architecture:
+        """See `Model.bind`; `samples` [2, *shape] are what the module is tried with, made up where there are none."""
         keys = {key.name for key in dataclasses.fields(ModuleModel)}
         own = {**{name: value for name, value in vars(self).items() if name not in keys}, **self.arguments}
         from_data = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
         options = tuple({**own, **{name: from_data[name] for name in self.given}}.items())
         file = None if run_reference(self.weights) else self.weights
         recipe = Recipe(type(self).kind, options, self.head, self.norm, file, num_classes)
-        findings, body = examine(self.name, recipe, shape)
+        findings, body = examine(self.name, recipe, shape, samples)
         layers = list(body.module.modules())
         architecture = ModuleArchitecture(
             name=self.name,

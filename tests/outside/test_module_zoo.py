@@ -596,6 +596,21 @@ class Leaky(Base):
         self.act = nn.RReLU()
 
 
+class Packed(nn.Module):
+    """A classifier of texts whose padding is 0, and which no text without a word can pass."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.words, self.rows = nn.Embedding(9, 4, padding_idx=0), nn.GRU(4, 6, batch_first=True)
+        self.fc = nn.Linear(6, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.long()
+        lengths = (x != 0).sum(1)
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(x), lengths, batch_first=True, enforce_sorted=False)
+        return self.fc(self.rows(packed)[1][0])
+
+
 TRAINED = [
     Base, Convolutional, Normed, CumulativeNorm, LayerNormed, GroupNormed, InstanceNormed, Frozen, FrozenFirst,
     FrozenConvolutional, Recurrent, GatedRecurrent,
@@ -753,6 +768,20 @@ def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path):
     assert loop.keys() == lanes.keys() and loop
     for path, array in loop.items():
         np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
+
+
+def settings_of_texts(kind, folder):
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, 9, (60, 5)) * (np.arange(5) < rng.integers(1, 6, (60, 1)))
+    np.savez(folder / "texts.npz", x=x, y=x[:, 0] % 2, client=np.arange(60) % 3)
+    data = {"name": "texts", "path": str(folder / "texts.npz"), "limit": None}
+    return settings(kind, data=data, partition={"name": "writers", "clients": None})
+
+
+def test_a_module_for_tokens_is_tried_with_samples_of_the_data(tmp_path):
+    quick_run.run(settings_of_texts(Packed, tmp_path), tmp_path / "run")
+    with pytest.raises(ConfigError, match="of 5, made up with values from 0 to 1: Length of all samples"):
+        MODELS[f"{HERE}Packed"](head="fc").bind((5,), 2)
 
 
 def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path):
