@@ -175,6 +175,8 @@ class _Trial:
         except Exception as error:
             where = " in training" if training else ""
             says = first_line(error)
+            if "scalar types: Long" in says:  # of an embedding
+                says += "; samples are float32, of which x.long() makes tokens"
             raise ConfigError(f"model {self._name} cannot use samples of {self._size}{where}: {says}") from error
         if x._version != version:
             raise ConfigError(

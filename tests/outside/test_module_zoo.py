@@ -611,6 +611,11 @@ class Packed(nn.Module):
         return self.fc(self.rows(packed)[1][0])
 
 
+class Unconverted(Packed):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.rows(self.words(x))[1][0])
+
+
 TRAINED = [
     Base, Convolutional, Normed, CumulativeNorm, LayerNormed, GroupNormed, InstanceNormed, Frozen, FrozenFirst,
     FrozenConvolutional, Recurrent, GatedRecurrent,
@@ -782,6 +787,8 @@ def test_a_module_for_tokens_is_tried_with_samples_of_the_data(tmp_path):
     quick_run.run(settings_of_texts(Packed, tmp_path), tmp_path / "run")
     with pytest.raises(ConfigError, match="of 5, made up with values from 0 to 1: Length of all samples"):
         MODELS[f"{HERE}Packed"](head="fc").bind((5,), 2)
+    with pytest.raises(ConfigError, match=r"of 5: Expected .* samples are float32, of which x.long"):
+        quick_run.run(settings_of_texts(Unconverted, tmp_path), tmp_path / "other")
 
 
 def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path):
