@@ -221,7 +221,7 @@ class ModuleModel(Model):
             has_convolution=any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers),
             suits_lanes=not body.hooks
             and not any(isinstance(layer, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for layer in layers),
-            draws_noise=any(isinstance(layer, KeyedDropout) for layer in layers),
+            draws_noise=any(isinstance(layer, KeyedDropout) and layer.p > 0 for layer in layers),
             recipe=recipe,
             findings=findings,
             check=self.check,

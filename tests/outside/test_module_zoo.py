@@ -240,6 +240,11 @@ class Dropping(Base):
         return self.deep(x)
 
 
+class DroppingNothing(Dropping):
+    def make(self) -> None:
+        self.drop = nn.Dropout(0.0)
+
+
 class CheckpointedDropout(Dropping):
     def body(self, x: Tensor) -> Tensor:
         return torch.utils.checkpoint.checkpoint(self.deep, x, use_reentrant=False)
@@ -621,7 +626,7 @@ TRAINED = [
     FrozenConvolutional, Recurrent, GatedRecurrent,
     Attentive, Normalised, OldNormalised, Spectral, Orthogonal, Listed, Tied, Masked, BackwardHooked,
     ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
-    CountedInPlace, RandomFeatures, DroppedTwice, Looking,
+    CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, Looking,
 ]  # fmt: skip
 DROPPING = (CheckpointedDropout, DroppedTwice)  # their masks are ours
 SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
@@ -826,6 +831,13 @@ def test_a_layer_of_dropout_draws_anew_in_each_call():
     assert torch.equal(first, next_pass) and torch.equal(first, recomputed) and not torch.equal(first, second)
     with forward_pass([layer], None), pytest.raises(ConfigError, match="drop of the module drops in evaluation"):
         layer(x)  # which a module has put in training mode since the start
+
+
+def test_dropout_of_nothing_is_no_noise():
+    noise = [
+        MODELS[f"{HERE}{kind.__name__}"](head="fc").bind((64,), 10).draws_noise for kind in (Dropping, DroppingNothing)
+    ]
+    assert noise == [True, False]
 
 
 def test_recomputing_dropout_changes_no_gradient(tmp_path):
