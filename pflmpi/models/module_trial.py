@@ -168,7 +168,7 @@ class _Trial:
         version = x._version
         try:
             key = torch.tensor(0) if training else None
-            with torch.no_grad(), forward_pass(dropouts(self._module).values(), key):
+            with torch.set_grad_enabled(training), forward_pass(dropouts(self._module).values(), key):
                 output = self._module(x)
         except PflmpiError:
             raise
@@ -249,7 +249,7 @@ class _Trial:
     def looks_back(self, body: InstalledModule) -> bool:
         """Whether gradients are others when other tensors have come into the module before its backward pass."""
         values = {key: value.detach() for key, value in self._module.named_parameters()}
-        kept = {key: value.clone() for key, value in buffers(self._module).items() if key in body.state}
+        kept = {key: value.detach().clone() for key, value in buffers(self._module).items() if key in body.state}
         key = torch.tensor(0) if body.dropouts else None
 
         def slopes(disturb: bool) -> list[Tensor]:

@@ -316,6 +316,16 @@ class Renewed(Base):
         return centred
 
 
+class Climbing(Base):
+    """Samples that are moved along their gradient, in training."""
+
+    def body(self, x: Tensor) -> Tensor:
+        if self.training:
+            x = x.detach().requires_grad_()
+            x = x + 0.1 * torch.autograd.grad(self.first(x).tanh().sum(), x, create_graph=True)[0]
+        return super().body(x)
+
+
 class CountedInPlace(Base):
     """An integer buffer that an annealing schedule reads."""
 
@@ -626,7 +636,7 @@ TRAINED = [
     FrozenConvolutional, Recurrent, GatedRecurrent,
     Attentive, Normalised, OldNormalised, Spectral, Orthogonal, Listed, Tied, Masked, BackwardHooked,
     ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
-    CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, Looking,
+    Climbing, CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, Looking,
 ]  # fmt: skip
 DROPPING = (CheckpointedDropout, DroppedTwice)  # their masks are ours
 SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
