@@ -219,7 +219,7 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
     head = architecture.recipe.head if isinstance(architecture, ModuleArchitecture) else None
     names = parameter_names(task.like(), head)
     if paths := frozen_paths(model, architecture, names):
-        frozen = Frozen.of(architecture.init(stream(config.seed, 0, SERVER, "init")), paths)
+        frozen = Frozen.of(architecture.init(stream(config.seed, 0, SERVER, "init")), (*paths, *architecture.constants))
         frozen.on(device)
         task = task.replace(frozen=frozen)
     trained = {path: name for path, name in names.items() if path not in paths}

@@ -117,12 +117,12 @@ class Task:
     @property
     def shared_stats(self) -> tuple[str, ...]:
         """The model part that travels with the body when batch-norm statistics are averaged."""
-        return ("stats",) if self.architecture.has_batch_norm and self.training.bn == "average" else ()
+        return ("stats",) if "stats" in self.like() and self.training.bn == "average" else ()
 
     @property
     def local_stats(self) -> tuple[str, ...]:
         """The model part that stays with the client when batch-norm statistics are local."""
-        return ("stats",) if self.architecture.has_batch_norm and self.training.bn == "local" else ()
+        return ("stats",) if "stats" in self.like() and self.training.bn == "local" else ()
 
     @property
     def normalisation(self) -> dict[str, np.ndarray]:

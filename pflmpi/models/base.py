@@ -30,7 +30,7 @@ class Architecture(ABC):
         shape: of a sample: (C, H, W) of an image, (F,) of a line of a table.
         num_classes: K.
         num_features: d, the width of the body's output.
-        has_batch_norm: whether the weights have a part "stats".
+        has_batch_norm: whether training changes the part "stats" of the weights by its batches.
         draws_noise: whether training draws noise, as dropout does: from `noise_key`.
         has_convolution: whether one call for many clients uses grouped convolutions.
         suits_lanes: whether PyTorch can compute many clients in one call; recurrent layers can then only be trained,
@@ -67,6 +67,11 @@ class Architecture(ABC):
     @property
     def frozen(self) -> tuple[str, ...]:
         """Paths of the parameters that are not trained where `model.trainable` says nothing."""
+        return ()
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Paths in "stats" of what follows from the seed and is never changed; frozen where anything is."""
         return ()
 
     @abstractmethod

@@ -32,6 +32,7 @@ class Findings:
     Attributes:
         num_features: d.
         state: names of the buffers that training changes, or that follow from the seed; the others are constants.
+        moved: those of them that training changes.
         renewed: those of them which the module gives anew.
         new_head: the head is made anew, since it is for another number of classes than the data has.
         own_head: the head does more than x W^T + b.
@@ -44,6 +45,7 @@ class Findings:
 
     num_features: int
     state: tuple[str, ...]
+    moved: tuple[str, ...]
     renewed: tuple[str, ...]
     new_head: bool
     own_head: bool
@@ -69,7 +71,7 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None = No
     before = {key: (value, value.clone()) for key, value in buffers(module).items()}
     trial.mode(training=True)
     after = buffers(module)
-    moved = [key for key, (_, value) in before.items() if not equal(value, after[key])]
+    moved = tuple(key for key, (_, value) in before.items() if not equal(value, after[key]))
     state = _state(name, recipe, module, moved)
     renewed = tuple(key for key in state if after[key] is not before[key][0])
     head, entries = module.get_submodule(recipe.head), _entries(module, recipe.head, state)
@@ -80,6 +82,7 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None = No
     findings = Findings(
         num_features=head.in_features,
         state=state,
+        moved=moved,
         renewed=renewed,
         new_head=head.out_features != recipe.num_classes and not loaded,
         own_head=not is_plain(head),

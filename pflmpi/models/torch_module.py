@@ -56,6 +56,11 @@ class ModuleArchitecture(Architecture):
         return not self.findings.own_head
 
     @property
+    def constants(self) -> tuple[str, ...]:
+        names = (name for name in self.findings.state if name not in self.findings.moved)
+        return tuple(f"stats/{name.replace('.', '/')}" for name in names)
+
+    @property
     def layers(self) -> tuple[str, ...]:
         return *self.findings.layers, "head"
 
@@ -74,7 +79,7 @@ class ModuleArchitecture(Architecture):
         return {**split(module, self.findings.state), "head": {**head, **loaded}}
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
-        leaves = {**flat(part(params, "body")), **(flat(part(params, "stats")) if self.has_batch_norm else {})}
+        leaves = {**flat(part(params, "body")), **(flat(part(params, "stats")) if self.findings.state else {})}
         key = self.noise_key(params) if self.draws_noise and training else None
         return self._body(leaves, training, x.device).call(leaves, key, training, x)
 
@@ -217,7 +222,7 @@ class ModuleModel(Model):
             shape=shape,
             num_classes=num_classes,
             num_features=findings.num_features,
-            has_batch_norm=bool(findings.state),
+            has_batch_norm=bool(findings.moved),
             has_convolution=any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers),
             suits_lanes=not body.hooks
             and not any(isinstance(layer, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for layer in layers),

@@ -58,6 +58,17 @@ class Attending(nn.Module):
 
     def forward(self, x):
         return self.fc(self.body(x.flatten(0, 1)).flatten(1))
+
+
+class Projecting(Net):
+    """A frozen body with a constant that follows from the seed."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.register_buffer("projection", torch.randn(64, 64) / 8)
+
+    def forward(self, x):
+        return super().forward(torch.cos(x.flatten(1) @ self.projection))
 '''
 
 
@@ -147,7 +158,8 @@ def test_features_do_not_depend_on_the_samples_of_a_rank(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"p": 0.5}, {"normed": True}, {}, {"p": 0.0, "fixed": False}, {"name": "Attending"}]
+    "settings",
+    [{"p": 0.5}, {"normed": True}, {}, {"p": 0.0, "fixed": False}, {"name": "Attending"}, {"name": "Projecting"}],
 )
 def test_what_a_frozen_module_does_in_evaluation_alone_is_permitted(settings, net, tmp_path, capfd):
     name = net["name"].replace(":Net", f":{settings.get('name', 'Net')}")

@@ -790,6 +790,17 @@ def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path):
         np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
 
 
+def test_a_constant_that_follows_from_the_seed_is_no_batch_norm(tmp_path):
+    for executor in ("auto", "loop"):
+        training = {**TRAINING, "micro_batch": 2, "drop_last": False}
+        raw = settings(RandomFeatures, algorithm={"name": "fedavg"}, training=training, runtime={"executor": executor})
+        quick_run.run(raw, tmp_path / executor)
+    assert stored_config(tmp_path / "auto", ()).runtime.executor == "lanes"
+    lanes, loop = (state_of(tmp_path / executor, 1) for executor in ("auto", "loop"))
+    for path, array in loop.items():
+        np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
+
+
 def settings_of_texts(kind, folder):
     rng = np.random.default_rng(0)
     x = rng.integers(1, 9, (60, 5)) * (np.arange(5) < rng.integers(1, 6, (60, 1)))
