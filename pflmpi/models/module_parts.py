@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from pflmpi import tree
 from pflmpi.errors import ConfigError
@@ -92,7 +93,7 @@ def prepare(module: nn.Module, norm: str) -> None:
     """Replace dropout, drop counters that batch norm does not read, and replace it if `norm` is "group"; in place.
 
     Raises:
-        ConfigError: a layer would draw from the global generator of random numbers.
+        ConfigError: a layer would draw from the global generator of random numbers, or keeps a weight in an attribute.
     """
     number = 0
     for name, layer in list(module.named_modules()):
@@ -105,6 +106,11 @@ def prepare(module: nn.Module, norm: str) -> None:
             raise ConfigError(
                 f"{name} of the module, an nn.{type(layer).__name__}, draws from the global generator of random "
                 f"numbers, so that a run could not be repeated; {cure}"
+            )
+        if any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values()):
+            raise ConfigError(
+                f"{name} of the module has nn.utils.spectral_norm, which keeps its weight in an attribute; use "
+                "nn.utils.parametrizations.spectral_norm"
             )
     if norm == "group":
         replace_batch_norm(module)

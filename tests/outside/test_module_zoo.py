@@ -162,6 +162,11 @@ class Spectral(Base):
         self.first = nn.utils.parametrizations.spectral_norm(self.first)
 
 
+class OldSpectral(Base):
+    def make(self) -> None:
+        self.first = nn.utils.spectral_norm(self.first)
+
+
 class Orthogonal(Base):
     def make(self) -> None:
         nn.utils.parametrizations.orthogonal(self.first)
@@ -656,6 +661,7 @@ REFUSED = {
     DroppingScores: "model DroppingScores does not end with fc in training",
     ReadingHead: "forward of the module reads fc's values besides calling it; .* in_features, out_features",
     ReadingOwnHead: "model ReadingOwnHead cannot be trained: forward of the module reads fc.scale besides calling it",
+    OldSpectral: "first of the module has nn.utils.spectral_norm, .* use nn.utils.parametrizations.spectral_norm",
     NoisyHead: "model.head = 'fc' has a buffer, parametrizations.weight.0._u",
     Moving: "model Moving changes seen in a forward pass in evaluation",
     Functional: "model Functional draws from a global generator",
