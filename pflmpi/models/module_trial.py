@@ -148,7 +148,8 @@ class _Trial:
         def note(layer: nn.Module, _: object) -> None:
             self._called.setdefault(names[layer], len(self._called))
 
-        names = {layer: name for name, layer in self._module.named_modules()}
+        named = self._module.named_modules()
+        names = {layer: name for name, layer in named if not isinstance(layer, torch.jit.ScriptModule)}
         handles = [layer.register_forward_pre_hook(note) for layer in names] if training else []
         self._run(self._x, training)
         for handle in handles:

@@ -162,6 +162,14 @@ class Spectral(Base):
         self.first = nn.utils.parametrizations.spectral_norm(self.first)
 
 
+class Scripted(Base):
+    def make(self) -> None:
+        self.second = torch.jit.script(nn.Sequential(nn.Linear(6, 6), nn.ReLU()))
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.second(super().body(x))
+
+
 class OldSpectral(Base):
     def make(self) -> None:
         self.first = nn.utils.spectral_norm(self.first)
@@ -639,7 +647,7 @@ class Unconverted(Packed):
 TRAINED = [
     Base, Convolutional, Normed, CumulativeNorm, LayerNormed, GroupNormed, InstanceNormed, Frozen, FrozenFirst,
     FrozenConvolutional, Recurrent, GatedRecurrent,
-    Attentive, Normalised, OldNormalised, Spectral, Orthogonal, Listed, Tied, Masked, BackwardHooked,
+    Attentive, Normalised, OldNormalised, Spectral, Scripted, Orthogonal, Listed, Tied, Masked, BackwardHooked,
     ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
     Climbing, CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, Looking,
 ]  # fmt: skip
