@@ -136,9 +136,12 @@ class _Trial:
         handle.remove()
         self._check_output(output, seen, training)
         if global_generators.states(False) != generators:
+            layer = self._drawing(training)
+            where = f"{layer}, called in its forward pass," if layer else "its forward pass,"
             raise ConfigError(
-                f"model {self._name} draws from a global generator of random numbers in its forward pass, so that a "
-                "run could not be repeated; use nn.Dropout, whose masks follow from the seed"
+                f"model {self._name} draws from a global generator of random numbers in {where} so that a run could "
+                "not be repeated; use nn.Dropout, whose masks follow from the seed: with self.drop = nn.Dropout(p) "
+                "self.drop(x.new_ones(len(x), 1, 1, 1)) * x drops whole samples, as stochastic depth does"
             )
         self._check_state(*before, training)
 
@@ -148,12 +151,36 @@ class _Trial:
         def note(layer: nn.Module, _: object) -> None:
             self._called.setdefault(names[layer], len(self._called))
 
-        named = self._module.named_modules()
-        names = {layer: name for name, layer in named if not isinstance(layer, torch.jit.ScriptModule)}
+        names = self._hookable()
         handles = [layer.register_forward_pre_hook(note) for layer in names] if training else []
         self._run(self._x, training)
         for handle in handles:
             handle.remove()
+
+    def _drawing(self, training: bool) -> str:
+        """The innermost submodule that draws from a global generator in a pass; "" for what is in none."""
+        before: dict[nn.Module, object] = {}
+        drawing: list[str] = []
+
+        def begin(layer: nn.Module, _: object) -> None:
+            before[layer] = global_generators.states(False)
+
+        def end(layer: nn.Module, _: object, __: object) -> None:
+            if before[layer] != global_generators.states(False):
+                drawing.append(names[layer])
+
+        names = self._hookable()
+        handles = [layer.register_forward_pre_hook(begin) for layer in names]
+        handles += [layer.register_forward_hook(end) for layer in names]
+        self._run(self._x, training)
+        for handle in handles:
+            handle.remove()
+        return drawing[0] if drawing else ""  # the innermost one ends first
+
+    def _hookable(self) -> dict[nn.Module, str]:
+        """The submodules by their names, without those that are scripted, which have no hooks."""
+        named = self._module.named_modules()
+        return {layer: name for name, layer in named if not isinstance(layer, torch.jit.ScriptModule)}
 
     def layers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Paths of the modules that own the parameters of these names, in the order of their first calls.

@@ -469,6 +469,37 @@ class Functional(Base):
         return F.dropout(super().body(x), 0.5, self.training)
 
 
+class DropPath(nn.Module):
+    """Stochastic depth."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(len(x), 1) > 0.1) if self.training else x
+
+
+class Deep(Base):
+    def make(self) -> None:
+        self.path = nn.Sequential(nn.Linear(64, 64), DropPath())
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x + self.path(x))
+
+
+class KeyedPath(DropPath):
+    """As the error about the former says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x.new_ones(len(x), 1)) * x
+
+
+class KeyedDeep(Deep):
+    def make(self) -> None:
+        self.path = nn.Sequential(nn.Linear(64, 64), KeyedPath())
+
+
 class Reinitialised(Base):
     """Parameters that a forward pass sets."""
 
@@ -649,9 +680,9 @@ TRAINED = [
     FrozenConvolutional, Recurrent, GatedRecurrent,
     Attentive, Normalised, OldNormalised, Spectral, Scripted, Orthogonal, Listed, Tied, Masked, BackwardHooked,
     ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
-    Climbing, CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, Looking,
+    Climbing, CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, KeyedDeep, Looking,
 ]  # fmt: skip
-DROPPING = (CheckpointedDropout, DroppedTwice)  # their masks are ours
+DROPPING = (CheckpointedDropout, DroppedTwice, KeyedDeep)  # their masks are ours
 SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
 REFUSED = {
     Untracked: "model Untracked scores a sample otherwise alone than beside others",
@@ -672,7 +703,8 @@ REFUSED = {
     OldSpectral: "first of the module has nn.utils.spectral_norm, .* use nn.utils.parametrizations.spectral_norm",
     NoisyHead: "model.head = 'fc' has a buffer, parametrizations.weight.0._u",
     Moving: "model Moving changes seen in a forward pass in evaluation",
-    Functional: "model Functional draws from a global generator",
+    Functional: "model Functional draws from a global generator of random numbers in its forward pass, so",
+    Deep: r"model Deep draws .* in path.1, called in its forward pass, so .*self.drop.x.new_ones.len.x., 1, 1, 1.. . x",
     Reinitialised: "model Reinitialised changes first.weight in a forward pass in training",
     MaximalNorm: "model MaximalNorm changes levels.weight in a forward pass in evaluation",
     Clamping: "model Clamping changes first.weight in a forward pass in evaluation",
