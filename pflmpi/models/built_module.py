@@ -45,6 +45,10 @@ class Recipe:
             ConfigError: it is none that can be trained here.
         """
         module = self._made(seed)
+        if name := next((name for name, _ in (*module.named_parameters(), *module.named_buffers()) if "/" in name), ""):
+            raise ConfigError(
+                f"{name} of the module has a / in its name, which separates the parts of a path; leave it out"
+            )
         for name, parameter in module.named_parameters():
             _check_parameter(name, parameter)
         self._check_head(module)

@@ -611,6 +611,14 @@ class Lazy(Base):
         self.first = nn.LazyLinear(6)
 
 
+class Slashed(Base):
+    def make(self) -> None:
+        self.parts = nn.ModuleDict({"a/b": nn.Linear(64, 64)})
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(self.parts["a/b"](x))
+
+
 class TiedHead(Base):
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
@@ -716,6 +724,7 @@ REFUSED = {
     Accumulating: "first.weight of the module has a hook for accumulated gradients",
     LateBuffer: "model LateBuffer changes its buffer offset in a forward pass",
     Lazy: "first.weight of the module has no size before its first call",
+    Slashed: "parts.a/b.weight of the module has a / in its name, .*; leave it out",
     TiedHead: "again.weight and the head fc of the module are one parameter",
     DroppingInEvaluation: "drop of the module drops in evaluation, .* let train.False. of the module put every",
     DroppingMore: "model DroppingMore changes drop.p in a forward pass in training",
