@@ -142,7 +142,7 @@ def _import_file(file: Path, reference: str) -> ModuleType:
         sys.path.append(folder)  # what lies beside it can be imported, and hides nothing that is installed
     sys.modules[name] = module  # dataclasses look up their module
     try:
-        with _importing(str(file)):
+        with _importing(str(file), file):
             exec(compile(content, file, "exec"), module.__dict__)
     except ConfigError:
         del sys.modules[name]
@@ -166,7 +166,7 @@ def _import_module(place: str, reference: str) -> ModuleType:
 
 
 @contextmanager
-def _importing(what: str) -> Iterator[None]:
+def _importing(what: str, file: Path | None = None) -> Iterator[None]:
     try:
         yield
     except PflmpiError:
@@ -175,7 +175,16 @@ def _importing(what: str) -> Iterator[None]:
         raise ConfigError(f"{error.filename}:{error.lineno}: syntax error: {error.msg}") from error
     except (Exception, SystemExit) as error:
         where = cause(error) or f"{what}: {type(error).__name__}: {error}"
-        raise ConfigError(f"cannot import {where}") from error
+        cure = _as_module(file) if file is not None and "no known parent package" in str(error) else ""
+        raise ConfigError(f"cannot import {where}{cure}") from error
+
+
+def _as_module(file: Path) -> str:
+    """How to name a class of a file that belongs to a package."""
+    folder, names = file.parent, [file.stem]
+    while not names[1:] or (folder / "__init__.py").is_file():
+        folder, names = folder.parent, [folder.name, *names]
+    return f"; it belongs to a package: put {folder} on PYTHONPATH, and write {'.'.join(names)}:CLASS"
 
 
 _PARSER = Lock()  # Python 3.11 counts the depth of a tree for all threads together, and finds it wrong

@@ -99,6 +99,11 @@ BROKEN = {
     "another class": ("./mine.py:Other", "", ["has no 'Other'", "known: Mine"]),
     "a syntax error": ("./mine.py:Mine", "def f(:\n", ["mine.py:1: syntax error"]),
     "an import error": ("./mine.py:Mine", "\nimport nothing_of_that_name\n", ["mine.py:2", "No module named 'nothing"]),
+    "a relative import": (
+        "./mine.py:Mine",
+        "from .base import Base\n",
+        ["belongs to a package", "write code.mine:CLASS"],
+    ),
     "an exit": ("./mine.py:Mine", "raise SystemExit(3)\n", ["mine.py:1", "SystemExit"]),
     "no algorithm": ("./mine.py:Mine", "class Mine: pass\n", ["object", "expected a subclass of", "base.Algorithm"]),
     "a function": ("./mine.py:Mine", "def Mine(): pass\n", ["function", "expected a subclass"]),
