@@ -5,7 +5,7 @@ recomputing in the backward pass, sees the tensors that it was called with. Copi
 gives anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pflmpi.errors import ConfigError
 from pflmpi.models.module_parts import Slot, buffers, dropouts, forward_pass, slots
-from pflmpi.vmap_lanes import in_lane, in_vmap
+from pflmpi.vmap_lanes import in_lane, in_vmap, of_all_lanes
 
 _LOOP = "; set runtime.executor to loop"
 _hooked = WeakIdKeyDictionary()  # the leaves that have the hooks of a module's parameter
@@ -34,11 +34,14 @@ class InstalledModule:
     Args:
         module: with parameters as its class makes them, whose hooks the leaves get.
         state: see above.
+        moved: those among them which training changes; the others follow from the seed.
         renewed: those among them which the module replaces by new tensors in its forward pass.
         name: of the model, for errors.
     """
 
-    def __init__(self, module: nn.Module, state: Iterable[str], renewed: Iterable[str], name: str) -> None:
+    def __init__(
+        self, module: nn.Module, state: Iterable[str], moved: Collection[str], renewed: Iterable[str], name: str
+    ) -> None:
         self.leaves: dict[str, Tensor] = {}
         self.training: bool | None = None
         self.module, self._name, self._renewed = module, name, set(renewed)
@@ -46,6 +49,7 @@ class InstalledModule:
         names, places = buffers(module), slots(module)
         self.parameters = [name for name, _ in module.named_parameters()]
         self.state = [name for name in state if name in names]
+        self._of_seed = [name for name in self.state if name not in moved]
         self._slots: dict[str, list[Slot]] = {name: places[name] for name in (*self.parameters, *self.state)}
         self._constants = [
             (name, places[name][0], value, value._version) for name, value in names.items() if name not in self.state
@@ -74,11 +78,12 @@ class InstalledModule:
         if in_vmap():
             return self._call_in_lane(leaves, key, x)
         self.install(leaves)
+        versions = self._versions(leaves)
         with forward_pass(self.dropouts.values(), key):
             output: Tensor = self.module(x)
         if training:  # in evaluation no buffer changes
             self._keep_buffers()
-        self._check_constants()
+        self._check_constants(leaves, versions)
         return output
 
     def install(self, leaves: dict[str, Tensor]) -> None:
@@ -102,13 +107,24 @@ class InstalledModule:
                 with torch.no_grad():
                     leaf.copy_(owner[key])
 
-    def _check_constants(self) -> None:
-        for name, (owner, key), value, version in self._constants:
-            if owner[key] is not value or value._version != version:
-                raise ConfigError(
-                    f"model {self._name} changes its buffer {name} in a forward pass, but did not before the start, so "
-                    "that it was taken for a constant; change it in every forward pass in training, or in none"
-                )
+    def _versions(self, leaves: dict[str, Tensor]) -> dict[str, int]:
+        """Of the buffers that follow from the seed."""
+        return {name: of_all_lanes(leaves[name])._version for name in self._of_seed}
+
+    def _check_constants(self, leaves: dict[str, Tensor], versions: dict[str, int]) -> None:
+        """Raise `ConfigError` where a constant, or what follows from the seed and had these versions, has changed."""
+        changed = [
+            name
+            for name, (owner, key), value, version in self._constants
+            if owner[key] is not value or value._version != version
+        ]
+        now = self._versions(leaves)
+        changed += [name for name, version in versions.items() if now[name] != version]
+        if changed:
+            raise ConfigError(
+                f"model {self._name} changes its buffer {changed[0]} in a forward pass, but did not before the start, "
+                "so that it was taken for a constant; change it in every forward pass in training, or in none"
+            )
 
     def _call_in_lane(self, leaves: dict[str, Tensor], key: Tensor | None, x: Tensor) -> Tensor:
         """As `call`, with tensors that are gone after the vmapped call, and so are put out of the slots again.
@@ -119,6 +135,7 @@ class InstalledModule:
             raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self.hooks))} has, are not called" + _LOOP)
         tensors = [(place, leaves[name]) for name, places in self._slots.items() for place in places]
         before = [(place, place[0][place[1]]) for place, tensor in tensors if in_lane(tensor)]
+        versions = self._versions(leaves)
         try:
             self._fill(tensors)
             with forward_pass(self.dropouts.values(), key):
@@ -133,7 +150,7 @@ class InstalledModule:
             self._fill(before)
             for layer in self.dropouts.values():
                 layer.key = None
-        self._check_constants()
+        self._check_constants(leaves, versions)
         return output
 
     def _fill(self, tensors: Iterable[tuple[Slot, Tensor]]) -> None:

@@ -78,7 +78,7 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None = No
     assert isinstance(head, nn.Linear)
     frozen = tuple(path for path, value in parameters(module, recipe.head).items() if not value.requires_grad)
     take_head(module, recipe.head)
-    body = InstalledModule(module, state, renewed, name)
+    body = InstalledModule(module, state, moved, renewed, name)
     findings = Findings(
         num_features=head.in_features,
         state=state,

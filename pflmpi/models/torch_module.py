@@ -90,7 +90,7 @@ class ModuleArchitecture(Architecture):
         if module is None:
             with outside_vmap():
                 own = self.recipe.build(0)[0].get_submodule(self.recipe.head)
-                module = self._heads[z.device] = InstalledModule(own.to(z.device), (), (), self.name)
+                module = self._heads[z.device] = InstalledModule(own.to(z.device), (), (), (), self.name)
         return module.call(flat(head), None, False, z)
 
     @property
@@ -150,7 +150,8 @@ class ModuleArchitecture(Architecture):
         with outside_vmap():
             module, _ = self.recipe.build(0)
             take_head(module.to(device), self.recipe.head)
-            return InstalledModule(module, self.findings.state, self.findings.renewed, self.name)
+            findings = self.findings
+            return InstalledModule(module, findings.state, findings.moved, findings.renewed, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -583,6 +583,13 @@ class LateBuffer(Base):
         return super().body(x) + self.offset
 
 
+class LateProjection(LateBuffer):
+    """The same of one that follows from the seed."""
+
+    def make(self) -> None:
+        self.register_buffer("offset", torch.randn(6))
+
+
 class HalfState(Base):
     def make(self) -> None:
         self.register_buffer("seen", torch.zeros((), dtype=torch.bfloat16))
@@ -723,6 +730,7 @@ REFUSED = {
     HalfState: "seen of model HalfState is a buffer of bfloat16, which checkpoints cannot hold",
     Accumulating: "first.weight of the module has a hook for accumulated gradients",
     LateBuffer: "model LateBuffer changes its buffer offset in a forward pass",
+    LateProjection: "model LateProjection changes its buffer offset in a forward pass, but did not before the start",
     Lazy: "first.weight of the module has no size before its first call",
     Slashed: "parts.a/b.weight of the module has a / in its name, .*; leave it out",
     TiedHead: "again.weight and the head fc of the module are one parameter",
