@@ -202,9 +202,8 @@ def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Ten
     total = samples = torch.zeros((), device=task.device)
     with torch.no_grad():
         for batch in batches:
-            size = len(batch.y) if batch.padding is None else batch.padding.weight.sum()
             losses = [task_loss(task, task.predict(model, batch.x), batch) for model in models]
-            total, samples = total + size * torch.stack(losses), samples + size
+            total, samples = total + batch.count * torch.stack(losses), samples + batch.count
     return total / samples
 
 

@@ -128,7 +128,6 @@ class Scaffold(FedAvg):
         for batch in batches:
             apart = {**model, **tree.clone(only(model, ("stats",)))}
             slope, _ = gradient(task, apart, model_loss(task), batch, _TRAINED)
-            samples = len(batch.y) if batch.padding is None else batch.padding.weight.sum()
-            count = count + samples
-            total = tree.map(lambda sum, new, samples=samples: sum + samples * new, total, slope)
+            count = count + batch.count
+            total = tree.map(lambda sum, new, samples=batch.count: sum + samples * new, total, slope)
         return tree.map(lambda sum: sum / torch.as_tensor(count).clamp(min=1), total)

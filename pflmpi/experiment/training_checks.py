@@ -360,15 +360,17 @@ class OneStep(Loop):
         return local.counted
 
 
-_REAL, _WIDTH = 3, 5  # samples of the batch, places in it
+_REAL, _WIDTH, _WIDER = 3, 5, 7  # samples of the batch, places in it, and in one with more padding
+_ROUNDING = 1e-5  # what more padding may change, of the largest entry and of 1: float32 sums in another order
 _LARGEST_RATE = 0.1  # a rate that makes clients diverge, so that nothing can be compared, is the run's to report
 
 
 def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
-    """Raise `ConfigError` if `client_update` sees what is in the padding of a batch, or counts a batch of padding.
+    """Raise `ConfigError` if `client_update` sees what is in the padding of a batch, or how much there is.
 
-    The client takes one step on random samples, twice: with blank padding, and with other images and labels in it and a
-    further batch that is padding alone. Both must end in the same bits; where they do not, each is tried by itself.
+    The client takes one step on random samples, three times: with blank padding, with other images and labels in it and
+    a further batch that is padding alone, and with more blank padding. The first two must end in the same bits; where
+    they do not, each change is tried by itself. The third must agree within rounding.
 
     Args:
         task: of the cohort; `client` is one of its clients.
@@ -376,6 +378,12 @@ def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
     task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
     blank = _update(algorithm, task, client, filled=False, steps=1)
     if not _unlike(blank, _update(algorithm, task, client, filled=True, steps=2)):
+        if paths := _apart(blank, _update(algorithm, task, client, filled=False, steps=1, width=_WIDER)):
+            raise ConfigError(
+                f"{type(algorithm).__name__}.client_update depends on how much padding is in a batch: "
+                f"{', '.join(paths[:3])} differ; count real samples by batch.count in place of len(batch.y), or set "
+                "runtime.executor to loop, which pads nothing"
+            )
         return
     for what, filled, steps in (
         ("images and labels in the padding of a batch", True, 1),
@@ -395,13 +403,24 @@ def _unlike(one: Tree, other: Tree) -> list[str]:
     return [path for path, leaf in tree.leaves(one) if not equal(leaf, tree.at(other, path))]
 
 
-def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: int) -> Tree:
-    """The new state and the uplink of one client after `client_update` in a lane."""
+def _apart(one: Tree, other: Tree) -> list[str]:
+    """The paths whose leaves differ by more than rounding; which entries are chosen may flip between equals."""
+
+    def agree(leaf: Tensor, again: Tensor) -> bool:
+        allowed = _ROUNDING * (1 + float(leaf.abs().nan_to_num().max()))
+        return torch.allclose(leaf, again, rtol=0, atol=allowed, equal_nan=True)
+
+    compared = [(path, leaf) for path, leaf in tree.leaves(one) if leaf.dtype != torch.bool and leaf.numel()]
+    return [path for path, leaf in compared if not agree(leaf, tree.at(other, path))]
+
+
+def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: int, width: int = _WIDTH) -> Tree:
+    """The new state and the uplink of one client after `client_update` in a lane, with batches of a width."""
     rng = stream(task.seed, 0, client, "padding check")
-    shape = (2, _WIDTH, *task.architecture.shape)  # two steps, of which one may be left out
-    images = torch.from_numpy(rng.integers(0, 256, shape, np.uint8))
-    labels = example_labels(task, shape[:2], rng)
-    weight = torch.zeros(shape[:2])
+    shape = (2, _WIDER, *task.architecture.shape)  # two steps, of which one may be left out
+    images = torch.from_numpy(rng.integers(0, 256, shape, np.uint8))[:, :width].contiguous()
+    labels = example_labels(task, shape[:2], rng)[:, :width].contiguous()
+    weight = torch.zeros(2, width)
     weight[0, :_REAL] = 1
     if not filled:
         images[weight == 0], labels[weight == 0] = 0, 0
@@ -409,7 +428,8 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
     counts = torch.tensor([float(_REAL)])
     if task.kind.classes:
         counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
-    training = task.training.model_copy(update={"lr": min(task.training.lr, _LARGEST_RATE)})
+    # Adam takes a full step along a gradient that is rounding alone, as of a bias before batch norm.
+    training = task.training.model_copy(update={"lr": min(task.training.lr, _LARGEST_RATE), "optimizer": "sgd"})
     batched = task.replace(batched=True, training=training)
 
     def in_lane(state: Tree, down: Messages, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor) -> Tree:

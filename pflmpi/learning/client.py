@@ -93,6 +93,11 @@ class Batch:
         """1 if there is a real sample in the batch, 0 if it is padding alone."""
         return 1.0 if self.padding is None or self.padding.active is None else self.padding.active
 
+    @property
+    def count(self) -> Tensor | float:
+        """Number of real samples; `len(batch.y)` counts padding too."""
+        return float(len(self.y)) if self.padding is None else self.padding.weight.sum()
+
 
 StepBatch = Batch | tuple[Batch, ...]  # what one step takes: a minibatch, or several
 

@@ -92,6 +92,33 @@ def test_a_step_on_padding_alone_is_refused(tmp_path, monkeypatch):
         run(Mine, tmp_path, monkeypatch, "lanes")
 
 
+def weighting(number):
+    """FedAvg that multiplies what it sends by the number of training samples, in a way of counting them."""
+
+    class Counting(FedAvg):
+        def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+            state, up = super(type(self), self).client_update(task, client, down, data)
+            count = sum(number(batch) for batch in data.train)
+            return state, {"model": tree.map(lambda leaf: leaf * count, up["model"])}
+
+    return Counting
+
+
+def test_counting_the_places_of_a_batch_is_refused_in_lanes(tmp_path, monkeypatch):
+    text = r"Counting.client_update depends on how much padding is in a batch: .*/bias, .*; count .* batch.count in"
+    with pytest.raises(UserError, match=text):
+        run(weighting(lambda batch: len(batch.y) * batch.active), tmp_path, monkeypatch, "lanes")
+
+
+def test_its_real_samples_are_the_same_number_in_lanes(tmp_path, monkeypatch):
+    loop, lanes = (
+        state_of(run(weighting(lambda batch: batch.count), tmp_path / executor, monkeypatch, executor), 1)
+        for executor in ("loop", "lanes")
+    )
+    for path, array in loop.items():
+        np.testing.assert_allclose(array, lanes[path], rtol=1e-5, atol=1e-4, err_msg=path)
+
+
 STATES = {
     "missing": (lambda state, up: ({}, up), r"head/bias: absent against \[.*10\] float32"),
     "misspelt": (lambda state, up: ({"haed": state["head"]}, up), r"haed/bias: \[.*10\] float32 against absent"),
