@@ -236,6 +236,11 @@ class Counted:
 
 def average(values: Tensor, batch: Batch) -> Tensor:
     """The mean of per-sample values [B] over the real samples of a batch."""
+    if values.shape != batch.y.shape[:1]:
+        raise ValueError(
+            f"average: the values have shape {list(values.shape)}; expected is {list(batch.y.shape[:1])}, one for each "
+            "sample of the batch: take a sum or a mean over the other axes first"
+        )
     return values.mean() if batch.padding is None else (values * batch.padding.share).sum()
 
 

@@ -477,6 +477,11 @@ class VectorLoss(FedPer):
         return {name: model[name] for name in client}, {"body": {"body": model["body"]}}
 
 
+class MatrixAverage(FedAvg):
+    def loss(self, task: Task) -> Any:
+        return lambda model, batch: average(task.predict(model, batch.x), batch)
+
+
 OTHER_TYPE = "of type float16, which is neither sent nor stored; convert it to float32, float64, int32, int64, uint8, b"
 ERRORS = {
     FloatState: r"FloatState.init_client returned alpha = 0.5, a float; expected are tensors .* torch.tensor\(0.5\)",
@@ -492,6 +497,7 @@ ERRORS = {
     UnknownShare: r"UnknownShare.personal names 'beta', which `init_client` does not return",
     OneForTwo: r"OneForTwo.client_update returned a dict; expected the new state and the messages, two dicts",
     OtherPass: r"OtherPass.client_update .* there is no pass 'fine_tuning'; those that `passes` returns: train",
+    MatrixAverage: r"ValueError: average: the values have shape \[\d+, 10\]; expected is \[\d+\], one for each sample",
     VectorLoss: r"VectorLoss.client_update .* the loss has shape \[\d+\]; expected a scalar tensor",
 }
 
