@@ -5,6 +5,7 @@ import pickle
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +311,8 @@ class _Untouched:
     Attributes:
         inputs: CRC-32 of what the method is given, by path.
         generators: states of the global generators of random numbers.
-        kept: values of the algorithm's fields, and of attributes of classes from outside the package, pickled, by name.
+        kept: values of the algorithm's fields and other attributes, and of attributes of classes from outside the
+            package, pickled, by name; what a `cached_property` holds follows from the rest.
     """
 
     inputs: Mapping[str, int]
@@ -322,6 +324,9 @@ class _Untouched:
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         checksums = {path: crc32(leaf.numpy()) for path, leaf in tree.leaves(tree.to_host(inputs))}
         values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+        for name, value in vars(algorithm).items():
+            if not isinstance(getattr(type(algorithm), name, None), cached_property):
+                values[name] = value
         for kind in type(algorithm).__mro__:
             if not kind.__module__.startswith(("pflmpi.", "builtins")):
                 values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if name[:2] != "__"}
@@ -333,8 +338,8 @@ class _Untouched:
         for path, checksum in self.inputs.items():
             if after.inputs[path] != checksum:
                 raise AlgorithmError(f"{where} changes {path}{_IN_PLACE}")
-        for name, value in self.kept.items():
-            if after.kept.get(name) != value:
+        for name in sorted(self.kept.keys() | after.kept.keys()):
+            if after.kept.get(name) != self.kept.get(name):
                 raise AlgorithmError(f"{where} changes {name}{_KEEPS}")
         if after.generators != self.generators:
             raise AlgorithmError(

@@ -1,6 +1,7 @@
 """An algorithm that breaks its contract is refused by name: class, method, client, and what is allowed."""
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -213,7 +214,25 @@ class Inheriting(ClassKept):
     pass
 
 
+class AttributeKept(FedPer):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        object.__setattr__(self, "_last", data.round)
+        return super().client_update(task, client, down, data)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MadeAtFirst(FedPer):
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_velocity", {})
+
+    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+        self._velocity["before"] = up  # type: ignore[attr-defined]
+        return super().server_update(task, server, up, round)
+
+
 KEPT = {
+    AttributeKept: r"AttributeKept.client_update \(round [01], client.*\) changes _last; nothing is kept in",
+    MadeAtFirst: r"MadeAtFirst.server_update \(round 1\) changes _velocity; nothing is kept in the algorithm itself",
     FieldKept: r"FieldKept.server_update \(round 1\) changes updates; nothing is kept in the algorithm itself",
     ClassKept: r"ClassKept.client_update \(round [01], client.*\) changes ClassKept.times; nothing is kept in",
     Inheriting: r"Inheriting.client_update \(round [01], client.*\) changes ClassKept.times; nothing is kept in",
@@ -227,6 +246,18 @@ def test_nothing_is_kept_in_the_algorithm(kind, executor, tmp_path, monkeypatch)
     raw = quick_run.settings(algorithm={"name": "keeping"}, runtime={"executor": executor})
     with pytest.raises(AlgorithmError, match=KEPT[kind]):
         quick_run.run(raw, tmp_path / "run")
+
+
+def test_but_what_is_computed_from_its_fields_once(tmp_path, monkeypatch):
+    class Mine(FedPer):
+        @functools.cached_property
+        def half(self) -> float:
+            return 1 / 2
+
+        def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+            return super(type(self), self).client_update(task, client, down, data) if self.half else ({}, {})
+
+    run(Mine, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
