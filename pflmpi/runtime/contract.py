@@ -21,7 +21,19 @@ from pflmpi.learning.parts import has
 from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages, walk
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, Rows, Shared, Sum, Uplink, tensor, with_rows
+from pflmpi.messages.kinds import (
+    ClassMeans,
+    Downlink,
+    Mean,
+    Messages,
+    Own,
+    Rows,
+    Shared,
+    Sum,
+    Uplink,
+    tensor,
+    with_rows,
+)
 from pflmpi.messages.packing import NUMPY_TYPES
 from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.store.checksums import crc32
@@ -107,6 +119,8 @@ def _check_messages(where: str, declared: Mapping[str, object], kinds: Any, mode
             raise ConfigError(f"{where}: {name!r} is declared with {problem}")
         if type(message) is Sum:
             _check_sum(f"{where}: {name!r}", message)
+        if type(message) is Mean:
+            _check_mean(f"{where}: {name!r}", message)
         if not any(tree.leaves(message.like)):
             raise ConfigError(f"{where}: {name!r} is empty with model {model}; choose another model or algorithm")
 
@@ -119,6 +133,16 @@ def _check_sum(where: str, message: Sum) -> None:
                 f"{where} adds up {path} of type {str(leaf.dtype)[6:]}, in which sums would be wrong; declare and send "
                 "int64 or float32"
             )
+
+
+def _check_mean(where: str, message: Mean) -> None:
+    """Raise `ConfigError` for a mean of which nothing would be averaged."""
+    types = sorted({leaf.dtype for _, leaf in tree.leaves(message.like)}, key=str)
+    if types and not any(kind.is_floating_point for kind in types):
+        raise ConfigError(
+            f"{where} is a Mean of {', '.join(str(kind)[6:] for kind in types)} alone, of which the server would get "
+            "one client's; declare and send float32, or a Sum of int64"
+        )
 
 
 def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pass], state: Tree) -> None:

@@ -474,6 +474,11 @@ def adding_up(number):
     return Adding
 
 
+class CountsAveraged(FedPer):
+    def uplink(self, task: Task) -> Any:
+        return {**super().uplink(task), "n": Mean({"n": torch.zeros(3, dtype=torch.int64)})}
+
+
 class NoDeclaredTree(FedPer):
     def downlink(self, task: Task) -> Any:
         return {**super().downlink(task), "more": Shared(torch.zeros(3))}  # type: ignore[arg-type]
@@ -523,6 +528,7 @@ ERRORS = {
     HalfState: rf"HalfState.init_client returned deep/half {OTHER_TYPE}",
     HalfServer: rf"HalfServer.init_server returned half {OTHER_TYPE}",
     HalfMessage: rf"HalfMessage.uplink: 'more' is declared with half {OTHER_TYPE}",
+    CountsAveraged: r"CountsAveraged.uplink: 'n' is a Mean of int64 alone, .* send float32, or a Sum of int64",
     NoDeclaredTree: r"NoDeclaredTree.downlink: 'more' is declared with a Tensor; expected are tensors in nested dicts",
     UnknownKept: r"UnknownKept.personal names 'haed', which `init_client` does not return; known: head/bias, head",
     UnknownShare: r"UnknownShare.personal names 'beta', which `init_client` does not return",
