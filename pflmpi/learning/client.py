@@ -124,7 +124,10 @@ class Passes(dict[str, Iterable[Batch]]):
     """Passes by name."""
 
     def __missing__(self, name: str) -> Iterable[Batch]:
-        raise LookupError(f"there is no pass {name!r}; those that `passes` returns: {', '.join(self) or 'none'}")
+        raise LookupError(
+            f"there is no pass {name!r} here; known: {', '.join(self) or 'none'}. Return it from `passes`, and for "
+            "`adapt` name it in `adapts_with`"
+        )
 
 
 @dataclass(frozen=True)

@@ -504,6 +504,11 @@ class OtherPass(FedPer):
         return client, {"body": data.passes["fine_tuning"]}
 
 
+class AdaptsWithout(FedPer):
+    def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+        return {**client, "seen": torch.tensor(sum(1 for _ in data.passes["train"]))}
+
+
 class VectorLoss(FedPer):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         def loss(model, batch):
@@ -533,7 +538,8 @@ ERRORS = {
     UnknownKept: r"UnknownKept.personal names 'haed', which `init_client` does not return; known: head/bias, head",
     UnknownShare: r"UnknownShare.personal names 'beta', which `init_client` does not return",
     OneForTwo: r"OneForTwo.client_update returned a dict; expected the new state and the messages, two dicts",
-    OtherPass: r"OtherPass.client_update .* there is no pass 'fine_tuning'; those that `passes` returns: train",
+    OtherPass: r"OtherPass.client_update .* there is no pass 'fine_tuning' here; known: train. Return it from",
+    AdaptsWithout: r"AdaptsWithout.adapt .* no pass 'train' here; known: none. .* for `adapt` name it in `adapts_with`",
     MatrixAverage: r"ValueError: average: the values have shape \[\d+, 10\]; expected is \[\d+\], one for each sample",
     VectorLoss: r"VectorLoss.client_update .* the loss has shape \[\d+\]; expected a scalar tensor",
 }
