@@ -435,7 +435,8 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
     def in_lane(state: Tree, down: Messages, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor) -> Tree:
         def batches(steps: int) -> LaneBatches:
             samples = images[:steps], labels[:steps]
-            return LaneBatches(batched, lambda: samples, weight[:steps], 1, steps, keys[:steps])
+            drawn = keys[:steps] if algorithm.draws_noise or task.architecture.draws_noise else None
+            return LaneBatches(batched, lambda: samples, weight[:steps], 1, steps, drawn)
 
         passes = {name: batches(steps) for name in algorithm.passes(task, 1)}
         data = ClientData(Passes(passes), batches(1), counts, training.learning_rate(1), 1)

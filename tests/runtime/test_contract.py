@@ -20,7 +20,7 @@ from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError, RunError, UserError
-from pflmpi.learning.client import ClientData, average
+from pflmpi.learning.client import ClientData, average, uniform
 from pflmpi.learning.diagnostics import PerClient
 from pflmpi.learning.personal import Kept, Merge, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
@@ -509,6 +509,11 @@ class AdaptsWithout(FedPer):
         return {**client, "seen": torch.tensor(sum(1 for _ in data.passes["train"]))}
 
 
+class KeylessNoise(FedAvg):
+    def loss(self, task: Task) -> Any:
+        return lambda model, batch: average(uniform(batch.key, (len(batch.y),)), batch)
+
+
 class VectorLoss(FedPer):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         def loss(model, batch):
@@ -540,6 +545,7 @@ ERRORS = {
     OneForTwo: r"OneForTwo.client_update returned a dict; expected the new state and the messages, two dicts",
     OtherPass: r"OtherPass.client_update .* there is no pass 'fine_tuning' here; known: train. Return it from",
     AdaptsWithout: r"AdaptsWithout.adapt .* no pass 'train' here; known: none. .* for `adapt` name it in `adapts_with`",
+    KeylessNoise: r"ValueError: the batch has no key for `uniform`; set draws_noise: ClassVar\[bool\] = True",
     MatrixAverage: r"ValueError: average: the values have shape \[\d+, 10\]; expected is \[\d+\], one for each sample",
     VectorLoss: r"VectorLoss.client_update .* the loss has shape \[\d+\]; expected a scalar tensor",
 }
