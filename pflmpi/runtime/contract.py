@@ -65,6 +65,8 @@ _ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "Expected more than 1 value per channel": "; a batch has one sample, of which batch norm has no variance: "
     "training.drop_last = true leaves out incomplete batches, and a module may have model.norm = 'group'",
     "cannot assign to field": _KEEPS,
+    "Cannot access storage": f"; pflmpi.tree.clone copies a tree{IN_LANES}",
+    "data-dependent control flow": f"; torch.where chooses by values without an `if`{IN_LANES}",
 }
 
 
@@ -311,7 +313,7 @@ def calling(
             at_once = f"{counted(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
             raise AlgorithmError(f"{where}, {at_once}: {limits.problem(error)}") from error
         what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
-        otherwise = IN_LANES if in_lanes and type(error) is RuntimeError else ""
+        otherwise = IN_LANES if in_lanes and isinstance(error, RuntimeError) else ""
         advice = next((advice for text, advice in _ADVICE.items() if text in str(error)), otherwise)
         raise AlgorithmError(what + advice) from error
     if changed := [path for path, leaf, version in versions if leaf._version != version]:

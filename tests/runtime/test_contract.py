@@ -1,5 +1,6 @@
 """An algorithm that breaks its contract is refused by name: class, method, client, and what is allowed."""
 
+import copy
 import dataclasses
 import functools
 import random
@@ -153,6 +154,26 @@ def test_an_error_names_class_method_client_and_line(executor, tmp_path, monkeyp
         RunError, match=r"Mine.client_update \(round \d, clients? [\d, -]+\): KeyError: 'bdy'; at test_contract"
     ):
         run(Mine, tmp_path, monkeypatch, executor)
+
+
+OF_LANES: dict[str, tuple[Callable[[ClientData], object], str]] = {
+    "a copy": (lambda data: copy.deepcopy(data.class_counts), "Cannot access storage.*tree.clone copies"),
+    "an if": (lambda data: 1 if data.num_samples > 5 else 2, "data-dependent control flow.*torch.where chooses"),
+    "no such matrix": (lambda data: torch.linalg.cholesky(-torch.eye(2) * data.num_samples), "LinAlgError: .*many cl"),
+}
+
+
+@pytest.mark.parametrize("case", OF_LANES)
+def test_what_lanes_do_not_suit_is_said_with_what_to_do(case, tmp_path, monkeypatch):
+    compute, text = OF_LANES[case]
+
+    class Mine(FedAvg):
+        def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+            compute(data)
+            return super(type(self), self).client_update(task, client, down, data)
+
+    with pytest.raises(AlgorithmError, match=rf"(?s){text}.*runtime.executor = 'loop'"):
+        run(Mine, tmp_path, monkeypatch, "lanes")
 
 
 def test_an_interrupt_where_lanes_begin_stays_one(tmp_path, monkeypatch):
