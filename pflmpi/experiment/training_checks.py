@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from pflmpi.learning.transforms import Transform
 from pflmpi.messages.kinds import Downlink, Mean, Messages, OwnClasses, Uplink, as_messages, with_rows
 from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
 from pflmpi.models.built_module import equal
+from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.registry import unknown
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
@@ -429,7 +431,8 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
     if task.kind.classes:
         counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
     # Adam takes a full step along a gradient that is rounding alone, as of a bias before batch norm.
-    training = task.training.model_copy(update={"lr": min(task.training.lr, _LARGEST_RATE), "optimizer": "sgd"})
+    plain = {"lr": min(task.training.lr, _LARGEST_RATE), "optimizer": "sgd", "precision": "fp32"}
+    training = task.training.model_copy(update=plain)
     batched = task.replace(batched=True, training=training)
 
     def in_lane(state: Tree, down: Messages, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor) -> Tree:
@@ -447,7 +450,9 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
 
     down = {name: example(kind, task, rng) for name, kind in algorithm.downlink(task).items()}
     lanes = tree.stack([initial_client(algorithm, task, client)])
-    with calling(algorithm, "client_update", 0, [client], in_lanes=True):
+    architecture = task.architecture  # masks of a module that has its batch on another axis depend on the padding
+    masks = architecture.without_dropout() if isinstance(architecture, ModuleArchitecture) else nullcontext()
+    with masks, calling(algorithm, "client_update", 0, [client], in_lanes=True):
         inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
         received = {name: tree.stack([value]) for name, value in down.items()}
         return torch.func.vmap(in_lane)(lanes, received, *inputs)

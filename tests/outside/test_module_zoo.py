@@ -258,6 +258,11 @@ class DroppingNothing(Dropping):
         self.drop = nn.Dropout(0.0)
 
 
+class SequenceFirst(Dropping):
+    def deep(self, x: Tensor) -> Tensor:
+        return self.drop(super(Dropping, self).body(x).mT).mT
+
+
 class CheckpointedDropout(Dropping):
     def body(self, x: Tensor) -> Tensor:
         return torch.utils.checkpoint.checkpoint(self.deep, x, use_reentrant=False)
@@ -922,6 +927,10 @@ def test_dropout_of_nothing_is_no_noise():
         MODELS[f"{HERE}{kind.__name__}"](head="fc").bind((64,), 10).draws_noise for kind in (Dropping, DroppingNothing)
     ]
     assert noise == [True, False]
+
+
+def test_masks_over_a_batch_on_another_axis_are_not_the_algorithms(tmp_path):
+    quick_run.run(settings(SequenceFirst, runtime={"executor": "lanes"}), tmp_path / "run")
 
 
 def test_recomputing_dropout_changes_no_gradient(tmp_path):
