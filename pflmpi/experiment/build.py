@@ -240,7 +240,7 @@ def _check_axes(task: Task) -> None:
 
 
 def check_executor(experiment: Experiment, configured: str) -> str:
-    """The executor, once modules from outside have been compared with plain PyTorch.
+    """The executor, once modules from outside have been compared with plain PyTorch, and an algorithm tried in lanes.
 
     Args:
         experiment: from `draft`.
@@ -252,6 +252,8 @@ def check_executor(experiment: Experiment, configured: str) -> str:
     executor = experiment.config.runtime.executor
     in_lanes = executor == "lanes"
     why = check_modules(experiment.tasks, experiment.cohort, experiment.federation, in_lanes)
+    if not why and in_lanes and configured == "auto":
+        why = checks.unsuited_to_lanes(experiment.config.algorithm, experiment.tasks, experiment.cohort)
     if not why:
         return executor
     if configured == "lanes":

@@ -1,7 +1,7 @@
 """Checks before the first round: training options that do not fit each other, the data or the algorithm; padding."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ from pflmpi.runtime.contract import calling, check_returned, state_and_messages
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.runtime.progress import metric_columns
-from pflmpi.text import shown
+from pflmpi.text import first_line, shown
 from pflmpi.tree import Tree
 
 _DEFAULT = TrainingConfig()
@@ -370,34 +370,59 @@ _LARGEST_RATE = 0.1  # a rate that makes clients diverge, so that nothing can be
 def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
     """Raise `ConfigError` if `client_update` sees what is in the padding of a batch, or how much there is.
 
-    The client takes one step on random samples, three times: with blank padding, with other images and labels in it and
-    a further batch that is padding alone, and with more blank padding. The first two must end in the same bits; where
-    they do not, each change is tried by itself. The third must agree within rounding.
-
     Args:
         task: of the cohort; `client` is one of its clients.
     """
+    if problem := _padding_problem(algorithm, task, client):
+        raise ConfigError(f"{problem}, or set runtime.executor to loop, which pads nothing")
+
+
+def unsuited_to_lanes(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray) -> str:
+    """Why an algorithm from outside the package is not computed in lanes as in a loop; "" where it is.
+
+    An error that is not of lanes is none of them: the checks that follow, or the first round, raise it.
+
+    Args:
+        tasks: one per cohort.
+        cohort: [N] the cohort of each client.
+    """
+    if type(algorithm).__module__.startswith("pflmpi."):
+        return ""
+    try:
+        problems = (_padding_problem(algorithm, task, int(np.argmax(cohort == i))) for i, task in enumerate(tasks))
+        return next(filter(None, problems), "")
+    except Exception as error:
+        return first_line(error) if isinstance(error.__cause__, RuntimeError) else ""
+
+
+def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
+    """What `client_update` sees of the padding of a batch, and what to do; "" if nothing.
+
+    The client takes one step on random samples, three times: with blank padding, with other images and labels in it and
+    a further batch that is padding alone, and with more blank padding. The first two must end in the same bits; where
+    they do not, each change is tried by itself. The third must agree within rounding.
+    """
+    name = f"{type(algorithm).__name__}.client_update"
     task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
     blank = _update(algorithm, task, client, filled=False, steps=1)
     if not _unlike(blank, _update(algorithm, task, client, filled=True, steps=2)):
         if paths := _apart(blank, _update(algorithm, task, client, filled=False, steps=1, width=_WIDER)):
-            raise ConfigError(
-                f"{type(algorithm).__name__}.client_update depends on how much padding is in a batch: "
-                f"{', '.join(paths[:3])} differ; count real samples by batch.count in place of len(batch.y), or set "
-                "runtime.executor to loop, which pads nothing"
+            return (
+                f"{name} depends on how much padding is in a batch: {', '.join(paths[:3])} differ; count real samples "
+                "by batch.count in place of len(batch.y)"
             )
-        return
+        return ""
     for what, filled, steps in (
         ("images and labels in the padding of a batch", True, 1),
         ("a batch that is padding alone", False, 2),
         ("a batch of padding with images and labels in it", True, 2),
     ):
         if paths := _unlike(blank, _update(algorithm, task, client, filled, steps)):
-            raise ConfigError(
-                f"{type(algorithm).__name__}.client_update depends on {what}: {', '.join(paths[:3])} differ; average "
-                "losses over real samples (pflmpi.learning.client: cross_entropy, average, or Batch.padding), or set "
-                "runtime.executor to loop, which pads nothing"
+            return (
+                f"{name} depends on {what}: {', '.join(paths[:3])} differ; average losses over real samples "
+                "(pflmpi.learning.client: cross_entropy, average, or Batch.padding)"
             )
+    return ""
 
 
 def _unlike(one: Tree, other: Tree) -> list[str]:

@@ -176,6 +176,23 @@ def test_what_lanes_do_not_suit_is_said_with_what_to_do(case, tmp_path, monkeypa
         run(Mine, tmp_path, monkeypatch, "lanes")
 
 
+@pytest.mark.parametrize("case", ["a copy", "an if", "padding"])
+def test_the_loop_is_taken_for_it_unless_lanes_are_configured(case, tmp_path, monkeypatch, caplog):
+    class Mine(FedAvg):
+        def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+            if case != "padding":
+                OF_LANES[case][0](data)
+            return super(type(self), self).client_update(task, client, down, data)
+
+        def loss(self, task: Any) -> Any:
+            return lambda model, batch: plain(task.predict(model, batch.x), batch)
+
+    run(Mine, tmp_path, monkeypatch, "auto")
+    (line,) = (record.message for record in caplog.records if "one after the other" in record.message)
+    assert "(runtime.executor: loop): Mine.client_update" in line
+    assert "executor: loop" in (tmp_path / "run" / "config.yaml").read_text()
+
+
 def test_an_interrupt_where_lanes_begin_stays_one(tmp_path, monkeypatch):
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
