@@ -24,7 +24,7 @@ from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
 from pflmpi.learning.transforms import Transform
-from pflmpi.messages.kinds import Downlink, Mean, Messages, OwnClasses, Uplink, as_messages, with_rows
+from pflmpi.messages.kinds import Downlink, Mean, Messages, Own, OwnClasses, Uplink, as_messages, with_rows
 from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
 from pflmpi.models.built_module import equal
 from pflmpi.models.torch_module import ModuleArchitecture
@@ -473,7 +473,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
             check_returned(algorithm, "client_update", new)
         return {"state": new, "uplink": {**up}}
 
-    down = {name: example(kind, task, rng) for name, kind in algorithm.downlink(task).items()}
+    down = _received(algorithm, task, client, rng)
     lanes = tree.stack([initial_client(algorithm, task, client)])
     architecture = task.architecture  # masks of a module that has its batch on another axis depend on the padding
     masks = architecture.without_dropout() if isinstance(architecture, ModuleArchitecture) else nullcontext()
@@ -481,6 +481,24 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
         inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
         received = {name: tree.stack([value]) for name, value in down.items()}
         return torch.func.vmap(in_lane)(lanes, received, *inputs)
+
+
+def _received(algorithm: Algorithm, task: Task, client: int, rng: np.random.Generator) -> dict[str, Tree]:
+    """What a client receives in the first round; made up where it is not known yet, or zero, which hides its use."""
+    kinds = algorithm.downlink(task)
+    received = {name: example(kind, task, rng) for name, kind in kinds.items()}
+    if algorithm.introduces:
+        return received
+    with calling(algorithm, "publish", 0):
+        published = algorithm.publish(task, algorithm.init_server(task), np.array([client]))
+    check_returned(algorithm, "publish", published)
+    for name, made_up in received.items():
+        own = isinstance(kinds[name], Own)
+        sent, like = published.get(name, {}), tree.stack([made_up]) if own else made_up
+        if not tree.differences(sent, like):
+            value = tree.map(lambda leaf, instead: leaf if leaf.any() else instead, sent, like)
+            received[name] = tree.row(value, 0) if own else value
+    return received
 
 
 def example_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:

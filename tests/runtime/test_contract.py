@@ -193,6 +193,27 @@ def test_the_loop_is_taken_for_it_unless_lanes_are_configured(case, tmp_path, mo
     assert "executor: loop" in (tmp_path / "run" / "config.yaml").read_text()
 
 
+def test_the_trial_in_lanes_receives_what_the_first_round_sends(tmp_path, monkeypatch):
+    class Mine(FedAvg):
+        def init_server(self, task: Any) -> Any:
+            return {**super(type(self), self).init_server(task), "covariance": torch.eye(3)}
+
+        def downlink(self, task: Any) -> Any:
+            return {**super(type(self), self).downlink(task), "covariance": Shared({"c": torch.zeros(3, 3)})}
+
+        def publish(self, task: Any, server: Any, receivers: Any) -> Any:
+            return {"model": server["model"], "covariance": {"c": server["covariance"]}}
+
+        def server_update(self, task: Any, server: Any, up: Any, round: Any) -> Any:
+            return {**up, "covariance": server["covariance"]}
+
+        def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+            torch.linalg.cholesky(down["covariance"]["c"])
+            return super(type(self), self).client_update(task, client, down, data)
+
+    run(Mine, tmp_path, monkeypatch, "lanes")
+
+
 def test_an_interrupt_where_lanes_begin_stays_one(tmp_path, monkeypatch):
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
