@@ -386,6 +386,10 @@ def not_a_tree(value: object) -> str:
     expected = "; expected are tensors in nested dicts"
     if not isinstance(value, Mapping):
         return f"a {type(value).__name__}{expected}"
+    if (key := _key_with_slash(value)) is not None:
+        return (
+            f"the key {shown(key)}: in a path / separates keys; pflmpi.tree.unflatten makes the nested dicts of paths"
+        )
     leaves: Iterator[tuple[str, object]] = tree.leaves({**value})
     for path, leaf in leaves:
         if not isinstance(leaf, Tensor):
@@ -395,6 +399,12 @@ def not_a_tree(value: object) -> str:
             allowed = ", ".join(str(dtype)[6:] for dtype in NUMPY_TYPES)
             return f"{path} of type {str(leaf.dtype)[6:]}, which is neither sent nor stored; convert it to {allowed}"
     return ""
+
+
+def _key_with_slash(value: Mapping[str, object]) -> str | None:
+    """The first key of nested dicts that a path could not name."""
+    deeper = (_key_with_slash(part) for part in value.values() if isinstance(part, dict))
+    return next((key for key in (*value, *deeper) if key is not None and "/" in str(key)), None)
 
 
 def check_returned(algorithm: Algorithm, method: str, returned: object) -> None:

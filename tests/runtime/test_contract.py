@@ -486,6 +486,11 @@ class FloatState(FedPer):
         return {**super().init_client(task), "alpha": 0.5}
 
 
+class PathState(FedPer):
+    def init_client(self, task: Task) -> Tree:
+        return {"all": dict(tree.leaves(super().init_client(task)))}
+
+
 class FloatServer(FedPer):
     def init_server(self, task: Task) -> Tree:
         return {**super().init_server(task), "round": 1}
@@ -590,6 +595,7 @@ class MatrixAverage(FedAvg):
 OTHER_TYPE = "of type float16, which is neither sent nor stored; convert it to float32, float64, int32, int64, uint8, b"
 ERRORS = {
     FloatState: r"FloatState.init_client returned alpha = 0.5, a float; expected are tensors .* torch.tensor\(0.5\)",
+    PathState: r"PathState.init_client returned the key 'head/bias': in a path / separates keys; pflmpi.tree.unflatten",
     FloatServer: r"FloatServer.init_server returned round = 1, a int; expected are tensors .* torch.tensor\(1\)",
     FloatPublished: r"FloatPublished.publish returned alpha = 0.5, a float; expected are tensors",
     FloatSent: r"FloatSent.client_update returned alpha = 0.5, a float; expected are tensors",
