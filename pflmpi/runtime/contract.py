@@ -432,9 +432,14 @@ def check_state(algorithm: Algorithm, method: str, state: object, expected: Tree
     check_returned(algorithm, method, state)
     if problems := tree.differences(state, expected):
         initial = "init_server" if method == "server_update" else "init_client"
+        leaves, before = dict(tree.leaves(state)), dict(tree.leaves(expected))
+        other = next((path for path in before if path in leaves and leaves[path].dtype != before[path].dtype), None)
+        advice = "return every leaf, also one that did not change"
+        if other is not None:
+            advice = f"convert it, as by .to({before[other].dtype}), or begin with {str(leaves[other].dtype)[6:]}"
         raise AlgorithmError(
             f"{where} returned another state than `{initial}` (returned against initial): {'; '.join(problems)}; "
-            "return every leaf, also one that did not change"
+            f"{advice}"
         )
 
 

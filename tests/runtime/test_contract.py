@@ -130,7 +130,7 @@ STATES = {
     ),
     "another type": (
         lambda state, up: ({"head": {**state["head"], "bias": state["head"]["bias"].double()}}, up),
-        r"head/bias: .*float64 against .*float32",
+        r"head/bias: .*float64 against .*float32; convert it, as by .to\(torch.float32\), or begin with float64",
     ),
     "no dict": (lambda state, up: (state["head"]["bias"], up), "a Tensor as state"),
 }
