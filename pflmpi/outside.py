@@ -151,6 +151,8 @@ def _import_file(file: Path, reference: str) -> ModuleType:
 
 
 def _import_module(place: str, reference: str) -> ModuleType:
+    if place.startswith(".") or os.sep in place:
+        raise ConfigError(f"{place} is no module; the name of a file ends in .py: {place}.py:CLASS")
     with _importing(f"module {place}"):
         try:
             module = import_module(place)

@@ -164,6 +164,7 @@ BROKEN = {
         own_code.ALGORITHM + "\n    def init_server(self, task):\n        return {}[1]\n",
         ["mine.py:22", "Mine.init_server", "KeyError"],
     ),
+    "a file without its ending": ("./mine:Mine", "", ["./mine is no module", "ends in .py: ./mine.py:CLASS"]),
     "a module that is not there": ("nothing_there.mine:Mine", "", ["no module 'nothing_there'", "PYTHONPATH"]),
 }
 
