@@ -162,7 +162,10 @@ class Algorithm(ABC):
         return {}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        """What the clients receive, but for kept messages; `Own` ones have one row per receiver, in that order."""
+        """What the clients receive, but for kept messages; `Own` ones have one row per receiver, in that order.
+
+        The bits of a row must not depend on who else receives.
+        """
         return {}
 
     def introduce(self, task: Task, client: Tree, data: ClientData) -> Messages:

@@ -22,6 +22,7 @@ from pflmpi.learning.replay import step_by_step
 from pflmpi.runtime.unseen import joined, received
 from pflmpi.store import run_folder
 from pflmpi.testing.quick_run import resume, run, settings
+from pflmpi.text import some
 from pflmpi.transports.inprocess import InProcessTransport
 
 EXECUTORS = ("loop", "lanes")
@@ -58,9 +59,7 @@ class Runs:
 def same_bits(runs: Runs, executor: str, ranks: int, server: str = "auto") -> None:
     """On that many ranks the state has the bits of a run on one, and unseen clients have the same scores."""
     (several, digest), (one, expected_digest) = runs.get(executor, ranks, server), runs.get(executor)
-    assert digest == expected_digest, (
-        f"executor {executor}: other bits on {ranks} ranks: {digest}, not {expected_digest}"
-    )
+    assert digest == expected_digest, f"executor {executor}: other bits on {ranks} ranks: {_differing(one, several)}"
     scores, expected = (_scores(folder, 3, "unseen_correct") for folder in (several, one))
     assert np.array_equal(scores, expected), f"unseen clients on {ranks} ranks: {scores}, on one {expected}"
 
@@ -75,7 +74,8 @@ def exact_continuation(runs: Runs, absent: str, executor: str = "loop") -> None:
         unbroken = run(raw, whole)
     run(settings(raw, training={"rounds": 1}), parts, 3)
     resume(parts, ("training.rounds=2",), ranks=1)
-    assert resume(parts, ("training.rounds=3",), ranks=2) == unbroken, "other bits after a continuation"
+    continued = resume(parts, ("training.rounds=3",), ranks=2)
+    assert continued == unbroken, f"other bits after a continuation: {_differing(whole, parts)}"
     for name in ("correct", "total", "participants", "unseen_correct"):
         expected, scores = (_scores(folder, 3, name) for folder in (whole, parts))
         assert np.array_equal(scores, expected), f"other {name} after a continuation: {scores}, unbroken {expected}"
@@ -155,6 +155,17 @@ def state_of(folder: Path, round: int = 3) -> dict[str, np.ndarray]:
         where = "clients" if len(cohorts) == 1 else cohort
         state.update({f"{where}/{path}": array for path, array in arrays.items()})
     return state
+
+
+def _differing(one: Path, other: Path) -> str:
+    """The first arrays that differ after the last round of two runs, by path."""
+    first, second = state_of(one), state_of(other)
+    paths = [path for path in sorted(first.keys() | second.keys()) if _bits(first, path) != _bits(second, path)]
+    return some(paths) if paths else "the digests differ, and no array does"
+
+
+def _bits(state: dict[str, np.ndarray], path: str) -> bytes | None:
+    return state[path].tobytes() if path in state else None
 
 
 def _scores(folder: Path, round: int, name: str) -> np.ndarray:

@@ -10,10 +10,15 @@ import comparisons
 import quick_run
 import small_task
 from pflmpi import outside, tree
+from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Round
+from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.errors import ConfigError
-from pflmpi.testing import AlgorithmTests
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
+from pflmpi.testing import AlgorithmTests, conformance
+from pflmpi.tree import Tree
 from project import ROOT
 
 
@@ -57,3 +62,16 @@ def test_a_clipped_change_has_at_most_that_norm(largest):
 
     scale = min(1, largest / change(plain).norm())
     torch.testing.assert_close(change(up), change(plain) * scale, rtol=1e-4, atol=1e-7)
+
+
+class Unseeded(FedAvg):
+    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+        bias = tree.at(up["model"], "head/bias") + np.random.default_rng().normal()
+        return {"model": {**up["model"], "head": {**tree.part(up["model"], "head"), "bias": bias.float()}}}
+
+
+def test_what_a_continuation_changes_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS._objects, "unseeded", Unseeded)
+    runs = conformance.Runs({"algorithm": {"name": "unseeded"}, "training": {"participation": 1.0}}, tmp_path)
+    with pytest.raises(AssertionError, match="other bits after a continuation: server/model/body/fc1/bias, "):
+        conformance.exact_continuation(runs, "latest")
