@@ -42,7 +42,11 @@ class LocalTraining:
         self._begun.add(name)
         kept = tree.part(self.states, name)
         if wrong := tree.differences(initial, kept):
-            raise ValueError(f"trains other parameters as {name!r} than `trainings` declares: {'; '.join(wrong[:3])}")
+            like = f"{{{name!r}: task.like('body')}}"
+            raise ValueError(
+                f"trains other parameters as {name!r} than `trainings` declares: {'; '.join(wrong[:3])}; override "
+                f"`trainings`, as by return {like} where the head is frozen"
+            )
         return tree.clone(kept)
 
     def end(self, name: str, state: Tree) -> None:

@@ -21,7 +21,7 @@ from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError, RunError, UserError
-from pflmpi.learning.client import ClientData, average, uniform
+from pflmpi.learning.client import ClientData, average, model_loss, uniform
 from pflmpi.learning.diagnostics import PerClient
 from pflmpi.learning.personal import Kept, Merge, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
@@ -154,6 +154,21 @@ def test_an_error_names_class_method_client_and_line(executor, tmp_path, monkeyp
         RunError, match=r"Mine.client_update \(round \d, clients? [\d, -]+\): KeyError: 'bdy'; at test_contract"
     ):
         run(Mine, tmp_path, monkeypatch, executor)
+
+
+def test_an_optimizer_that_is_kept_for_other_parameters_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    class Mine(FedAvg):
+        def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+            passes, rate = data.passes["train"], data.learning_rate
+            return {}, {"model": train(task, down["model"], passes, model_loss(task), rate, frozen=("head",))}
+
+    monkeypatch.setitem(ALGORITHMS._objects, "mine", Mine)
+    training = {"momentum": 0.5, "keep_optimizer": True}
+    raw = quick_run.settings(algorithm={"name": "mine"}, training=training)
+    with pytest.raises(
+        AlgorithmError, match=r"trains other .*override `trainings`, as by return \{'train': task.like\('body'\)\}"
+    ):
+        quick_run.run(raw, tmp_path / "run")
 
 
 OF_LANES: dict[str, tuple[Callable[[ClientData], object], str]] = {
