@@ -65,6 +65,8 @@ _ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "Expected more than 1 value per channel": "; a batch has one sample, of which batch norm has no variance: "
     "training.drop_last = true leaves out incomplete batches, and a module may have model.norm = 'group'",
     "cannot assign to field": _KEEPS,
+    "with respect to argument 'running_mean'": "; statistics of batch norm are not trained: of several models in one "
+    "`train`, name them, as by frozen=('fed/stats', 'own/stats')",
     "Cannot access storage": f"; pflmpi.tree.clone copies a tree{IN_LANES}",
     "data-dependent control flow": f"; torch.where chooses by values without an `if`{IN_LANES}",
 }

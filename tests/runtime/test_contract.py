@@ -21,7 +21,7 @@ from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError, RunError, UserError
-from pflmpi.learning.client import ClientData, average, model_loss, uniform
+from pflmpi.learning.client import ClientData, average, cross_entropy, model_loss, uniform
 from pflmpi.learning.diagnostics import PerClient
 from pflmpi.learning.personal import Kept, Merge, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
@@ -168,6 +168,22 @@ def test_an_optimizer_that_is_kept_for_other_parameters_is_refused_with_what_to_
     with pytest.raises(
         AlgorithmError, match=r"trains other .*override `trainings`, as by return \{'train': task.like\('body'\)\}"
     ):
+        quick_run.run(raw, tmp_path / "run")
+
+
+def test_statistics_of_several_models_are_to_be_named_as_frozen(tmp_path, monkeypatch):
+    class Mine(FedAvg):
+        def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+            def loss(models: Tree, batch: Any) -> torch.Tensor:
+                scores = [task.predict(models[name], batch.x, training=True) for name in ("fed", "own")]
+                return cross_entropy(sum(scores), batch)
+
+            both = {"fed": down["model"], "own": task.init()}
+            return {}, {"model": train(task, both, data.passes["train"], loss, data.learning_rate)["fed"]}
+
+    monkeypatch.setitem(ALGORITHMS._objects, "mine", Mine)
+    raw = quick_run.settings(algorithm={"name": "mine"}, model={"name": "resnet18"}, runtime={"executor": "loop"})
+    with pytest.raises(AlgorithmError, match=r"not trained: .*frozen=\('fed/stats', 'own/stats'\)"):
         quick_run.run(raw, tmp_path / "run")
 
 
