@@ -88,10 +88,10 @@ class Algorithm(ABC):
         summary: one line for `pflmpi list`.
         paper: authors and where it appeared, for `pflmpi list`.
         predicts_with: names of downlink messages that `adapt` or `predict` reads.
-        adapts_with: names of the passes that `adapt` reads.
+        adapts_with: names of the passes that `adapt` reads; it is given no others.
         unlike_models: whether clients may have different bodies (the messages must still agree in shape).
         introduces: whether every client sends its uplink once before the first round, from `introduce`.
-        draws_noise: whether the losses use `Batch.key`.
+        draws_noise: whether the losses use `Batch.key`, by `pflmpi.learning.client.uniform`.
         measured: names of the trainings whose loss is the training loss of a client; () for all.
         partial_work: whether a client may take fewer steps of its pass than configured, as before a deadline.
         linear_head: whether it computes with the head's "weight" and "bias", so that heads which do more are refused.

@@ -156,7 +156,7 @@ class ClientData:
 
     @property
     def num_samples(self) -> Tensor:
-        """n_i, the number of training samples."""
+        """n_i, the number of training samples, [] float32."""
         return self.class_counts.sum()
 
     @property

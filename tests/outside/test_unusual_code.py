@@ -278,6 +278,17 @@ def test_the_tests_of_the_page_pass(folder):
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
 
 
+def test_the_algorithm_of_the_page_that_adapts_does(folder, tmp_path):
+    (tmp_path / "fedbabu.py").write_text(blocks("python")[3])
+    raw = quick_run.settings(algorithm={"name": f"{tmp_path}/fedbabu.py:FedBABU"}, training={"rounds": 1})
+    scores = []
+    for name in ("FedBABU", "FedPer"):
+        algorithm = {"name": raw["algorithm"]["name"].replace("FedBABU", name)}
+        quick_run.run({**raw, "algorithm": algorithm}, tmp_path / name)
+        scores.append(run_folder.read_metrics(tmp_path / name, 1)["correct"].sum())
+    assert scores[0] > scores[1]
+
+
 @pytest.mark.slow
 def test_all_launchers_give_its_bits_and_continue_them(folder, tmp_path):
     config = own_code.write(tmp_path / "code", training={"rounds": 2})
