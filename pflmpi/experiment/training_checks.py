@@ -460,7 +460,9 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
     training = task.training.model_copy(update=plain)
     batched = task.replace(batched=True, training=training)
 
-    def in_lane(state: Tree, down: Messages, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor) -> Tree:
+    def in_lane(state: Tree, down: Messages, counts: Tensor, *batch: Tensor) -> Tree:
+        images, labels, weight, keys = batch
+
         def batches(steps: int) -> LaneBatches:
             samples = images[:steps], labels[:steps]
             drawn = keys[:steps] if algorithm.draws_noise or task.architecture.draws_noise else None
@@ -478,7 +480,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
     architecture = task.architecture  # masks of a module that has its batch on another axis depend on the padding
     masks = architecture.without_dropout() if isinstance(architecture, ModuleArchitecture) else nullcontext()
     with masks, calling(algorithm, "client_update", 0, [client], in_lanes=True):
-        inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
+        inputs = [value.unsqueeze(0) for value in (counts, images, labels, weight, keys)]
         received = {name: tree.stack([value]) for name, value in down.items()}
         return torch.func.vmap(in_lane)(lanes, received, *inputs)
 
