@@ -23,7 +23,7 @@ from pflmpi.text import first_line
 from pflmpi.tree import Tree
 
 _STEPS, _SIZES = 4, (4, 3)  # batches of the two clients; in lanes those of the second one are padded
-_RATE, _MOMENTUM = 0.01, 0.9
+_RATE, _MOMENTUM, _DECAY = 0.01, 0.9, 0.1
 _ABSOLUTE, _SHARE = 1e-6, 1e-3  # what may differ: rounding, and a share of the leaf's largest move
 _SWITCH = "; model.check = false leaves the comparison out"
 _CAUSES = {
@@ -50,7 +50,8 @@ def check_modules(tasks: Sequence[Task], cohort: np.ndarray, federation: Federat
     for number, task in enumerate(tasks):
         architecture = task.architecture
         if isinstance(architecture, ModuleArchitecture) and architecture.check:
-            task = task.replace(training=TrainingConfig(momentum=_MOMENTUM), device=HOST, local=None)
+            training = TrainingConfig(momentum=_MOMENTUM, weight_decay=_DECAY)
+            task = task.replace(training=training, device=HOST, local=None)
             batches = _batches(task, federation, np.flatnonzero(cohort == number))
             with warnings.catch_warnings(), architecture.without_dropout(), torch.enable_grad():
                 warnings.simplefilter("ignore")
@@ -93,7 +94,7 @@ def _batches(task: Task, federation: Federation, clients: np.ndarray) -> list[li
 
 
 def _plain(architecture: ModuleArchitecture, task: Task, batches: Sequence[Batch]) -> Tree:
-    """The model after SGD with momentum as in any PyTorch program, without `torch.optim`: a second to import."""
+    """The model after SGD with momentum and decay as in any PyTorch program; `torch.optim` takes a second to import."""
     module = architecture.recipe.plain(0)
     initial = task.whole(task.init())
     with torch.no_grad():
@@ -112,7 +113,8 @@ def _plain(architecture: ModuleArchitecture, task: Task, batches: Sequence[Batch
                     if parameter.grad is None:
                         continue
                     velocity = velocities.setdefault(place, torch.zeros_like(parameter))
-                    parameter.sub_(velocity.mul_(_MOMENTUM).add_(parameter.grad), alpha=_RATE)
+                    slope = parameter.grad.add(parameter, alpha=_DECAY)
+                    parameter.sub_(velocity.mul_(_MOMENTUM).add_(slope), alpha=_RATE)
                     parameter.grad = None
         with torch.no_grad():
             scores = module.eval()(batches[0].x)

@@ -7,6 +7,7 @@ from pflmpi import tree
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.tree import Tree
 
+Slopes = list[Tensor | None]  # the gradient of each leaf; None where the loss does not depend on it, as in PyTorch
 Rate = float | Tensor  # a learning rate; a tensor [] where it differs between the clients of a call
 
 
@@ -19,20 +20,22 @@ def initial_state(training: TrainingConfig, trained: Tree) -> Tree:
     return {"velocity": tree.map(torch.zeros_like, trained)} if training.momentum else {}
 
 
-def clip(slopes: list[Tensor], norm: float) -> list[Tensor]:
+def clip(slopes: Slopes, norm: float) -> Slopes:
     """Gradients scaled down to a norm over all of them, where it is larger (as `torch.nn.utils.clip_grad_norm_`)."""
-    total = torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt()
-    share = (norm / (total + 1e-6)).clamp(max=1)
-    return [slope * share for slope in slopes]
+    squares = [slope.square().sum() for slope in slopes if slope is not None]
+    if not squares:
+        return slopes
+    share = (norm / (torch.stack(squares).sum().sqrt() + 1e-6)).clamp(max=1)
+    return [None if slope is None else slope * share for slope in slopes]
 
 
 def adam_step(
-    training: TrainingConfig, leaves: list[Tensor], slopes: list[Tensor], state: Tree, active: Tensor | None, lr: Rate
+    training: TrainingConfig, leaves: list[Tensor], slopes: Slopes, state: Tree, active: Tensor | None, lr: Rate
 ) -> None:
     """Take one step of Adam or AdamW, as PyTorch's, in place; `state` is the one of `initial_state`.
 
     Args:
-        slopes: the gradient of each.
+        slopes: the gradient of each; one without stays as it is.
         active: 0 where nothing may change; None: 1.
     """
     real = 1.0 if active is None else active
@@ -43,6 +46,8 @@ def adam_step(
     root = (1 - training.beta2**exponent).sqrt().float()
     mean, square = ([leaf for _, leaf in tree.leaves(tree.part(state, name))] for name in ("mean", "square"))
     for leaf, slope, first, second in zip(leaves, slopes, mean, square, strict=True):
+        if slope is None:
+            continue
         if training.weight_decay and training.optimizer == "adam":
             slope = slope + training.weight_decay * leaf
         elif training.weight_decay:

@@ -7,8 +7,7 @@ without a real sample changes nothing.
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import repeat
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss, StepBatch, micro_batches
 from pflmpi.learning.cuda_graphs import capture_on
-from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
+from pflmpi.learning.optimizers import Rate, Slopes, adam_step, clip, initial_state
 from pflmpi.learning.parts import has, others, overlay, trained
 from pflmpi.learning.replay import ReadsElsewhere, Steps, contents, name_of
 from pflmpi.learning.task import Task
@@ -81,8 +80,9 @@ def train(
     """The parameters after the configured optimizer's steps over the batches; the argument is not changed.
 
     SGD is PyTorch's (v = m v + g + w p, p = p - lr v), as are Adam and AdamW; momentum and moments start at zero, or,
-    with `training.keep_optimizer`, as the client's last round left them. Batch-norm statistics (`"stats"`) follow the
-    forward passes.
+    with `training.keep_optimizer`, as the client's last round left them. A leaf on which the loss of a batch does not
+    depend stays as it is in that step, without decay or momentum, as in PyTorch. Batch-norm statistics (`"stats"`)
+    follow the forward passes.
 
     Args:
         params: a tree of named parts, such as a model.
@@ -171,7 +171,12 @@ def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[st
         weights = tree.map(lambda leaf: leaf.clone().requires_grad_(True), weights)
     slopes, value = gradients(task, overlay(params, weights), weights, loss, batch)
     values = iter(slopes)
-    return tree.map(lambda _: next(values), weights), value.detach()
+
+    def filled(leaf: Tensor) -> Tensor:
+        slope = next(values)
+        return torch.zeros_like(leaf) if slope is None else slope
+
+    return tree.map(filled, weights), value.detach()
 
 
 def step(params: Tree, gradient: Tree, lr: Rate) -> Tree:
@@ -217,7 +222,7 @@ def _where(condition: Tensor, state: Tree, other: Tree) -> Tree:
 
 def gradients(
     task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None = None
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[Slopes, Tensor]:
     """The gradient of each leaf, and the loss: accumulated over micro batches, where the batch is larger than one.
 
     On a CPU PyTorch begins with a one of its own: to be given one, or to pull back, it imports its compiler or sympy, a
@@ -230,21 +235,31 @@ def gradients(
     size = task.training.micro_batch
     if size is None or len(batch.y) <= size:
         return _at_once(task, params, trained, loss, batch, grad_output)
-    slopes, value = list[Tensor](), torch.zeros(())
+    slopes: Slopes = [None for _ in tree.leaves(trained)]
+    value: Tensor | None = None
     for part, weight in micro_batches(batch, size):
 
         def share(params: Tree, part: Batch, weight: Tensor | float = weight) -> Tensor:
             return weight * _scalar(loss(params, part))
 
         more, of_part = _at_once(task, params, trained, share, part, grad_output)
-        of_part = of_part.detach()
-        slopes, value = ([*map(torch.add, slopes, more)], value + of_part) if slopes else (more, of_part)
+        slopes, value = [*map(_sum, slopes, more)], _sum(value, of_part.detach())
+    assert value is not None
     return slopes, value
+
+
+@overload
+def _sum(one: Tensor | None, other: Tensor) -> Tensor: ...
+@overload
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None: ...
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Their sum, or the one that there is."""
+    return other if one is None else one if other is None else one + other
 
 
 def _at_once(
     task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[Slopes, Tensor]:
     if task.architecture.draws_noise and batch.key is not None:
         params = {**params, "noise": {"key": batch.key}}  # for `Architecture.noise_key`
     if task.batched:
@@ -252,7 +267,7 @@ def _at_once(
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     value = _scalar(loss(params, batch))
     begin = None if value.device.type == "cpu" else _fitting(grad_output, value)
-    return list(torch.autograd.grad(value, leaves, begin, materialize_grads=True)), value
+    return list(torch.autograd.grad(value, leaves, begin, allow_unused=True)), value
 
 
 def unit_grad_output(like: Tensor) -> Tensor | None:
@@ -280,31 +295,30 @@ def _fitting(grad_output: Tensor | None, loss: Tensor) -> Tensor:
 
 def _in_a_lane(
     task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[Slopes, Tensor]:
     leaves = [leaf for _, leaf in tree.leaves(trained)]
+    reached: list[int] = []
 
-    def of(leaves: list[Tensor]) -> Tensor:
+    def with_gradients(leaves: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         rest = iter(leaves)
         assert batch.padding is not None
         padded = task.architecture.has_batch_norm and not batch.padding.full
         with OverRealSamples(batch.padding.weight) if padded else nullcontext():
             value = _scalar(loss(overlay(params, tree.map(lambda _: next(rest), trained)), batch))
-        # A step of padding alone must have no gradient at all, also not that of a proximal term.
-        return value if batch.padding.active is None else batch.padding.active * value
-
-    def with_gradients(leaves: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        value = of(leaves)
-        return value, list(torch.autograd.grad(value, leaves, materialize_grads=True))
+        if batch.padding.active is not None:  # a step of padding alone has no gradient, also not of a proximal term
+            value = batch.padding.active * value
+        begin = None if value.device.type == "cpu" else _fitting(grad_output, value)
+        slopes = torch.autograd.grad(value, leaves, begin, allow_unused=True)
+        reached[:] = [place for place, slope in enumerate(slopes) if slope is not None]
+        return value, [slope for slope in slopes if slope is not None]
 
     # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
     # not by `torch.func.grad`, which keeps all it does for second derivatives.
-    if leaves[0].device.type == "cpu":
-        value, _, slopes = torch.func.vjp(with_gradients, leaves, has_aux=True)  # type: ignore[misc]
-        return slopes, value
-    value, pull_back = torch.func.vjp(of, leaves)[:2]
-    with torch.no_grad():
-        pulled: list[Tensor] = pull_back(_fitting(grad_output, value))[0]
-    return pulled, value
+    value, _, found = torch.func.vjp(with_gradients, leaves, has_aux=True)  # type: ignore[misc]
+    slopes: Slopes = [None] * len(leaves)
+    for place, slope in zip(reached, found, strict=True):
+        slopes[place] = slope
+    return slopes, value
 
 
 class PhaseStep:
@@ -320,6 +334,7 @@ class PhaseStep:
         self._adam = training.optimizer != "sgd" and not phase.plain
         self._local = None if phase.plain else task.local
         self._loss_sum: Tensor | None = None
+        self._reached: list[bool] | None = None  # the leaves with a gradient in the steps so far
         self._grad_output = unit_grad_output(self._leaves[0])
         self._state: Tree = {} if phase.plain else initial_state(training, self._trained)
         if self._local is not None:
@@ -363,6 +378,7 @@ class PhaseStep:
             if self._norm is not None:
                 slopes = clip(slopes, self._norm)
             if self._adam:
+                self._check_same([slope is not None for slope in slopes])
                 adam_step(self._task.training, self._leaves, slopes, self._state, active, self._rate)
             else:
                 self._descend(slopes, active)
@@ -370,15 +386,15 @@ class PhaseStep:
                 for leaf in self._leaves:
                     leaf.copy_(leaf.clamp(*self._phase.limits))  # clamp_ is not batched by vmap (PyTorch 2.15)
 
-    def _slopes(self, batch: StepBatch, active: Tensor | None) -> tuple[list[Tensor], Tensor]:
+    def _slopes(self, batch: StepBatch, active: Tensor | None) -> tuple[Slopes, Tensor]:
         """What to go against, for each leaf, and the loss; zero where `active` is."""
         loss = self._phase.loss
         if isinstance(loss, Direction):
             direction, value = loss.of(self._params, batch)
-            slopes = self._checked_leaves(direction)
+            against = self._checked_leaves(direction)
             if active is not None:
-                slopes, value = [active * slope for slope in slopes], active * value
-            return slopes, _scalar(value).detach()
+                against, value = [active * slope for slope in against], active * value
+            return [*against], _scalar(value).detach()
         assert isinstance(batch, Batch), "a loss is that of one minibatch"
         by_autograd = () if self._task.batched else self._leaves
         for leaf in by_autograd:
@@ -387,6 +403,15 @@ class PhaseStep:
         for leaf in by_autograd:
             leaf.requires_grad_(False)
         return slopes, value
+
+    def _check_same(self, reached: list[bool]) -> None:
+        if self._reached not in (None, reached):
+            raise ValueError(
+                "a parameter has a gradient in some steps of a training and none in others, as where samples choose "
+                "their way through a module, and Adam counts steps for all parameters at once here; choose "
+                "training.optimizer: sgd"
+            )
+        self._reached = reached
 
     def _checked_leaves(self, direction: Tree) -> list[Tensor]:
         """Its leaves, in the order of those that are trained; `ValueError` where it is another tree than these."""
@@ -411,33 +436,37 @@ class PhaseStep:
         if self._local is not None:
             self._local.end(self._phase.name, self._state)
 
-    def _descend(self, slopes: list[Tensor], active: Tensor | None) -> None:
+    def _descend(self, slopes: Slopes, active: Tensor | None) -> None:
         """Move the leaves; not at all where `active` is 0, so that neither decay nor momentum goes on.
 
         All leaves move in one call: on a GPU a call for each costs more than its arithmetic.
         """
-        leaves, momentum, decay, velocity = self._leaves, self._momentum, self._decay, self._velocity
-        rate = self._rate
+        moving = {place: slope for place, slope in enumerate(slopes) if slope is not None}
+        leaves, moves = [self._leaves[place] for place in moving], [*moving.values()]
+        momentum, decay, rate = self._momentum, self._decay, self._rate
         if self._task.batched:
-            slopes = [*map(self._lane_slope, range(len(leaves)), slopes, repeat(active))]
+            moves = [self._lane_slope(place, slope, active) for place, slope in moving.items()]
             if isinstance(rate, Tensor) and in_lane(rate):  # it differs by lane
-                slopes, rate = [rate * slope for slope in slopes], 1.0
-            assert all(lane_axis(tensor) >= 0 for tensor in (*leaves, *slopes)), (
+                moves, rate = [rate * move for move in moves], 1.0
+            assert all(lane_axis(tensor) >= 0 for tensor in (*leaves, *moves)), (
                 "what trains, and its slope, differs by lane"
             )
             # Behind the lanes: vmap has no `_foreach` operations (PyTorch 2.14).
-            leaves, slopes = [*map(of_all_lanes, leaves)], [*map(of_all_lanes, slopes)]
-        else:
+            leaves, moves = [*map(of_all_lanes, leaves)], [*map(of_all_lanes, moves)]
+        elif moves:
             if decay:
-                slopes = list(torch._foreach_add(slopes, leaves, alpha=decay))
-            if velocity:
+                moves = list(torch._foreach_add(moves, leaves, alpha=decay))
+            if momentum:
+                velocity = [self._velocity[place] for place in moving]
                 torch._foreach_mul_(velocity, momentum)
-                torch._foreach_add_(velocity, slopes)
-                slopes = velocity
+                torch._foreach_add_(velocity, moves)
+                moves = velocity
+        if not moves:
+            return
         if isinstance(rate, Tensor):
-            slopes, rate = list(torch._foreach_mul(slopes, rate)), 1.0
+            moves, rate = list(torch._foreach_mul(moves, rate)), 1.0
         # A trace has no alpha that is 1.
-        torch._foreach_sub_(leaves, slopes, **({} if rate == 1 else {"alpha": rate}))
+        torch._foreach_sub_(leaves, moves, **({} if rate == 1 else {"alpha": rate}))
 
     def _lane_slope(self, index: int, slope: Tensor, active: Tensor | None) -> Tensor:
         """Direction of a leaf, with decay and momentum; 0 where `active` is."""

@@ -695,12 +695,44 @@ class Unconverted(Packed):
         return self.fc(self.rows(self.words(x))[1][0])
 
 
+class Detached(Base):
+    def body(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            z = super().body(x)
+        return self.second(z)
+
+    def make(self) -> None:
+        self.second = nn.Linear(6, 6)
+
+
+class Idle(Base):
+    def make(self) -> None:
+        self.second = nn.Linear(6, 6)
+
+
+class Routed(Base):
+    """Each sample chooses one of two layers; in some batches all choose the same."""
+
+    def make(self) -> None:
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def body(self, x: Tensor) -> Tensor:
+        z = super().body(x)
+        chosen = (x.reshape(len(x), -1)[:, 20] > 0.9).long()
+        out = torch.zeros_like(z)
+        for number, expert in enumerate(self.experts):
+            if (taken := chosen == number).any():
+                out = out.index_put((taken.nonzero()[:, 0],), expert(z[taken]))
+        return out
+
+
 TRAINED = [
     Base, Convolutional, Normed, CumulativeNorm, LayerNormed, GroupNormed, InstanceNormed, Frozen, FrozenFirst,
     FrozenConvolutional, Recurrent, GatedRecurrent,
     Attentive, Normalised, OldNormalised, Spectral, Scripted, Orthogonal, Listed, Tied, Masked, BackwardHooked,
     ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
     Climbing, CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, KeyedDeep, Looking,
+    Detached, Idle, Routed,
 ]  # fmt: skip
 DROPPING = (CheckpointedDropout, DroppedTwice, KeyedDeep)  # their masks are ours
 SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
@@ -752,6 +784,7 @@ TRAINING = {
     "rounds": 1,
     "epochs": 1,
     "momentum": 0.5,
+    "weight_decay": 0.1,
     "lr": 0.05,
     "participation": 1.0,
     "batch_size": 4,
@@ -772,7 +805,14 @@ def calm():
         yield
 
 
-def plain(kind, initial, batches):
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.5, weight_decay=0.1),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.05, weight_decay=0.1),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.1),
+}
+
+
+def plain(kind, initial, batches, optimizer="sgd"):
     """Parameters and buffers before and after a loop as anybody writes it, by their names in the module."""
     with global_generators.seeded(0):
         module = kind(10)
@@ -782,12 +822,12 @@ def plain(kind, initial, batches):
             part, _, name = path.replace("/", ".").partition(".")
             values[f"fc.{name}" if part == "head" else name].copy_(leaf)
     before = {name: value.detach().clone() for name, value in values.items()}
-    optimizer = torch.optim.SGD(module.parameters(), lr=TRAINING["lr"], momentum=TRAINING["momentum"])
+    steps = OPTIMIZERS[optimizer](module.parameters())
     module.train()
     for batch in batches:
-        optimizer.zero_grad()
+        steps.zero_grad()
         F.cross_entropy(module(batch.x), batch.y).backward()
-        optimizer.step()
+        steps.step()
     after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return before, {name: value.detach() for name, value in after.items()}
 
@@ -809,15 +849,35 @@ def test_a_module_is_trained_as_plain_pytorch_trains_it(kind, tmp_path):
     digest = on_processes(raw, tmp_path) if kind is CheckpointedDropout else quick_run.run(raw, tmp_path / "1", 2)
     if kind in SEVERAL:
         assert quick_run.run(raw, tmp_path / "2") == digest
-    if kind in DROPPING:
-        return
+    if kind not in DROPPING:
+        check_as_plain(kind, raw, tmp_path / "1")
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("kind", [Base, Detached, Idle], ids=lambda kind: kind.__name__)
+def test_so_do_adam_and_adamw_also_where_a_parameter_has_no_gradient(kind, optimizer, executor, tmp_path):
+    training = {**TRAINING, "optimizer": optimizer, "momentum": 0.0}
+    raw = settings(kind, training=training, runtime={"executor": executor})
+    quick_run.run(raw, tmp_path)
+    check_as_plain(kind, raw, tmp_path, optimizer)
+
+
+def test_adam_is_refused_where_a_parameter_has_a_gradient_in_some_steps_alone(tmp_path):
+    with pytest.raises(RunError, match="has a gradient in some steps of a training and none in others"):
+        quick_run.run(settings(Routed, training={**TRAINING, "optimizer": "adam", "momentum": 0.0}), tmp_path)
+
+
+def check_as_plain(kind, raw, folder, optimizer="sgd"):
+    """Both clients' models after round 1 are those of a loop as anybody writes it."""
+    state = state_of(folder, 1)
     experiment = prepare(configuration.parse(raw), torch.device("cpu"))
-    executor, state = executor_of(experiment, Loop), state_of(tmp_path / "1", 1)
+    executor = executor_of(experiment, Loop)
     oracle = outside.load(HERE + kind.__name__)
     for client in (0, 1):
         data = executor._data(client, 1, executor.passes(np.array([client]), 1), {})
         task = experiment.tasks[0]
-        before, after = plain(oracle, task.whole(task.init()), data.passes["train"])
+        before, after = plain(oracle, task.whole(task.init()), data.passes["train"], optimizer)
         moved = 0
         for path, rows in state.items():
             part, _, name = path.removeprefix("clients/model/").replace("/", ".").partition(".")
