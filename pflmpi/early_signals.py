@@ -3,6 +3,7 @@
 Only the standard library is imported here, because this comes before everything that takes seconds.
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -62,7 +63,8 @@ def watch(environ: Mapping[str, str]) -> None:
             if received[0] in watched and not _begun.is_set():
                 if rank in (None, "0"):
                     os.write(2, f"pflmpi: {described(received[0])} before the run had begun; start it again\n".encode())
-                write_exit_code(environ, Stopped.exit_code)
+                with contextlib.suppress(OSError):  # the process ends also where the file cannot be written
+                    write_exit_code(environ, Stopped.exit_code)
                 os._exit(Stopped.exit_code)
 
     threading.Thread(target=wait, name="early-signals", daemon=True).start()

@@ -16,6 +16,7 @@ Each message says what is wrong, the value found, what is allowed, and what to d
 import contextlib
 import json
 import os
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,11 +115,29 @@ def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""])
     """Leave the exit code of the ranks in a file for their launcher, whose own may be another one.
 
     Rank 0 leaves "lost" while the ranks run: what a launcher finds where a rank was killed or lost. The wrappers in
-    launch/ restart ranks by it, and believe no launcher's 0 without it.
+    launch/ restart ranks by it, and believe no launcher's 0 without it. A rank that a signal has ended before the run
+    began has left 75, which "lost" does not overwrite.
     """
     path = environ.get("PFLMPI_EXIT_FILE")
-    if path:
-        Path(path).write_text(f"{code}\n")
+    if path and code == "lost":
+        with open(path, "a+") as file:  # where another rank replaces the file meanwhile, the replaced one is written
+            file.seek(0)
+            if file.read().strip() != str(Stopped.exit_code):
+                file.truncate(0)
+                file.write("lost\n")
+    elif path:
+        temporary = Path(f"{path}.{launched_rank(environ)}.{threading.get_native_id()}")
+        _replace(Path(path), temporary, f"{code}\n")
+
+
+def _replace(path: Path, temporary: Path, text: str) -> None:
+    """Write a file that several ranks may write at once, by way of a temporary one of this rank."""
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError:  # on a full disk the file itself can still be overwritten
+        temporary.unlink(missing_ok=True)
+        path.write_text(text)
 
 
 def write_end(environ: Mapping[str, str]) -> None:

@@ -217,6 +217,8 @@ def other_batch_system(folder):
         ("75", 0, 1, 75),
         ("lost", 75, 1, 75),  # a second signal
         ("0", 1, 1, 0),
+        ("$'75\\nt'", 137, 1, 75),  # the first line counts
+        ("7t", 1, 1, 1),  # no exit code
     ],
 )
 def test_ranks_start_again_after_one_was_lost_and_for_no_other_reason(word, own, starts, expected, wrapper, tmp_path):

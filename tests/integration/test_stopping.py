@@ -14,7 +14,7 @@ import yaml
 import processes
 import quick_run
 from pflmpi.cli import main
-from pflmpi.errors import Stopped
+from pflmpi.errors import Stopped, write_exit_code
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store import run_folder, verify
 from pflmpi.transports.slurm import end_of_job
@@ -133,14 +133,15 @@ def test_the_second_signal_ends_the_run_at_once(tmp_path):
     assert not (run / "lock.json").exists(), "another host would wait for a sign of this one"
 
 
+@pytest.mark.parametrize("file", ["code", "missing/code"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_during_start_up_ends_a_run_that_has_not_begun(number, tmp_path):
+def test_a_signal_during_start_up_ends_a_run_that_has_not_begun(number, file, tmp_path):
     """An import that waits inside a library, as torch's does, runs no handler of Python's."""
     (tmp_path / "torch.py").write_text(
         "import ctypes, sys\nprint('importing', flush=True)\n"
         "while True: ctypes.CDLL(None).poll(None, 0, 60000)\n"  # a signal ends poll, and the loop begins it again
     )
-    environment = {**processes.ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}", "PFLMPI_EXIT_FILE": "code"}
+    environment = {**processes.ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}", "PFLMPI_EXIT_FILE": file}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(quick_run.settings()))
     process = processes.launch([*processes.PFLMPI, "run", str(config)], env=environment, cwd=tmp_path)
@@ -148,7 +149,21 @@ def test_a_signal_during_start_up_ends_a_run_that_has_not_begun(number, tmp_path
     process.send_signal(number)
     _, err = process.communicate(timeout=processes.PATIENCE)
     assert (process.returncode, err) == (75, f"pflmpi: {number.name} came before the run had begun; start it again\n")
-    assert (tmp_path / "code").read_text() == "75\n"
+    assert file != "code" or (tmp_path / file).read_text() == "75\n"
+
+
+def test_ranks_that_write_the_exit_code_at_once_leave_a_whole_one_and_75_outlasts_lost(tmp_path):
+    file = tmp_path / "code"
+    file.write_text("0\n")  # of a run before, by the same launcher
+    rank_0, rank_1 = ({"PFLMPI_EXIT_FILE": str(file), "SLURM_PROCID": rank} for rank in "01")
+    write_exit_code(rank_0, "lost")
+    assert file.read_text() == "lost\n"
+    with file.open() as before:
+        write_exit_code(rank_1, Stopped.exit_code)
+        assert before.read() == "lost\n", "another rank that writes meanwhile does not write into the new one"
+    write_exit_code(rank_0, "lost")
+    assert file.read_text() == "75\n"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_the_same_wish_sent_twice_is_one():
