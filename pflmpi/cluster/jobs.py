@@ -359,3 +359,9 @@ def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     restarts = job_file.read(folder)
     placed = located(jobs, [*runs_below(folder, "jobs.txt"), folder])
     return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in placed]
+
+
+def jobs_below(folder: Path, jobs: Sequence[Job]) -> list[Job]:
+    """`jobs_in` the folder or, without any, in the folders in it: runs, and points of a scaling experiment."""
+    places = sorted(path.parent for path in folder.glob("*/jobs.txt"))
+    return jobs_in(folder, jobs) or [job for place in places for job in jobs_in(place, jobs)]

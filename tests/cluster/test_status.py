@@ -457,6 +457,16 @@ def test_a_task_with_several_cells_has_a_line_for_each(tmp_path, fake, monkeypat
     assert (tmp_path / "cancelled").read_text() == "3_0\n", "once"
 
 
+def test_jobs_of_points_and_of_runs_in_a_folder_are_cancelled_with_it(tmp_path, fake, capsys):
+    record(tmp_path / "sc" / "ranks-0002", "7")
+    record(tmp_path / "sc" / "ranks-0004", "8")
+    fake_slurm.queue(fake, fake_slurm.line("7", State="COMPLETED"), fake_slurm.line("8"), fake_slurm.line("9"))
+    fake_slurm.program("scancel", f'echo "$@" > {tmp_path}/cancelled', fake)
+    assert main(["cancel", str(tmp_path / "sc")]) == 0
+    assert (tmp_path / "cancelled").read_text() == "8\n"
+    assert capsys.readouterr().out.startswith(f"job 8 cancelled (RUNNING): {tmp_path}/sc/ranks-0004\n")
+
+
 OOM = "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes may have been\n"
 CONSEQUENCES = "srun: error: node1: task 1: Out Of Memory\nslurmstepd: error: *** STEP 12.0 ON node1 CANCELLED ***\n"
 
