@@ -300,10 +300,14 @@ def runs_below(sweep: Path, file: str = "config.yaml") -> list[Path]:
 
 
 def cells_below(sweep: Path) -> list[Path]:
-    """Folders of the runs of a sweep, sorted by name, also of those that ended before they had one; or in a folder."""
+    """Folders of the runs of a sweep, sorted by name, also of those that ended before they had one.
+
+    Of a folder the runs in it, and of a scaling experiment those of its points.
+    """
     if os.path.lexists(sweep / "config.yaml"):
         return []
-    begun = {*runs_below(sweep), *(path.parent for path in sweep.glob("*/config.yaml"))}
+    patterns = ("*/config.yaml", "ranks-*/repeat*/config.yaml")
+    begun = {*runs_below(sweep), *(path.parent for pattern in patterns for path in sweep.glob(pattern))}
     return sorted(begun | {path.with_suffix("") for path in sweep.glob(f"{_CELL}.yaml")})
 
 

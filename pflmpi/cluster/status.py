@@ -11,7 +11,7 @@ from typing import Any
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.job_log import last_error, out_of_memory
 from pflmpi.cluster.jobs import Job, by_working_directory, cells_below, jobs_below, jobs_in, last_errors, located
-from pflmpi.config import stored
+from pflmpi.config import stored, yaml_file
 from pflmpi.errors import CheckpointError, ConfigError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure, measured_rounds
@@ -384,6 +384,8 @@ def _block(job: Job) -> Iterator[str]:
     elif state := run_status(job.folder):
         yield f"  {job.folder}: {state.title}"
         yield from (f"  {line}" for line in progress_lines(state, job))
+    elif point := _point(job.folder):
+        yield f"  {job.folder}: {point}"
     elif job.array:
         yield f"  a task of the sweep in {job.folder}"
     else:
@@ -394,6 +396,16 @@ def _block(job: Job) -> Iterator[str]:
     yield from (f"  {line}" for line in _memory(job, error))
     if job.log is not None:
         yield from _end(error, job.log)
+
+
+def _point(folder: Path) -> str:
+    """What a point of a scaling experiment has come to; "" for another folder."""
+    try:
+        repeats = yaml_file.read(folder.parent / "scale.yaml").get("repeats")
+    except ConfigError:
+        return ""
+    done = sum(run is not None and run.done for run in map(run_status, cells_below(folder)))
+    return f"a point of the scaling experiment in {folder.parent}, {done} of {repeats} repeats done"
 
 
 def _used(job: Job) -> str:

@@ -715,6 +715,23 @@ def test_a_folder_of_runs_shows_them_and_their_jobs(tmp_path, fake, capsys):
     assert json.loads(capsys.readouterr().out)["jobs"] == []
 
 
+def test_a_point_of_a_scaling_experiment_says_so_and_the_experiment_lists_its_runs(tmp_path, fake, capsys):
+    experiment = tmp_path / "sc"
+    point = record(experiment / "ranks-0002", "7")
+    (experiment / "scale.yaml").write_text("repeats: 3\n")
+    for name in ("repeat1", "repeat2"):
+        write(point / name, rounds=3, done=3)
+    (point / "repeat1" / "round_00003.h5").touch()
+    fake_slurm.queue(fake, fake_slurm.line("7", State="COMPLETED", WorkDir=tmp_path))
+    line = f"  {point}: a point of the scaling experiment in {experiment}, 1 of 3 repeats done\n"
+    for what in ([], ["7"], [str(experiment)], [str(point)]):
+        assert main(["status", *what]) == 0
+        assert line in capsys.readouterr().out
+    fake_slurm.queue(fake)
+    assert main(["status", str(experiment)]) == 0
+    assert "  ranks-0002/repeat1  round 3 of 3" in capsys.readouterr().out
+
+
 # --- waiting ------------------------------------------------------------------------------------------------------
 
 
