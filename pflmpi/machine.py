@@ -174,7 +174,8 @@ def requested_gpus(environ: Mapping[str, str]) -> str:
     name = next((name for name in _VISIBLE if name in environ), None)
     if name is not None:  # it counts alone: Slurm's variables are of the job, a step of which may have no GPU
         return "" if environ[name] in _NO_GPU else f"{name} = {environ[name]!r}"
-    none = {"SLURM_STEP_GPUS": "", "SLURM_JOB_GPUS": "", "SLURM_GPUS_ON_NODE": "0"}  # the last one is a count
+    # Not SLURM_JOB_GPUS: `--exclusive` sets it on a node with GPUs, and the steps of the job have none.
+    none = {"SLURM_STEP_GPUS": "", "SLURM_GPUS_ON_NODE": "0"}  # the last one is a count
     given = (name for name in none if environ.get(name, "") not in ("", none[name]))
     return next((f"{name} = {environ[name]!r}" for name in given), "")
 

@@ -59,6 +59,8 @@ def test_the_memory_of_a_job_is_what_its_group_leaves(group, files, total, free,
         ({"SLURM_STEP_GPUS": "3", "SLURM_GPUS_ON_NODE": "4"}, "SLURM_STEP_GPUS = '3'"),
         ({"SLURM_GPUS_ON_NODE": "4"}, "SLURM_GPUS_ON_NODE = '4'"),
         ({"SLURM_GPUS_ON_NODE": "0"}, ""),
+        # a step of a job with --exclusive on a node with GPUs
+        ({"SLURM_JOB_GPUS": "0,1", "SLURM_STEP_ID": "0"}, ""),
         # what hides the GPUs, by a user or by Slurm for a step without any
         ({"CUDA_VISIBLE_DEVICES": "-1", "SLURM_JOB_GPUS": "0"}, ""),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "4"}, ""),

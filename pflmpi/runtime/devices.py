@@ -142,9 +142,9 @@ def _refuse_missing_gpus(peers: Sequence[Peer]) -> None:
     requested = [rank for rank, peer in enumerate(peers) if peer.requested]
     if requested:
         raise ConfigError(
-            f"a GPU was requested ({peers[requested[0]].requested} on {names(requested, peers)}), but torch finds "
-            "none; see with nvidia-smi or rocm-smi whether the driver works, install a torch that is built for it, or "
-            "set runtime.device = 'cpu'"
+            f"a GPU was requested ({peers[requested[0]].requested} on {names(requested, peers)}; `--exclusive` asks "
+            "for whole nodes), but torch finds none; see with nvidia-smi or rocm-smi whether the driver works, install "
+            "a torch that is built for it, or set runtime.device = 'cpu'"
         )
 
 

@@ -184,7 +184,7 @@ def test_a_gpu_that_was_requested_and_is_not_there_is_refused_unless_the_run_is_
     if device == "cpu":
         assert place_ranks(peers, RuntimeConfig(device="cpu")).kind == "cpu"
         return
-    words = r"a GPU was requested \(SLURM_STEP_GPUS = '0' on rank 1 \(host b, process 1\)\), .*runtime\.device = 'cpu'"
+    words = r"a GPU was requested \(SLURM_STEP_GPUS = '0' on rank 1 \(host b, process 1\); .*runtime\.device = 'cpu'"
     with pytest.raises(ConfigError, match=words if device == "auto" else "no rank sees a CUDA device"):
         place_ranks(peers, RuntimeConfig(device=device))
 
