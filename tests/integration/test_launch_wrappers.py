@@ -417,6 +417,22 @@ def test_a_second_signal_ends_a_launcher_whose_ranks_do_not(wrapper, tmp_path):
     assert stopped(bench, [signal.SIGUSR1, signal.SIGTERM]) == (1, ["rank asked", "rank killed"])
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_an_interrupted_wrapper_says_how_to_go_on(wrapper, tmp_path):
+    bench = Bench(tmp_path, wrapper)
+    bench.program(wrapper, FAKE_RUN + RANK)
+    command = [str(ROOT / "launch" / wrapper), "-n", "2", "pflmpi", "run", "a.yaml"]
+    process = processes.launch(command, env=bench.environment, cwd=tmp_path)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        processes.kill_all(process.pid)
+    how = "the same command with --continue, or `pflmpi resume RUN`, goes on from the newest checkpoint"
+    assert (process.returncode, err) == (130, f"launch/{wrapper}: interrupted; {how}\n")
+
+
 def stopped(bench, signals):
     """The exit code of a wrapper that gets signals, one after each line of its ranks, and these lines."""
     command = [str(ROOT / "launch" / bench.wrapper), "pflmpi", "run", "a.yaml"]
