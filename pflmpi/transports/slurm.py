@@ -1,11 +1,14 @@
 """What Slurm's variables say about a job step: its hosts, the tasks on each, and where torch's ranks can meet."""
 
+import logging
 import re
 import subprocess
 import time
 from collections.abc import Mapping
 
 from pflmpi.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 _ANSWER = 10.0  # seconds for squeue
 _NOT_STARTED_BY_SRUN = 0xFFFFFF00  # step ids from here on: the batch script, salloc's shell and the like
@@ -65,7 +68,19 @@ def allocated(environ: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def end_of_job(environ: Mapping[str, str]) -> float | None:
-    """End of this batch job in seconds since the epoch; None outside a job, without a limit, or if unknown."""
+    """End of this batch job in seconds since the epoch; None outside a job, without a limit, or if unknown.
+
+    Variables of a job that has ended, which a shell of it still has, are ignored with a warning.
+    """
+    end = _end_of_job(environ)
+    if end is None or end > time.time():
+        return end
+    job, when = environ.get("SLURM_JOB_ID", "?"), time.strftime("%Y-%m-%d %H:%M", time.localtime(end))
+    _log.warning("job %s ended at %s: its limit is ignored; unset SLURM_JOB_ID and SLURM_JOB_END_TIME", job, when)
+    return None
+
+
+def _end_of_job(environ: Mapping[str, str]) -> float | None:
     if environ.get("SLURM_JOB_END_TIME", "").isdecimal():  # since Slurm 22.05 or 23.02, if the job has a limit
         return float(environ["SLURM_JOB_END_TIME"])
     job = environ.get("SLURM_JOB_ID", "")

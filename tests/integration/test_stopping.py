@@ -1,6 +1,7 @@
 """A run that is asked to stop ends after a complete round, with exit code 75, and continues to the same bits."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -213,15 +214,20 @@ def test_a_job_stops_when_two_more_rounds_and_the_spare_time_do_not_fit():
 
 def test_outside_of_a_job_there_is_no_end():
     assert end_of_job({}) is None
-    assert end_of_job({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1800000000"}) == 1.8e9
+    assert end_of_job({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "4000000000"}) == 4e9
+
+
+def test_the_end_of_a_job_that_is_over_stops_nothing_and_is_said(caplog):
+    assert end_of_job({"SLURM_JOB_ID": "999", "SLURM_JOB_END_TIME": "1500000000"}) is None
+    assert re.search("job 999 ended at 2017-07-1.*; unset SLURM_JOB_ID and SLURM_JOB_END_TIME", caplog.text)
 
 
 def test_the_end_of_a_job_is_what_squeue_says(tmp_path, monkeypatch):
     squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/sh\n[ $2 = --jobs=7 ] && echo 2027-01-15T09:00:00 || echo NONE\n")
+    squeue.write_text("#!/bin/sh\n[ $2 = --jobs=7 ] && echo 2096-10-02T09:00:00 || echo NONE\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert end_of_job({"SLURM_JOB_ID": "7"}) == time.mktime(time.strptime("2027-01-15 09:00", "%Y-%m-%d %H:%M"))
+    assert end_of_job({"SLURM_JOB_ID": "7"}) == time.mktime(time.strptime("2096-10-02 09:00", "%Y-%m-%d %H:%M"))
     assert end_of_job({"SLURM_JOB_ID": "8"}) is None
 
 
