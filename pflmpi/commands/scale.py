@@ -226,9 +226,9 @@ def _submit(options: argparse.Namespace) -> int:
             submission.make_folders(*batch_script.log_folders(jobs[ranks].options), folder(out, ranks))
             number = submission.submit(jobs[ranks], folder(out, ranks), os.environ)
             print_surely(f"ranks {ranks}: job {number}, log {submission.log_of(jobs[ranks].options, number)}")
-    print(
-        f"when they have ended: pflmpi report {shlex.quote(str(out))}; the same command submits what has failed again"
-    )
+    report = f"pflmpi report {shlex.quote(str(out))}"
+    later = f"when they have ended: {report}; the same command submits what has failed again"
+    print(later if jobs else f"all is measured: {report}")
     return 0
 
 

@@ -58,6 +58,12 @@ def test_points_that_are_measured_or_have_a_job_are_not_submitted(folder, capfd)
     ]
 
 
+def test_where_all_is_measured_no_job_is_waited_for(folder, capfd):
+    scale_folder.measured(folder / "s", scale_folder.scaling([1, 2, 4], repeats=1))
+    assert main(SUBMIT) == 0
+    assert capfd.readouterr().out.splitlines()[2:] == ["ranks 4: measured", "all is measured: pflmpi report s"]
+
+
 def test_a_dry_run_changes_nothing(folder, capfd):
     assert main([*SUBMIT, "--dry-run"]) == 0
     assert capfd.readouterr().out.count("#!/bin/bash") == 3
