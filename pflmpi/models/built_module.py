@@ -147,7 +147,8 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
     """
     state = read_state_dict(path)
     heads = {name.rpartition(".")[2]: state.pop(name) for name in list(state) if name.rpartition(".")[0] == head}
-    own = {name: value for name, value in module.state_dict().items() if name.rpartition(".")[0] != head}
+    tensors = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    own = {name: value for name, value in tensors.items() if name.rpartition(".")[0] != head}
     unread = {name for name in state if name.endswith("num_batches_tracked") and name not in own}
     state = {name: value for name, value in state.items() if name not in unread}
     adapters = {name for name in own if name.rpartition(".")[2] in ADAPTERS}

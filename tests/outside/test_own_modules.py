@@ -149,6 +149,19 @@ def test_a_file_that_is_no_state_dict_is_refused_in_one_line(content, tmp_path):
     assert "\x1b" not in str(caught.value)
 
 
+class Versioned(nn.Linear):
+    def get_extra_state(self):
+        return {"version": 2}
+
+
+def test_an_extra_state_is_in_no_weights_file(tmp_path):
+    module = nn.ModuleDict({"body": Versioned(2, 2), "fc": nn.Linear(2, 3)})
+    stored = {name: torch.ones_like(value) for name, value in module.named_parameters()}
+    torch.save(stored, tmp_path / "weights.pt")
+    read_weights(tmp_path / "weights.pt", module, "fc", 3)
+    assert module["body"].weight.eq(1).all()
+
+
 def test_a_mask_of_infinities_is_a_buffer_as_any(tmp_path):
     module = _plain()
     module.register_buffer("mask", torch.tensor([0, float("-inf")]))
