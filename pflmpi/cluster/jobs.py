@@ -358,14 +358,12 @@ def _as_submitted(job: Job, submission: Submission | None) -> Job:
 
 
 def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
-    """Those of the jobs that work on a run, or on a sweep and its runs, with how often they have been restarted."""
+    """Those of the jobs that work on a run, a sweep and its runs, or the points of a scaling experiment.
+
+    With how often they have been restarted. A folder that only holds runs has no jobs: `cancel` of it would end all.
+    """
     folder = folder.resolve()
     restarts = job_file.read(folder)
-    placed = located(jobs, [*runs_below(folder, "jobs.txt"), folder])
+    points = folder.glob("ranks-*/jobs.txt") if (folder / "scale.yaml").exists() else ()
+    placed = located(jobs, [*runs_below(folder, "jobs.txt"), *(path.parent for path in points), folder])
     return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in placed]
-
-
-def jobs_below(folder: Path, jobs: Sequence[Job]) -> list[Job]:
-    """`jobs_in` the folder or, without any, in the folders in it: runs, and points of a scaling experiment."""
-    places = sorted(path.parent for path in folder.glob("*/jobs.txt"))
-    return jobs_in(folder, jobs) or [job for place in places for job in jobs_in(place, jobs)]

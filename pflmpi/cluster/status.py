@@ -10,7 +10,7 @@ from typing import Any
 
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.job_log import last_error, out_of_memory
-from pflmpi.cluster.jobs import Job, by_working_directory, cells_below, jobs_below, jobs_in, last_errors, located
+from pflmpi.cluster.jobs import Job, by_working_directory, cells_below, jobs_in, last_errors, located
 from pflmpi.config import stored, yaml_file
 from pflmpi.errors import CheckpointError, ConfigError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
@@ -331,7 +331,7 @@ def jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
     jobs: list[Job] = []
     try:
         queue = slurm.queue(environ)
-        jobs = jobs_below(folder, queue)
+        jobs = jobs_in(folder, queue) or [job for run in cells_below(folder) for job in jobs_in(run, queue)]
         newest = list(job_file.read(folder))[-1:]
         jobs = jobs or jobs_in(folder, slurm.accounted(newest, environ))
     except ConfigError:

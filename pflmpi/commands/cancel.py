@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         from pflmpi.sweep import table
 
         folder = table.folder(folder, None)
-    working = jobs.jobs_below(folder, [job for job in jobs.queue(os.environ) if job.in_queue])
+    working = [job for job in jobs.jobs_in(folder, jobs.queue(os.environ)) if job.in_queue]
     if not working:
         raise ConfigError(f"no job of yours works in {folder} or waits to; `pflmpi status` lists your jobs")
     # Tasks of an array that wait together are all that is left of it.

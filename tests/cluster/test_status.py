@@ -457,9 +457,10 @@ def test_a_task_with_several_cells_has_a_line_for_each(tmp_path, fake, monkeypat
     assert (tmp_path / "cancelled").read_text() == "3_0\n", "once"
 
 
-def test_jobs_of_points_and_of_runs_in_a_folder_are_cancelled_with_it(tmp_path, fake, capsys):
+def test_jobs_of_the_points_of_a_scaling_experiment_are_cancelled_with_it(tmp_path, fake, capsys):
     record(tmp_path / "sc" / "ranks-0002", "7")
     record(tmp_path / "sc" / "ranks-0004", "8")
+    (tmp_path / "sc" / "scale.yaml").touch()
     fake_slurm.queue(fake, fake_slurm.line("7", State="COMPLETED"), fake_slurm.line("8"), fake_slurm.line("9"))
     fake_slurm.program("scancel", f'echo "$@" > {tmp_path}/cancelled', fake)
     assert main(["cancel", str(tmp_path / "sc")]) == 0
