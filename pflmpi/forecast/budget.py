@@ -1,6 +1,7 @@
 """Time budget of a sweep: the cheapest runs first, by seconds of cells that have run, else by steps x parameters."""
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -87,6 +88,8 @@ def seconds_per_round(tasks: Sequence[CellTask], out: Path) -> dict[str, float]:
 def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[int, int], None]) -> dict[str, float]:
     """Steps x parameters of a round, by `but_seed`: the first seed stands for the others; no step is taken.
 
+    What a run would warn of is left to it.
+
     Args:
         update: called with the number of configurations that were read, and of all.
     """
@@ -96,10 +99,13 @@ def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[i
     work: dict[str, float] = {}
     for number, (key, config) in enumerate(first.items()):
         update(number, len(first))
+        logging.disable(logging.WARNING)
         try:
             work[key] = _work(config)
         except UserError:
             continue  # the run itself will say why
+        finally:
+            logging.disable(logging.NOTSET)
     return work
 
 

@@ -1,5 +1,6 @@
 """`sweep --budget`: the cheapest runs first, a stop in time, and what fitted and what is left."""
 
+import logging
 import time
 from math import inf
 from pathlib import Path
@@ -10,6 +11,7 @@ import table_file
 from pflmpi.cli import main
 from pflmpi.config.load import parse
 from pflmpi.errors import Stopped
+from pflmpi.experiment.build import prepare
 from pflmpi.forecast.budget import Budget, but_seed, seconds_per_round, work_per_round
 from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
@@ -61,7 +63,12 @@ def test_as_many_fit_as_the_time_that_is_left_has_room_for(jobs, seconds, fittin
     assert Budget(2.0, jobs, tasks, WORK, SECONDS).expected(seconds) == expected
 
 
-def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_path):
+def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_path, monkeypatch, caplog):
+    def warning(*given):
+        logging.getLogger("pflmpi").warning("some clients train nothing")
+        return prepare(*given)
+
+    monkeypatch.setattr("pflmpi.forecast.budget.prepare", warning)
     seven = {"row": "Local", "set": {"training": {"steps": 7, "participation": 1.0}}}
     too_many = {"row": "FedAvg", "set": {"partition": {"name": "iid", "clients": 5000}}}
     table = load(table_file.write(tmp_path, columns={"few": {}}, exceptions=[seven, too_many]))
@@ -71,6 +78,7 @@ def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_
     assert counts == [(0, 2), (1, 2)], "one seed stands for the others"
     (local,) = {but_seed(task) for task, _ in tasks if task.cell.name.startswith("Local")}
     assert work == {local: 3 * 7 * (64 * 4 + 4 + 4 * 10 + 10)}, "clients, steps, parameters"
+    assert not caplog.records, "each run warns of what it does"
 
 
 def test_cells_that_have_run_say_how_long_a_round_takes(tmp_path):
