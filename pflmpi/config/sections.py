@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,6 +13,9 @@ from pflmpi.errors import ConfigError
 from pflmpi.machine import expanded
 from pflmpi.registry import unknown
 from pflmpi.text import shown, some
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -211,9 +214,20 @@ def explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
             other = unknown(f"key in {'.'.join([name, *before])}:", key, list(within.model_fields))
             lines.append(f"{where} is not permitted: {other}")
         else:
-            allowed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-            lines.append(f"{where} = {shown(problem['input'])}: {allowed[0].lower()}{allowed[1:]}")
+            lines.append(f"{where} = {shown(problem['input'])}: {_allowed(problem, within, key)}")
     return some(lines, separator="; ")
+
+
+def _allowed(problem: "ErrorDetails", within: type[BaseModel], key: str) -> str:
+    """What a key may be instead."""
+    if problem["type"] == "list_type":
+        return f"must be a list, such as [{problem['input']}]"
+    if problem["type"] in ("bool_type", "bool_parsing"):
+        return "must be true or false"
+    if problem["type"] == "model_type" and (keys := nested(within.model_fields[key].annotation)):
+        return f"must be a mapping, such as {{{next(iter(keys.model_fields))}: ...}}, or null"
+    allowed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return f"{allowed[0].lower()}{allowed[1:]}"
 
 
 def nested(annotation: Any) -> type[BaseModel] | None:

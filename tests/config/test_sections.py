@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import quick_run
+from pflmpi.config import load as configuration
 from pflmpi.config.load import partition
 from pflmpi.config.sections import merge, override
 from pflmpi.config.yaml_file import dump, parse, read, read_stored
@@ -142,7 +144,7 @@ def test_a_saved_partition_is_the_only_key():
         ({"clients": 0}, r"partition\.clients = 0: must be greater than or equal to 1"),
         ({"clients": 2.5}, r"partition\.clients = 2\.5: must be a valid integer"),
         ({"clients": None}, r"partition\.clients = None: must be a valid integer"),
-        ({"balanced_cap": "perhaps"}, r"partition\.balanced_cap = 'perhaps': must be a valid boolean"),
+        ({"balanced_cap": "perhaps"}, r"partition\.balanced_cap = 'perhaps': must be true or false"),
         ({"min_samples": 0}, r"partition\.min_samples = 0: must be greater than or equal to 1"),
     ],
 )
@@ -150,6 +152,19 @@ def test_a_wrong_section_is_refused_with_what_is_allowed(change, message):
     section = {"name": "exdir", "clients": 20, "classes_per_client": 2, "alpha": 0.5}
     with pytest.raises(ConfigError, match=message):
         partition(section | change)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"evaluation": {"measures": "auroc"}}, r"evaluation\.measures = 'auroc': must be a list, such as \[auroc\]"),
+        ({"training": {"stop": "none"}}, r"training\.stop = 'none': must be a mapping, such as .*, or null"),
+        ({"training": {"drop_last": 1}}, r"training\.drop_last = 1: must be true or false"),
+    ],
+)
+def test_another_kind_of_value_is_refused_with_how_it_is_written(section, message):
+    with pytest.raises(ConfigError, match=message):
+        configuration.parse(quick_run.settings(section))
 
 
 def test_missing_keys_are_named():
@@ -160,7 +175,7 @@ def test_missing_keys_are_named():
 
 
 def test_quoted_values_are_refused_as_in_every_section():
-    with pytest.raises(ConfigError, match=r"partition\.balanced = 'false': must be a valid boolean"):
+    with pytest.raises(ConfigError, match=r"partition\.balanced = 'false': must be true or false"):
         partition({"name": "iid", "clients": 3, "balanced": "false"})
 
 
