@@ -69,6 +69,9 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def check_config(path: Path) -> None:
     """Raise `ConfigError` for a configuration that can be read only once, by a command whose ranks read it again."""
+    if (path / "config.yaml").is_file():
+        resume, config = f"`pflmpi resume {for_shell(path)}`", path / "config.yaml"
+        raise ConfigError(f"{path} is the folder of a run; {resume} continues it, and {config} can be run anew")
     if path.exists() and not path.is_file():
         raise ConfigError(f"cannot read {path}: it is no regular file, and every rank has to read it")
 

@@ -246,7 +246,8 @@ def start_here(peers: Sequence[Peer]) -> job_file.Start:
 
 def show_start(config: Config, folder: Path, context: RankContext, launch: Launch, quiet: bool) -> None:
     """Print what starts, and a line with interpreter, versions, ranks and hosts, job and restarts."""
-    if quiet and not launch.jobs:
+    complete = max(run_folder.rounds(folder), default=0) >= config.training.rounds  # which has been said
+    if complete or (quiet and not launch.jobs):
         return
     if not quiet:
         print(start_line(config, folder, context.transport.size), file=sys.stderr, flush=True)

@@ -147,11 +147,14 @@ def _resumed_config(run: Path, config: Config, transport: Transport, changed_cod
 
 
 def refuse_existing(run: Path) -> None:
-    """Raise `ConfigError` for a folder that holds a run, or that cannot be one because a file is in its place."""
+    """Raise `ConfigError` for a folder that holds a run or runs, or cannot be one because a file is in its place."""
     if config_file.path(run).exists() or run_folder.rounds(run):
         resumed = f"continue it with `pflmpi resume {for_shell(run)}`"
         how = resumed if run_folder.rounds(run) else "it has no checkpoint: add --continue"
         raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
+    inner = sorted(file.parent.name for file in run.glob("*/config.yaml") if run_folder.rounds(file.parent))
+    if inner:
+        raise ConfigError(f"{run} is a folder of runs ({some(inner)}), which it would hide; choose another --out")
     if any(place.is_file() for place in (run, *run.parents)):
         raise ConfigError(f"cannot write the run folder {run}: Not a directory; choose another --out")
 

@@ -341,6 +341,13 @@ def test_a_quiet_run_says_nothing_and_one_that_is_there_is_one_error(config, tmp
     assert quick_run.command(words) == 2
     said = capfd.readouterr().err
     assert said.count("\n") == 1 and "holds a run already" in said
+    assert quick_run.command([*words[:-1], str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder of runs (run), which it would hide; choose another --out" in capfd.readouterr().err
+    assert quick_run.command(["run", words[-1]]) == 2
+    assert f"{words[-1]} is the folder of a run; `pflmpi resume {words[-1]}` continues it" in capfd.readouterr().err
+    assert quick_run.command(["resume", words[-1], "--ranks", "1"]) == 0
+    said = capfd.readouterr()
+    assert "nothing is left to do" in said.out and "goes on" not in said.err
 
 
 def test_the_time_left_is_that_of_the_last_rounds_without_the_first(capfd):
