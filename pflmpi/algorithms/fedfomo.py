@@ -203,7 +203,8 @@ def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Ten
     with torch.no_grad():
         for batch in batches:
             losses = [task_loss(task, task.predict(model, batch.x), batch) for model in models]
-            total, samples = total + batch.count * torch.stack(losses), samples + batch.count
+            size = batch.count
+            total, samples = total + size * torch.stack(losses), samples + size
     return total / samples
 
 

@@ -128,6 +128,7 @@ class Scaffold(FedAvg):
         for batch in batches:
             apart = {**model, **tree.clone(only(model, ("stats",)))}
             slope, _ = gradient(task, apart, model_loss(task), batch, _TRAINED)
-            count = count + batch.count
-            total = tree.map(lambda sum, new, samples=batch.count: sum + samples * new, total, slope)
+            samples = batch.count
+            count = count + samples
+            total = tree.map(lambda sum, new, samples=samples: sum + samples * new, total, slope)
         return tree.map(lambda sum: sum / torch.as_tensor(count).clamp(min=1), total)

@@ -224,7 +224,8 @@ def _allowed(problem: "ErrorDetails", within: type[BaseModel], key: str) -> str:
         return f"must be a list, such as [{problem['input']}]"
     if problem["type"] in ("bool_type", "bool_parsing"):
         return "must be true or false"
-    if problem["type"] == "model_type" and (keys := nested(within.model_fields[key].annotation)):
+    field = within.model_fields.get(key)
+    if problem["type"] == "model_type" and field is not None and (keys := nested(field.annotation)):
         return f"must be a mapping, such as {{{next(iter(keys.model_fields))}: ...}}, or null"
     allowed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return f"{allowed[0].lower()}{allowed[1:]}"
