@@ -1,4 +1,4 @@
-"""Folders of pictures: a folder for each class, below train/ and test/ where these exist."""
+"""Folders of pictures: a folder for each class, below train/, val/ and test/ where these exist."""
 
 import logging
 import warnings
@@ -13,6 +13,8 @@ from pflmpi.data.array_files import OwnArrays
 logger = logging.getLogger(__name__)
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
+_VALIDATION = ("val", "validation")
+_SIDES = ("train", *_VALIDATION, "test")
 
 
 def read_pictures(path: Path) -> OwnArrays:
@@ -21,20 +23,23 @@ def read_pictures(path: Path) -> OwnArrays:
     Raises:
         ValueError: there are none, they are not of one size and kind, or one cannot be read.
     """
-    sides = [path / name for name in ("train", "test")] if (path / "train").is_dir() else [path]
+    sides = [path / name for name in _SIDES] if (path / "train").is_dir() else [path]
     if len(sides) > 1:
         for other in sorted(path.iterdir()):
             if other not in sides and other.is_dir() and _files(other):
-                raise ValueError(f"there are pictures in {other.name}/ too; move them to train/ or test/, or out of it")
-    entries = [
-        (file, file.parent.name, side.name == "test" and len(sides) > 1) for side in sides for file in _files(side)
-    ]
+                raise ValueError(
+                    f"there are pictures in {other.name}/ too; move them to train/, val/ or test/, or out of it"
+                )
+    entries = [(file, file.parent.name, side.name) for side in sides for file in _files(side)]
     if not entries:
         raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
     if unread := {*_pictures(path.rglob("*"))} - {file for file, _, _ in entries}:
         logger.warning("not read: %d pictures that are not directly in the folder of a class", len(unread))
-    labels, test = np.array([label for _, label, _ in entries]), np.array([side for _, _, side in entries])
-    return OwnArrays(stacked((str(file), file) for file, _, _ in entries), labels, test=test, layout="nchw")
+    labels, side_of = (np.array([entry[place] for entry in entries]) for place in (1, 2))
+    marked = len(sides) > 1
+    test, validation = (np.isin(side_of, names) & marked for names in (("test",), _VALIDATION))
+    x = stacked((str(file), file) for file, _, _ in entries)
+    return OwnArrays(x, labels, test=test, validation=validation, layout="nchw")
 
 
 def stacked(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:

@@ -194,13 +194,27 @@ def test_a_folder_of_pictures_has_classes_and_sides(tmp_path):
     Image.fromarray(np.full((6, 4), 40_000, np.uint16)).save(tmp_path / "pets" / "train" / "cat" / "odd.png")
     with pytest.raises(DataError, match=r"odd.png .*more than 8 bits a channel \(mode I;16\)"):
         read_own(tmp_path / "pets")
-    shutil.copytree(tmp_path / "pets" / "test", tmp_path / "pets" / "val")
-    with pytest.raises(DataError, match=r"pictures in val/ too; move them to train/ or test/"):
+    shutil.copytree(tmp_path / "pets" / "test", tmp_path / "pets" / "more")
+    with pytest.raises(DataError, match=r"pictures in more/ too; move them to train/, val/ or test/"):
         read_own(tmp_path / "pets")
-    shutil.rmtree(tmp_path / "pets" / "val")
+    shutil.rmtree(tmp_path / "pets" / "more")
     (tmp_path / "pets" / "train" / "cat" / "odd.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"odd.png cannot be read as a picture"):
         read_own(tmp_path / "pets")
+
+
+@pytest.mark.parametrize("others", [("val",), ("validation", "test"), ("val", "test")])
+def test_pictures_below_val_are_marked_for_validation(others, tmp_path):
+    from PIL import Image
+
+    for side in ("train", *others):
+        for label in ("cat", "dog"):
+            (tmp_path / side / label).mkdir(parents=True)
+            Image.new("L", (3, 3)).save(tmp_path / side / label / "0.png")
+    found = read_own(tmp_path)
+    assert found.num_classes == 2 and found.labels.tolist() == [0, 1] * (1 + len(others))
+    assert found.official_validation.tolist() == [False] * 2 + [True] * 2 + [False] * 2 * ("test" in others)
+    assert found.official_test.tolist() == [False] * 4 + [True] * 2 * ("test" in others)
 
 
 TABLES = [  # texts of a .csv
