@@ -5,9 +5,11 @@ What is expected of a class from outside is checked, with errors that say which 
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pflmpi import outside
@@ -32,6 +34,7 @@ class Registry(Mapping[str, T]):
         objects: the package's own.
         group: of the entry points by which installed packages add theirs; "" for none.
         accept: the object for one that was found outside the package, or a `ConfigError` that says what was expected.
+        section: of a configuration, where a file takes the place of a name as its `path`; "" for none.
 
     >>> Registry("fruit", {"apple": 1})["aple"]
     Traceback (most recent call last):
@@ -39,9 +42,14 @@ class Registry(Mapping[str, T]):
     """
 
     def __init__(
-        self, kind: str, objects: dict[str, T], group: str = "", accept: Callable[[object], T] | None = None
+        self,
+        kind: str,
+        objects: dict[str, T],
+        group: str = "",
+        accept: Callable[[object], T] | None = None,
+        section: str = "",
     ) -> None:
-        self.kind = kind
+        self.kind, self._section = kind, section
         self._objects, self._group, self._accept = objects, group, accept
         self._loaded: dict[str, T] = {}
 
@@ -80,7 +88,9 @@ class Registry(Mapping[str, T]):
             return self._objects[name]
         reference = self.reference(name)
         if self._accept is None or reference is None:
-            raise ConfigError(unknown(self.kind, name, list(self)))
+            is_file = self._section and (Path(name).suffix or os.path.exists(name))
+            hint = f"; for a file or folder: {self._section}: {{path: {shown(name)}}}" if is_file else ""
+            raise ConfigError(unknown(self.kind, name, list(self)) + hint)
         try:
             self._loaded[name] = self._accept(outside.load(reference))
         except ConfigError as error:

@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import pickle
+import re
 import threading
 import tracemalloc
 import zipfile
@@ -20,6 +21,7 @@ from pflmpi.data import SOURCES, load
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import content_digest, whole
+from pflmpi.data.partitions import PARTITIONS
 from pflmpi.errors import ConfigError, DataError
 from raw_files import (
     NUM_CLASSES,
@@ -157,6 +159,18 @@ def test_the_real_data_is_read_completely(name, data_root, tmp_path):
 def test_an_unknown_source_is_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match="unknown dataset 'mnits'; did you mean 'mnist'"):
         load(DataConfig(name="mnits"), seed=0)
+
+
+def test_a_file_in_the_place_of_a_name_is_told_its_key(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for name in ("ok.npz", "./ok.csv", str(tmp_path / "photos")):
+        expected = re.escape(f"for a file or folder: data: {{path: '{name}'}}")
+        with pytest.raises(ConfigError, match=f"unknown dataset .*; {expected}"):
+            load(DataConfig(name=name), seed=0)
+    with pytest.raises(ConfigError, match=r"unknown partition .*; for a file or folder: partition: {path: 'p.npz'}"):
+        PARTITIONS["p.npz"]
+    with pytest.raises(ConfigError, match=r"known: [^;]*$"):
+        load(DataConfig(name="photo"), seed=0)
 
 
 def test_idx_files_come_out_as_they_were_written(root, tmp_path):

@@ -63,6 +63,7 @@ PARTITIONS: Registry[Partition] = Registry(
     },
     group="pflmpi.partitions",
     accept=_accept,
+    section="partition",
 )
 
 

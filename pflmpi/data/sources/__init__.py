@@ -20,4 +20,5 @@ SOURCES: Registry[Source | type[OwnSource]] = Registry(
     },
     group="pflmpi.data",
     accept=subclass(OwnSource),
+    section="data",
 )
