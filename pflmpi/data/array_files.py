@@ -117,7 +117,10 @@ def _npz_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         read_head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read_head(member)
         if dtype.hasobject:
-            raise ValueError(f"the array {name!r} is pickled")
+            raise ValueError(
+                f"the array {name!r} is pickled, as numpy saves one of objects; save texts as {name}.astype(str), and "
+                f"numbers as {name}.astype(float)"
+            )
         if (stated_length := member.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize) != length:
             raise ValueError(f"the array {name!r} has {length} bytes, and its head says {stated_length}")
     with archive.open(f"{name}.npy") as member:

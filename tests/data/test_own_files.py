@@ -287,6 +287,7 @@ ARRAYS = [  # of an .npz
      "value 0 of the samples is from 1700000000.0 to 1700000006.0, which float32 hardly tells apart"),
     ({"x": 2**30 + np.array([[0], [40]]), "y": [0, 1]}, "value 0 of the samples is from 1073741824 to 1073741864"),
     ({"x": np.array([object()] * 4), "y": [0, 1, 2, 3]}, "cannot be used"),
+    ({"x": X, "y": np.array(["a", "b", "a", "b"], object)}, r"'y' is pickled, .*; save texts as y.astype\(str\)"),
     ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "no samples"),
     *(({"x": X[:2], "y": y}, rf"sample {row} has no label \(.*\); give each sample one, or leave it out")
       for y, row in (([0.0, np.nan], 1), ([np.inf, 1.0], 0), (["a", "nan"], 1), (["", "b"], 0), (["a", "<NA>"], 1),
