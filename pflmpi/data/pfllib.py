@@ -121,6 +121,10 @@ def read_folder(path: Path) -> OwnArrays:
     for client in sorted(numbers[1] - numbers[0]):
         raise ValueError(f"test/{client}.npz has no train/{client}.npz beside it")
     if len(numbers[0]) <= max(numbers[0]):
+        if 0 not in numbers[0]:
+            raise ValueError(
+                f"train/ begins with {min(numbers[0])}.npz; rename the files in train/ and test/ to 0.npz, 1.npz, ..."
+            )
         gap = next(client for client in count() if client not in numbers[0])
         raise ValueError(f"there is no train/{gap}.npz; {_ANEW}")
     config = _config(path / "config.json")

@@ -48,6 +48,9 @@ def test_a_client_without_a_file_is_named(tmp_path):
     (folder / "train" / "1.npz").unlink()
     with pytest.raises(DataError, match=r"there is no train/1\.npz; clients are counted from 0 without a gap"):
         read_own(folder)
+    (folder / "train" / "0.npz").rename(folder / "train" / "1.npz")
+    with pytest.raises(DataError, match=r"train/ begins with 1\.npz; rename the files .* to 0\.npz, 1\.npz, "):
+        read_own(folder)
 
 
 @pytest.mark.parametrize("config", [{}, {"num_classes": 3}])
