@@ -107,7 +107,8 @@ def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
     for what, array in {"y": arrays.y, "client": arrays.client, **sides}.items():
         axes = None if what == "y" and not task_kind.classes else 1  # the others are for the kind of task to judge
         if array is not None and (array.shape[:1] != (count,) or axes not in (None, array.ndim)):
-            several = " (several labels: data.task; pflmpi data: --task)" if what == "y" else ""
+            one_hot = "one-hot? save y.argmax(1); " if what == "y" and _is_one_hot(array) else ""
+            several = f" ({one_hot}several labels: data.task; pflmpi data: --task)" if what == "y" else ""
             raise ValueError(
                 f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]{several}"
             )
@@ -157,6 +158,13 @@ def _of_classes(
         class_names=_names(classes, arrays.class_names),
         written_labels=_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes),
     )
+
+
+def _is_one_hot(y: np.ndarray) -> bool:
+    """Whether labels [n, ...] are rows of one 1 and otherwise 0."""
+    if y.ndim != 2 or y.dtype.kind not in "biuf":
+        return False
+    return bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
 def _check_distinct(written: np.ndarray, y: np.ndarray) -> None:

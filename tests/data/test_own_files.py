@@ -267,7 +267,8 @@ X = RNG.normal(size=(4, 2))
 ARRAYS = [  # of an .npz
     ({"x": X}, "no array 'y'"),
     ({"x": X, "y": [0, 1]}, r"y has the shape \[2\], and x has 4 samples"),
-    ({"x": X, "y": [[0, 1]] * 4}, r"y has the shape \[4, 2\], .* \(several labels: data.task; pflmpi data: --task\)"),
+    ({"x": X, "y": [[0, 1]] * 4}, r"y has the shape \[4, 2\], .* \(one-hot\? save y.argmax\(1\); several labels: "),
+    ({"x": X, "y": [[1, 1]] * 4}, r"y has the shape \[4, 2\], .* \(several labels: data.task; pflmpi data: --task\)"),
     ({"x_train": X}, "no array 'y_train' in it"),
     ({"x_train": X, "y_train": [0, 1, 0, 1], "y_val": [0]}, "no array 'x_val' in it"),
     ({"x_train": X, "y_train": [0, 1, 0, 1], "x": X}, "it has 'x_train' and 'x'; leave one of them out"),
