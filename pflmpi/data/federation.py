@@ -131,7 +131,7 @@ def _divided(
             "official, with a partition by label"
         )
     pool = np.arange(len(key)) if split == "pooled" else np.flatnonzero(~dataset.official_test)
-    _check_pool(dataset, pool, by_writer)
+    _check_pool(dataset, pool, by_writer, limited=data.limit is not None)
     with _seeded(seed) if PARTITIONS.reference(partition.name) else nullcontext():
         shares: Any = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
     if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
@@ -173,7 +173,7 @@ def resolved_split(data: DataConfig, dataset: Dataset) -> Literal["pooled", "off
     return "official" if own and dataset.official_test.any() else "pooled"
 
 
-def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool) -> None:
+def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool, limited: bool) -> None:
     """Refuse samples [m] for training that are none, or lack a client of the user's, whose number another would get."""
     if not len(pool):
         raise DataError(
@@ -187,7 +187,7 @@ def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool) -> None:
             raise DataError(
                 f"no training samples of client {some([dataset.written_clients[client] for client in lost])}, and "
                 "without it the others would be numbered anew: mark fewer of its samples as test, take it out of the "
-                "data, set data.split: pooled, or raise data.limit"
+                f"data, {'set data.split: pooled, or raise data.limit' if limited else 'or set data.split: pooled'}"
             )
 
 

@@ -43,7 +43,11 @@ def test_a_user_who_is_only_tested_is_refused_until_samples_are_pooled(tmp_path,
     write(tmp_path / "leaf", train={"a": ([[0.0], [1.0]], [0, 1])}, test={"b": ([[2.0], [3.0]], [1, 0])})
     (tmp_path / "run.yaml").write_text("data: {path: leaf}\npartition: {name: writers}\nalgorithm: local\nmodel: mlp\n")
     assert main(["data", str(tmp_path / "run.yaml")]) == 2
-    assert "no training samples of client b" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "no training samples of client b" in error and "or set data.split: pooled" in error
+    assert "data.limit" not in error
+    assert main(["data", str(tmp_path / "run.yaml"), "-s", "data.limit=3"]) == 2
+    assert "set data.split: pooled, or raise data.limit" in capfd.readouterr().err
     assert main(["data", str(tmp_path / "run.yaml"), "-s", "data.split=pooled"]) == 0
 
 
