@@ -32,7 +32,13 @@ def read_pictures(path: Path) -> OwnArrays:
                 )
     entries = [(file, file.parent.name, side.name) for side in sides for file in _files(side)]
     if not entries:
-        raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
+        problem = f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}"
+        if tables := sorted(file.name for file in path.glob("*") if file.suffix in (".npz", ".csv")):
+            problem += (
+                f"; of files as {tables[0]} give one, with an array or column `client`, or write them as PFLlib does: "
+                "train/0.npz and test/0.npz for client 0"
+            )
+        raise ValueError(problem)
     if unread := {*_pictures(path.rglob("*"))} - {file for file, _, _ in entries}:
         logger.warning("not read: %d pictures that are not directly in the folder of a class", len(unread))
     labels, side_of = (np.array([entry[place] for entry in entries]) for place in (1, 2))

@@ -309,6 +309,13 @@ def test_a_constant_but_for_rounding_is_not_refused(tmp_path):
     assert np.ptp(read_own(tmp_path / "my.npz").images, axis=0).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("name", ["client_0.npz", "site0.csv"])
+def test_a_folder_of_arrays_or_tables_is_told_how_clients_are_given(name, tmp_path):
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match=rf"files as {name} give one, .* `client`, .* PFLlib does: train/0.npz and test/0.npz"):
+        read_own(tmp_path)
+
+
 def test_what_holds_no_data_is_refused(tmp_path):
     for path, expected in ((tmp_path / "nothing.npz", "does not exist"), (tmp_path, "no pictures")):
         with pytest.raises(DataError, match=f"data.path = .*{expected}"):
