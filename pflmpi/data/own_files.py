@@ -129,7 +129,7 @@ def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
         dataset = assemble(*about, official_validation=arrays.validation, task_kind=task_kind)
     return replace(
         dataset,
-        written_clients=_texts(clients),
+        written_clients=_client_names(clients),
         may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
         label_columns=arrays.label_columns,
@@ -187,6 +187,14 @@ def _clients(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return names, numbers
     order = np.argsort(values, kind="stable")
     return names[order], np.argsort(order)[numbers]
+
+
+def _client_names(clients: np.ndarray) -> tuple[str, ...]:
+    """What clients [N] are called: 3 and not 3.0 if all are whole, as pandas writes them after a missing value."""
+    names, values = _texts(clients), as_numbers(clients)
+    without_point = tuple(name.removesuffix(".0") for name in names)
+    whole = values.dtype.kind == "f" and (values == np.round(values)).all()
+    return without_point if whole and len({*without_point}) == len(names) else names
 
 
 def _check_sides(test: np.ndarray, validation: np.ndarray | None) -> np.ndarray | None:

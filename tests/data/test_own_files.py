@@ -402,6 +402,21 @@ def test_clients_whose_names_are_one_number_stay_apart(tmp_path):
     assert found.written_clients == ("007", "10", "7") and found.num_classes == 2
 
 
+@pytest.mark.parametrize(
+    "written, names",
+    [
+        (["10.0", "2.0"], ("2", "10")),
+        ([10.0, 2.0], ("2", "10")),
+        (["2.5", "1.0"], ("1.0", "2.5")),
+        (["007", "008"], ("007", "008")),
+        (["7.0", "7"], ("7", "7.0")),
+    ],
+)
+def test_clients_that_are_whole_numbers_are_called_without_a_point(written, names, tmp_path):
+    np.savez(tmp_path / "my.npz", x=RNG.normal(size=(2, 2)), y=[0, 1], client=written)
+    assert read_own(tmp_path / "my.npz").written_clients == names
+
+
 @pytest.mark.parametrize("same", [("07", "7"), ("1", "1.0"), ("90071992547409931", "90071992547409932")])
 def test_labels_that_are_written_differently_and_are_one_number_are_refused(same, tmp_path):
     (tmp_path / "my.csv").write_text(
