@@ -81,8 +81,13 @@ def label_and_client(
     Raises:
         ValueError: there is no such column, or none that is clear.
     """
-    called = (column_called(names, name) for name in LABELS)
-    wanted = label if isinstance(label, list) else [label or next(filter(None, called), otherwise)]
+    called = [column for name in LABELS if (column := column_called(names, name)) is not None]
+    if label is None and len(called) > 1:
+        raise ValueError(
+            f"the columns {' and '.join(map(repr, called))} may all be the label; set data.label (pflmpi data: --label)"
+            " to the one that is meant, since the others are trained on"
+        )
+    wanted = label if isinstance(label, list) else [label or next(iter(called), otherwise)]
     for key, name in (*(("label", name) for name in wanted), ("client", client)):
         if name is not None and name not in names:
             raise ValueError(f"there is no column data.{key} = {name!r}; known: {', '.join(names)}")

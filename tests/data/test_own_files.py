@@ -234,6 +234,7 @@ TABLES = [  # texts of a .csv
     ("a,label\n1,0\nä,1\n".encode("latin-1"), "line 3 is not UTF-8 .*; save it as UTF-8"),
     *((f"{a},b,{b}\n1,2,0\n3,4,1\n", f"the columns '{a}' and '{b}' may both be the {b.lower()}; rename one")
       for a, b in (("label", "Label"), ("Client", "client"), ("TEST", "test"))),
+    ("y,a,label\n0,1,0\n1,2,1\n", r"the columns 'label' and 'y' may all be the label; set data.label \(pflmpi"),
     ("a,b,label\n1,2,0\n,4,1\n", "line 3 has no a; fill it in, or leave the line out"),
     ("a,b,label\n1,2,0\n\n,4,1\n", "line 4 has no a; fill it in, or leave the line out"),
     ('a,b,label\n1,2,"0\n"\n,4,1\n', "line 4 has no a; fill it in, or leave the line out"),
@@ -312,7 +313,7 @@ def test_a_constant_but_for_rounding_is_not_refused(tmp_path):
 @pytest.mark.parametrize("name", ["client_0.npz", "site0.csv"])
 def test_a_folder_of_arrays_or_tables_is_told_how_clients_are_given(name, tmp_path):
     (tmp_path / name).touch()
-    with pytest.raises(DataError, match=rf"files as {name} give one, .* `client`, .* PFLlib does: train/0.npz and test/0.npz"):
+    with pytest.raises(DataError, match=rf"files as {name} give one, .* `client`, .* PFLlib does: train/0.npz and"):
         read_own(tmp_path)
 
 
