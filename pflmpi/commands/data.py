@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_overrides(parser)
     parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="write the configuration's partition, for `partition: {path: FILE}`"
+        "--save",
+        type=Path,
+        metavar="FILE.npz",
+        help="write the configuration's partition, for `partition: {path: FILE.npz}`",
     )
     arguments.add_force(parser)
     arguments.add_json(parser)
@@ -64,6 +67,8 @@ def _show_partition(options: argparse.Namespace) -> int:
     from pflmpi.experiment.build import load_federation
     from pflmpi.terminal import console
 
+    if options.save is not None and options.save.suffix != ".npz":
+        raise ConfigError(f"--save {options.save}: expected a name that ends with .npz")
     arguments.check_free(options.save, "--save", options.force)
     federation = load_federation(load(options.path, options.overrides))
     if options.save is not None:

@@ -272,6 +272,8 @@ def test_data_of_a_configuration_shows_who_holds_what_and_the_hash(config, tmp_p
     assert [row[:4] for row in rows] == [[str(value) for value in size] for size in sizes]
     reused = configuration.parse({**quick_run.settings(), "partition": {"path": str(tmp_path / "who.npz")}})
     assert load_federation(reused).digest == federation.digest
+    assert main(["data", str(config), "--save", str(tmp_path / "who.csv")]) == 2
+    assert not (tmp_path / "who.csv").exists()
     assert main(["data", str(config), "-s", "seed=4"]) == 0
     assert federation.digest not in capsys.readouterr().out.replace("\n", "")
 
