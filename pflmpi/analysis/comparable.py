@@ -19,7 +19,8 @@ from pflmpi.store.checked_hdf5 import truncated_problem
 from pflmpi.store.names import round_path
 
 _NOT_COMPARED = ("recorded", "runtime", "output", "checkpoint")  # sections that results do not depend on
-_WHERE_ONLY = ("data.root", "data.download")  # these do not change what a run learns from
+# These say where something lies or how it is held; what lies there is compared by its recorded hash.
+_WHERE_ONLY = ("data.root", "data.download", "data.path", "data.resident", "partition.path", "model.check")
 
 
 def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run], list[str]]:
@@ -72,7 +73,8 @@ def why_incomparable(first: Run, other: Run) -> str | None:
     if a.get("partition") == b.get("partition"):
         return None
     reason = _differences(first, other, ("data", "partition"))
-    return reason or (None if another_seed else _hashes("partition", a, b))
+    drawn = another_seed and not ("partition" in _of_files(first) and "partition" in _of_files(other))
+    return reason or (None if drawn else _hashes("partition", a, b))
 
 
 def damaged(run: Run) -> list[str]:
@@ -154,9 +156,19 @@ def unlike_lengths(groups: Sequence[SeedGroup]) -> list[str]:
 
 
 def decisive_options(run: Run) -> dict[str, Any]:
-    """The options of a run that results depend on, by `section.key`, and hashes of the user's code, by `code.KEY`."""
+    """The options of a run that results depend on, by `section.key`, with hashes of the user's files and code."""
     code = {f"code.{key}": str(digest)[:12] for key, digest in run.recorded.get("code", {}).items()}
-    return {**decisive(run.config), **code}
+    files = {f"recorded.{name}": str(run.recorded.get(name))[:12] for name in _of_files(run)}
+    return {**decisive(run.config), **files, **code}
+
+
+def _of_files(run: Run) -> list[str]:
+    """Of data and partition, those in files of the user whose hash has nothing of the seed."""
+    data, partition = run.config.get("data", {}), run.config.get("partition", {})
+    if data.get("limit"):  # the seed chooses the samples
+        return []
+    saved = partition.get("path") and not data.get("validation")  # which the seed chooses too
+    return [name for name, path in (("data", data.get("path")), ("partition", saved)) if path]
 
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:

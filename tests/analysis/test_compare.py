@@ -152,6 +152,32 @@ def test_runs_on_other_data_are_shown_and_said_to_be(runs, tmp_path, capfd):
     assert "has other samples or clients" in text and "data.limit is 300 and not 400" in text
 
 
+def test_seeds_whose_files_lie_elsewhere_are_seeds_of_one_run_and_those_of_other_files_are_not(runs):
+    def run(seed, digests):
+        run = open_run(runs[0])
+        run.config["seed"] = seed
+        of_data = {"path": f"{seed}/mine.npz", "resident": ["host", "gpu"][seed], "limit": None}
+        run.config["data"] = {**run.config["data"], **of_data}
+        run.config["partition"] = {"path": f"{seed}/partition.npz"}
+        run.recorded.update(zip(("data", "partition"), digests, strict=True))
+        return run
+
+    first, moved = run(0, ("d0", "p0")), run(1, ("d0", "p0"))
+    assert why_incomparable(first, moved) is None
+    assert differing_options([first, moved]) == {"seed": ["0", "1"]}
+    assert [len(group.runs) for group in seed_groups(named([first, moved]))] == [2]
+    for digests, what in ((("d1", "p1"), "data"), (("d0", "p1"), "partition")):
+        other = run(1, digests)
+        assert f"(recorded.{what})" in why_incomparable(first, other)
+        assert f"recorded.{what}" in differing_options([first, other])
+        assert [len(group.runs) for group in seed_groups(named([first, other]))] == [1, 1]
+    limited = [run(seed, (f"d{seed}", f"p{seed}")) for seed in (0, 1)]
+    for each in limited:
+        each.config["data"]["limit"] = 400
+    assert why_incomparable(*limited) is None, "the seed chooses the samples"
+    assert [len(group.runs) for group in seed_groups(named(limited))] == [2]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
