@@ -17,10 +17,11 @@ from pflmpi.analysis.metrics import CostTo, cost_to
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, differing, section
-from pflmpi.errors import CheckpointError
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure, judged_by, lower_is_better
 from pflmpi.learning.training import TrainingConfig
+from pflmpi.outside import is_reference
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, SweepTable
 from pflmpi.text import comma_separated as as_csv
@@ -244,8 +245,23 @@ def _without_copies(runs: Sequence[_SeedRun]) -> list[_SeedRun]:
 
 def is_of(cell: Cell, out: Path) -> bool:
     """Whether the configuration that a sweep left beside the run of a cell has the cell's settings."""
-    path = cell.config(out)
-    return path.exists() and _fixed(yaml_file.read(path)) == _fixed(cell.raw)
+    return cell.config(out).exists() and not _changes(yaml_file.read(cell.config(out)), cell.raw)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that no continuation of a run changes, by dotted key: those that differ, with both values.
+
+    As in `sweep`, keys that one leaves out have their defaults. Code that `before` alone names is not loaded.
+    """
+    changes = differing(_fixed(before), _fixed(now))
+    olds = [old for old, _ in changes.values()]
+    if not olds or any(isinstance(old, list | dict) or is_reference(str(old)) for old in olds):
+        return changes
+    from pflmpi.config.load import parse  # here: it imports torch, which a table does without
+
+    with suppress(ConfigError):
+        return differing(*(_fixed(parse(raw).resolved()) for raw in (before, now)))
+    return changes
 
 
 def _fixed(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,8 +275,12 @@ def _why_other(cell: Cell, out: Path, run: Run, done: int, rounds: int) -> str:
     Args:
         done, rounds: that the run has, and is to have.
     """
-    if not is_of(cell, out):
-        return f"{cell.config(out)} has other settings than the table, or is missing"
+    path = cell.config(out)
+    if not path.exists():
+        return f"{path} is missing; put it back from a copy"
+    for key, (old, new) in _changes(yaml_file.read(path), cell.raw).items():
+        how = "change the table back, or sweep into another --out"
+        return f"{key} = {shown(old)} in {path}, {shown(new)} in the table; {how}"
     if change := unlike(run.config, cell.raw):
         return f"{change} in the table"
     return f"it has {done} rounds, and {rounds} in the table" if done > rounds else ""

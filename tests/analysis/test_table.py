@@ -156,6 +156,21 @@ def test_a_run_made_with_another_configuration_is_not_used(tmp_path):
     assert of(table, among, tmp_path / "out")["FedAvg"].state == ""
 
 
+def test_a_default_that_is_written_or_left_out_makes_no_other_configuration(tmp_path):
+    table, among = small(tmp_path)
+    made(among[0], tmp_path / "out", [0.5, 0.6])
+    made(among[1], tmp_path / "out", [0.7, 0.8])
+    path = among[0].config(tmp_path / "out")
+    defaults = {"momentum": 0.0, "participation": 1}
+    path.write_text(dump(among[0].raw | {"training": {**among[0].raw["training"], **defaults}}))
+    assert of(table, among, tmp_path / "out")["FedAvg"].state == ""
+    path.write_text(dump(among[0].raw | {"training": {**among[0].raw["training"], "momentum": 0.9}}))
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert entry.state == "1 of 2 seeds, other configuration"
+    why = f"training.momentum = 0.9 in {path}, 0.0 in the table; change the table back, or sweep into another --out"
+    assert f"{among[0].run(tmp_path / 'out')} is left out: {why}" in entry.notes
+
+
 def test_a_run_that_was_not_made_with_the_configuration_beside_it_is_named_and_left_out(tmp_path):
     table, among = small(tmp_path)
     made(among[0], tmp_path / "out", [0.5, 0.6])
