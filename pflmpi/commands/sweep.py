@@ -244,6 +244,8 @@ def _show_plan(tasks: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
         kept = "anew; the run there is kept: " if task.state == "start" and task.problem else ""
         line = f"{task.cell.name:{width}}  {task.done}/{task.rounds} rounds  {task.state}  {kept}{task.problem}"
         print(line.rstrip())
+    if any(task.command[:1] == ("run",) for task in tasks):
+        print("commands of the sweep, which first writes the configurations that they name:")
     for task in tasks:
         if task.command:
             print(shlex.join([*launcher, "pflmpi", *task.command]))

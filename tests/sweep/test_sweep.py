@@ -366,6 +366,7 @@ def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(tmp_path, 
     assert capsys.readouterr().out.splitlines() == [
         "FedAvg/few/seed0  2/2 rounds  done",
         "Local/few/seed0   0/2 rounds  start",
+        "commands of the sweep, which first writes the configurations that they name:",
         "pflmpi run sweeps/small/Local/few/seed0.yaml --out sweeps/small/Local/few/seed0 --ranks 3 --quiet",
     ]
     assert main(["sweep", str(path), "--dry-run", "--ranks", "3", "-s", "training.rounds=4"]) == 0
