@@ -13,7 +13,7 @@ from pflmpi.data.array_files import OwnArrays
 logger = logging.getLogger(__name__)
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
-_VALIDATION = ("val", "validation")
+_VALIDATION = ("val", "valid", "validation")
 _SIDES = ("train", *_VALIDATION, "test")
 
 

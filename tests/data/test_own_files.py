@@ -203,7 +203,7 @@ def test_a_folder_of_pictures_has_classes_and_sides(tmp_path):
         read_own(tmp_path / "pets")
 
 
-@pytest.mark.parametrize("others", [("val",), ("validation", "test"), ("val", "test")])
+@pytest.mark.parametrize("others", [("val",), ("valid", "test"), ("validation", "test"), ("val", "test")])
 def test_pictures_below_val_are_marked_for_validation(others, tmp_path):
     from PIL import Image
 
