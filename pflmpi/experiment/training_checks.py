@@ -386,7 +386,7 @@ def unsuited_to_lanes(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.nd
         tasks: one per cohort.
         cohort: [N] the cohort of each client.
     """
-    if type(algorithm).__module__.startswith("pflmpi."):
+    if not _is_from_outside(algorithm):
         return ""
     try:
         problems = (_padding_problem(algorithm, task, int(np.argmax(cohort == i))) for i, task in enumerate(tasks))
@@ -395,17 +395,23 @@ def unsuited_to_lanes(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.nd
         return first_line(error) if isinstance(error.__cause__, RuntimeError) else ""
 
 
+def _is_from_outside(algorithm: Algorithm) -> bool:
+    return not type(algorithm).__module__.startswith("pflmpi.")
+
+
 def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
     """What `client_update` sees of the padding of a batch, and what to do; "" if nothing.
 
-    The client takes one step on random samples, three times: with blank padding, with other images and labels in it and
-    a further batch that is padding alone, and with more blank padding. The first two must end in the same bits; where
-    they do not, each change is tried by itself. The third must agree within rounding.
+    The client takes one step on random samples, twice: with blank padding, and with other images and labels in it and a
+    further batch that is padding alone. Both must end in the same bits; where they do not, each change is tried by
+    itself. An algorithm from outside takes it once more with more blank padding, and must agree within rounding.
     """
     name = f"{type(algorithm).__name__}.client_update"
     task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
     blank = _update(algorithm, task, client, filled=False, steps=1)
     if not _unlike(blank, _update(algorithm, task, client, filled=True, steps=2)):
+        if not _is_from_outside(algorithm):
+            return ""
         if paths := _apart(blank, _update(algorithm, task, client, filled=False, steps=1, width=_WIDER)):
             return (
                 f"{name} depends on how much padding is in a batch: {', '.join(paths[:3])} differ; count real samples "
