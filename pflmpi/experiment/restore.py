@@ -39,6 +39,7 @@ def continue_after(run: Path, experiment: Experiment, recorded: Mapping[str, Any
         raise CheckpointError(
             f"training.rounds = {rounds}, but {run} has reached round {done}; give more, or start a new run"
         )
+    _log_other_class_names(run, done, str(stored_config.attributes(experiment, recorded)["class_names"]))
     if rounds == done:
         print(f"pflmpi: nothing is left to do: {run} has reached round {done} of {rounds}", flush=True)
     with continuing(run):
@@ -47,6 +48,13 @@ def continue_after(run: Path, experiment: Experiment, recorded: Mapping[str, Any
         else:
             partition_file.write(run, experiment.counts)
     return str(done)
+
+
+def _log_other_class_names(run: Path, round: int, names: str) -> None:
+    """Warn where the classes are called otherwise than in a checkpoint; both are JSON."""
+    before = run_folder.read_attributes(run, round).get("class_names", names)
+    if before != names:
+        _log.warning("the names of the classes are now %s; up to round %d they are %s", names, round, before)
 
 
 def _newest_matching(run: Path, experiment: Experiment) -> int:

@@ -317,6 +317,18 @@ def test_fewer_rounds_than_a_run_has_are_refused_and_as_many_leave_its_configura
     assert (run / "config.yaml").read_bytes() == before
 
 
+def test_other_names_of_the_same_classes_are_said_on_resume(tmp_path, caplog):
+    x, y = np.random.default_rng(0).random((60, 8), np.float32), np.arange(60) % 3
+    names = np.array(["ant", "cat", "dog"])
+    np.savez(tmp_path / "numbers.npz", x=x, y=y)
+    np.savez(tmp_path / "texts.npz", x=x, y=names[y])
+    quick_run.run(quick_run.settings(data={"name": None, "path": str(tmp_path / "numbers.npz")}), tmp_path / "run")
+    for file in ("texts", "numbers"):
+        quick_run.resume(tmp_path / "run", (f"data.path={tmp_path / file}.npz",))
+    (said,) = (record.message for record in caplog.records if "classes" in record.message)
+    assert said == 'the names of the classes are now ["ant", "cat", "dog"]; up to round 3 they are []'
+
+
 def test_a_directory_with_the_name_of_a_checkpoint_is_refused(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     (run / "round_00006.h5").mkdir()
