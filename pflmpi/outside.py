@@ -20,6 +20,11 @@ from pflmpi.machine import expanded
 _MARK = "__pflmpi_outside__"  # a global of every module that was loaded from outside: the reference that named it
 
 
+def is_from_outside(kind: type) -> bool:
+    """Whether a class is neither the package's nor Python's own."""
+    return not kind.__module__.startswith(("pflmpi.", "builtins"))
+
+
 def is_reference(name: str) -> bool:
     """Whether a name is `module:Class` or `file.py:Class` (or a file without its class, which `load` explains).
 

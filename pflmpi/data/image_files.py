@@ -30,7 +30,8 @@ def read_pictures(path: Path) -> OwnArrays:
                 raise ValueError(
                     f"there are pictures in {other.name}/ too; move them to train/, val/ or test/, or out of it"
                 )
-    entries = [(file, file.parent.name, side.name) for side in sides for file in _files(side)]
+    marked = len(sides) > 1
+    entries = [(file, file.parent.name, side.name if marked else "train") for side in sides for file in _files(side)]
     if not entries:
         problem = f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}"
         if tables := sorted(file.name for file in path.glob("*") if file.suffix in (".npz", ".csv")):
@@ -41,11 +42,9 @@ def read_pictures(path: Path) -> OwnArrays:
         raise ValueError(problem)
     if unread := {*_pictures(path.rglob("*"))} - {file for file, _, _ in entries}:
         logger.warning("not read: %d pictures that are not directly in the folder of a class", len(unread))
-    labels, side_of = (np.array([entry[place] for entry in entries]) for place in (1, 2))
-    marked = len(sides) > 1
-    test, validation = (np.isin(side_of, names) & marked for names in (("test",), _VALIDATION))
+    labels, names = np.array([label for _, label, _ in entries]), np.array([side for _, _, side in entries])
     x = stacked((str(file), file) for file, _, _ in entries)
-    return OwnArrays(x, labels, test=test, validation=validation, layout="nchw")
+    return OwnArrays(x, labels, test=names == "test", validation=np.isin(names, _VALIDATION), layout="nchw")
 
 
 def stacked(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:

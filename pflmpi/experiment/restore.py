@@ -1,6 +1,7 @@
 """A run on disk: its newest good checkpoint, its state after a round, its data as they were recorded."""
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -39,7 +40,7 @@ def continue_after(run: Path, experiment: Experiment, recorded: Mapping[str, Any
         raise CheckpointError(
             f"training.rounds = {rounds}, but {run} has reached round {done}; give more, or start a new run"
         )
-    _log_other_class_names(run, done, str(stored_config.attributes(experiment, recorded)["class_names"]))
+    _log_other_class_names(run, done, json.dumps(list(stored_config.class_names(experiment))))
     if rounds == done:
         print(f"pflmpi: nothing is left to do: {run} has reached round {done} of {rounds}", flush=True)
     with continuing(run):

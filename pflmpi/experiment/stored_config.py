@@ -79,7 +79,7 @@ def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str,
         "summary": algorithm.summary,
         "paper": algorithm.paper,
         "personal": personal.to_json(algorithm.personal(task)),
-        "class_names": list(_class_names(experiment)),
+        "class_names": list(class_names(experiment)),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
         **({"modules": len(modules)} if (modules := _modules(experiment)) else {}),  # described in modules.h5
     }
@@ -120,7 +120,7 @@ def _array(value: torch.Tensor) -> np.ndarray:
     return to_numpy(value.float() if value.dtype == torch.bfloat16 else value)
 
 
-def _class_names(experiment: Experiment) -> tuple[str, ...]:
+def class_names(experiment: Experiment) -> tuple[str, ...]:
     """Class names of a dataset of the package, or those that the data has."""
     data, dataset = experiment.config.data, experiment.federation.dataset
     if not dataset.task_kind.classes:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflmpi import tree
+from pflmpi import outside, tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, training_passes
 from pflmpi.config.load import Config
@@ -386,17 +386,13 @@ def unsuited_to_lanes(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.nd
         tasks: one per cohort.
         cohort: [N] the cohort of each client.
     """
-    if not _is_from_outside(algorithm):
+    if not outside.is_from_outside(type(algorithm)):
         return ""
     try:
         problems = (_padding_problem(algorithm, task, int(np.argmax(cohort == i))) for i, task in enumerate(tasks))
         return next(filter(None, problems), "")
     except Exception as error:
         return first_line(error) if isinstance(error.__cause__, RuntimeError) else ""
-
-
-def _is_from_outside(algorithm: Algorithm) -> bool:
-    return not type(algorithm).__module__.startswith("pflmpi.")
 
 
 def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
@@ -410,7 +406,7 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
     task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
     blank = _update(algorithm, task, client, filled=False, steps=1)
     if not _unlike(blank, _update(algorithm, task, client, filled=True, steps=2)):
-        if not _is_from_outside(algorithm):
+        if not outside.is_from_outside(type(algorithm)):
             return ""
         if paths := _apart(blank, _update(algorithm, task, client, filled=False, steps=1, width=_WIDER)):
             return (

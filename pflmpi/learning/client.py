@@ -16,22 +16,9 @@ from torch.nn import functional as F
 from pflmpi import tree
 from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.task import Task
-from pflmpi.models import noise
+from pflmpi.models.noise import uniform as uniform
 from pflmpi.tree import Tree
 from pflmpi.vmap_lanes import in_vmap, of_all_lanes
-
-
-def uniform(key: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """Numbers in (0, 1), float32, of a shape, that follow from a key alone: the same on every device and in every lane.
-
-    The first axis may be padded: earlier rows do not depend on how many follow.
-
-    Args:
-        key: `Batch.key`, which is drawn for algorithms that say `draws_noise`.
-    """
-    if key is None:
-        raise ValueError("the batch has no key for `uniform`; set draws_noise: ClassVar[bool] = True in the algorithm")
-    return noise.uniform(key, shape)
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:

@@ -9,16 +9,18 @@ _APART = 0x632BE59BD9B4E019  # between the keys of two layers: an odd number of 
 _CALLS_APART = 0x2545F4914F6CDD1D  # between those of two calls of a layer
 
 
-def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+def uniform(key: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     """Numbers in (0, 1), float32, that follow from a key alone: the same on every device and in every lane.
 
     They are a hash (splitmix64) of the key and the place in `shape`, of which 23 bits are kept, so that neither end
     is met. The first axis may be padded: earlier rows do not depend on how many follow.
 
     Args:
-        key: [] int64, such as `Batch.key` in training.
+        key: [] int64, such as `Batch.key` in training, which is drawn for algorithms that say `draws_noise`.
         shape: of the result; its places are numbered row by row.
     """
+    if key is None:
+        raise ValueError("the batch has no key for `uniform`; set draws_noise: ClassVar[bool] = True in the algorithm")
     count = math.prod(shape)
     state = key + _signed(0x9E3779B97F4A7C15) * torch.arange(1, count + 1, device=key.device)
     state = (state ^ _shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)

@@ -351,12 +351,13 @@ class _Untouched:
     def now(cls, algorithm: Algorithm, inputs: Tree) -> "_Untouched":
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         checksums = {path: crc32(leaf.numpy()) for path, leaf in tree.leaves(tree.to_host(inputs))}
-        values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
-        for name, value in vars(algorithm).items():
-            if not isinstance(getattr(type(algorithm), name, None), cached_property):
-                values[name] = value
+        values = {
+            name: value
+            for name, value in vars(algorithm).items()
+            if not isinstance(getattr(type(algorithm), name, None), cached_property)
+        }
         for kind in type(algorithm).__mro__:
-            if not kind.__module__.startswith(("pflmpi.", "builtins")):
+            if outside.is_from_outside(kind):
                 values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if name[:2] != "__"}
         kept = {name: _pickled(value) for name, value in values.items()}
         return cls(checksums, global_generators.states(on_gpu), kept)

@@ -14,6 +14,8 @@ import torch
 
 from pflmpi import outside, tree
 from pflmpi.algorithms.base import Algorithm
+from pflmpi.analysis.bisection import differing_arrays
+from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, prepare, setup
@@ -159,13 +161,10 @@ def state_of(folder: Path, round: int = 3) -> dict[str, np.ndarray]:
 
 def _differing(one: Path, other: Path) -> str:
     """The first arrays that differ after the last round of two runs, by path."""
-    first, second = state_of(one), state_of(other)
-    paths = [path for path in sorted(first.keys() | second.keys()) if _bits(first, path) != _bits(second, path)]
+    server, clients = differing_arrays(*(open_run(folder).round(3) for folder in (one, other)))
+    paths = [f"server/{path}" for path in server]
+    paths += [f"{path} of client {client}" for client, own in clients.items() for path in own]
     return some(paths) if paths else "the digests differ, and no array does"
-
-
-def _bits(state: dict[str, np.ndarray], path: str) -> bytes | None:
-    return state[path].tobytes() if path in state else None
 
 
 def _scores(folder: Path, round: int, name: str) -> np.ndarray:
