@@ -348,13 +348,13 @@ class OneStep(Loop):
         return counted
 
     def _counts(self, round: int, trainings: tuple[str, ...]) -> bool | None:
-        """The same in one round; what the client has received is made up."""
+        """The same in one round, with what a client receives in the first."""
         task, passes = self.tasks[self.cohort[0]], self.passes(np.array([0]), round)
         state = initial_client(self.algorithm, task.replace(device=HOST), 0)
         if not any(self.order(0, round, name, length, state) for name, length in passes.items()):
             return None
-        rng, kinds = stream(task.seed, round, 0, "one step"), self.algorithm.downlink(task)
-        received: Tree = {name: example(kind, task, rng) for name, kind in kinds.items()}
+        rng = stream(task.seed, round, 0, "one step")
+        received: Tree = {**_received(self.algorithm, task.replace(device=HOST), 0, rng)}
         data, local = self._data(0, round, passes, state), LocalTraining(None, trainings)
         state, received = tree.to(state, self.device), tree.to(received, self.device)
         with calling(self.algorithm, "client_update", round, [0]):

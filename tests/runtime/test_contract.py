@@ -30,11 +30,12 @@ from pflmpi.messages.kinds import Mean, Messages, Shared, Sum
 from pflmpi.tree import Tree
 
 
-def run(kind, folder, patch, executor="loop"):
+def run(kind, folder, patch, executor="loop", training=None):
     """A quick run of an algorithm that the package does not have."""
     kind = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
     patch.setitem(ALGORITHMS._objects, "mine", kind)
-    raw = quick_run.settings(algorithm={"name": "mine"}, runtime={"executor": executor, "lanes": 3})
+    runtime = {"executor": executor, "lanes": 3}
+    raw = quick_run.settings(algorithm={"name": "mine"}, runtime=runtime, training=training or {})
     quick_run.run(raw, folder / "run")
     return folder / "run"
 
@@ -225,13 +226,14 @@ def test_the_loop_is_taken_for_it_unless_lanes_are_configured(case, tmp_path, mo
     assert "executor: loop" in (tmp_path / "run" / "config.yaml").read_text()
 
 
-def test_the_trial_in_lanes_receives_what_the_first_round_sends(tmp_path, monkeypatch):
+@pytest.mark.parametrize("executor, stop", [("lanes", None), ("loop", {"metric": "train_loss", "patience": 2})])
+def test_a_trial_receives_what_the_first_round_sends(executor, stop, tmp_path, monkeypatch):
     class Mine(FedAvg):
         def init_server(self, task: Any) -> Any:
-            return {**super(type(self), self).init_server(task), "covariance": torch.eye(3)}
+            return {**super(type(self), self).init_server(task), "covariance": torch.eye(9)}
 
         def downlink(self, task: Any) -> Any:
-            return {**super(type(self), self).downlink(task), "covariance": Shared({"c": torch.zeros(3, 3)})}
+            return {**super(type(self), self).downlink(task), "covariance": Shared({"c": torch.zeros(9, 9)})}
 
         def publish(self, task: Any, server: Any, receivers: Any) -> Any:
             return {"model": server["model"], "covariance": {"c": server["covariance"]}}
@@ -243,7 +245,7 @@ def test_the_trial_in_lanes_receives_what_the_first_round_sends(tmp_path, monkey
             torch.linalg.cholesky(down["covariance"]["c"])
             return super(type(self), self).client_update(task, client, down, data)
 
-    run(Mine, tmp_path, monkeypatch, "lanes")
+    run(Mine, tmp_path, monkeypatch, executor, {"stop": stop})
 
 
 def test_an_interrupt_where_lanes_begin_stays_one(tmp_path, monkeypatch):
