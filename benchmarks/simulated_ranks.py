@@ -44,7 +44,7 @@ from pflmpi.runtime.stopping import Stop
 from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
 from pflmpi.store.run_lock import take
-from pflmpi.text import size
+from pflmpi.text import format_bytes
 from pflmpi.transports.base import Transport
 from pflmpi.transports.inprocess import InProcessTransport
 
@@ -181,9 +181,9 @@ def simulate(algorithm: str, model: str, ranks: int, count: int, folder: Path) -
     moved = [np.mean([one.bytes[way].sum() for one in progress[1:]]) for way in ("up", "down", "wire_up", "wire_down")]
     each = [1e3 * (one[-1] - one[0]) / (count - 1) for one in seconds]
     cells = [
-        f"{algorithm}, `{model}`, {size(tree.num_bytes(experiment.tasks[0].like()))}",
-        ", ".join(map(size, moved[:2])),
-        ", ".join(map(size, moved[2:])),
+        f"{algorithm}, `{model}`, {format_bytes(tree.num_bytes(experiment.tasks[0].like()))}",
+        ", ".join(map(format_bytes, moved[:2])),
+        ", ".join(map(format_bytes, moved[2:])),
         f"{statistics.median(each[1:]):.1f} ({max(each[1:]):.1f})",
         f"{each[0]:.0f}",
         f"{planned:.2f}",

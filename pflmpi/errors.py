@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from pflmpi import limits
-from pflmpi.text import printable, shown
+from pflmpi.text import printable, short_repr
 
 
 class PflmpiError(Exception):
@@ -72,7 +72,11 @@ def show(error: BaseException, debug: bool = False, rank: int = 0, file: Path | 
     """Print an error on the terminal, with its traceback if `debug` is set; or append it to a file for `recorded`."""
     if debug:
         traceback.print_exception(error)
-    text = str(error) if isinstance(error, PflmpiError) else f"internal error: {shown(error, 300)}; --debug shows where"
+    text = (
+        str(error)
+        if isinstance(error, PflmpiError)
+        else f"internal error: {short_repr(error, 300)}; --debug shows where"
+    )
     where = f"rank {rank}: " if rank else ""
     if file is not None:
         if not isinstance(error, PflmpiError):

@@ -4,7 +4,7 @@ import errno
 import re
 import resource
 
-from pflmpi.text import counted
+from pflmpi.text import pluralize
 
 _OTHER_FILES = 64  # that a rank opens besides its connections to the other ranks
 _ADDRESS_SPACE = 4  # GB that PyTorch's libraries and a small run take
@@ -52,7 +52,7 @@ def too_few_files(ranks: int = 1) -> str | None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if 0 <= soft < needed:
         allowed = f"`ulimit -n` allows {soft} open files"
-        return f"{allowed}, and {counted(ranks, 'rank')} must be able to open {needed}; raise it"
+        return f"{allowed}, and {pluralize(ranks, 'rank')} must be able to open {needed}; raise it"
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pflmpi import outside
 from pflmpi.errors import ConfigError
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def unknown(kind: str, name: str, known: list[str], near: int = 1) -> str:
     """Error text for an unknown name, with the nearest known ones, at most `near`."""
     nearest = difflib.get_close_matches(name[:100], known, n=near)
     hint = f"; did you mean {', '.join(map(repr, nearest))}?" if nearest else ";"
-    return f"unknown {kind} {shown(name)}{hint} known: {', '.join(sorted(known))}"
+    return f"unknown {kind} {short_repr(name)}{hint} known: {', '.join(sorted(known))}"
 
 
 class Registry(Mapping[str, T]):
@@ -89,7 +89,7 @@ class Registry(Mapping[str, T]):
         reference = self.reference(name)
         if self._accept is None or reference is None:
             is_file = self._section and (Path(name).suffix or os.path.exists(name))
-            hint = f"; for a file or folder: {self._section}: {{path: {shown(name)}}}" if is_file else ""
+            hint = f"; for a file or folder: {self._section}: {{path: {short_repr(name)}}}" if is_file else ""
             raise ConfigError(unknown(self.kind, name, list(self)) + hint)
         try:
             self._loaded[name] = self._accept(outside.load(reference))

@@ -12,10 +12,10 @@ _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def spans(numbers: Collection[int]) -> str:
+def format_ranges(numbers: Collection[int]) -> str:
     """Numbers in ascending order, consecutive ones as a range.
 
-    >>> spans([7, 1, 2, 3]), spans([0])
+    >>> format_ranges([7, 1, 2, 3]), format_ranges([0])
     ('1-3, 7', '0')
     """
     runs: list[list[int]] = []
@@ -27,13 +27,13 @@ def spans(numbers: Collection[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def ranks(numbers: Collection[int]) -> str:
+def format_ranks(numbers: Collection[int]) -> str:
     """Ranks by number.
 
-    >>> ranks([3]), ranks([0, 1])
+    >>> format_ranks([3]), format_ranks([0, 1])
     ('rank 3', 'ranks 0-1')
     """
-    return f"rank{'s' if len(numbers) > 1 else ''} {spans(numbers)}"
+    return f"rank{'s' if len(numbers) > 1 else ''} {format_ranges(numbers)}"
 
 
 def format_decimal(value: float, places: int) -> str:
@@ -45,19 +45,19 @@ def format_decimal(value: float, places: int) -> str:
     return f"{value:.{places}g}" if 0 < abs(value) < 1e-3 else f"{value:.{places}f}"
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """A number with its noun, singular or plural.
 
-    >>> counted(1, "rank"), counted(3, "core")
+    >>> pluralize(1, "rank"), pluralize(3, "core")
     ('1 rank', '3 cores')
     """
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes in a suitable unit.
 
-    >>> size(700), size(582026 * 4), size(3 << 29), size(80 << 30)
+    >>> format_bytes(700), format_bytes(582026 * 4), format_bytes(3 << 29), format_bytes(80 << 30)
     ('700 B', '2.22 MiB', '1.5 GiB', '80 GiB')
     """
     divisor, unit = scaled_bytes(count)
@@ -76,10 +76,10 @@ def scaled_bytes(largest: float) -> tuple[float, str]:
     return 1024**power, _UNITS[power]
 
 
-def some(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
+def join_truncated(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
     """Joined names; of many the first, and how many more there are.
 
-    >>> some(["a", "b"]), some(["a", "b", "c"], most=2)
+    >>> join_truncated(["a", "b"]), join_truncated(["a", "b", "c"], most=2)
     ('a, b', 'a, b and 1 more')
     """
     first = separator.join(list(names)[:most])
@@ -106,10 +106,10 @@ def first_line(error: BaseException, most: int = 300) -> str:
     return line if len(line) <= most else f"{line[:most]}... ({len(line)} characters)"
 
 
-def shown(value: object, most: int = 120) -> str:
+def short_repr(value: object, most: int = 120) -> str:
     """A value as Python writes it, on one line, cut where it is long.
 
-    >>> shown("fast"), shown(list(range(99)), most=20)
+    >>> short_repr("fast"), short_repr(list(range(99)), most=20)
     ("'fast'", '[0, 1, 2, 3, 4, 5, 6... (386 characters)')
     """
     text = repr(value)
@@ -158,10 +158,10 @@ def spreadsheet_safe(text: str) -> str:
     return text
 
 
-def comma_separated(lines: Iterable[Sequence[str | int | float]]) -> str:
+def format_csv(lines: Iterable[Sequence[str | int | float]]) -> str:
     """Lines as CSV; unknown values are empty.
 
-    >>> comma_separated([("name", "accuracy"), ("=a", 0.25), ("b", math.nan)])
+    >>> format_csv([("name", "accuracy"), ("=a", 0.25), ("b", math.nan)])
     "name,accuracy\\n'=a,0.25\\nb,\\n"
     """
     file = io.StringIO()

@@ -19,7 +19,7 @@ from pflmpi.store import run_folder, verify
 from pflmpi.store.layout import NOWHERE, Layout
 from pflmpi.store.names import round_of, round_path
 from pflmpi.store.run_folder import read_leaf
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 T = TypeVar("T")
 
@@ -125,7 +125,9 @@ class Checkpoint:
         described = self._described("diagnostics", diagnostics.from_json)
         for name in described:
             if not diagnostics.NAME.fullmatch(name):
-                wrong = f"a diagnostic is named {shown(name)}; names have lower-case letters, digits and underscores"
+                wrong = (
+                    f"a diagnostic is named {short_repr(name)}; names have lower-case letters, digits and underscores"
+                )
                 raise CheckpointError(f"{self.path} cannot be read: {wrong}; put a good copy in its place")
         return described
 

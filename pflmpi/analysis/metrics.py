@@ -14,7 +14,7 @@ from pflmpi.learning.main_measure import ACCURACY, MainMeasure, judged_by, lower
 from pflmpi.registry import unknown
 from pflmpi.store import metrics_file
 from pflmpi.store.verify import Metrics
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 CONFIDENCE = 0.95  # of intervals
 
@@ -117,4 +117,4 @@ def check_target(name: str, target: object, metric: str = "accuracy_mean") -> No
     number = float(target) if not isinstance(target, bool) and isinstance(target, Real) else float("nan")
     if not (0 < number <= 1 if is_share else np.isfinite(number)):
         allowed = "a share above 0 and at most 1, such as 0.9 for 90 %" if is_share else "a number"
-        raise ConfigError(f"{name} = {shown(target)}: must be {allowed}")
+        raise ConfigError(f"{name} = {short_repr(target)}: must be {allowed}")

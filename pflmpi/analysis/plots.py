@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pflmpi.analysis.selection import spread_over
-from pflmpi.text import comma_separated
+from pflmpi.text import format_csv
 
 Line = Sequence[str | int | float]
 
@@ -35,7 +35,7 @@ class Plot(ABC):
     def table(self, most: int | None = None) -> str:
         """The table as CSV; unknown values are empty. If it has more than so many lines, that of what is drawn."""
         lines = list(islice(self.lines(), None if most is None else most + 1))
-        return comma_separated(lines if most is None or len(lines) <= most else thinned(self).lines())
+        return format_csv(lines if most is None or len(lines) <= most else thinned(self).lines())
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pflmpi.analysis.summary import Line, Value
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import job_file
-from pflmpi.text import comma_separated, some
+from pflmpi.text import format_csv, join_truncated
 
 PAGE, _FIGURES = "report.html", "figures"
 _LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
@@ -66,7 +66,7 @@ def write_report(
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
         lines = summary.summaries(runs, targets or summary.targets_of(readable_runs))
         table = [list(lines[0]), *(list(summary.texts(line).values()) for line in lines)]
-        (out / "runs.csv").write_text(comma_separated(table), encoding="utf-8")
+        (out / "runs.csv").write_text(format_csv(table), encoding="utf-8")
         details = []
         for group in groups[: figures.MOST_DETAILED]:
             plots, unread = figures.detailed(group.runs[0])
@@ -235,7 +235,7 @@ def settings_table(runs: Sequence[NamedRun]) -> PageTable:
         for key, value in by_key(named_run.run.config).items():
             owners.setdefault(key, {}).setdefault(yaml_text(value), []).append(named_run.label)
     rows = [
-        (key, value, "all" if len(labels) == len(runs) else some(labels, _MOST_OWNERS))
+        (key, value, "all" if len(labels) == len(runs) else join_truncated(labels, _MOST_OWNERS))
         for key, values in owners.items()
         for value, labels in values.items()
     ]

@@ -23,7 +23,7 @@ from pflmpi.learning.main_measure import MainMeasure, main_measure
 from pflmpi.store import run_folder, verify
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.verify import Metrics, elsewhere
-from pflmpi.text import short_name, spans
+from pflmpi.text import format_ranges, short_name
 
 if TYPE_CHECKING:  # which need torch, or an extra
     import pandas
@@ -280,9 +280,13 @@ class Run:
         """The rounds that are asked for, None for all; raises `CheckpointError` where one has no checkpoint."""
         numbers = self.rounds if rounds is None else [as_integer("rounds", number) for number in rounds]
         if not numbers:
-            raise CheckpointError(f"{self.path}: no rounds to read; it has checkpoints {spans(self.rounds) or 'none'}")
+            raise CheckpointError(
+                f"{self.path}: no rounds to read; it has checkpoints {format_ranges(self.rounds) or 'none'}"
+            )
         for number in set(numbers).difference(self.rounds):
-            raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(self.rounds)}")
+            raise CheckpointError(
+                f"{self.path} has no checkpoint of round {number}; it has {format_ranges(self.rounds)}"
+            )
         return numbers
 
     def round(self, number: int | None = None) -> Checkpoint:
@@ -297,7 +301,9 @@ class Run:
                 warnings.warn(f"round {newest.number} stands for a newer one: {problems[0]}", stacklevel=2)
             return newest
         if (number := as_integer("round", number)) not in (rounds := self.rounds):
-            raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(rounds) or 'none'}")
+            raise CheckpointError(
+                f"{self.path} has no checkpoint of round {number}; it has {format_ranges(rounds) or 'none'}"
+            )
         if problems := [problem for path, problem in self.problems(number).items() if path.exists()]:
             raise CheckpointError("; ".join(problems))  # of a round file without its shards, the server is there
         return Checkpoint(self.path, number)
@@ -388,7 +394,7 @@ class Run:
         raise CheckpointError(f"{self.path} has no good checkpoint: {why}")
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}: {self.name}, checkpoints {spans(self.rounds) or 'none'})"
+        return f"Run({str(self.path)!r}: {self.name}, checkpoints {format_ranges(self.rounds) or 'none'})"
 
 
 def open_run(path: str | PathLike[str]) -> Run:

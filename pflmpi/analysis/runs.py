@@ -16,7 +16,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.machine import expanded
 from pflmpi.store import config_file
 from pflmpi.store.names import SHARDS
-from pflmpi.text import printable, some
+from pflmpi.text import join_truncated, printable
 
 if TYPE_CHECKING:
     from pflmpi.analysis.figures import Figures
@@ -139,7 +139,8 @@ def runs_in(folder: Path) -> list[Path]:
         names[:] = [path.name for path in below if path not in inside]
     if links:
         _log.warning(
-            "links to folders that are no runs are not followed: %s; name these too", printable(some(links, 8))
+            "links to folders that are no runs are not followed: %s; name these too",
+            printable(join_truncated(links, 8)),
         )
     return sorted(runs)
 

@@ -24,8 +24,7 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.outside import is_reference
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, SweepTable
-from pflmpi.text import comma_separated as as_csv
-from pflmpi.text import counted, shown
+from pflmpi.text import format_csv, pluralize, short_repr
 
 LAST = 10  # rounds in a mean that does not choose a round by its accuracy on the test splits
 
@@ -280,7 +279,7 @@ def _why_other(cell: Cell, out: Path, run: Run, done: int, rounds: int) -> str:
         return f"{path} is missing; put it back from a copy"
     for key, (old, new) in _changes(yaml_file.read(path), cell.raw).items():
         how = "change the table back, or sweep into another --out"
-        return f"{key} = {shown(old)} in {path}, {shown(new)} in the table; {how}"
+        return f"{key} = {short_repr(old)} in {path}, {short_repr(new)} in the table; {how}"
     if change := unlike(run.config, cell.raw):
         return f"{change} in the table"
     return f"it has {done} rounds, and {rounds} in the table" if done > rounds else ""
@@ -300,7 +299,7 @@ def unlike(config: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     values, given = decisive(config), decisive(raw)
     for key, value in given.items():
         if not (key in FREE_ON_RESUME or value in _LEFT_TO_THE_RUN.get(key, ()) or _same(value, values.get(key))):
-            return f"{key} = {shown(values.get(key))} in the run, {shown(value)}"
+            return f"{key} = {short_repr(values.get(key))} in the run, {short_repr(value)}"
     return ""
 
 
@@ -334,7 +333,7 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
     if changed := {key for code in codes for key in differing(codes[0], code)}:
         notes.append(f"{row}, {column}: the code of {', '.join(sorted(changed))} is not the same in all seeds")
     if 0 < (lacking := sum(map(math.isnan, figures))) < len(figures):
-        of = f"{len(figures) - lacking} of {counted(len(figures), 'seed')}"
+        of = f"{len(figures) - lacking} of {pluralize(len(figures), 'seed')}"
         notes.append(f"{row}, {column}: the mean is of {of}; of the others the metric has no value")
     return Entry(
         row,
@@ -461,7 +460,7 @@ def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]
 def comma_separated(table: SweepTable, filled: Sequence[Entry]) -> str:
     """All values as CSV, one line for each row and column of the table."""
     lines = [_everything(table, entry) for entry in filled]
-    return as_csv([list(lines[0]), *(list(line.values()) for line in lines)])
+    return format_csv([list(lines[0]), *(list(line.values()) for line in lines)])
 
 
 def latex(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
@@ -533,7 +532,7 @@ def _beside(entry: Entry, points: bool) -> str:
     >>> _beside(Entry("row", "column", ours=Value(98.634, 0.1), published=Value(98.66), **figures), points=True)
     '98.63 ± 0.10, 3 seeds (98.66, -0.03, within a point)'
     """
-    seeds = "" if entry.state or entry.ours is None else counted(entry.finished, "seed")
+    seeds = "" if entry.state or entry.ours is None else pluralize(entry.finished, "seed")
     ours = _joined(entry.ours, entry.state, seeds)
     if entry.published is None:
         return ours

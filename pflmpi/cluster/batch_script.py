@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pflmpi.errors import ConfigError, Stopped
-from pflmpi.text import counted, spans
+from pflmpi.text import format_ranges, pluralize
 
 # With the letters that sbatch has for them; `--requeue` is ours. Others are given after `--`.
 KNOWN = {
@@ -153,7 +153,7 @@ def ranks(options: Options, threads: int) -> tuple[int | None, str]:
     cores = options.get("cpus-per-task") or ""
     if cores.isdecimal():  # also where the job gets whole nodes
         number = max(int(cores) // threads, 1)
-        return number, f"{counted(number, 'rank')}, which 1 task of {counted(int(cores), 'core')} starts"
+        return number, f"{pluralize(number, 'rank')}, which 1 task of {pluralize(int(cores), 'core')} starts"
     return None, "a rank for each core (1 without --cpus-per-task, or those of a whole node), which 1 task starts"
 
 
@@ -296,5 +296,5 @@ def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:
     >>> tasks([0, 1, 2, 5, 7, 8], None), tasks([3], 2)
     ('0-2,5,7-8', '3%2')
     """
-    text = spans(numbers).replace(" ", "")
+    text = format_ranges(numbers).replace(" ", "")
     return text if at_a_time is None else f"{text}%{at_a_time}"

@@ -16,7 +16,7 @@ from pflmpi.errors import CheckpointError, ConfigError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure, measured_rounds
 from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
-from pflmpi.text import counted, short_name, size
+from pflmpi.text import format_bytes, pluralize, short_name
 
 _WINDOW = 10  # rounds over which the speed is measured
 
@@ -267,7 +267,7 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
     others = sum(job.in_queue for job in queue) - len({job.id for job in jobs if job.in_queue})
     if others:
         yield (
-            f"{counted(others, 'other job')} of yours: the folders below where they were submitted name none of them "
+            f"{pluralize(others, 'other job')} of yours: the folders below where they were submitted name none of them "
             "in a jobs.txt"
         )
 
@@ -317,7 +317,7 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     elif not cells:
         raise no_run(folder)
     if (usage := job_file.usage(folder)) and (usage.starts > 1 or not jobs):
-        yield f"  used in {counted(usage.starts, 'start')}: {usage}"
+        yield f"  used in {pluralize(usage.starts, 'start')}: {usage}"
     worked_on = {job.folder for job in jobs}
     if others := [cell for cell in cells if cell not in worked_on]:
         yield f"runs in {folder}:"
@@ -436,7 +436,7 @@ def _memory(job: Job, error: str) -> Iterator[str]:
         return
     limit = f"the job had {job.allocated['mem']} on {_nodes(job)}" if "mem" in job.allocated else "see its --mem"
     counted_bytes = job.planned_memory
-    planned = f"plan counted {size(counted_bytes)} for a node" if counted_bytes else "plan counts what it needs"
+    planned = f"plan counted {format_bytes(counted_bytes)} for a node" if counted_bytes else "plan counts what it needs"
     yield f"OUT_OF_MEMORY: {limit}; {planned}: submit the same again with more --mem, or on more nodes"
 
 

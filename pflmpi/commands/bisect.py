@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pflmpi.text import for_shell, printable, some, spans
+from pflmpi.text import for_shell, format_ranges, join_truncated, printable
 
 if TYPE_CHECKING:
     from pflmpi.analysis.bisection import Bisection
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         if found.between:
             again = f"; `pflmpi bisect {for_shell(options.first)} {for_shell(options.second)} --replay` runs them again"
             _say(
-                f"could not be looked at: round {spans(found.between)}, without a checkpoint in both"
+                f"could not be looked at: round {format_ranges(found.between)}, without a checkpoint in both"
                 f"{again if found.same is not None and not options.replay else ''}"
             )
     _show_settings(*runs)
@@ -83,9 +83,9 @@ def _show(first: "Run", second: "Run", found: "Bisection") -> None:
         server, clients = differing_arrays(first.round(found.first), second.round(found.first))
         if clients:
             client, paths = next(iter(clients.items()))
-            _say(f"the first of {len(clients)} clients that differ: client {client}, {some(paths, 4)}")
+            _say(f"the first of {len(clients)} clients that differ: client {client}, {join_truncated(paths, 4)}")
         if server:
-            _say(f"of the server: {some(server, 4)}")
+            _say(f"of the server: {join_truncated(server, 4)}")
     if found.figures is not None:
         _say(f"metrics.csv: figures differ first in round {found.figures}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pflmpi import arguments, atomic
 from pflmpi.commands.launch import check_alone
 from pflmpi.errors import ConfigError
-from pflmpi.text import comma_separated
+from pflmpi.text import format_csv
 
 if TYPE_CHECKING:
     from pflmpi.analysis.run import Run
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         table.add_row(*line)
     console().print(table)
     with atomic.refusing(options.out, "choose another --out"):
-        atomic.write(options.out / "contribution.csv", comma_separated([list(_COLUMNS), *lines]).encode())
+        atomic.write(options.out / "contribution.csv", format_csv([list(_COLUMNS), *lines]).encode())
     return 0
 
 

@@ -169,26 +169,26 @@ def _of_labels(dataset: "Dataset") -> str:
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield lines with what `_facts` found."""
-    from pflmpi.text import size, some
+    from pflmpi.text import format_bytes, join_truncated
 
     shape, classes, counts = facts["shape"], facts["classes"], facts["samples_by_class"]
     what = f"{'bytes' if facts['dtype'] == 'uint8' else 'numbers'}{', images C x H x W' if len(shape) == 3 else ''}"
-    yield f"samples  {facts['samples']}, {size(facts['bytes'])}"
+    yield f"samples  {facts['samples']}, {format_bytes(facts['bytes'])}"
     yield f"shape    {' x '.join(map(str, shape))} ({what})"
     if facts["columns"]:
-        yield f"columns  {some(facts['columns'], 8)}"
+        yield f"columns  {join_truncated(facts['columns'], 8)}"
     if facts["label_columns"]:
-        yield f"label    {some(facts['label_columns'])} (--label names another column)"
+        yield f"label    {join_truncated(facts['label_columns'])} (--label names another column)"
     yield f"values   {facts['minimum']:g} to {facts['maximum']:g}, mean {facts['mean']:.4g}"
     yield f"standard {_standard(facts)} (data.normalize: standard)"
     if problem := facts["scale_problem"]:
         yield f"scale    {problem}"
     if classes:
-        yield f"classes  {len(classes)} ({some(classes)}), {counts.min()} to {counts.max()} samples each"
+        yield f"classes  {len(classes)} ({join_truncated(classes)}), {counts.min()} to {counts.max()} samples each"
     else:
         yield f"labels   {facts['labels']}; {facts['outputs']} output{'s' * (facts['outputs'] > 1)}"
     if facts["untrained_classes"]:
-        yield f"         only in samples marked as test: {some(facts['untrained_classes'])}"
+        yield f"         only in samples marked as test: {join_truncated(facts['untrained_classes'])}"
     if facts["test_samples"]:
         yield f"test     {facts['test_samples']} samples are marked as test, and not trained on (data.split: auto)"
     else:
@@ -202,7 +202,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         about = f"{len(sizes)}, {sizes.min()} to {sizes.max()} samples each"
         yield f"clients  {about}; use partition: {{name: writers}}"
         if facts["clients"] != tuple(map(str, range(len(sizes)))):
-            yield f"         numbered from 0: {some(facts['clients'])}"
+            yield f"         numbered from 0: {join_truncated(facts['clients'])}"
     if facts["picture"] is not None:
         yield f"picture  {facts['picture']}"
 

@@ -22,7 +22,7 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.kinds import Downlink, Uplink
 from pflmpi.models import MODELS
-from pflmpi.text import size
+from pflmpi.text import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -240,7 +240,7 @@ def _messages(declared: "Mapping[str, Uplink | Downlink]") -> str:
     if not declared:
         return "-"
     total = sum(message.client_bytes(2) for message in declared.values())
-    return f"{size(total)}: {_names(declared)}"
+    return f"{format_bytes(total)}: {_names(declared)}"
 
 
 def _names(declared: "Mapping[str, Uplink | Downlink]") -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
-from pflmpi.text import comma_separated, format_decimal
+from pflmpi.text import format_csv, format_decimal
 
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
@@ -174,7 +174,7 @@ def _write(path: Path, counts: "Counts") -> None:
     for client, values in enumerate(zip(*columns.values(), strict=True)):
         lines.append([client, *values, *by_class[client]])
     with atomic.refusing(path, "choose another -o"):
-        atomic.write(path, comma_separated(lines).encode())
+        atomic.write(path, format_csv(lines).encode())
 
 
 def _text(name: str, value: float) -> str:

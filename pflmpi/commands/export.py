@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
-from pflmpi.text import counted, printable, size, spans
+from pflmpi.text import format_bytes, format_ranges, pluralize, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         who, state = f"client {options.client}", client_state(round, options.client, options.leaf)
     _save(options.out, state, write)
-    total = size(sum(array.nbytes for array in state.values()))
+    total = format_bytes(sum(array.nbytes for array in state.values()))
     part = "" if options.leaf is None else f", {options.leaf}"
     of = f"{who}{part} after round {round.number} of {opened.name}"
     print(printable(f"{options.out}: {of}, {len(state)} arrays, {total}"))
@@ -104,8 +104,8 @@ def _run_all(options: argparse.Namespace) -> int:
     round = arguments.checkpoint(opened, options)
     with atomic.refusing(path, "choose another -o"), bar("clients") as update:
         one_file.write(path, opened.path, round.number, options.compress, update)
-    which = f"round {round.number} of {opened.name}, {counted(round.num_clients, 'client')}"
-    print(printable(f"{path}: {which}, {size(path.stat().st_size)}; it needs no other file"))
+    which = f"round {round.number} of {opened.name}, {pluralize(round.num_clients, 'client')}"
+    print(printable(f"{path}: {which}, {format_bytes(path.stat().st_size)}; it needs no other file"))
     return 0
 
 
@@ -125,7 +125,7 @@ def _run_table(options: argparse.Namespace) -> int:
     opened = open_run(options.run)
     table = opened.clients_table(None if options.round is None else [options.round])
     _save(path, table, write)
-    of = f"{counted(len(table), 'line')} of {opened.name}, of the rounds {spans(sorted(set(table['round'])))}"
+    of = f"{pluralize(len(table), 'line')} of {opened.name}, of the rounds {format_ranges(sorted(set(table['round'])))}"
     print(printable(f"{path}: {of}, {len(table.columns)} columns"))
     return 0
 

@@ -6,7 +6,7 @@ pflmpi fork runs/mine --round 28 --out runs/slower -s training.lr=0.001
 import argparse
 
 from pflmpi import arguments
-from pflmpi.text import for_shell, printable, shown
+from pflmpi.text import for_shell, printable, short_repr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,9 @@ def run(options: argparse.Namespace) -> int:
     values = override(stored_config.values(options.run), options.overrides)
     values = without_clients(values, options.without_client)
     made = fork(options.run, options.out, round, values, changed_code=options.changed_code)
-    changes = ", ".join(f"{key} = {shown(now)} (was {shown(before)})" for key, (before, now) in made["changes"].items())
+    changes = ", ".join(
+        f"{key} = {short_repr(now)} (was {short_repr(before)})" for key, (before, now) in made["changes"].items()
+    )
     print(printable(f"{options.out}: {options.run} after round {round}, {changes or 'nothing is changed'}"))
     print(printable(f"continue it with `pflmpi resume {for_shell(options.out)}`"))
     return 0

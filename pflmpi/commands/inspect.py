@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pflmpi import arguments
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.terminal import console, print_json
-from pflmpi.text import format_numbers, size, spans
+from pflmpi.text import format_bytes, format_numbers, format_ranges
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,7 +119,7 @@ def _show_file(options: argparse.Namespace) -> None:
     elif options.digest:
         print(one_file.digest(path))
     elif options.verify:
-        console().print(f"good: {path}, {size(path.stat().st_size)}", highlight=False)
+        console().print(f"good: {path}, {format_bytes(path.stat().st_size)}", highlight=False)
     else:
         _show_arrays(str(path), one_file.arrays(path))
         console().print(f"digest: {one_file.digest(path)}", soft_wrap=True)
@@ -142,7 +142,7 @@ def _show_arrays(title: str, arrays: "Sequence[Array]") -> None:
     table = Table("array", "shape", "type", "size")
     for path, shape, dtype, nbytes, value in arrays:
         number = "" if value is None else f" = {value:.6g}"
-        table.add_row(f"{path}{number}", str(list(shape)), str(dtype), size(nbytes))
+        table.add_row(f"{path}{number}", str(list(shape)), str(dtype), format_bytes(nbytes))
     _print_below(title, table)
 
 
@@ -214,7 +214,7 @@ def _verify(run: Path, as_json: bool) -> None:
         raise CheckpointError(f"{run} has no checkpoint to check")
     if as_json:
         print_json(_checked(run, number, bytes, rounds, problems))
-    text = f"{number} files, {size(bytes)}, checkpoints {spans(rounds)}"
+    text = f"{number} files, {format_bytes(bytes)}, checkpoints {format_ranges(rounds)}"
     if bad:
         newest, _ = verify.newest_good(run)
         raise CheckpointError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, machine
 from pflmpi.errors import ConfigError
-from pflmpi.text import size, spans
+from pflmpi.text import format_bytes, format_ranges
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -172,8 +172,10 @@ def _ranks_table(forecast: "Forecast") -> "Table":
         table.add_column(name, justify="left" if name == "ranks" else "right")
     for first, last, largest, clients in _groups(forecast.memory):
         columns = (largest.base, largest.data, largest.state, largest.work, largest.checkpoint, largest.total)
-        device = [size(largest.device) if largest.device else "-"] if on_gpu else []
-        table.add_row(spans(range(first, last + 1)), clients, *(size(value) for value in columns), *device)
+        device = [format_bytes(largest.device) if largest.device else "-"] if on_gpu else []
+        table.add_row(
+            format_ranges(range(first, last + 1)), clients, *(format_bytes(value) for value in columns), *device
+        )
     return table
 
 
@@ -186,21 +188,28 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
     resources, disk = forecast.resources, forecast.disk
     table = Table(show_header=False)
     node = max(advice.node_bytes(forecast, number) for number in range(resources.nodes))
-    table.add_row("a node: needs, has", f"{size(node)}, {size(resources.memory)}")
+    table.add_row("a node: needs, has", f"{format_bytes(node)}, {format_bytes(resources.memory)}")
     if on_gpus := advice.gpu_bytes(forecast):
-        has = "unknown (--gpu-memory)" if forecast.gpu_memory is None else size(forecast.gpu_memory)
-        table.add_row("a GPU: needs, has", f"{size(max(on_gpus.values()))}, {has}")
+        has = "unknown (--gpu-memory)" if forecast.gpu_memory is None else format_bytes(forecast.gpu_memory)
+        table.add_row("a GPU: needs, has", f"{format_bytes(max(on_gpus.values()))}, {has}")
     if forecast.ranks.messages.text:
         table.add_row("large messages", forecast.ranks.messages.text)
     if nccl := max(rank.nccl for rank in forecast.memory):
-        table.add_row("of a GPU's memory for NCCL, at most about", size(nccl))
+        table.add_row("of a GPU's memory for NCCL, at most about", format_bytes(nccl))
     for way, logical, wire in forecast.bytes_per_round():
         most = ", at most" if way == "down" and forecast.setup.declared.of_clients else ""
-        table.add_row(f"{way} per round: as papers count, on the wire{most}", f"{size(logical)}, {size(wire)}")
-    table.add_row("a checkpoint, about: the first, later ones", f"{size(disk.first)}, {size(disk.later)}")
-    table.add_row(f"{disk.count} checkpoints, at most: at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
+        table.add_row(
+            f"{way} per round: as papers count, on the wire{most}", f"{format_bytes(logical)}, {format_bytes(wire)}"
+        )
+    table.add_row(
+        "a checkpoint, about: the first, later ones", f"{format_bytes(disk.first)}, {format_bytes(disk.later)}"
+    )
+    table.add_row(
+        f"{disk.count} checkpoints, at most: at once, at the end",
+        f"{format_bytes(disk.most)}, {format_bytes(disk.last)}",
+    )
     if forecast.state_on_disk:
-        table.add_row("state of clients on disk (runtime.state), at most", size(forecast.state_on_disk))
+        table.add_row("state of clients on disk (runtime.state), at most", format_bytes(forecast.state_on_disk))
     table.add_row("seconds: start-up, about", f"{forecast.start_up(imports):.0f}")
     for name, text in _seconds(forecast):
         table.add_row(name, text)
@@ -233,7 +242,7 @@ def _groups(ranks: "Sequence[RankMemory]") -> "Iterator[tuple[int, int, RankMemo
             continue
         group = ranks[first:rank]
         counts = [rank.clients for rank in group]
-        clients = spans(range(min(counts), max(counts) + 1))
+        clients = format_ranges(range(min(counts), max(counts) + 1))
         yield first, rank - 1, max(group, key=lambda rank: rank.total), clients
         first = rank
 

@@ -17,7 +17,7 @@ from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import main_measure, measured_rounds
 from pflmpi.store import job_file, metrics_file
 from pflmpi.terminal import console
-from pflmpi.text import printable, size
+from pflmpi.text import format_bytes, printable
 
 if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
     from pflmpi.config.load import Config
@@ -101,12 +101,12 @@ class RunProgress:
         if testing > round.seconds["compute"] / 2:  # of both; `evaluation.every` saves it
             rest = f"  testing {testing:.2f} s{rest}"
         if not self._bar.disable:
-            moved = f"up {size(self._moved[0])}  down {size(self._moved[1])}{rest}"
+            moved = f"up {format_bytes(self._moved[0])}  down {format_bytes(self._moved[1])}{rest}"
             self._bar.update(self._task, completed=round.round, description=f"{self._score}  {moved}")
         elif not self._quiet:
             self._show_line(
                 f"round {round.round}/{self._rounds}  participants {len(round.participants)}  "
-                f"{round.seconds['round']:.2f} s  up {size(up)}  down {size(down)}  {self._score}{rest}"
+                f"{round.seconds['round']:.2f} s  up {format_bytes(up)}  down {format_bytes(down)}  {self._score}{rest}"
             )
 
 
@@ -139,7 +139,9 @@ def show_summary(run: Path, config: "Config") -> None:
     lost = len(rows) - len(seconds)
     for way in ("up", "down"):
         logical, wire = (sum(int(row[f"{key}_bytes"]) for row in rows) for key in (way, f"wire_{way}"))
-        table.add_row(f"{way}: as papers count, on the wire", "-" if lost else f"{size(logical)}, {size(wire)}")
+        table.add_row(
+            f"{way}: as papers count, on the wire", "-" if lost else f"{format_bytes(logical)}, {format_bytes(wire)}"
+        )
     slowest, waiting = (sum(float(row.get(f"{name}_seconds") or 0) for row in rows) for name in ("compute", "waiting"))
     if waiting:
         table.add_row("computing: the slowest rank, over the mean", f"{slowest / max(slowest - waiting, 1e-9):.2f}")

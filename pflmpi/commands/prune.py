@@ -6,7 +6,7 @@ pflmpi prune runs/mine --every 10 --keep 3 --dry-run
 import argparse
 
 from pflmpi import arguments, atomic
-from pflmpi.text import counted, printable, size, spans
+from pflmpi.text import format_bytes, format_ranges, pluralize, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,6 @@ def run(options: argparse.Namespace) -> int:
         if lock is not None:
             lock.release()
     verb = "would be freed" if options.dry_run else "freed"
-    freed_text = f"{counted(len(files), 'file')}, {size(freed)} {verb}"
-    print(printable(f"{options.run}: {freed_text}; checkpoints {spans(kept)} stay"))
+    freed_text = f"{pluralize(len(files), 'file')}, {format_bytes(freed)} {verb}"
+    print(printable(f"{options.run}: {freed_text}; checkpoints {format_ranges(kept)} stay"))
     return 0

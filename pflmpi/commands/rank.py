@@ -45,7 +45,7 @@ from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store import job_file, run_folder
 from pflmpi.store.names import rounds
-from pflmpi.text import counted, for_shell, short_name, some
+from pflmpi.text import for_shell, join_truncated, pluralize, short_name
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport, exit_unconnected
 from pflmpi.transports.detect import ALONE, Launch, detect
@@ -269,14 +269,17 @@ def start_line(config: Config, folder: Path, ranks: int) -> str:
     sections = config.resolved()
     models = sections["model"] if isinstance(sections["model"], list) else [sections["model"]]
     algorithm, *names = (short_name(section["name"]) for section in (sections["algorithm"], *models))
-    clients = [counted(config.partition.clients, "client")] if config.partition.clients else []
-    what = [f"{algorithm} with {some(list(dict.fromkeys(names)))} on {short_name(config.data.name)}", *clients]
-    what.append(counted(config.training.rounds, "round"))
+    clients = [pluralize(config.partition.clients, "client")] if config.partition.clients else []
+    what = [
+        f"{algorithm} with {join_truncated(list(dict.fromkeys(names)))} on {short_name(config.data.name)}",
+        *clients,
+    ]
+    what.append(pluralize(config.training.rounds, "round"))
     if done := run_folder.rounds(folder)[-1:]:
         what.append(f"goes on after round {done[0]}")
     devices = num_gpus(config.runtime)
-    where = f"with {counted(devices, 'GPU')} on this node" if devices else "on CPU"
-    return f"{', '.join(what)}; {counted(ranks, 'rank')}, {where}; writes {folder}"
+    where = f"with {pluralize(devices, 'GPU')} on this node" if devices else "on CPU"
+    return f"{', '.join(what)}; {pluralize(ranks, 'rank')}, {where}; writes {folder}"
 
 
 def _stop_at_eof() -> None:

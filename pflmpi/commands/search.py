@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError, RunError, Stopped
-from pflmpi.text import comma_separated, format_decimal
+from pflmpi.text import format_csv, format_decimal
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -287,4 +287,4 @@ def _show(lines: Sequence[Mapping[str, Any]], metric: str) -> None:
 
 def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     with atomic.refusing(path, "choose another --out"):
-        atomic.write(path, comma_separated([[*lines[0]], *([*line.values()] for line in lines)]).encode())
+        atomic.write(path, format_csv([[*lines[0]], *([*line.values()] for line in lines)]).encode())

@@ -17,7 +17,7 @@ from pflmpi import arguments
 from pflmpi.cluster import batch_script
 from pflmpi.errors import CheckpointError, ConfigError, RunError
 from pflmpi.terminal import print_surely
-from pflmpi.text import printable, some
+from pflmpi.text import join_truncated, printable
 
 if TYPE_CHECKING:
     from pflmpi.cluster.batch_script import BatchScript
@@ -241,7 +241,11 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
         if work.state != "done" and (not options.failed or has_failed(cell, out)):
             works[number] = work
     if others := [work for work in works.values() if work.state == "other"]:
-        more = f" ({len(others) - 1} more: {some([work.cell.name for work in others[1:]])})" if others[1:] else ""
+        more = (
+            f" ({len(others) - 1} more: {join_truncated([work.cell.name for work in others[1:]])})"
+            if others[1:]
+            else ""
+        )
         raise CheckpointError(f"{others[0].cell.name}: {others[0].problem}; or leave it out with --only{more}")
     if not works:
         why = f"no cell in {out} has failed" if options.failed else f"all {len(cells)} cells in {out} are done"

@@ -7,12 +7,12 @@ from typing import Any
 
 from pflmpi.errors import ConfigError
 from pflmpi.machine import expanded
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 
 def wrong_type(name: str, value: object, expected: str) -> ConfigError:
     """The error that says what an argument is, and what was expected."""
-    return ConfigError(f"{name} = {shown(value)} is a {type(value).__name__}; expected {expected}")
+    return ConfigError(f"{name} = {short_repr(value)} is a {type(value).__name__}; expected {expected}")
 
 
 def as_path(name: str, value: object, expected: str = "a path, as text or pathlib.Path") -> Path:
@@ -27,4 +27,4 @@ def as_integer(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ConfigError(f"{name} = {shown(value)}: must be a whole number") from None
+        raise ConfigError(f"{name} = {short_repr(value)}: must be a whole number") from None

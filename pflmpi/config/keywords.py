@@ -30,7 +30,7 @@ from pflmpi.models import MODELS
 from pflmpi.models.base import Model
 from pflmpi.registry import Registry
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConfig, RuntimeConfig
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 Section = Mapping[str, Any]  # keys as in YAML
 Code = Callable[..., object]  # a class or function of one's own
@@ -148,7 +148,7 @@ def _plain(section: str, value: Any) -> Any:
         return {str(key): _item(section if key == "name" else f"{section}.{key}", item) for key, item in value.items()}
     if isinstance(value, list | tuple) and section == "model":
         return [_plain(section, item) for item in value]
-    raise ConfigError(f"{section} = {shown(value)}: give its keys as a mapping, such as {section}={{...}}")
+    raise ConfigError(f"{section} = {short_repr(value)}: give its keys as a mapping, such as {section}={{...}}")
 
 
 def _differing(section: dict[str, Any], kind: type[BaseModel]) -> Any:

@@ -29,7 +29,7 @@ from pflmpi.models import MODELS
 from pflmpi.models.base import Model
 from pflmpi.registry import Registry, unknown
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConfig, RuntimeConfig
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ def _parse(raw: Mapping[str, Any]) -> Config:
             raise ConfigError(unknown("key", str(key), list(KEYS)))
     seed = raw.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # as YAML is read
-        raise ConfigError(f"seed = {shown(seed)}: must be a whole number from 0 to 2^63 - 1")
+        raise ConfigError(f"seed = {short_repr(seed)}: must be a whole number from 0 to 2^63 - 1")
     sections = {name: section(name, kind, raw.get(name, {})) for name, kind in SECTIONS.items() if name != "data"}
     model = raw.get("model", {"name": "cnn"})
     models = model if isinstance(model, list) else [model]
@@ -133,10 +133,12 @@ def partition(value: object) -> PartitionConfig:
             others = ", ".join(f"partition.{key}" for key in sorted(values))
             raise ConfigError(f"partition.path must be the only key: a saved partition has everything; remove {others}")
         if not isinstance(path, str) or not path:
-            raise ConfigError(f"partition.path = {shown(path)} is not a file name; give the path of a saved partition")
+            raise ConfigError(
+                f"partition.path = {short_repr(path)} is not a file name; give the path of a saved partition"
+            )
         return PartitionConfig(path=path)
     if not isinstance(values.get("name"), str):
-        problem = f"= {shown(values['name'])} is not a name" if "name" in values else "is missing"
+        problem = f"= {short_repr(values['name'])} is not a name" if "name" in values else "is missing"
         raise ConfigError(
             f"partition.name {problem}; known: {', '.join(PARTITIONS)}; or give partition.path, a saved partition"
         )
@@ -149,7 +151,7 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
     """The object described by a section: its class by `name`, and values for its fields."""
     values = mapping(name, value)
     if not isinstance(values.get("name"), str):
-        problem = f"= {shown(values['name'])} is not a name" if "name" in values else "is missing"
+        problem = f"= {short_repr(values['name'])} is not a name" if "name" in values else "is missing"
         raise ConfigError(f"{name}.name {problem}; known: {', '.join(registry)}")
     chosen = values.pop("name")
     kind = registry[chosen]
@@ -170,8 +172,8 @@ def _algorithm(value: object) -> Algorithm:
     for name, (other, *values) in algorithm.without_effect().items():
         if (chosen := getattr(algorithm, name)) != fields[name].get_default(call_default_factory=True):
             raise ConfigError(
-                f"algorithm.{name} = {shown(chosen)} has an effect with algorithm.{other} = "
-                f"{' or '.join(map(shown, values))} only; leave it out, or set that"
+                f"algorithm.{name} = {short_repr(chosen)} has an effect with algorithm.{other} = "
+                f"{' or '.join(map(short_repr, values))} only; leave it out, or set that"
             )
     return algorithm
 

@@ -12,7 +12,7 @@ from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
 from pflmpi.machine import expanded
 from pflmpi.registry import unknown
-from pflmpi.text import shown, some
+from pflmpi.text import join_truncated, short_repr
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -44,7 +44,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
         if before is not None and partial:
             if not isinstance(before, Mapping):
                 raise ConfigError(
-                    f"{name} = {shown(value)} cannot be merged with {shown(before)}; "
+                    f"{name} = {short_repr(value)} cannot be merged with {short_repr(before)}; "
                     "give the whole section, with its name"
                 )
             value = {**before, **value}
@@ -114,13 +114,13 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         path, equals, value = text.partition("=")
         section, dot, key = path.partition(".")
         if not equals or not path or (dot and not key):
-            raise ConfigError(f"override {shown(text)} is not of the form section.key=value")
+            raise ConfigError(f"override {short_repr(text)} is not of the form section.key=value")
         if section not in KEYS:
             raise ConfigError(unknown("section", section, list(KEYS)))
         if earlier := next((other for other in before if other.startswith(f"{path}.")), None):
-            raise ConfigError(f"override {shown(text)} comes after that of {earlier}, a key of it; give it first")
+            raise ConfigError(f"override {short_repr(text)} comes after that of {earlier}, a key of it; give it first")
         before.append(path)
-        parsed = yaml_file.parse(value, f"override {shown(text)}: the value")
+        parsed = yaml_file.parse(value, f"override {short_repr(text)}: the value")
         if not key:
             whole = {"name": parsed} if section in NAMED and isinstance(parsed, str) else parsed
             result = merge(result, {section: whole})
@@ -128,11 +128,12 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             result[section] = _with(result.get(section) or {}, key, parsed)
         elif isinstance(result.get(section), list):
             raise ConfigError(
-                f"override {shown(text)}: {section} is a list; give the whole list, as {section}=[{{name: ...}}, ...]"
+                f"override {short_repr(text)}: {section} is a list; give the whole list, as {section}=[{{name: ...}}, "
+                "...]"
             )
         else:
             instead = f"give it without a key, as {section}=..."
-            raise ConfigError(f"override {shown(text)}: {section} is a single value and has no keys; {instead}")
+            raise ConfigError(f"override {short_repr(text)}: {section} is a single value and has no keys; {instead}")
     return result
 
 
@@ -163,7 +164,7 @@ def check_values(where: str, value: object) -> None:
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             check_values(f"{where}.{key}", item)
     elif isinstance(value, str) and yaml_file.UNSTORABLE.search(value):
-        raise ConfigError(f"{where} = {shown(value)}: has a character that no file can hold; leave it out")
+        raise ConfigError(f"{where} = {short_repr(value)}: has a character that no file can hold; leave it out")
     elif isinstance(value, int | float):
         most = _LARGEST_INT if isinstance(value, int) else _LARGEST_FLOAT
         if value != value:
@@ -178,7 +179,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} = {shown(value)}: must be a mapping, such as {{name: ...}}")
+        raise ConfigError(f"{name} = {short_repr(value)}: must be a mapping, such as {{name: ...}}")
     return {str(key): item for key, item in value.items()}
 
 
@@ -214,8 +215,8 @@ def explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
             other = unknown(f"key in {'.'.join([name, *before])}:", key, list(within.model_fields))
             lines.append(f"{where} is not permitted: {other}")
         else:
-            lines.append(f"{where} = {shown(problem['input'])}: {_allowed(problem, within, key)}")
-    return some(lines, separator="; ")
+            lines.append(f"{where} = {short_repr(problem['input'])}: {_allowed(problem, within, key)}")
+    return join_truncated(lines, separator="; ")
 
 
 def _allowed(problem: "ErrorDetails", within: type[BaseModel], key: str) -> str:

@@ -12,7 +12,7 @@ from pflmpi.config.sections import by_key, differing
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import config_file, verify
-from pflmpi.text import for_shell, shown
+from pflmpi.text import for_shell, short_repr
 
 _RECORDED = ("device", "ranks", "transport", "code", "privacy", "no_epsilon", "versions")
 _MAY_CHANGE = {*FREE_ON_RESUME, *(f"recorded.{key}" for key in _RECORDED)}
@@ -32,7 +32,7 @@ def read(run: Path) -> dict[str, Any]:
         raise CheckpointError(str(error)) from error
     recorded = values.setdefault("recorded", {})
     if not isinstance(recorded, dict) or not isinstance(recorded.get("code", {}), dict):
-        damaged = f"{path} is damaged: recorded = {shown(recorded)} is not what a run records"
+        damaged = f"{path} is damaged: recorded = {short_repr(recorded)} is not what a run records"
         raise CheckpointError(f"{damaged}; put it back from a copy")
     return values
 
@@ -59,7 +59,7 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     before, now = (by_key(config) for config in (_written(run, index, values), values))
     notes = []
     for key, (old, new) in differing(before, now).items():
-        change = f"{key} = {shown(new)} in config.yaml, {shown(old)} in round {index['round']}"
+        change = f"{key} = {short_repr(new)} in config.yaml, {short_repr(old)} in round {index['round']}"
         if key in before and key not in _MAY_CHANGE and _objects(old) != _objects(new):
             raise CheckpointError(
                 f"{config_file.path(run)} is not the one that the run was written with: {change}; put it back from a "

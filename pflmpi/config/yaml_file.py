@@ -9,7 +9,7 @@ import yaml
 
 from pflmpi import regular_file
 from pflmpi.errors import ConfigError
-from pflmpi.text import first_line, shown
+from pflmpi.text import first_line, short_repr
 
 try:  # by libyaml, ten times as quick: commands read the configuration of every run that they look at
     from yaml import CSafeDumper as SafeDumper
@@ -57,7 +57,7 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
 def _check_number(node: yaml.ScalarNode) -> None:
     if _OLD_NUMBER.search(node.value):
         instead = "in one unit, such as 90 for 1:30" if ":" in node.value else "it without the leading zero"
-        raise ValueError(f"the number {shown(node.value)} in line {node.start_mark.line + 1}: write {instead}")
+        raise ValueError(f"the number {short_repr(node.value)} in line {node.start_mark.line + 1}: write {instead}")
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)

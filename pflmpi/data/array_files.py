@@ -13,7 +13,7 @@ import numpy as np
 
 from pflmpi import machine
 from pflmpi.contained_hdf5 import refuse_external_links, refuse_unstored
-from pflmpi.text import first_line, size
+from pflmpi.text import first_line, format_bytes
 
 _READING = Lock()  # numpy parses heads by `ast`, which in early versions of Python 3.11 fails in two threads at once
 
@@ -130,7 +130,7 @@ def _npz_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 def check_memory(length: int) -> None:
     """Raise `ValueError` for more bytes than this node has: a few kilobytes may unpack to terabytes."""
     if length > (most := machine.memory().total):
-        raise ValueError(f"it unpacks to {size(length)}, and this node has {size(most)} of memory")
+        raise ValueError(f"it unpacks to {format_bytes(length)}, and this node has {format_bytes(most)} of memory")
 
 
 h5py: Any = _h5py  # which has no type annotations

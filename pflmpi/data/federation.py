@@ -21,7 +21,7 @@ from pflmpi.data.sources import SOURCES
 from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_marked, split_pooled, split_share
 from pflmpi.errors import DataError
 from pflmpi.rng import stream, streams
-from pflmpi.text import counted, some
+from pflmpi.text import join_truncated, pluralize
 
 logger = logging.getLogger(__name__)
 
@@ -185,9 +185,10 @@ def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool, limited: bo
         lost = np.flatnonzero(np.bincount(dataset.writers[pool], minlength=named)[:named] == 0)
         if len(lost):
             raise DataError(
-                f"no training samples of client {some([dataset.written_clients[client] for client in lost])}, and "
-                "without it the others would be numbered anew: mark fewer of its samples as test, take it out of the "
-                f"data, {'set data.split: pooled, or raise data.limit' if limited else 'or set data.split: pooled'}"
+                f"no training samples of client "
+                f"{join_truncated([dataset.written_clients[client] for client in lost])}, and without it the others "
+                f"would be numbered anew: mark fewer of its samples as test, take it out of the data, "
+                f"{'set data.split: pooled, or raise data.limit' if limited else 'or set data.split: pooled'}"
             )
 
 
@@ -331,7 +332,7 @@ def _refuse_repeats(source: str, sides: Mapping[str, Samples]) -> None:
     names = [*sides]
     where = " and its ".join(dict.fromkeys((names[side[first]], names[side[second]])))
     raise DataError(
-        f"{source} gives {counted(len(np.unique(samples[repeated])), 'sample')} to client {client[first]} more than "
+        f"{source} gives {pluralize(len(np.unique(samples[repeated])), 'sample')} to client {client[first]} more than "
         f"once, such as index {samples[first]} among its {where}; a client may have each sample once"
     )
 

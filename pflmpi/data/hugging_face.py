@@ -13,7 +13,7 @@ import numpy as np
 from pflmpi.data.array_files import OwnArrays, check_memory
 from pflmpi.data.csv_table import MARKS, label_and_client, mark_columns
 from pflmpi.data.image_files import stacked
-from pflmpi.text import first_line, some
+from pflmpi.text import first_line, join_truncated
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,9 @@ def read_hugging_face(path: Path, label: str | list[str] | None, client: str | N
         for table, (_, file) in zip(tables, files, strict=True):
             if table.schema != tables[0].schema:
                 kinds, expected = (str(each.schema.remove_metadata()).splitlines() for each in (table, tables[0]))
-                raise ValueError(f"{file} has columns {some(kinds)}, and {files[0][1]} has {some(expected)}")
+                raise ValueError(
+                    f"{file} has columns {join_truncated(kinds)}, and {files[0][1]} has {join_truncated(expected)}"
+                )
         splits = np.repeat([split for split, _ in files], [table.num_rows for table in tables])
         return _arrays(arrow.concat_tables(tables), splits, label, client)
     except ImportError as error:
@@ -123,7 +125,7 @@ def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, clien
     others = [name for name in names if name not in (*labels, client, *marked.values())]
     x, used = _samples(table, others)
     if len(used) < len(others):
-        logger.warning("a sample is its %r; not used: %s", used[0], some(sorted({*others} - {*used})))
+        logger.warning("a sample is its %r; not used: %s", used[0], join_truncated(sorted({*others} - {*used})))
     of_client = None if client is None else _values(table, client)
     test, validation = map(marks.get, MARKS)
     classes = _class_names(table, labels[0]) if len(labels) == 1 else None
@@ -149,7 +151,11 @@ def _samples(table: Any, names: list[str]) -> tuple[np.ndarray, list[str]]:
     lists = [name for name, kind in kinds.items() if _LIST.match(str(getattr(kind, "storage_type", kind)))]
     used = pictures or lists or names
     if not used or (used is not names and len(used) > 1):
-        several = f"several columns of samples: {some(used)}; leave" if used else "no column of samples; do not leave"
+        several = (
+            f"several columns of samples: {join_truncated(used)}; leave"
+            if used
+            else "no column of samples; do not leave"
+        )
         raise ValueError(f"it has {several} some out (datasets: remove_columns)")
     if pictures:
         values = [value for chunk in table.column(pictures[0]).chunks for value in chunk.field("bytes").to_pylist()]

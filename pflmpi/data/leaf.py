@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays, joined
-from pflmpi.text import first_line, shown
+from pflmpi.text import first_line, short_repr
 
 
 def is_leaf(folder: Path) -> bool:
@@ -30,7 +30,7 @@ def users_of(file: Path) -> list[tuple[str, Any, Any]]:
             raise ValueError("a user is named twice")
         return [(user, content["user_data"][user]["x"], content["user_data"][user]["y"]) for user in users]
     except KeyError as error:
-        raise ValueError(f"no {shown(error.args[0])} in it") from error
+        raise ValueError(f"no {short_repr(error.args[0])} in it") from error
     except (TypeError, RecursionError) as error:
         raise ValueError(first_line(error)) from error
 

@@ -20,7 +20,7 @@ from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.errors import ConfigError, DataError
 from pflmpi.machine import expanded
 from pflmpi.rng import stream
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 
 def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
@@ -41,7 +41,7 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
         dataset = replace(dataset, task_kind=task_kind)  # whose loss may be another
     elif dataset.task_kind != task_kind:
         raise DataError(
-            f"data.task = {shown(config.task)}, and the labels of dataset {dataset.name!r} are of "
+            f"data.task = {short_repr(config.task)}, and the labels of dataset {dataset.name!r} are of "
             f"{TASK_KINDS.name_of(type(dataset.task_kind))}; set data.task to that, or choose other data"
         )
     if config.normalize == "standard":
@@ -118,7 +118,7 @@ def _from_folder(source: Source, config: DataConfig, cache: str | None) -> Datas
         files = source.files(root)
     except (OSError, ConfigError) as error:  # too long a name, no right to look, the home of nobody
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"the data folder {shown(folder)} cannot be read ({reason}); {SHARED_FOLDER}") from error
+        raise DataError(f"the data folder {short_repr(folder)} cannot be read ({reason}); {SHARED_FOLDER}") from error
     return cached(source.name, files, lambda: source.read(root), cache)
 
 

@@ -17,7 +17,7 @@ from pflmpi.data.leaf import is_leaf, read_leaf
 from pflmpi.data.pfllib import is_split_by_client, read_folder
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
-from pflmpi.text import some
+from pflmpi.text import join_truncated
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ def _named(there: list[str], read: Callable[[tuple[str, ...]], dict[str, np.ndar
     of_samples = ("x", "y", *_OPTIONAL) if sides is None else (*chain(*sides.values()), "client", "class_names")
     arrays = read(of_samples)
     if unread := sorted({*there} - {*of_samples}):
-        logger.warning("not read: %s (known: %s)", some(unread), ", ".join(of_samples))
+        logger.warning("not read: %s (known: %s)", join_truncated(unread), ", ".join(of_samples))
     if sides is not None:
         arrays |= _of_all_sides(arrays, sides)
     client, test, validation, class_names = map(arrays.get, _OPTIONAL)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pflmpi.doctor.facts import PACKAGES, RankFacts
-from pflmpi.text import counted, ranks, size, some
+from pflmpi.text import format_bytes, format_ranks, join_truncated, pluralize
 from pflmpi.transports.detect import LAUNCHERS
 
 T = TypeVar("T", bound=Hashable)
@@ -45,9 +45,8 @@ class Problem:
     def line(self, all_ranks: Group) -> str:
         """The problem in one line, with ranks and hosts."""
         hosts = list(dict.fromkeys(facts.host for facts in all_ranks if facts.rank in self.ranks))
-        return f"{ranks(self.ranks)} on {some(hosts)}: {'; '.join(filter(None, (self.what, self.remedy)))}".replace(
-            "\n", " "
-        )
+        problem = "; ".join(filter(None, (self.what, self.remedy))).replace("\n", " ")
+        return f"{format_ranks(self.ranks)} on {join_truncated(hosts)}: {problem}"
 
 
 def find_problems(all_ranks: Group) -> list[Problem]:
@@ -110,7 +109,7 @@ def _differs(text: str, value: Callable[[RankFacts], str]) -> Find:
         usual = max(groups, key=lambda value: len(groups[value]), default="")
         for here, group in groups.items():
             if here != usual:
-                yield text.format(here=here, there=usual, others=ranks(rank_numbers(groups[usual]))), group
+                yield text.format(here=here, there=usual, others=format_ranks(rank_numbers(groups[usual]))), group
 
     return find
 
@@ -157,8 +156,8 @@ def _remedy_of_data(_: Group, all_ranks: Group) -> str:
     if not good:
         return "set data.root or PFLMPI_DATA to a folder that all hosts see at the same path"
     return (
-        f"{ranks(good)} can read it: make the folder visible at the same path on all hosts, and export PFLMPI_DATA in "
-        "the batch script (mpirun passes it on with -x PFLMPI_DATA)"
+        f"{format_ranks(good)} can read it: make the folder visible at the same path on all hosts, and export "
+        "PFLMPI_DATA in the batch script (mpirun passes it on with -x PFLMPI_DATA)"
     )
 
 
@@ -185,7 +184,7 @@ def _num_cores(group: Group) -> int:
 
 
 def _ranks(group: Group) -> str:
-    return counted(len(group), "rank")
+    return pluralize(len(group), "rank")
 
 
 def _too_many_threads(group: Group) -> str:
@@ -194,7 +193,7 @@ def _too_many_threads(group: Group) -> str:
         return ""
     unset = " (OMP_NUM_THREADS is not set)" if all(facts.machine.omp is None for facts in group) else ""
     each = " each" if len(group) > 1 else ""
-    return f"{_ranks(group)} with {max(threads)} threads{each}{unset} on {counted(num_cores, 'core')}"
+    return f"{_ranks(group)} with {max(threads)} threads{each}{unset} on {pluralize(num_cores, 'core')}"
 
 
 def _remedy_of_threads(group: Group, _: Group) -> str:
@@ -205,20 +204,20 @@ def _remedy_of_threads(group: Group, _: Group) -> str:
 
 def _too_many_ranks(group: Group) -> str:
     cores = _num_cores(group)
-    return f"{_ranks(group)} on {counted(cores, 'core')}" if 0 < cores < len(group) else ""
+    return f"{_ranks(group)} on {pluralize(cores, 'core')}" if 0 < cores < len(group) else ""
 
 
 def _little_memory(group: Group) -> str:
     free = min(facts.machine.memory_free for facts in group)
     if not any(facts.machine.memory for facts in group) or free >= _MEMORY * len(group):
         return ""
-    return f"{size(free)} of memory are left for {_ranks(group)}, and each needs {size(_MEMORY)}"
+    return f"{format_bytes(free)} of memory are left for {_ranks(group)}, and each needs {format_bytes(_MEMORY)}"
 
 
 def _little_shared_memory(group: Group) -> str:
     free = min(facts.machine.shared_free or 0 for facts in group)
     few = len(group) > 1 and free < _SHARED * len(group)
-    return f"/dev/shm has {size(free)} left for the messages of {_ranks(group)}" if few else ""
+    return f"/dev/shm has {format_bytes(free)} left for the messages of {_ranks(group)}" if few else ""
 
 
 _HERE = "{here} here, and {there} on {others}"
@@ -313,7 +312,7 @@ CHECKS = (  # causes before what follows
     Check(
         lambda facts: facts.machine.shared_free is not None,
         _hosts(_little_shared_memory),
-        f"{size(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g",
+        f"{format_bytes(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g",
     ),
     Check(
         lambda facts: bool(facts.folder.error),
@@ -332,7 +331,9 @@ CHECKS = (  # causes before what follows
     ),
     Check(
         lambda facts: not facts.folder.error and facts.folder.free < _DISK,
-        _hosts(lambda group: f"{size(group[0].folder.free)} are left on the file system of {group[0].folder.path}"),
+        _hosts(
+            lambda group: f"{format_bytes(group[0].folder.free)} are left on the file system of {group[0].folder.path}"
+        ),
         "free space (see also your quota), or choose another folder (--out)",
     ),
 )

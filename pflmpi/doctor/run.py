@@ -27,7 +27,7 @@ from pflmpi.doctor.facts import (
 from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
 from pflmpi.machine import requested_gpus
 from pflmpi.terminal import console, print_json
-from pflmpi.text import counted, first_line, scaled_bytes, size, some, spans
+from pflmpi.text import first_line, format_bytes, format_ranges, join_truncated, pluralize, scaled_bytes
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport, flush_output
 from pflmpi.transports.detect import ALONE, Launch, detect
@@ -210,12 +210,12 @@ def _ranks(all_ranks: Sequence[RankFacts]) -> Table:
         memory = min((facts.machine for facts in group), key=lambda machine: machine.memory_free)
         cores = {facts.machine.cores for facts in group}
         table.add_row(
-            spans(rank_numbers(group)),
-            some(list(dict.fromkeys(facts.host for facts in group)), most=2),
+            format_ranges(rank_numbers(group)),
+            join_truncated(list(dict.fromkeys(facts.host for facts in group)), most=2),
             _device(min(group, key=lambda facts: facts.device.memory_free)),
             _free(memory.memory_free, memory.memory),
             _threads(group[0]),
-            spans(min(cores)) if len(cores) == 1 else f"{len(min(cores))} each",
+            format_ranges(min(cores)) if len(cores) == 1 else f"{len(min(cores))} each",
         )
     return table
 
@@ -232,7 +232,7 @@ def _device(facts: RankFacts) -> str:
 
 
 def _free(free: int, total: int) -> str:
-    return f"{free / scaled_bytes(total)[0]:.3g} of {size(total)}"
+    return f"{free / scaled_bytes(total)[0]:.3g} of {format_bytes(total)}"
 
 
 def _threads(facts: RankFacts) -> str:
@@ -243,19 +243,19 @@ def _common(all_ranks: Sequence[RankFacts]) -> Table:
     table = Table("", "", "ranks", show_header=False)
     for name, text in _TEXTS.items():
         for value, group in group_by(all_ranks, text).items():
-            table.add_row(name, value, "all" if len(group) == len(all_ranks) else spans(rank_numbers(group)))
+            table.add_row(name, value, "all" if len(group) == len(all_ranks) else format_ranges(rank_numbers(group)))
     free = {
         "run folder": [facts.folder.free for facts in all_ranks if not facts.folder.error],
         "/dev/shm": [facts.machine.shared_free for facts in all_ranks if facts.machine.shared_free is not None],
     }
-    least = ", ".join(f"{name} {size(min(sizes))}" for name, sizes in free.items() if sizes)
+    least = ", ".join(f"{name} {format_bytes(min(sizes))}" for name, sizes in free.items() if sizes)
     table.add_row("least free space", least, "all")
     return table
 
 
 def _launcher(facts: RankFacts) -> str:
     names = {"mpi": "mpirun or srun with MPI", "slurm": "srun without MPI", "alone": "nothing"}
-    return f"{names.get(facts.launcher, facts.launcher)}, {counted(facts.size, 'rank')}" + (
+    return f"{names.get(facts.launcher, facts.launcher)}, {pluralize(facts.size, 'rank')}" + (
         ", not connected" if facts.connection else ""
     )
 

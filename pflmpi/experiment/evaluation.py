@@ -29,7 +29,7 @@ from pflmpi.runtime.evaluation import evaluate, evaluate_trained
 from pflmpi.runtime.rounds import train
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import evaluate_unseen, mean_answers
-from pflmpi.text import some
+from pflmpi.text import join_truncated
 from pflmpi.transports.inprocess import InProcessTransport
 
 Split = Literal["test", "validation", "train"]
@@ -299,6 +299,6 @@ def _numbers(dataset: Dataset) -> tuple[str, ...]:
 def _refuse_unknown(other: Dataset, what: str, names: Sequence[str], other_names: Sequence[str]) -> None:
     if unknown := [name for name in other_names if name not in names]:
         raise ConfigError(
-            f"--data {other.name} and the run differ in {what}: only one has {some(unknown)}; those of the run are "
-            f"{some(names)}"
+            f"--data {other.name} and the run differ in {what}: only one has {join_truncated(unknown)}; those of the "
+            f"run are {join_truncated(names)}"
         )

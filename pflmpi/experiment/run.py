@@ -51,7 +51,7 @@ from pflmpi.store.job_file import End, Start
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
-from pflmpi.text import for_shell, some
+from pflmpi.text import for_shell, join_truncated
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
 from pflmpi.tree import Tree
@@ -154,7 +154,9 @@ def refuse_existing(run: Path) -> None:
         raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
     inner = sorted(file.parent.name for file in run.glob("*/config.yaml") if run_folder.rounds(file.parent))
     if inner:
-        raise ConfigError(f"{run} is a folder of runs ({some(inner)}), which it would hide; choose another --out")
+        raise ConfigError(
+            f"{run} is a folder of runs ({join_truncated(inner)}), which it would hide; choose another --out"
+        )
     if any(place.is_file() for place in (run, *run.parents)):
         raise ConfigError(f"cannot write the run folder {run}: Not a directory; choose another --out")
 
@@ -202,7 +204,7 @@ def _log_assumptions(experiment: Experiment) -> None:
     config, dataset = experiment.config, experiment.federation.dataset
     first, like = experiment.tasks[0].first, experiment.tasks[0].like()
     if isinstance(first, RunWeights) and (drawn := first.drawn(like)):
-        _log.warning("%s: its server keeps no %s; the server's is drawn", first.name, some(drawn))
+        _log.warning("%s: its server keeps no %s; the server's is drawn", first.name, join_truncated(drawn))
     if isinstance(first, RunWeights) and (others := first.differing(dataset.digest, experiment.division.digest)):
         _log.warning(
             "%s: its %s differs: its models may have been trained on samples that are tested here, and clients and "

@@ -19,7 +19,7 @@ from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.store import run_folder, verify
 from pflmpi.store.layout import Layout
-from pflmpi.text import some
+from pflmpi.text import join_truncated
 from pflmpi.tree import Tree
 
 _OF_SERVER = ("model", "shared")  # where algorithms keep a model; others keep its parts as they are
@@ -75,7 +75,9 @@ class RunWeights:
             )
         self.model(SERVER, task.like())
         if missing := self.drawn(task.like(), client) if self.own else []:
-            raise ConfigError(f"{self.name}: its clients keep no {some(missing)}; give a run of the whole model")
+            raise ConfigError(
+                f"{self.name}: its clients keep no {join_truncated(missing)}; give a run of the whole model"
+            )
 
     def drawn(self, like: Tree, client: int = SERVER) -> list[str]:
         """Paths of the arrays that the model of a client, or the server's, lacks."""

@@ -35,7 +35,7 @@ from pflmpi.runtime.contract import calling, check_returned, state_and_messages
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.runtime.progress import metric_columns
-from pflmpi.text import first_line, shown
+from pflmpi.text import first_line, short_repr
 from pflmpi.tree import Tree
 
 _DEFAULT = TrainingConfig()
@@ -125,8 +125,8 @@ def check_participation(config: Config, task: Task, participation: Participation
         own = SELECTIONS.reference(training.selection) is not None
         if own and not np.array_equal(participation.participants(round), clients):
             raise ConfigError(
-                f"training.selection = {shown(training.selection)} returns other clients at a second call; it must "
-                "follow from its arguments alone, and draw from `rng`"
+                f"training.selection = {short_repr(training.selection)} returns other clients at a second call; it "
+                "must follow from its arguments alone, and draw from `rng`"
             )
     fewest = min(rounds, key=left.__getitem__, default=None)
     if fewest is None:
@@ -208,7 +208,7 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
     if measure and not task.kind.classes and measure not in trial.measures:
         why = "the labels of this data.task are no classes"
     if why:
-        raise ConfigError(f"training.stop.metric = {shown(stop.metric)}, but {why}; choose another metric")
+        raise ConfigError(f"training.stop.metric = {short_repr(stop.metric)}, but {why}; choose another metric")
 
 
 _OF_STEPS = ("optimizer", "momentum", "weight_decay", "clip_norm")
@@ -226,7 +226,7 @@ def check_optimizer(training: TrainingConfig, trial: Callable[[], "OneStep"]) ->
         return
     if counts is False:
         raise ConfigError(
-            f"training.{chosen[0]} = {shown(getattr(training, chosen[0]))} has no effect: the local training of "
+            f"training.{chosen[0]} = {short_repr(getattr(training, chosen[0]))} has no effect: the local training of "
             f"{type(tried.algorithm).__name__} takes no step of the optimizer (`train`, `alternate`); leave it out, or "
             "choose another algorithm"
         )
@@ -256,8 +256,8 @@ def check_kind(algorithm: Algorithm, task: Task) -> None:
     if not algorithm.any_task:
         others = ", ".join(name for name, kind in ALGORITHMS.items() if kind.any_task)
         raise ConfigError(
-            f"data.task = {shown(name)}: {type(algorithm).__name__} computes with classes, and is not said to have a "
-            f"meaning for others (any_task); choose {others}"
+            f"data.task = {short_repr(name)}: {type(algorithm).__name__} computes with classes, and is not said to "
+            f"have a meaning for others (any_task); choose {others}"
         )
     if smoothing := task.training.label_smoothing:
         raise ConfigError(
@@ -280,7 +280,9 @@ def _check_schedule(training: TrainingConfig) -> None:
 def _check_effect(training: TrainingConfig, key: str, allowed: bool, where: str) -> None:
     value = getattr(training, key)
     if not allowed and value != getattr(_DEFAULT, key):
-        raise ConfigError(f"training.{key} = {shown(value)} has an effect with {where} only; leave it out, or set that")
+        raise ConfigError(
+            f"training.{key} = {short_repr(value)} has an effect with {where} only; leave it out, or set that"
+        )
 
 
 _MOST_STEPS = 1_000_000  # of one client in one round, whose order is drawn at once

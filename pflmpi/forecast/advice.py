@@ -9,7 +9,7 @@ from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
 from pflmpi.runtime.client_state import folder_of
 from pflmpi.runtime.round_schedule import advise_fewer_ranks
-from pflmpi.text import size
+from pflmpi.text import format_bytes
 
 
 def problems(forecast: Forecast, folder: Path) -> list[str]:
@@ -44,14 +44,14 @@ def useless(forecast: Forecast) -> Iterator[str]:
     }
     idle = [rank for rank in range(1, count) if rank not in busy]
     if idle and forecast.rounds:
-        yield f"{text.ranks(idle)} will have nothing to do: {_why_idle(forecast)}"
+        yield f"{text.format_ranks(idle)} will have nothing to do: {_why_idle(forecast)}"
     if note := advise_fewer_ranks(forecast.setup, forecast.rounds):
         yield note
     for node in range(forecast.resources.nodes):
         on_cpu = [rank for rank in forecast.ranks.of_node[node] if rank in busy and forecast.ranks.gpu[rank] is None]
         if len(on_cpu) * threads > cores:
             yield (
-                f"{len(on_cpu)} ranks with {text.counted(threads, 'thread')} each compute on the {cores} cores of a "
+                f"{len(on_cpu)} ranks with {text.pluralize(threads, 'thread')} each compute on the {cores} cores of a "
                 "node and take turns; take fewer ranks per node"
                 + (", or set runtime.threads lower" if threads > 1 else "")
             )
@@ -77,7 +77,7 @@ def _nodes(forecast: Forecast) -> Iterator[str]:
     has = forecast.resources.memory
     if needs[largest] > has:
         change = _less_memory(forecast, largest)
-        yield f"node {largest} needs {size(needs[largest])} of memory and has {size(has)}: {change}"
+        yield f"node {largest} needs {format_bytes(needs[largest])} of memory and has {format_bytes(has)}: {change}"
 
 
 def _less_memory(forecast: Forecast, node: int) -> str:
@@ -107,7 +107,7 @@ def _gpus(forecast: Forecast) -> Iterator[str]:
     sharing = forecast.ranks.device.count((node, number))
     fewer = f"; {sharing} ranks share it: take one rank per GPU" if sharing > 1 else ""
     change = f"lower {_batches(forecast.experiment.config)}{fewer}"
-    yield f"GPU {number} of node {node} needs {size(needed)} and has {size(has)}: {change}"
+    yield f"GPU {number} of node {node} needs {format_bytes(needed)} and has {format_bytes(has)}: {change}"
 
 
 def _disk(forecast: Forecast, folder: Path) -> Iterator[str]:
@@ -117,15 +117,15 @@ def _disk(forecast: Forecast, folder: Path) -> Iterator[str]:
     if scratch is not None and scratch != folder:
         needed = state / forecast.resources.nodes
         if scratch.is_dir() and needed > (free := shutil.disk_usage(scratch).free):
-            has = f"{scratch} has {size(free)} free"
-            yield f"clients' state needs {size(needed)} and {has}: name another runtime.scratch"
+            has = f"{scratch} has {format_bytes(free)} free"
+            yield f"clients' state needs {format_bytes(needed)} and {has}: name another runtime.scratch"
         state = 0
     free = shutil.disk_usage(folder).free
     if checkpoints + state > free:
         keep = "keep fewer" if settings.keep else "keep not all"
-        also = f" and the state of clients {size(state)}" if state else ""
+        also = f" and the state of clients {format_bytes(state)}" if state else ""
         yield (
-            f"checkpoints need {size(checkpoints)}{also} and {folder} has {size(free)} free: {keep} "
+            f"checkpoints need {format_bytes(checkpoints)}{also} and {folder} has {format_bytes(free)} free: {keep} "
             f"(checkpoint.keep, now {settings.keep}), write fewer (checkpoint.every, now {settings.every}), "
             "or give the run a folder with more space (--out)"
         )

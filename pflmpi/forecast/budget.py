@@ -17,7 +17,7 @@ from pflmpi.experiment.build import prepare
 from pflmpi.learning.task import HOST
 from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
-from pflmpi.text import counted
+from pflmpi.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,20 @@ class Budget:
         """How many of the runs should fit into the seconds that are left, in words."""
         to_do = [task for task in self.cheapest_first() if task.command]
         if to_do and not self.seconds_per_round:
-            runs = counted(len(to_do), "run")
+            runs = pluralize(len(to_do), "run")
             return f"budget {self.hours:g} h: no cell has run yet, so that it is not known how many of {runs} fit"
         fitting, used = 0, 0.0
         for task in to_do:
             used += self.seconds(task) / self.jobs
             fitting += used <= seconds
-        runs = f"{fitting} of {counted(len(to_do), 'run')} should fit"
+        runs = f"{fitting} of {pluralize(len(to_do), 'run')} should fit"
         return f"budget {self.hours:g} h: {runs}; they need {self.needed(to_do)}"
 
     def needed(self, tasks: Sequence[CellTask]) -> str:
         """The hours that the runs need together, in words."""
         finite = [seconds for task in tasks if (seconds := self.seconds(task)) < inf]
         unknown = len(tasks) - len(finite)
-        more = f", and {counted(unknown, 'run')} of unknown length" if unknown else ""
+        more = f", and {pluralize(unknown, 'run')} of unknown length" if unknown else ""
         return f"about {sum(finite) / self.jobs / 3600:.2f} h{more}"
 
 

@@ -17,7 +17,7 @@ from pflmpi.forecast.advice import node_bytes
 from pflmpi.forecast.forecast import Forecast, Resources, predict
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import job_file, run_folder
-from pflmpi.text import counted, size
+from pflmpi.text import format_bytes, pluralize
 
 _MIB = 1 << 20
 _UNITS = {"K": 1 << 10, "": _MIB, "M": _MIB, "G": 1 << 30, "T": 1 << 40}  # of --mem
@@ -102,9 +102,9 @@ def _with_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript
         needed = max(needed, ceil(max(node_bytes(forecast, node) for node in range(nodes))))
     if memory != "auto" and bytes_of(memory) < needed:
         raise ConfigError(
-            f"--mem={memory}: plan counts {size(needed)} for a node, with {counted(number, 'rank')} on "
-            f"{counted(nodes, 'node')}; give --mem={ceil(needed / _MIB)}M or auto, take more nodes, or, where you have "
-            f"seen it fit, write -- --mem={memory}"
+            f"--mem={memory}: plan counts {format_bytes(needed)} for a node, with {pluralize(number, 'rank')} on "
+            f"{pluralize(nodes, 'node')}; give --mem={ceil(needed / _MIB)}M or auto, take more nodes, or, where you "
+            f"have seen it fit, write -- --mem={memory}"
         )
     sufficient = f"{ceil(needed / _MIB)}M" if memory == "auto" else memory
     return replace(_with(batch, "mem", sufficient), planned_memory=needed)
@@ -127,7 +127,7 @@ def _minutes(batch: BatchScript, runs: Mapping[Path, Config], out: Path, where: 
         number = ranks(options, config.runtime.threads)[0]
         per_round = _seconds_per_round(run, config, number, out, where)
         if per_round is None:
-            on = f"{counted(number, 'rank')} in " if number else ""
+            on = f"{pluralize(number, 'rank')} in " if number else ""
             raise Unmeasured(
                 f"--time=auto: no run of this configuration, in {run} or beside it, has been computed by {on}a job on "
                 f"{where or 'the default partition'}; give a --time, or --trial: a job of a few minutes then measures "

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pflmpi.learning.main_measure import judged_by, lower_is_better
-from pflmpi.text import counted
+from pflmpi.text import pluralize
 
 _WATCHED = (
     *("accuracy_mean", "accuracy_weighted", "accuracy_bottom", "f1_macro", "test_loss", "train_loss"),
@@ -84,7 +84,7 @@ class EarlyStop:
         if self._config is None or not self.met:
             return ""
         by = f" by more than {self._config.min_delta:g}" if self._config.min_delta else ""
-        waited = counted(self._last - self._best_round, "round")
+        waited = pluralize(self._last - self._best_round, "round")
         return f"{self._column} has not improved{by} on {self._best:g} of round {self._best_round} for {waited}"
 
     def _improves(self, value: float) -> bool:

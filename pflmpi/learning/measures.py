@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from pflmpi import outside
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.registry import Registry, function
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
 _BINS = 15  # of the confidence
@@ -109,9 +109,9 @@ def measures_of(names: Sequence[str]) -> dict[str, Measure]:
         taken = own and (name in {*MEASURES, *_TAKEN} or name.startswith(_BEFORE) or name.endswith(_AFTER))
         if name in measures or taken or not _NAME.fullmatch(name):
             raise ConfigError(
-                f"evaluation.measures: {shown(reference)} would have the columns {name}_mean, ...; give each measure a "
-                "name of its own, of lower-case letters, digits and underscores, that is no other column's and does "
-                f"not begin with {', '.join(_BEFORE)} or end with {', '.join(_AFTER)}"
+                f"evaluation.measures: {short_repr(reference)} would have the columns {name}_mean, ...; give each "
+                "measure a name of its own, of lower-case letters, digits and underscores, that is no other column's "
+                f"and does not begin with {', '.join(_BEFORE)} or end with {', '.join(_AFTER)}"
             )
         measures[name] = measure
     return measures

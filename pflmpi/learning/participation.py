@@ -21,7 +21,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.registry import Registry, function
 from pflmpi.rng import stream
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 Rule = Callable[[int, int, np.ndarray, np.random.Generator], np.ndarray]
 
@@ -114,8 +114,8 @@ class Participation:
                     clients.setdefault(int(line["round"]), []).append(int(line["client"]))
         except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
             raise ConfigError(
-                f"training.selection = {shown(path)} cannot be read ({error!r}); expected a CSV file with a first line "
-                "`round,client`, and a line for each round and client that takes part in it"
+                f"training.selection = {short_repr(path)} cannot be read ({error!r}); expected a CSV file with a first "
+                "line `round,client`, and a line for each round and client that takes part in it"
             ) from error
         return {round: np.array(of_round) for round, of_round in clients.items()}
 

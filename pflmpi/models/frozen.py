@@ -11,7 +11,7 @@ from pflmpi import tree
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model
 from pflmpi.module_names import module_names
-from pflmpi.text import some
+from pflmpi.text import join_truncated
 from pflmpi.tree import Tree
 from pflmpi.vmap_lanes import outside_vmap
 
@@ -91,8 +91,8 @@ def frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, s
         )
     if 0 < len(left := [path for path in head if path not in frozen]) < len(head):
         raise ConfigError(
-            f"of the head of model {architecture.name} only {some([names[path] for path in left])} is trained; a head "
-            "is trained as a whole or not at all"
+            f"of the head of model {architecture.name} only {join_truncated([names[path] for path in left])} is "
+            "trained; a head is trained as a whole or not at all"
         )
     return frozen
 
@@ -113,6 +113,6 @@ def matching(key: str, patterns: Sequence[str], names: Mapping[str, str], model:
         if not any(fnmatchcase(name, pattern) for name in names.values()):
             what = "trained parameter" if key == "model.personal" else "parameter"
             raise ConfigError(
-                f"{key}: {pattern!r} matches no {what} of model {model}; known: {some([*names.values()])}"
+                f"{key}: {pattern!r} matches no {what} of model {model}; known: {join_truncated([*names.values()])}"
             )
     return tuple(path for path, name in names.items() if any(fnmatchcase(name, pattern) for pattern in patterns))

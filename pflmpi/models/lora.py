@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pflmpi.errors import ConfigError
-from pflmpi.text import some
+from pflmpi.text import join_truncated
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -81,7 +81,7 @@ def lora(module: M, layers: Sequence[str], rank: int, alpha: float | None = None
     candidates = {name: layer for name, layer in module.named_modules() if type(layer) in _ADAPTED}
     for pattern in layers:
         if not any(fnmatchcase(name, pattern) for name in candidates):
-            known = some([*candidates]) or "none"
+            known = join_truncated([*candidates]) or "none"
             raise ConfigError(f"lora: {pattern!r} matches no nn.Linear or convolution of the module; known: {known}")
     module.requires_grad_(False)
     for name, layer in candidates.items():

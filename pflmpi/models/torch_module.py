@@ -21,7 +21,7 @@ from pflmpi.models.installed_module import InstalledModule
 from pflmpi.models.layers import linear
 from pflmpi.models.module_parts import KeyedDropout, flat, nested, split
 from pflmpi.models.module_trial import Findings, examine
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 from pflmpi.tree import Tree, part
 from pflmpi.vmap_lanes import outside_vmap
 
@@ -201,7 +201,7 @@ class ModuleModel(Model):
                 )
             expected = _type_of(self.shared_names[name])
             if type(value) is not expected and not (expected is float and type(value) is int):
-                raise ConfigError(f"model.arguments.{name} = {shown(value)}: must be a {expected.__name__}")
+                raise ConfigError(f"model.arguments.{name} = {short_repr(value)}: must be a {expected.__name__}")
         defaults = {name: parameter.default for name, parameter in self.shared_names.items()}
         arguments = {**defaults, **self.arguments}
         if missing := [name for name, value in arguments.items() if value is inspect.Parameter.empty]:

@@ -30,7 +30,7 @@ from pflmpi.messages.uplink_transforms import RESIDUAL, UplinkConfig, residual_l
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.contract import ANSWERED, RECEIVED, answer_templates, calling
 from pflmpi.store.names import cohort_name
-from pflmpi.text import size
+from pflmpi.text import format_bytes
 from pflmpi.tree import Tree
 
 _ALIGNED = 64  # bytes
@@ -66,7 +66,7 @@ class Storage:
             if folder is not None:
                 where, cure = str(folder), "name another folder as runtime.scratch"
             raise ConfigError(
-                f"the state of the clients of this rank, up to {size(length)}, cannot be kept in {where}: "
+                f"the state of the clients of this rank, up to {format_bytes(length)}, cannot be kept in {where}: "
                 f"{error.strerror}; {cure}, or use more nodes"
             ) from error
         self.bytes = flat[:length].view(rows, row_bytes)

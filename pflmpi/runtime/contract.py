@@ -37,7 +37,7 @@ from pflmpi.messages.kinds import (
 from pflmpi.messages.packing import NUMPY_TYPES
 from pflmpi.messages.uplink_transforms import RESIDUAL
 from pflmpi.store.checksums import crc32
-from pflmpi.text import counted, shown, some, spans
+from pflmpi.text import format_ranges, join_truncated, pluralize, short_repr
 from pflmpi.tree import Tree
 
 RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
@@ -230,7 +230,7 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
     if len(tasks) > 1 and not algorithm.unlike_models:
         raise ConfigError(
             f"{type(algorithm).__name__} sends whole models or bodies and needs one architecture; "
-            f"the configuration has {len(tasks)}: {some(_distinct_names(tasks))}"
+            f"the configuration has {len(tasks)}: {join_truncated(_distinct_names(tasks))}"
         )
     first = tasks[0]
     for task in tasks[1:]:
@@ -312,7 +312,9 @@ def calling(
         if _interrupted(error):
             raise KeyboardInterrupt from error
         if isinstance(error, torch.OutOfMemoryError):
-            at_once = f"{counted(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
+            at_once = (
+                f"{pluralize(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
+            )
             raise AlgorithmError(f"{where}, {at_once}: {limits.problem(error)}") from error
         what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
         otherwise = IN_LANES if in_lanes and isinstance(error, RuntimeError) else ""
@@ -391,13 +393,14 @@ def not_a_tree(value: object) -> str:
         return f"a {type(value).__name__}{expected}"
     if (key := _key_with_slash(value)) is not None:
         return (
-            f"the key {shown(key)}: in a path / separates keys; pflmpi.tree.unflatten makes the nested dicts of paths"
+            f"the key {short_repr(key)}: in a path / separates keys; pflmpi.tree.unflatten makes the nested dicts of "
+            "paths"
         )
     leaves: Iterator[tuple[str, object]] = tree.leaves({**value})
     for path, leaf in leaves:
         if not isinstance(leaf, Tensor):
             instead = f", such as torch.tensor({leaf})" if isinstance(leaf, bool | int | float) else ""
-            return f"{path} = {shown(leaf)}, a {type(leaf).__name__}{expected}{instead}"
+            return f"{path} = {short_repr(leaf)}, a {type(leaf).__name__}{expected}{instead}"
         if leaf.dtype not in NUMPY_TYPES:
             allowed = ", ".join(str(dtype)[6:] for dtype in NUMPY_TYPES)
             return f"{path} of type {str(leaf.dtype)[6:]}, which is neither sent nor stored; convert it to {allowed}"
@@ -462,7 +465,7 @@ def _distinct_names(tasks: Sequence[Task]) -> list[str]:
         for task in tasks
     ]
     keys = [key for key in values[0] if key != "name" and any(other.get(key) != values[0][key] for other in values)]
-    return [f"{own['name']} ({', '.join(f'{key} = {shown(own.get(key))}' for key in keys)})" for own in values]
+    return [f"{own['name']} ({', '.join(f'{key} = {short_repr(own.get(key))}' for key in keys)})" for own in values]
 
 
 def _shape(kind: Uplink | Downlink) -> object:
@@ -474,7 +477,7 @@ def _shape(kind: Uplink | Downlink) -> object:
 def _of(clients: Sequence[int]) -> str:
     if not len(clients):
         return ""
-    return f", client{'s' if len(clients) > 1 else ''} {spans([int(client) for client in clients])}"
+    return f", client{'s' if len(clients) > 1 else ''} {format_ranges([int(client) for client in clients])}"
 
 
 def _line(algorithm: Algorithm, error: BaseException) -> str:

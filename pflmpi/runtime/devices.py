@@ -25,8 +25,7 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import SLICE, Gpu
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.placement import MOST_TOGETHER
-from pflmpi.text import ranks as named
-from pflmpi.text import size
+from pflmpi.text import format_bytes, format_ranks
 from pflmpi.transports.peers import Peer, names
 
 _SEE_ONE = (
@@ -256,8 +255,8 @@ def limit_memory(placement: GpuPlacement, rank: int, runtime: RuntimeConfig) -> 
     share -= CONTEXT / gpu.memory  # of which PyTorch's allocator knows nothing
     if share <= 0:
         raise ConfigError(
-            f"{sharing} ranks share a GPU of {size(gpu.memory)}, of which the run may take "
-            f"{runtime.gpu_memory:.0%}, and each takes {size(CONTEXT)} for CUDA alone; start fewer ranks"
+            f"{sharing} ranks share a GPU of {format_bytes(gpu.memory)}, of which the run may take "
+            f"{runtime.gpu_memory:.0%}, and each takes {format_bytes(CONTEXT)} for CUDA alone; start fewer ranks"
         )
     torch.cuda.set_per_process_memory_fraction(share, torch.device("cuda", number))
 
@@ -383,7 +382,9 @@ def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["au
     library = machine.gpu_platform()[1]
     if len(placed.gpu_ranks) > 1:
         server = "" if 0 in computing else f", and gloo between rank 0 and rank {computing[0]}, which stands for it"
-        return GpuMessages(placed.gpu_ranks, f"{library} from GPU to GPU, on {named(computing)}{server}", nccl=True)
+        return GpuMessages(
+            placed.gpu_ranks, f"{library} from GPU to GPU, on {format_ranks(computing)}{server}", nccl=True
+        )
     why = "only one rank has a GPU" if len(computing) == 1 else f"{library} needs a whole GPU for each rank"
     return GpuMessages((), f"gloo, through the host: {why}")
 
@@ -395,4 +396,4 @@ def _by_mpi(placed: GpuPlacement, computing: tuple[int, ...]) -> GpuMessages:
         if unable:
             who = "every rank" if len(unable) == len(placed.peers) else names(unable, placed.peers)
             return GpuMessages((), f"MPI, through the host: the library of {who} {what} memory of a GPU")
-    return GpuMessages(computing, f"MPI from GPU to GPU, on {named(computing)}")
+    return GpuMessages(computing, f"MPI from GPU to GPU, on {format_ranks(computing)}")

@@ -18,7 +18,7 @@ from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import ANSWERED, calling, check_returned, check_state
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.text import size
+from pflmpi.text import format_bytes
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -83,10 +83,10 @@ def check_server_memory(setup: Setup, rounds: Iterable[RoundSchedule], free: int
         if sum(needed.values()) > free:
             largest = max(needed, key=needed.__getitem__)
             raise ConfigError(
-                f"rank 0 needs {size(sum(needed.values()))} of memory for rows of {len(now.participants)} participants "
-                f"and {len(now.receivers)} receivers, most of it for {type(setup.algorithm).__name__}'s message "
-                f"{largest!r}, and {size(free)} are free; lower training.participation, choose a smaller model, or "
-                "give rank 0 a node with more memory"
+                f"rank 0 needs {format_bytes(sum(needed.values()))} of memory for rows of {len(now.participants)} "
+                f"participants and {len(now.receivers)} receivers, most of it for {type(setup.algorithm).__name__}'s "
+                f"message {largest!r}, and {format_bytes(free)} are free; lower training.participation, choose a "
+                "smaller model, or give rank 0 a node with more memory"
             )
 
 

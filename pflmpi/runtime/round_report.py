@@ -18,7 +18,7 @@ from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Pause, Stop
-from pflmpi.text import spans
+from pflmpi.text import format_ranges
 from pflmpi.transports.base import Transport
 
 _log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class RoundHooks:
                 "their scores count as wrong",
                 round,
                 "s" if len(clients) > 1 else "",
-                spans(clients),
+                format_ranges(clients),
             )
 
     def _limit_waiting(self, seconds: float) -> None:

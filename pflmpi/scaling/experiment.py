@@ -12,7 +12,7 @@ from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, differing
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.sweep.table import PlannedRun
-from pflmpi.text import counted, some
+from pflmpi.text import join_truncated, pluralize
 
 Mode = Literal["strong", "weak", "packing"]
 FILE = "scale.yaml"
@@ -86,12 +86,13 @@ def join(new: Scaling, out: Path) -> Scaling:
     if before is None:
         if out.is_dir() and (content := [path.name for path in out.iterdir() if not path.name.startswith(".")]):
             raise ConfigError(
-                f"{out} holds no scaling experiment, but {some(sorted(content))}; choose another --out, or empty it"
+                f"{out} holds no scaling experiment, but {join_truncated(sorted(content))}; choose another --out, or "
+                "empty it"
             )
         return new
     changed = _differences(before, new)
     if changed:
-        raise ConfigError(f"{out} holds another scaling experiment: {some(changed)}; choose another --out")
+        raise ConfigError(f"{out} holds another scaling experiment: {join_truncated(changed)}; choose another --out")
     ranks = tuple(sorted({*before.ranks, *new.ranks}))
     return replace(before, ranks=ranks, repeats=max(before.repeats, new.repeats))
 
@@ -124,7 +125,7 @@ class ScaleRun(PlannedRun):
 
     @property
     def name(self) -> str:
-        return f"{counted(self.ranks, 'rank')}, repeat {self.repeat}"
+        return f"{pluralize(self.ranks, 'rank')}, repeat {self.repeat}"
 
     def run(self, out: Path) -> Path:
         return folder(out, self.ranks) / f"repeat{self.repeat}"

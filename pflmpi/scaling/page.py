@@ -17,7 +17,7 @@ from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.extrapolation import EXTRAPOLATION, extrapolations
 from pflmpi.scaling.records import hardware
 from pflmpi.scaling.results import PARTS, TITLES, Point, Results, readable
-from pflmpi.text import counted, scaled_bytes
+from pflmpi.text import pluralize, scaled_bytes
 
 _WIDE = 8  # times the first number of ranks: from here on the axis is logarithmic
 
@@ -67,7 +67,7 @@ def _parts(results: Results, ending: str, name: str) -> Stack:
         x_label="",
         y_label="seconds per round",
         x=np.arange(len(points), dtype=np.float64),
-        names=tuple(counted(point.ranks, "rank") for point in points),
+        names=tuple(pluralize(point.ranks, "rank") for point in points),
         parts={part: np.array([point.parts[part] for point in points]) for part in PARTS},
     )
 

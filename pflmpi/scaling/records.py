@@ -18,7 +18,7 @@ from pflmpi.errors import UserError
 from pflmpi.scaling.experiment import ScaleRun
 from pflmpi.store import verify
 from pflmpi.store.run_folder import digest
-from pflmpi.text import counted, printable
+from pflmpi.text import pluralize, printable
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _PACKAGES = ("torch", "numpy", "mpi4py", "h5py")
@@ -65,7 +65,7 @@ def made_by(words: Sequence[str]) -> str:
 
 
 def hardware(record: Mapping[str, str]) -> str:
-    parts = [record.get("cpu", ""), counted(int(record.get("cores") or 0), "core"), record.get("gpus", "")]
+    parts = [record.get("cpu", ""), pluralize(int(record.get("cores") or 0), "core"), record.get("gpus", "")]
     return ", ".join(part for part in parts if part)
 
 

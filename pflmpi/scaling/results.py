@@ -14,7 +14,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import WARM_UP, ScaleRun, Scaling, read, runs
 from pflmpi.store import verify
-from pflmpi.text import comma_separated, size
+from pflmpi.text import format_bytes, format_csv
 
 PARTS = ("compute", "evaluation", "exchange", "waiting", "checkpoint")
 _MEMORY = ("memory_rank_bytes", "memory_bytes")
@@ -198,7 +198,7 @@ def write_table(results: Results) -> None:
     """Write scale.csv, a line for each run; a column is empty where it has no value."""
     lines = [line for point in results.points for line in _run_lines(results, point)]
     header = list(dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line))
-    content = comma_separated([header, *([line.get(name, "") for name in header] for line in lines)])
+    content = format_csv([header, *([line.get(name, "") for name in header] for line in lines)])
     with atomic.refusing(f"in {results.out}", "copy the experiment elsewhere"):
         atomic.write(results.out / "scale.csv", content.encode())
 
@@ -230,7 +230,7 @@ def _row(results: Results, point: Point, named: list[str]) -> list[str]:
 
 
 def _bytes(count: float) -> str:
-    return "" if isnan(count) else size(count)
+    return "" if isnan(count) else format_bytes(count)
 
 
 def _run_lines(results: Results, point: Point) -> Iterator[dict[str, Value]]:

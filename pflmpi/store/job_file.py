@@ -15,7 +15,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from pflmpi import regular_file
-from pflmpi.text import counted, some
+from pflmpi.text import join_truncated, pluralize
 
 _SLURM = "Slurm job "
 R = TypeVar("R", "Submission", "Start", "End")
@@ -66,7 +66,7 @@ class Start:
 
     def __str__(self) -> str:
         versions = f"pflmpi {self.pflmpi}, torch {self.torch}, {self.python}"
-        return f"{versions}; {counted(self.ranks, 'rank')} on {some(self.hosts)}"
+        return f"{versions}; {pluralize(self.ranks, 'rank')} on {join_truncated(self.hosts)}"
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ def usage(folder: Path) -> Usage | None:
     busy = sum(end.cpu_seconds or 0.0 for _, end in measured) / cores if cores else None
     used = hours(allocated("nodes", ended), allocated("gpus", ended), allocated("cores", ended), busy)
     endless = len(starts) - len(ended)
-    without = f", without {counted(endless, 'start')} whose end is unknown" if endless else ""
-    jobs = [f"{job} ({counted(number, 'restart')})" for job, number in read(folder).items()]
-    return Usage(len(starts), f"{used}{without}; job {some(jobs)} on {some(hosts)}")
+    without = f", without {pluralize(endless, 'start')} whose end is unknown" if endless else ""
+    jobs = [f"{job} ({pluralize(number, 'restart')})" for job, number in read(folder).items()]
+    return Usage(len(starts), f"{used}{without}; job {join_truncated(jobs)} on {join_truncated(hosts)}")
 
 
 def _records(folder: Path, kind: type[R]) -> Iterator[tuple[str, R]]:

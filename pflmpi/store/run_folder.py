@@ -18,7 +18,7 @@ from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.names import rounds as rounds
 from pflmpi.store.shard import Arrays, ClientRows, read_rows
-from pflmpi.text import shown
+from pflmpi.text import short_repr
 
 Kinds = dict[str, tuple[tuple[int, ...], np.dtype]]  # of a client's arrays, by path
 JSON = ("versions", "code", "unseen", "fork", "class_names", "personal", "diagnostics")  # attributes that are its text
@@ -164,7 +164,7 @@ def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
     kinds = {**dict.fromkeys(attributes, str | int | float), "round": int, "config": str}
     for name, kind in kinds.items():
         if not isinstance(value := attributes.get(name), kind) or (name in JSON and not _is_json(value)):
-            wrong = f"its attribute {name!r} is {shown(value)}, which no pflmpi writes"
+            wrong = f"its attribute {name!r} is {short_repr(value)}, which no pflmpi writes"
             raise CheckpointError(f"{round_path(run, round)} cannot be read: {wrong}; put a good copy in its place")
     return attributes
 

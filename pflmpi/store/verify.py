@@ -21,7 +21,7 @@ from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.run_folder import read_attributes, read_checksums, read_layout, read_metrics_checksum
 from pflmpi.store.shard import rows_problem
-from pflmpi.text import for_shell, spans
+from pflmpi.text import for_shell, format_ranges
 
 COMPLETE = "complete"  # `content` of a file that needs no other
 
@@ -56,7 +56,10 @@ class Metrics:
     @property
     def notes(self) -> list[str]:
         """Which rounds are lost, or no checkpoint vouches for, and what is left out; nothing where all is recorded."""
-        lost, later = spans(range(1, self.lost + 1)), spans(range(self.vouched + 1, len(self.texts) + 1))
+        lost, later = (
+            format_ranges(range(1, self.lost + 1)),
+            format_ranges(range(self.vouched + 1, len(self.texts) + 1)),
+        )
         notes = [f"metrics of round {lost} are lost: totals, and costs to a target, are unknown"] if lost else []
         notes += [f"metrics of round {later} are not vouched for by a checkpoint"] if later else []
         return [*notes, f"metrics.csv ends in half a line after round {len(self.texts)}"] if self.torn else notes

@@ -18,7 +18,7 @@ from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import metrics_file, run_folder, run_lock, verify
 from pflmpi.sweep.table import PlannedRun
-from pflmpi.text import counted
+from pflmpi.text import pluralize
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def _without_checkpoints(run: Path) -> str:
     if lines < 1:
         return ""
     how = "put its checkpoints back from a copy to go on, or move it away to start anew"
-    return f"{run} has metrics of {counted(lines, 'round')} and no checkpoint; {how}"
+    return f"{run} has metrics of {pluralize(lines, 'round')} and no checkpoint; {how}"
 
 
 def _stopped_early(run: Path, config: Config, done: int) -> bool:

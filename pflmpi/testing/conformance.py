@@ -24,7 +24,7 @@ from pflmpi.learning.replay import step_by_step
 from pflmpi.runtime.unseen import joined, received
 from pflmpi.store import run_folder
 from pflmpi.testing.quick_run import resume, run, settings
-from pflmpi.text import some
+from pflmpi.text import join_truncated
 from pflmpi.transports.inprocess import InProcessTransport
 
 EXECUTORS = ("loop", "lanes")
@@ -164,7 +164,7 @@ def _differing(one: Path, other: Path) -> str:
     server, clients = differing_arrays(*(open_run(folder).round(3) for folder in (one, other)))
     paths = [f"server/{path}" for path in server]
     paths += [f"{path} of client {client}" for client, own in clients.items() for path in own]
-    return some(paths) if paths else "the digests differ, and no array does"
+    return join_truncated(paths) if paths else "the digests differ, and no array does"
 
 
 def _scores(folder: Path, round: int, name: str) -> np.ndarray:

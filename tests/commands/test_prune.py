@@ -8,7 +8,7 @@ import pytest
 import quick_run
 from pflmpi.cli import main
 from pflmpi.store import run_folder, run_lock, verify
-from pflmpi.text import size
+from pflmpi.text import format_bytes
 
 ROUNDS = 8
 
@@ -50,7 +50,9 @@ def test_what_stays_is_whole_and_what_is_freed_is_said(run, words, kept, capfd):
     assert {path: after[path] for path in after} == {path: before[path] for path in after}, "others are not touched"
     freed = sum(before[path] for path in before.keys() - after.keys())
     count = len(before) - len(after)
-    assert f": {count} file{'s' * (count != 1)}, {size(freed)} freed; checkpoints" in (out := capfd.readouterr().out)
+    assert f": {count} file{'s' * (count != 1)}, {format_bytes(freed)} freed; checkpoints" in (
+        out := capfd.readouterr().out
+    )
     assert told == out.replace(" freed;", " would be freed;")
     assert run_folder.rounds(run) == kept
     assert all(not verify.problems(run, round) and run_folder.digest(run, round) == digests[round] for round in kept)

@@ -15,7 +15,7 @@ import table_file
 from pflmpi.cli import main
 from pflmpi.errors import show
 from pflmpi.store import verify
-from pflmpi.text import comma_separated
+from pflmpi.text import format_csv
 
 MARKUP = "[/b] :smile: [red]x"
 
@@ -123,7 +123,7 @@ def test_what_must_not_be_lost_goes_to_stderr_when_nobody_reads():
 
 def test_no_cell_of_a_table_is_a_formula():
     lines = [["=1+2", "+x", "-x", "@x", "\tx"], ["-0.5", -0.5, "x=1", "+3", 7]]
-    text, numbers = csv.reader(comma_separated(lines).splitlines())
+    text, numbers = csv.reader(format_csv(lines).splitlines())
     assert text == ["'=1+2", "'+x", "'-x", "'@x", "'\tx"]
     assert numbers == ["-0.5", "-0.5", "x=1", "+3", "7"]
 

@@ -16,7 +16,7 @@ from pflmpi.cli import main
 from pflmpi.forecast import advice, forecast
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.store import metrics_file
-from pflmpi.text import size
+from pflmpi.text import format_bytes
 
 PARTS = "estimated seconds: train, messages, test"
 ROUND = "estimated seconds: a round, all 3"
@@ -69,7 +69,7 @@ def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine, tmp_path):
             [int(line[f"{name}_bytes"]) for line in metrics_file.read(tmp_path / "run")]
             for name in (way, f"wire_{way}")
         ]
-        mean = [size(sum(each) / len(each)) for each in moved]
+        mean = [format_bytes(sum(each) / len(each)) for each in moved]
         assert row(shown, f"{way} per round: as papers count, on the wire") == mean
     assert float(row(shown, ROUND)[0]) > 0
     assert float(row(shown, "seconds: start-up, about")[0]) >= 0
@@ -149,7 +149,7 @@ def test_says_how_messages_reach_the_gpus_and_what_nccl_takes_of_them(machine):
     _, shown, _ = machine.plan(config, "--ranks", 5, "--gpus", 4)
     server = "NCCL from GPU to GPU, on ranks 1-4, and gloo between rank 0 and rank 1, which stands for it"
     assert ", ".join(row(shown, way)) == server
-    assert row(shown, taken) == [size(1.06e9)]
+    assert row(shown, taken) == [format_bytes(1.06e9)]
     (on_gpu,) = re.findall(r"a GPU: needs, has ([0-9.]+) GiB", shown)
     assert float(on_gpu) * 2**30 > 1.06e9
     _, shown, _ = machine.plan(config, "--ranks", 5, "--gpus", 2)
@@ -160,7 +160,7 @@ def test_says_how_messages_reach_the_gpus_and_what_nccl_takes_of_them(machine):
     assert ", ".join(row(shown, way)) == f"{can} which" and taken not in shown
     whole_models = machine.config("fedamp", runtime={"device": "auto"}, model={"name": "mlp", "hidden": 2000})
     _, shown, _ = machine.plan(whole_models, "--ranks", 4, "--gpus", 4)
-    assert row(shown, taken) == [size(1.06e9 + 3 * (4.34e9 - 1.06e9) / 7)], "to three others each"
+    assert row(shown, taken) == [format_bytes(1.06e9 + 3 * (4.34e9 - 1.06e9) / 7)], "to three others each"
     _, shown, _ = machine.plan(config, "--ranks", 2)
     assert way not in shown and taken not in shown
 

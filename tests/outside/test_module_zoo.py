@@ -845,7 +845,7 @@ def on_processes(raw, folder):
 @pytest.mark.parametrize("kind", TRAINED, ids=lambda kind: kind.__name__)
 def test_a_module_is_trained_as_plain_pytorch_trains_it(kind, tmp_path):
     raw = settings(kind)
-    # Where it computes a part again PyTorch sets the generator of the process, which ranks that are threads would share.
+    # To recompute a part PyTorch sets the generator of the process, which ranks that are threads would share.
     alone = kind in (Checkpointed, CheckpointedDropout)
     digest = on_processes(raw, tmp_path) if alone else quick_run.run(raw, tmp_path / "1", 2)
     if kind in SEVERAL:

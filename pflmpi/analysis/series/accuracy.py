@@ -12,7 +12,7 @@ from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, spread_over
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure, lower_is_better, of_validation
 from pflmpi.store import metrics_file
-from pflmpi.text import some
+from pflmpi.text import join_truncated
 
 _QUANTILES = (0.1, 0.9)
 _BAND = f"The band has the middle 80 % of the clients, in at most {MOST_ROUNDS} rounds that have a checkpoint."
@@ -127,7 +127,7 @@ def bands_over_rounds(groups: Sequence[SeedGroup], most: int) -> list[Multiples]
 
 def not_drawn(groups: Sequence[SeedGroup]) -> str:
     """A sentence that names the groups for which a figure has no room; "" without any."""
-    return f" Not drawn: {some([group.title for group in groups], _MOST_NAMED)}." if groups else ""
+    return f" Not drawn: {join_truncated([group.title for group in groups], _MOST_NAMED)}." if groups else ""
 
 
 def _mean_of_seeds(group: SeedGroup, measure: MainMeasure) -> Curve | None:

@@ -13,7 +13,7 @@ from pflmpi.analysis.series.partition import class_names, same_partition
 from pflmpi.analysis.series.similarity import NOT_PROBED
 from pflmpi.learning.main_measure import MainMeasure
 from pflmpi.store import probe_file
-from pflmpi.text import counted, some
+from pflmpi.text import join_truncated, pluralize
 
 CONFUSION = "Confusion matrix"
 _TITLE = "Distribution over clients at the end"
@@ -38,7 +38,7 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
         return Missing(_TITLE, f"no checkpoint has the {measure.words} of the clients")
     caption = "Each point is a client of the newest checkpoint that has its value, from the worst to the best."
     if without:
-        caption += f" Not drawn, without a checkpoint that has them: {some(without, 5)}."
+        caption += f" Not drawn, without a checkpoint that has them: {join_truncated(without, 5)}."
     return Curves(
         name="clients_at_the_end",
         title=_TITLE,
@@ -130,7 +130,7 @@ def against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
     if not local_runs:
         return [Missing(_AGAINST, "no run among these sends nothing; add one of local training, on the same partition")]
     if not gains:
-        names = some([local.label for local in local_runs])
+        names = join_truncated([local.label for local in local_runs])
         return [Missing(_AGAINST, f"no other run has the same data and partition as {names}")]
     plots: list[tuple[NamedRun, Curves]] = []
     for local in local_runs:
@@ -198,7 +198,8 @@ def gain_explained(runs: Sequence[NamedRun]) -> str:
     for named_run, local, _ in gains_over_local(runs)[1]:
         compared.setdefault(local, []).append(named_run.label)
     bases = [
-        f"{local.label} ({counted(len(local.run.columns['round']), 'round')}) for {some(labels, _MOST_NAMED)}"
+        f"{local.label} ({pluralize(len(local.run.columns['round']), 'round')}) for "
+        f"{join_truncated(labels, _MOST_NAMED)}"
         for local, labels in compared.items()
     ]
     measure = main_of(runs)
@@ -315,7 +316,7 @@ def _samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Bars]:
         if counts is None:
             continue
         names = class_names(owners[0].run, counts.train.shape[1])
-        panel = some([named_run.label for named_run in owners])
+        panel = join_truncated([named_run.label for named_run in owners])
         for part, samples in zip(("training", "test", "validation"), counts.sides.values(), strict=False):
             for client in (client for client in choices if client < len(samples)):
                 labels = np.flatnonzero(samples[client])

@@ -9,7 +9,7 @@ from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
 from pflmpi.analysis.selection import NamedRun, SeedGroup
 from pflmpi.analysis.series.accuracy import evaluated, main_of, mean_label, titled
 from pflmpi.learning.main_measure import MainMeasure
-from pflmpi.text import scaled_bytes, some
+from pflmpi.text import join_truncated, scaled_bytes
 
 _HIGH = 4  # times what most rounds take: rounds above that are cut off in the drawing
 _PARTS = {
@@ -39,7 +39,7 @@ def against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
     divisor, unit = scaled_bytes(max(float(total[-1]) for _, total in totals))
     caption = "What the messages hold, of all clients from the first round on." + lost
     if silent:
-        caption += f" Not drawn, as nothing is sent: {some(silent, 5)}."
+        caption += f" Not drawn, as nothing is sent: {join_truncated(silent, 5)}."
     x_label = f"sent so far, up and down ({unit})"
     scaled = [(named_run, total / divisor) for named_run, total in totals]
     return _against(measure, "bytes", caption, x_label, scaled)
@@ -66,7 +66,7 @@ def _without_lost(totals: Sequence[_Total]) -> tuple[list[_Total], str]:
     """The runs of which all rounds have figures, and a sentence on the others."""
     lost = [named_run.label for named_run, total in totals if np.isnan(total).any()]
     known = [(named_run, total) for named_run, total in totals if not np.isnan(total).any()]
-    return known, f" Not drawn, as metrics of rounds are lost: {some(lost, 5)}." if lost else ""
+    return known, f" Not drawn, as metrics of rounds are lost: {join_truncated(lost, 5)}." if lost else ""
 
 
 def _against(measure: MainMeasure, what: str, caption: str, x_label: str, totals: Sequence[_Total]) -> Curves:

@@ -11,7 +11,7 @@ from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
 from pflmpi.errors import CheckpointError
 from pflmpi.store.partition_file import SampleCounts
-from pflmpi.text import some
+from pflmpi.text import join_truncated
 
 _TITLE = "The partition"
 _SIDES = ("training samples", "test samples", "validation samples")
@@ -55,12 +55,12 @@ def partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
     if len(groups) == 1:
         return plots
     others = [
-        Missing(f"{_TITLE} of {some([run.label for run in owners])}", f"{most} partitions are shown")
+        Missing(f"{_TITLE} of {join_truncated([run.label for run in owners])}", f"{most} partitions are shown")
         for _, owners in groups[most:]
     ]
     named: list[Matrices | Missing] = []
     for number, (plot, (_, owners)) in enumerate(zip(plots, groups, strict=False), 1):
-        title = f"{_TITLE} of {some([named_run.label for named_run in owners])}"
+        title = f"{_TITLE} of {join_truncated([named_run.label for named_run in owners])}"
         if isinstance(plot, Missing):
             named.append(replace(plot, title=title))
         else:
