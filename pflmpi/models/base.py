@@ -17,6 +17,15 @@ from pflmpi.tree import Tree, leaf, part
 Shape = tuple[int, ...]
 
 
+def require_images(model: str, shape: Shape) -> None:
+    """Raises `ConfigError` unless samples of this shape are images, (C, H, W)."""
+    if len(shape) != 3:
+        raise ConfigError(
+            f"model {model} takes images, CxHxW; the samples are {'x'.join(map(str, shape))}; choose mlp or logistic, "
+            "which take any shape, or a module of your own"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture(ABC):
     """A model for samples of one shape and a number of classes; its methods are pure functions of trees.
@@ -85,14 +94,6 @@ class Architecture(ABC):
         With `training`, batch norm uses the batch's own statistics, and the running statistics in `params["stats"]` are
         updated in place; nothing else is changed.
         """
-
-    def require_images(self) -> None:
-        """Raise `ConfigError` unless the samples are images."""
-        if len(self.shape) != 3:
-            raise ConfigError(
-                f"model {self.name} takes images, CxHxW; the samples are {'x'.join(map(str, self.shape))}; choose mlp "
-                "or logistic, which take any shape, or a module of your own"
-            )
 
     def noise_key(self, params: Tree) -> Tensor:
         """The key of the noise in a training step; `ConfigError` where an algorithm calls the model without one."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflmpi.errors import ConfigError
-from pflmpi.models.base import Architecture, Model, Shape
+from pflmpi.models.base import Architecture, Model, Shape, require_images
 from pflmpi.models.layers import affine, conv, linear
 from pflmpi.models.noise import dropped
 from pflmpi.tree import Tree, leaf, part
@@ -38,7 +38,7 @@ class ConvNet(Architecture):
     dropout: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
-        self.require_images()
+        require_images(self.name, self.shape)
         if min(self.pooled) < 1:
             height, width = self.shape[1:]
             raise ConfigError(
@@ -100,9 +100,8 @@ class ConvNet(Architecture):
 
 
 def check_size(name: str, shape: Shape, kernel: int, padding: int, times: int = 2) -> None:
-    """Raise `ConfigError` where `model.kernel` and `model.padding` do not fit images, saying which would."""
-    if len(shape) != 3:
-        return  # no image, which `ConvNet` refuses
+    """Raises `ConfigError` unless the samples are images that `model.kernel` and `model.padding` leave something of."""
+    require_images(name, shape)
     if padding >= kernel:
         raise ConfigError(
             f"model.padding = {padding} is not smaller than model.kernel = {kernel}, so that windows would see zeros "
@@ -181,11 +180,12 @@ class CNN(Model):
     padding: Annotated[int, Field(ge=0, le=30, description="zeros on each side of a convolution's input")] = 0
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        widths = (self.first_channels, self.second_channels, self.third_channels)
-        channels = tuple(width for width in widths if width is not None)
+        channels: tuple[int, ...] = (self.first_channels, self.second_channels)
+        if self.third_channels is not None:
+            channels += (self.third_channels,)
         times = len(channels)
         check_size(self.name, shape, self.kernel, self.padding, times)
-        height, width = (pooled_side(side, self.kernel, self.padding, times) for side in (*shape[1:], 1, 1)[:2])
+        height, width = (pooled_side(side, self.kernel, self.padding, times) for side in shape[1:])
         return ConvNet(
             name=self.name,
             shape=shape,
@@ -239,6 +239,7 @@ class LeNet(Model):
     summary: ClassVar[str] = "LeNet-5 with ReLU, 61,706 parameters for 1x28x28"
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        require_images(self.name, shape)
         return ConvNet(
             name=self.name,
             shape=shape,

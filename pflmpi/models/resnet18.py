@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pflmpi.errors import ConfigError
-from pflmpi.models.base import Architecture, Model, Shape
+from pflmpi.models.base import Architecture, Model, Shape, require_images
 from pflmpi.models.conv_net import channels_last
 from pflmpi.models.layers import kaiming_normal, linear, uniform
 from pflmpi.models.module_parts import flat, nested
@@ -47,7 +47,7 @@ class ResidualNetwork(Architecture):
     _evaluation: nn.Module = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.require_images()
+        require_images(self.name, self.shape)
         object.__setattr__(self, "_training", self._skeleton().train())
         object.__setattr__(self, "_evaluation", self._skeleton().eval())
 

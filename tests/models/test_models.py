@@ -42,6 +42,13 @@ def test_cnn_has_the_bytes_that_fedgmh_counts():
     assert f"{tree.num_bytes(params) / 1024:.2f}" == "3431.79"
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp", "dnn", "logistic")])
+@pytest.mark.parametrize("shape", [(10,), (5, 7)])
+def test_models_for_images_refuse_other_samples(name, shape):
+    with pytest.raises(ConfigError, match=f"model {name} takes images, CxHxW; the samples are {shape[0]}"):
+        MODELS[name]().bind(shape, 3)
+
+
 @pytest.mark.parametrize("shape", [DIGITS, MNIST, CIFAR])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_turns_images_into_features_and_scores(name, shape):
