@@ -1,4 +1,4 @@
-"""Arrays from .npz and HDF5 files of the user's: nothing is unpickled, and every problem is a `ValueError`."""
+"""Reads arrays from a user's .npz and HDF5 files; nothing is unpickled, and every problem is a `ValueError`."""
 
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -15,24 +15,24 @@ from pflmpi import machine
 from pflmpi.contained_hdf5 import refuse_external_links, refuse_unstored
 from pflmpi.text import first_line, format_bytes
 
-_READING = Lock()  # numpy parses heads by `ast`, which in early versions of Python 3.11 fails in two threads at once
+_READING = Lock()  # numpy parses headers with `ast`, which fails in two threads at once in early Python 3.11 releases
 
 
 @dataclass(frozen=True)
 class OwnArrays:
-    """What a file or folder of the user's holds.
+    """The content of a user's file or folder.
 
     Attributes:
         x: [n, ...].
-        y: [n] labels of any kind.
-        client: [n] whose samples they are, of any kind; None: not said.
-        test: bool [n], for `data.split: official`; None: not said.
-        validation: bool [n], samples kept out of training that are none for testing; None: not said.
-        class_names: of the labels 0, 1, ..., or of the classes in sorted order; None: as in y, if it has texts.
+        y: [n] labels of any type.
+        client: [n] the client of each sample, of any type; None if not given.
+        test: bool [n], for `data.split: official`; None if not given.
+        validation: bool [n], training samples that are kept for validation; None if not given.
+        class_names: of the labels 0, 1, ..., or of the classes in sorted order; None: the labels themselves, if text.
         num_classes: K, where y has numbers from 0 to K - 1; None: the classes are those in y.
-        columns: what the values of a sample are called, in a table.
-        label_columns: which columns of a table y is from.
-        layout: `nchw` or `nhwc`, where the file or the user says it.
+        columns: names of the columns of x, in a table.
+        label_columns: names of the columns of y, in a table.
+        layout: `nchw` or `nhwc`, where the file or the user gives it.
     """
 
     x: np.ndarray
@@ -48,43 +48,44 @@ class OwnArrays:
 
 
 def joined(parts: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x and y of the samples [n] of all parts, each a name, x and y; and the number of each sample's part [n].
+    """Concatenates the parts of a dataset, each (name, x, y); returns x, y and the number of each sample's part [n].
 
     Raises:
-        ValueError: there are no samples, or those of a part are not like the first.
+        ValueError: there are no samples, or a part has samples of another shape or type than the first.
     """
-    filled = [part for part in parts if len(part[1]) or len(part[2])]
-    for name, x, y in filled:
+    nonempty = [(name, x, y) for name, x, y in parts if len(x) or len(y)]
+    if not nonempty:
+        raise ValueError("it has no samples")
+    _, first_x, first_y = nonempty[0]
+    for name, x, y in nonempty:
         if len(x) != len(y):
             raise ValueError(f"{name} has {len(x)} samples and {len(y)} labels")
-        if _form(x, y) != _form(*filled[0][1:]):
-            kinds, first = (f"{a.dtype} {list(a.shape[1:])} and {b.dtype}" for a, b in ((x, y), filled[0][1:]))
+        if _shape_and_type(x, y) != _shape_and_type(first_x, first_y):
+            kinds, first = (f"{a.dtype} {list(a.shape[1:])} and {b.dtype}" for a, b in ((x, y), (first_x, first_y)))
             raise ValueError(f"{name} has samples and labels {kinds}, the first {first}")
-    if not filled:
-        raise ValueError("it has no samples")
-    x, y = (np.concatenate([part[place] for part in filled]) for place in (1, 2))
-    return x, y, np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
+    part_numbers = np.repeat(np.arange(len(parts)), [len(x) for _, x, _ in parts])
+    return np.concatenate([x for _, x, _ in nonempty]), np.concatenate([y for _, _, y in nonempty]), part_numbers
 
 
-def _form(x: np.ndarray, y: np.ndarray) -> tuple[object, ...]:
-    """What samples and labels must have in common to be of one dataset."""
+def _shape_and_type(x: np.ndarray, y: np.ndarray) -> tuple[object, ...]:
+    """What all parts of a dataset must agree in."""
     return x.shape[1:], y.shape[1:], x.dtype == np.uint8, x.dtype.kind in "SU", y.dtype.kind in "SU"
 
 
 def read_npz(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-    """The named arrays, and those of the optional ones that are there.
+    """Returns the named arrays, and those of the optional ones that the file has.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: not an archive, or an array that is missing, damaged, pickled or larger than the memory.
     """
     with _npz(path) as archive:
-        there = [name for name in optional if f"{name}.npy" in archive.namelist()]
-        return {name: _npz_array(archive, name) for name in (*names, *there)}
+        present = [name for name in optional if f"{name}.npy" in archive.namelist()]
+        return {name: _npz_array(archive, name) for name in (*names, *present)}
 
 
 def npz_names(path: Path) -> list[str]:
-    """What the arrays are called; raises as `read_npz`."""
+    """Returns the names of the arrays; raises as `read_npz`."""
     with _npz(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
@@ -107,15 +108,15 @@ def _npz(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _npz_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array whose file is not longer, unpacked, than its head says, nor than the memory."""
+    """Reads an array after checking its unpacked length against its header and against this node's memory."""
     if f"{name}.npy" not in archive.namelist():
         raise ValueError(f"no array {name!r} in it")
     length = archive.getinfo(f"{name}.npy").file_size
     check_memory(length)
     with archive.open(f"{name}.npy") as member:
         version = np.lib.format.read_magic(member)
-        read_head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_head(member)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(member)
         if dtype.hasobject:
             raise ValueError(
                 f"the array {name!r} is pickled, as numpy saves one of objects; save texts as {name}.astype(str), and "
@@ -128,26 +129,27 @@ def _npz_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def check_memory(length: int) -> None:
-    """Raise `ValueError` for more bytes than this node has: a few kilobytes may unpack to terabytes."""
-    if length > (most := machine.memory().total):
-        raise ValueError(f"it unpacks to {format_bytes(length)}, and this node has {format_bytes(most)} of memory")
+    """Raises `ValueError` for more bytes than this node has memory: a few kilobytes may unpack to terabytes."""
+    total = machine.memory().total
+    if length > total:
+        raise ValueError(f"it unpacks to {format_bytes(length)}, and this node has {format_bytes(total)} of memory")
 
 
 h5py: Any = _h5py  # which has no type annotations
 
 
 def read_h5(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Those of the named datasets that are there.
+    """Returns those of the named datasets that the file has.
 
     Raises:
-        ValueError: not an HDF5 file, or a dataset that is damaged, in another file, too large for the memory, or none.
+        ValueError: not an HDF5 file, or a dataset that is damaged, in another file, too large for the memory, or null.
     """
     with _h5(path) as file:
         return {name: _h5_array(file, name) for name in names if name in file}
 
 
 def h5_names(path: Path) -> list[str]:
-    """What the datasets and groups are called; raises as `read_h5`."""
+    """Returns the names of the datasets and groups; raises as `read_h5`."""
     with _h5(path) as file:
         return list(file)
 
@@ -168,7 +170,7 @@ def _h5_array(file: Any, name: str) -> np.ndarray:
     dataset = file[name]
     if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"{name!r} in it is no array")
-    refuse_unstored(dataset)
+    refuse_unstored(dataset)  # before anything else is read of it
     if dataset.shape is None:
         raise ValueError(f"{name!r} in it is no array")
     check_memory(dataset.nbytes)

@@ -30,8 +30,8 @@ VERSION = 2  # of the layout above
 ARRAYS = ("images", "labels", "official_test", "writers")
 
 
-def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: str | None = None) -> Dataset:
-    """The dataset from the cache, which is filled first if it has no intact entry.
+def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: str | None) -> Dataset:
+    """Returns the dataset from the cache, filling the cache first if it has no intact entry.
 
     One process per node reads; the others wait for it and map what it wrote. If the cache cannot be written (a full or
     read-only disk), the data stays in memory, which is logged.
@@ -59,7 +59,7 @@ def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: 
 
 
 def _fill(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
-    """The dataset, read and written to the entry, then mapped from it; the caller holds the entry's lock."""
+    """Reads the dataset, writes it to the entry and maps it from there; the caller holds the entry's lock."""
     dataset = read()
     try:
         for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # of a process that died: we hold the lock
@@ -101,7 +101,7 @@ def _write(folder: Path, dataset: Dataset) -> None:
 
 
 def _open(entry: Path, source: str) -> Dataset | None:
-    """The entry with its images mapped; None if there is none or it is damaged."""
+    """Returns the dataset with its arrays memory-mapped; None if the entry is missing or damaged."""
     try:
         about, _, checksum = (entry / "entry.json").read_bytes().rpartition(b"\n")
         if checksum != b"%08x" % zlib.crc32(about):
@@ -123,7 +123,7 @@ def _open(entry: Path, source: str) -> Dataset | None:
 
 
 def _crc32(path: Path) -> int:
-    """CRC-32 of a file, which is read and not mapped: its pages would count as memory of this process."""
+    """CRC-32 of a file. It is read, not mapped: mapped pages would count as memory of this process."""
     checksum = 0
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):

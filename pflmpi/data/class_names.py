@@ -1,4 +1,4 @@
-"""What the classes of the datasets are called, in the order of their labels."""
+"""Class names of the built-in datasets, in the order of their labels."""
 
 from string import ascii_lowercase, ascii_uppercase, digits
 

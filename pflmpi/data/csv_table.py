@@ -1,4 +1,4 @@
-"""A table in a .csv file: a sample in each line, a value, its label, or whose it is, in each column."""
+"""Reads a table from a .csv file: one sample per line; columns are features, labels, and the client."""
 
 import csv
 import io
@@ -10,53 +10,64 @@ from pflmpi.data.array_files import OwnArrays
 from pflmpi.data.dataset import as_numbers, first_missing, indistinct
 from pflmpi.regular_file import read_some
 
-LABELS = ("label", "y", "class", "target")  # what the column of the labels may be called, in any case
-_MOST_OF_PIPE = 1 << 28  # bytes
-MARKS = ("test", "validation")  # columns that say what a sample is for, in any case
-_SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # of these columns
+LABELS = ("label", "y", "class", "target")  # default names of the label column, in any case
+MARKS = ("test", "validation")  # columns that assign samples to a split, in any case
+_MARK_VALUES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}
+_MAX_PIPE_BYTES = 1 << 28
 
 
 def read_table(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
-    """The table in a file, which begins with a line of names: values [n, D], float32; labels and clients as texts.
+    """Reads a file with a header: features float32 [n, D]; labels and clients as text.
 
     Args:
-        path: of the file, UTF-8.
-        label, client: their columns; None for those called so, and for the last other one as the label.
+        path: a UTF-8 file.
+        label, client: column names; None: the columns of the default names, and as the label the last other column.
 
     Raises:
-        ValueError: what it holds is no such table.
+        ValueError: the content is no such table.
     """
-    names, rows, at = _lines(path)
-    for number, row in zip(at, rows, strict=True):
+    names, rows, line_numbers = _lines(path)
+    for line, row in zip(line_numbers, rows, strict=True):
         if len(row) != len(names):
-            raise ValueError(f"line {number} has {len(row)} values, the header has {len(names)}")
+            raise ValueError(f"line {line} has {len(row)} values, the header has {len(names)}")
     _check_header(names, rows, label, client)
     columns = {name: np.array([row[place].strip() for row in rows]) for place, name in enumerate(names)}
-    guessed = label is None and not any(column_called(names, name) for name in LABELS)
+    label_is_guessed = label is None and not any(column_called(names, name) for name in LABELS)
     not_labels = (client, *(name for name in names if name.lower() in ("client", *MARKS)))
     last = next((name for name in reversed(names) if name not in not_labels), None)
     labels, client = label_and_client(names, label, client, last)
     marks = mark_columns(names, (*labels, client))
-    for name in filter(None, (*labels, client, *names)):
-        if (empty := np.flatnonzero(columns[name] == "")).size:
-            raise ValueError(f"line {at[empty[0]]} has no {name}; fill it in, or leave the line out")
-    for name in filter(None, (*labels, client)):
-        if (lost := first_missing(as_numbers(columns[name]))) is not None:
-            raise ValueError(f"line {at[lost]} has {name} = {columns[name][lost]}; fill it in, or leave the line out")
-    others = [name for name in names if name not in (*labels, client, *marks.values())]
-    features = {name: _features(name, columns[name], at, guessed) for name in others}
-    if not features:
+    _check_complete(columns, [name for name in (*labels, client) if name is not None], line_numbers)
+    feature_names = [name for name in names if name not in (*labels, client, *marks.values())]
+    if not feature_names:
         raise ValueError(f"there are no columns besides {', '.join(labels)!r}; separate columns by commas")
-    sides = {name: _sides(column, columns[column], at) for name, column in marks.items()}
-    values = np.stack([*features.values()], 1)
-    chosen = np.stack([columns[name] for name in labels], 1) if isinstance(label, list) else columns[labels[0]]
-    test, validation = map(sides.get, MARKS)
-    about = (values, chosen, columns.get(client or ""), test, validation)
-    return OwnArrays(*about, columns=tuple(others), label_columns=tuple(labels))
+    features = [_features(name, columns[name], line_numbers, label_is_guessed) for name in feature_names]
+    mark_values = {name: _mark_values(column, columns[column], line_numbers) for name, column in marks.items()}
+    return OwnArrays(
+        x=np.stack(features, 1),
+        y=np.stack([columns[name] for name in labels], 1) if isinstance(label, list) else columns[labels[0]],
+        client=None if client is None else columns[client],
+        test=mark_values.get("test"),
+        validation=mark_values.get("validation"),
+        columns=tuple(feature_names),
+        label_columns=tuple(labels),
+    )
+
+
+def _check_complete(columns: dict[str, np.ndarray], keys: list[str], line_numbers: list[int]) -> None:
+    """Raises `ValueError` for an empty value, or one such as NaN in the key columns: labels and client."""
+    for name in (*keys, *columns):
+        if (empty := np.flatnonzero(columns[name] == "")).size:
+            raise ValueError(f"line {line_numbers[empty[0]]} has no {name}; fill it in, or leave the line out")
+    for name in keys:
+        if (row := first_missing(as_numbers(columns[name]))) is not None:
+            raise ValueError(
+                f"line {line_numbers[row]} has {name} = {columns[name][row]}; fill it in, or leave the line out"
+            )
 
 
 def column_called(names: list[str], wanted: str) -> str | None:
-    """The column with a name, in any case; None without one.
+    """Returns the column of that name, in any case; None without one.
 
     Raises:
         ValueError: there are several.
@@ -68,26 +79,26 @@ def column_called(names: list[str], wanted: str) -> str | None:
 
 
 def mark_columns(names: list[str], taken: tuple[str | None, ...]) -> dict[str, str]:
-    """The columns that say what a sample is for, by their names in `MARKS`, among those that are not taken."""
-    free = [name for name in names if name not in taken]
-    return {name: column for name in MARKS if (column := column_called(free, name)) is not None}
+    """Returns the columns that assign samples to a split, by their names in `MARKS`, apart from the taken ones."""
+    candidates = [name for name in names if name not in taken]
+    return {name: column for name in MARKS if (column := column_called(candidates, name)) is not None}
 
 
 def label_and_client(
-    names: list[str], label: str | list[str] | None, client: str | None, otherwise: str | None
+    names: list[str], label: str | list[str] | None, client: str | None, default: str | None
 ) -> tuple[list[str], str | None]:
-    """The columns of the labels and of the clients among some; `otherwise` is the label where nothing says it.
+    """Returns the label columns and the client column; `default` is the label where neither user nor names say it.
 
     Raises:
-        ValueError: there is no such column, or none that is clear.
+        ValueError: there is no such column, or several could be the label.
     """
-    called = [column for name in LABELS if (column := column_called(names, name)) is not None]
-    if label is None and len(called) > 1:
+    candidates = [column for name in LABELS if (column := column_called(names, name)) is not None]
+    if label is None and len(candidates) > 1:
         raise ValueError(
-            f"the columns {' and '.join(map(repr, called))} may all be the label; set data.label (pflmpi data: --label)"
-            " to the one that is meant, since the others are trained on"
+            f"the columns {' and '.join(map(repr, candidates))} may all be the label; set data.label (pflmpi data: "
+            "--label) to the one that is meant, since the others are trained on"
         )
-    wanted = label if isinstance(label, list) else [label or next(iter(called), otherwise)]
+    wanted = label if isinstance(label, list) else [label or next(iter(candidates), default)]
     for key, name in (*(("label", name) for name in wanted), ("client", client)):
         if name is not None and name not in names:
             raise ValueError(f"there is no column data.{key} = {name!r}; known: {', '.join(names)}")
@@ -98,10 +109,10 @@ def label_and_client(
 
 
 def _check_header(names: list[str], rows: list[list[str]], label: str | list[str] | None, client: str | None) -> None:
-    """Raise `ValueError` unless the first line has a name for each column, and is not a sample.
+    """Raises `ValueError` unless the first line names every column and is not a sample.
 
-    A sample has numbers. So has a header that pandas numbers, or in which a column has the name that the user gives, or
-    one that says what it is and is no value below.
+    A line with a number looks like a sample. It is a header all the same if pandas numbered the columns, if it has a
+    column that the user names, or one called as a label, client or mark whose name is not just a value of the column.
     """
     if names == [*map(str, range(len(names)))]:  # as pandas calls columns without names
         return
@@ -125,10 +136,10 @@ def _check_header(names: list[str], rows: list[list[str]], label: str | list[str
 
 
 def _lines(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """The header, the rows below it that are not blank, and the lines of the file on which these begin."""
-    rows, at, before = [], [], 0
-    with path.open("rb") as file:  # once: it may be a pipe, of which no more is read than a table has
-        content = file.read() if path.is_file() else read_some(file, path, _MOST_OF_PIPE)
+    """Returns the header, the rows below it that are not blank, and the line numbers on which these begin."""
+    rows, line_numbers, last_line = [], [], 0
+    with path.open("rb") as file:  # opened once, as it may be a pipe
+        content = file.read() if path.is_file() else read_some(file, path, _MAX_PIPE_BYTES)
     for number, line in enumerate(io.BytesIO(content), start=1):
         try:
             line.decode("utf-8-sig")
@@ -138,31 +149,34 @@ def _lines(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
         reader = csv.reader(file)
         try:
             for row in reader:
-                if not before or len(row) > 1 or "".join(row).strip():
+                if not last_line or len(row) > 1 or "".join(row).strip():
                     rows.append(row)
-                    at.append(before + 1)
-                before = reader.line_num
+                    line_numbers.append(last_line + 1)
+                last_line = reader.line_num
         except csv.Error as error:
             raise ValueError(f"{error}; a quote may not be closed") from error
     if not rows or not rows[0]:
         raise ValueError("it is empty, or its first line is; expected a header, with the name of each column")
-    return [name.strip() for name in rows[0]], rows[1:], at[1:]
+    return [name.strip() for name in rows[0]], rows[1:], line_numbers[1:]
 
 
-def _features(name: str, column: np.ndarray, at: list[int], guessed: bool) -> np.ndarray:
-    """Values [n]; `at` are their lines, `guessed` is whether nothing says which column has the labels."""
+def _features(name: str, column: np.ndarray, line_numbers: list[int], label_is_guessed: bool) -> np.ndarray:
+    """Converts a column [n] of text to float32; a value that is no number may be a label that was not named."""
     try:
         with np.errstate(over="ignore"):  # refused below
             values = column.astype(np.float32)
     except ValueError as error:
-        number, value = next((line, value) for line, value in zip(at, column, strict=True) if not _is_number(value))
-        label = ", leave it out, or name the column of the labels by data.label (pflmpi data: --label)"
-        remedy = label if guessed else ", or leave it out"
-        raise ValueError(f"column {name!r} has '{value}' in line {number}, no number; encode it{remedy}") from error
-    for place in np.flatnonzero(np.isinf(values)):
-        if np.isfinite(float(column[place])):
+        row = next(row for row, value in enumerate(column) if not _is_number(value))
+        remedy = ", or leave it out"
+        if label_is_guessed:
+            remedy = ", leave it out, or name the column of the labels by data.label (pflmpi data: --label)"
+        raise ValueError(
+            f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, no number; encode it{remedy}"
+        ) from error
+    for row in np.flatnonzero(np.isinf(values)):
+        if np.isfinite(float(column[row])):
             raise ValueError(
-                f"column {name!r} has '{column[place]}' in line {at[place]}, too large for float32; scale it"
+                f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, too large for float32; scale it"
             )
     if indistinct(exact := column.astype(np.float64)[:, None]) is not None:
         raise ValueError(
@@ -180,9 +194,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _sides(name: str, column: np.ndarray, at: list[int]) -> np.ndarray:
-    """Which samples [n] a column marks; `at` are their lines."""
-    for number, value in zip(at, column, strict=True):
-        if value.lower() not in _SIDES:
-            raise ValueError(f"column {name!r} has '{value}' in line {number}; allowed: 0, 1, true, false")
-    return np.array([_SIDES[value.lower()] for value in column])
+def _mark_values(name: str, column: np.ndarray, line_numbers: list[int]) -> np.ndarray:
+    """Converts a column [n] of 0, 1, true and false to bool."""
+    for line, value in zip(line_numbers, column, strict=True):
+        if value.lower() not in _MARK_VALUES:
+            raise ValueError(f"column {name!r} has '{value}' in line {line}; allowed: 0, 1, true, false")
+    return np.array([_MARK_VALUES[value.lower()] for value in column])

@@ -8,8 +8,8 @@ import numpy as np
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
 
-_ENOUGH = 10_000  # samples that tell the scale of values
-_MANY = 10**7  # values that take 80 MB as float64
+_ENOUGH = 10_000  # samples from which the scale of the values is estimated
+_MANY = 10**7  # values, 80 MB as float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,22 +24,22 @@ class Dataset:
     labels: np.ndarray  # int64 [n]; of other tasks than classification [n, ...], see `data.task_kinds`
     official_test: np.ndarray  # bool [n]
     writers: np.ndarray | None  # int64 [n], who wrote each sample; None if unknown
-    num_classes: int  # of other tasks the outputs for a sample or position
+    num_classes: int  # in other tasks, the number of outputs for a sample or position
     mean: tuple[float, ...]  # per channel; of bytes, for values scaled to 0..1
     std: tuple[float, ...]
     digest: str  # SHA-256, hex
-    class_names: tuple[str, ...] = ()  # [K]; none where nobody has said
-    written_labels: tuple[str, ...] = ()  # [K], as they are in a file of one's own; none of other data
-    written_clients: tuple[str, ...] = ()  # by number in `writers`, as they are in a file of one's own
-    may_be_tokens: bool = False  # whether the values were whole numbers of an array
-    columns: tuple[str, ...] = ()  # [D], what the values of a sample [D] are called; none where nobody has said
-    label_columns: tuple[str, ...] = ()  # of a table, which the labels are from
-    official_validation: np.ndarray | None = None  # bool [n], of training samples; None where nobody has said
+    class_names: tuple[str, ...] = ()  # [K]; empty if unknown
+    written_labels: tuple[str, ...] = ()  # [K], the labels as they stand in the user's own file; empty for other data
+    written_clients: tuple[str, ...] = ()  # by number in `writers`, as they stand in the user's own file
+    may_be_tokens: bool = False  # whether the values were an array of integers
+    columns: tuple[str, ...] = ()  # [D], names of the columns of a table; empty if unknown
+    label_columns: tuple[str, ...] = ()  # names of the columns of a table that hold the labels
+    official_validation: np.ndarray | None = None  # bool [n], of training samples; None if none are marked
     task_kind: TaskKind = CLASSIFICATION
 
     @property
     def strata(self) -> np.ndarray:
-        """int64 [n], the class of each sample, by which sides are drawn; 0 where labels are no classes."""
+        """int64 [n], the class of each sample, by which test samples are stratified; 0 where labels are no classes."""
         return self.labels if self.task_kind.classes else np.zeros(len(self.labels), np.int64)
 
     @property
@@ -59,7 +59,7 @@ def assemble(
     official_validation: np.ndarray | None = None,
     task_kind: TaskKind = CLASSIFICATION,
 ) -> Dataset:
-    """A dataset of the given arrays, after checking that they match.
+    """Makes a dataset of the given arrays, after checking that they match.
 
     Mean and standard deviation are 0.5 for every channel of bytes, as in the published personalised runs; float32
     values are taken as they are, with 0 and 1.
@@ -67,54 +67,70 @@ def assemble(
     Args:
         name: for messages.
         images: uint8 [n, C, H, W], or float32 [n, ...].
-        labels: integers [n] in 0..num_classes-1; of another kind of task as that says.
+        labels: integers [n] in 0..num_classes-1; for another kind of task see `TaskKind.labels`.
         official_test: bool [n].
         num_classes: K.
         writers: integers [n] or None.
         digest: if already known; None computes it.
-        official_validation: bool [n], which of the training samples are for validation; None if nobody has said.
+        official_validation: bool [n], which training samples are for validation; None if none are marked.
         task_kind: what the labels are.
 
     Raises:
-        DataError: arrays of different lengths, labels that are no classes, or anything else that is no whole number.
+        DataError: arrays of different lengths, labels that are no classes, or values that are not whole numbers.
     """
-    count = len(images)
     try:
         labels = whole("labels", labels) if task_kind.classes else task_kind.labels(np.asarray(labels))
         official_test = whole("official_test", official_test)
         writers = None if writers is None else whole("writers", writers)
     except ValueError as error:
         raise DataError(f"dataset {name!r}: {error}; its files are damaged") from error
-    arrays = {"labels": labels, "official_test": official_test, "writers": writers}
-    for what, array in {**arrays, "official_validation": official_validation}.items():
-        if array is not None and len(array) != count:
-            raise DataError(
-                f"dataset {name!r} has {count} images but {len(array)} {what}; its files do not belong together"
-            )
-    if images.dtype not in (np.uint8, np.float32) or images.ndim < (4 if images.dtype == np.uint8 else 2):
-        described = f"{images.dtype} {list(images.shape)}"
-        raise DataError(f"dataset {name!r} has samples {described}; expected uint8 [n, C, H, W] or float32 [n, ...]")
-    if images.size == 0:
-        raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
+    by_name = {"labels": labels, "official_test": official_test, "writers": writers}
+    _check_images(name, images, {**by_name, "official_validation": official_validation})
     if task_kind.classes and (labels.min() < 0 or labels.max() >= num_classes):
-        described = f"{labels.min()}..{labels.max()}"
         raise DataError(
-            f"dataset {name!r} has labels {described}, allowed are 0..{num_classes - 1}; its files are damaged"
+            f"dataset {name!r} has labels {labels.min()}..{labels.max()}, allowed are 0..{num_classes - 1}; its files "
+            "are damaged"
         )
     if official_test.min() < 0 or official_test.max() > 1:
         raise DataError(f"dataset {name!r} has official_test other than 0 and 1; its files are damaged")
     official_test = official_test.astype(bool)
-    digest = digest or content_digest(images, labels, official_test, writers, num_classes, official_validation)
-    mean, std = ((value,) * images.shape[1] for value in ((0.5, 0.5) if images.dtype == np.uint8 else (0.0, 1.0)))
-    about = (name, images, labels, official_test, writers, num_classes, mean, std, digest)
-    return Dataset(*about, official_validation=official_validation, task_kind=task_kind)
+    mean, std = (0.5, 0.5) if images.dtype == np.uint8 else (0.0, 1.0)
+    return Dataset(
+        name=name,
+        images=images,
+        labels=labels,
+        official_test=official_test,
+        writers=writers,
+        num_classes=num_classes,
+        mean=(mean,) * images.shape[1],
+        std=(std,) * images.shape[1],
+        digest=digest or content_digest(images, labels, official_test, writers, num_classes, official_validation),
+        official_validation=official_validation,
+        task_kind=task_kind,
+    )
+
+
+def _check_images(name: str, images: np.ndarray, by_sample: dict[str, np.ndarray | None]) -> None:
+    """Raises `DataError` unless the images have an expected shape, and other arrays as many samples."""
+    for what, array in by_sample.items():
+        if array is not None and len(array) != len(images):
+            raise DataError(
+                f"dataset {name!r} has {len(images)} images but {len(array)} {what}; its files do not belong together"
+            )
+    if images.dtype not in (np.uint8, np.float32) or images.ndim < (4 if images.dtype == np.uint8 else 2):
+        raise DataError(
+            f"dataset {name!r} has samples {images.dtype} {list(images.shape)}; expected uint8 [n, C, H, W] or float32 "
+            "[n, ...]"
+        )
+    if images.size == 0:
+        raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
 
 
 def standardised(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset:
-    """The dataset with the mean and standard deviation of its own samples, per channel or column; 1 where all agree.
+    """Returns the dataset with its own mean and standard deviation per channel or column (1 for constant ones).
 
     Args:
-        samples: only these, ascending indices; None for all.
+        samples: ascending indices of the samples to compute them from; None for all.
     """
     images = dataset.images if samples is None else dataset.images[samples]
     axes = tuple(axis for axis in range(images.ndim) if axis != 1)
@@ -125,13 +141,14 @@ def standardised(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset
 
 
 def standardised_by_pixel(dataset: Dataset) -> Dataset:
-    """The dataset as float32, every pixel less its mean over all samples, over its deviation plus 0.001 (of 255).
+    """Returns the dataset as float32: of each pixel its mean is subtracted, then divided by its deviation + 0.001.
 
-    As the authors of Ditto prepare MNIST. Each rank then has the samples in memory of its own, four bytes a value.
+    As the authors of Ditto prepare MNIST; values are from 0 to 255 before. Each rank then has the samples in memory of
+    its own, four bytes a value.
     """
     mean = dataset.images.mean(0, dtype=np.float64)
-    few = np.array_split(dataset.images, 1 + len(dataset.images) // 1000)  # of all, float64 would fill the memory
-    std = np.sqrt(sum(np.square(part - mean).sum(0) for part in few) / len(dataset.images))
+    chunks = np.array_split(dataset.images, 1 + len(dataset.images) // 1000)  # all as float64 would fill the memory
+    std = np.sqrt(sum(np.square(chunk - mean).sum(0) for chunk in chunks) / len(dataset.images))
     images = dataset.images - mean.astype(np.float32)
     images /= (std + 0.001).astype(np.float32)
     channels = dataset.images.shape[1]
@@ -139,12 +156,12 @@ def standardised_by_pixel(dataset: Dataset) -> Dataset:
 
 
 def unscaled(dataset: Dataset) -> str:
-    """The columns or channels of numbers that are far from mean 0 and deviation 1, in words; empty if none is."""
+    """Describes the columns or channels of numbers far from mean 0 and deviation 1; "" if there are none."""
     images = dataset.images
     if images.dtype == np.uint8:
         return ""
-    scaled = standardised(dataset, np.arange(0, len(images), max(1, len(images) // _ENOUGH)))
-    mean, std = np.array(scaled.mean), np.array(scaled.std)
+    estimate = standardised(dataset, np.arange(0, len(images), max(1, len(images) // _ENOUGH)))
+    mean, std = np.array(estimate.mean), np.array(estimate.std)
     far = np.flatnonzero((np.hypot(mean, std) > 10) | (std < 1e-3)).tolist()
     if not far:
         return ""
@@ -158,19 +175,19 @@ def unscaled(dataset: Dataset) -> str:
 
 
 def indistinct(values: np.ndarray) -> int | None:
-    """The first column of numbers [n, D] whose values float32 tells apart by less than a hundredth of their range.
+    """Returns the first column of numbers [n, D] that float32 rounds by more than a hundredth of its range, or None.
 
-    One that is constant but for the rounding of float64 is none.
+    Columns that are constant, but for the rounding of float64, do not count.
     """
-    few = values[:: max(1, values.size // _MANY)].astype(np.float64)
+    sample = values[:: max(1, values.size // _MANY)].astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):  # refused elsewhere
-        error, spread = np.abs(few - few.astype(np.float32)).max(0), few.max(0) - few.min(0)
-    lost = (error > 0.01 * spread) & (spread > 1e-12 * np.abs(few).max(0)) & np.isfinite(error)
-    return int(lost.argmax()) if lost.any() else None
+        error, spread = np.abs(sample - sample.astype(np.float32)).max(0), sample.max(0) - sample.min(0)
+    too_coarse = (error > 0.01 * spread) & (spread > 1e-12 * np.abs(sample).max(0)) & np.isfinite(error)
+    return int(too_coarse.argmax()) if too_coarse.any() else None
 
 
 def whole(what: str, values: object) -> np.ndarray:
-    """The values as int64 [n]; `ValueError` unless they are whole numbers, which may be stored as floats, or flags."""
+    """Returns whole numbers or flags as int64 [n], floats included; `ValueError` for anything else."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{what} have shape {list(array.shape)}, not [n]")
@@ -178,16 +195,16 @@ def whole(what: str, values: object) -> np.ndarray:
         return np.zeros(0, np.int64)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{what} are no numbers, but {array.dtype}")
-    if array.dtype == np.float16:  # to which the limits would overflow
+    if array.dtype == np.float16:  # in which the limits below overflow
         array = array.astype(np.float32)
-    good = (array > -(2.0**53)) & (array < 2.0**53) & (array == np.rint(array))
-    if not good.all():
-        raise ValueError(f"{what} must be whole numbers, and one is {array[np.argmin(good)]}")
+    is_whole = (array > -(2.0**53)) & (array < 2.0**53) & (array == np.rint(array))
+    if not is_whole.all():
+        raise ValueError(f"{what} must be whole numbers, and one is {array[np.argmin(is_whole)]}")
     return array.astype(np.int64)
 
 
 def as_numbers(values: np.ndarray) -> np.ndarray:
-    """Texts [n] as float64 where all are numbers, so that 10 comes after 9; other values as they are."""
+    """Converts text [n] to float64 if all of it is numbers, so that 10 sorts after 9; other values stay as they are."""
     if values.dtype.kind not in "SUO":
         return values
     try:
@@ -197,7 +214,7 @@ def as_numbers(values: np.ndarray) -> np.ndarray:
 
 
 def first_missing(values: np.ndarray) -> int | None:
-    """The first of values [n] that is NaN, infinite, no time, or a text that says so; None if all are there."""
+    """Returns the index of the first of values [n] that is NaN, infinite, NaT, or text that means it; None if none."""
     if values.dtype.kind in "fcmM":
         missing = ~np.isfinite(values)
     elif values.dtype.kind in "SUO":

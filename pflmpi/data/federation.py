@@ -3,7 +3,6 @@
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -37,7 +36,7 @@ class Federation:
     test: tuple[np.ndarray, ...]  # int64, of each client; may be empty if it has very few samples
     digest: str  # SHA-256 over the dataset's digest and all indices, hex
     class_counts: np.ndarray  # int64 [N, K], training samples
-    validation: tuple[np.ndarray, ...] = ()  # int64, of each client, not in `train`; () where there are none at all
+    validation: tuple[np.ndarray, ...] = ()  # int64, of each client, not in `train`; () without validation samples
 
     @property
     def num_clients(self) -> int:
@@ -56,7 +55,7 @@ class Federation:
 
     @cached_property
     def num_validation(self) -> np.ndarray:
-        """Validation samples of each client, int64 [N]; [0] where there are none at all."""
+        """Validation samples of each client, int64 [N]; [0] without validation samples."""
         return _lengths(self.validation)
 
     @cached_property
@@ -66,49 +65,50 @@ class Federation:
 
     @cached_property
     def for_validation(self) -> "Federation | None":
-        """The same clients, with their validation samples in the place of their test samples; None without any."""
+        """The same clients, tested on their validation samples instead; None without validation samples."""
         return replace(self, test=self.validation) if self.validation else None
 
     @property
     def samples(self) -> Iterator[tuple[np.ndarray, ...]]:
-        """The arrays of each client: of training, test and, where there are some, validation samples."""
+        """Training, test and, where there are some, validation samples of each client."""
         return zip(*filter(None, (self.train, self.test, self.validation)), strict=True)
 
     @property
     def num_shared(self) -> int:
-        """Number of samples that more than one client has; no client has one twice."""
+        """Number of samples that more than one client has; no client has a sample twice."""
         return int((np.bincount(np.concatenate([*self.train, *self.test, *self.validation])) > 1).sum())
 
 
 def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> Federation:
-    """The federation that a configuration describes; the same on every rank.
+    """Builds the federation that a configuration describes; the same on every rank.
 
-    Of each client's training samples those for validation are kept apart: the ones that the user's own data marks, but
-    with `data.split: pooled`, or else a share, drawn at random.
+    Validation samples are taken from each client's training samples: those that the dataset marks (but with
+    `data.split: pooled`), or else a random share.
 
     Raises:
         DataError: a partition, or a validation share, that is impossible with this data.
     """
-    train, test, validation = _divided(dataset, partition, data, seed)
+    validation: Samples = ()
+    if partition.path is not None:
+        _warn_without_effect(data, ("test_share", "test_per_class"), partition.path)
+        train, test, validation = _saved(dataset, Path(partition.path))
+    else:
+        train, test = _divided(dataset, partition, data, seed)
     marks = dataset.official_validation if data.split != "pooled" else None
     if data.validation and (validation or marks is not None):
         source = f"dataset {dataset.name!r} marks" if partition.path is None else f"partition {partition.path} has"
         raise DataError(
             f"data.validation = {data.validation}, but {source} validation samples already; leave the key out"
         )
-    if validation:  # of a saved partition
-        return _federation(dataset, train, test, validation)
-    if marks is not None:
+    if marks is not None and not validation:
         train, validation = split_marked(train, marks[np.concatenate(train)])
     elif data.validation:
         train, validation = split_share(train, data.validation, stream(seed, 0, -1, "validation"))
     return _federation(dataset, train, test, validation)
 
 
-def _divided(
-    dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int
-) -> tuple[Samples, Samples, Samples]:
-    """Training and test samples of each client, and validation samples if a saved partition has them.
+def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> tuple[Samples, Samples]:
+    """Draws a partition by name; returns the training and test samples of each client.
 
     `data.split: pooled` divides all samples and splits each client's; `official` divides the official training samples
     and gives out the official test samples by the same class proportions (or by writer). For `auto` see
@@ -117,9 +117,6 @@ def _divided(
     Raises:
         DataError: a partition that is impossible with this data.
     """
-    if partition.path is not None:
-        _warn_without_effect(data, ("test_share", "test_per_class"), partition.path)
-        return _saved(dataset, Path(partition.path))
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")
     by_writer = divides(partition.name) == "writers"
@@ -132,31 +129,41 @@ def _divided(
         )
     pool = np.arange(len(key)) if split == "pooled" else np.flatnonzero(~dataset.official_test)
     _check_pool(dataset, pool, by_writer, limited=data.limit is not None)
-    with _seeded(seed) if PARTITIONS.reference(partition.name) else nullcontext():
-        shares: Any = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
+    shares = _call_partition(partition, key[pool], rng, seed)
     if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
-        return *_split_by_partition(dataset, shares, partition, data), ()
+        return _split_by_partition(dataset, shares, partition, data)
     shares = _checked(shares, partition, len(pool))
     _refuse_repeats(f"partition {partition.name!r}", {"samples": shares})
-    parts = cut(pool[np.concatenate(shares)], _lengths(shares))
+    train = cut(pool[np.concatenate(shares)], _lengths(shares))
     if split == "pooled":
-        drawn_from = partial(streams, seed, 0, purpose="split")
-        return *split_pooled(parts, dataset.strata, data.test_share, drawn_from), ()
+        return split_pooled(train, dataset.strata, data.test_share, partial(streams, seed, 0, purpose="split"))
     _warn_without_effect(data, ("test_share",), f"data.split: {data.split} with the marks of dataset {dataset.name!r}")
     official = np.flatnonzero(dataset.official_test)
     if by_writer:
-        tests = official_by_writer(parts, key, official)
+        test = official_by_writer(train, key, official)
     else:
-        counts, labels = _class_counts(dataset, parts), dataset.strata[official]
-        tests = official_by_class(counts, labels, official, rng, data.test_per_class)
-        if (unused := len(official) - sum(map(len, tests))) and data.test_per_class is None:
+        counts, labels = _class_counts(dataset, train), dataset.strata[official]
+        test = official_by_class(counts, labels, official, rng, data.test_per_class)
+        if (unused := len(official) - sum(map(len, test))) and data.test_per_class is None:
             logger.warning("%d of %d test samples are left out: no client trains on their class", unused, len(official))
-    if not any(len(test) for test in tests):
+    if not any(map(len, test)):
         raise DataError(
-            f"data.split: official leaves all {len(parts)} clients of dataset {dataset.name!r} without test samples: "
+            f"data.split: official leaves all {len(train)} clients of dataset {dataset.name!r} without test samples: "
             f"none of its {len(official)} official test samples matches them; set data.split: pooled"
         )
-    return parts, tests, ()
+    return train, test
+
+
+def _call_partition(partition: PartitionConfig, key: np.ndarray, rng: np.random.Generator, seed: int) -> Any:
+    """Calls the function of a partition; one from outside the package also gets seeded global generators."""
+    assert partition.name is not None
+    function = partial(PARTITIONS[partition.name], key, partition.clients, rng, **partition.parameters)
+    if not PARTITIONS.reference(partition.name):
+        return function()
+    from pflmpi import global_generators  # here, as it imports torch
+
+    with global_generators.seeded(seed):
+        return function()
 
 
 def _warn_without_effect(data: DataConfig, names: Sequence[str], instead: str) -> None:
@@ -166,7 +173,7 @@ def _warn_without_effect(data: DataConfig, names: Sequence[str], instead: str) -
 
 
 def resolved_split(data: DataConfig, dataset: Dataset) -> Literal["pooled", "official"]:
-    """What `data.split` is; `auto` keeps the marked test samples of the user's own data apart."""
+    """Returns `data.split`, with `auto` resolved: official for the user's own data that marks test samples."""
     if data.split != "auto":
         return data.split
     own = data.path is not None or SOURCES.reference(data.name) is not None
@@ -174,26 +181,26 @@ def resolved_split(data: DataConfig, dataset: Dataset) -> Literal["pooled", "off
 
 
 def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool, limited: bool) -> None:
-    """Refuse samples [m] for training that are none, or lack a client of the user's, whose number another would get."""
+    """Raises `DataError` if the training samples [m] are empty, or lack a client: the others would be renumbered."""
     if not len(pool):
         raise DataError(
             f"all {len(dataset.labels)} samples of dataset {dataset.name!r} are test samples, and none is left to "
             "train on; mark fewer of them, or set data.split: pooled"
         )
     if by_writer and dataset.writers is not None:
-        named = len(dataset.written_clients)
-        lost = np.flatnonzero(np.bincount(dataset.writers[pool], minlength=named)[:named] == 0)
-        if len(lost):
+        num_named = len(dataset.written_clients)
+        missing = np.flatnonzero(np.bincount(dataset.writers[pool], minlength=num_named)[:num_named] == 0)
+        if len(missing):
             raise DataError(
                 f"no training samples of client "
-                f"{join_truncated([dataset.written_clients[client] for client in lost])}, and without it the others "
-                f"would be numbered anew: mark fewer of its samples as test, take it out of the data, "
+                f"{join_truncated([dataset.written_clients[client] for client in missing])}, and without it the "
+                f"others would be numbered anew: mark fewer of its samples as test, take it out of the data, "
                 f"{'set data.split: pooled, or raise data.limit' if limited else 'or set data.split: pooled'}"
             )
 
 
 def take(federation: Federation, clients: np.ndarray) -> Federation:
-    """The federation of some clients, who are numbered anew in the given order."""
+    """Returns the federation of some clients, renumbered in the given order."""
     sides = (federation.train, federation.test, federation.validation)
     train, test, validation = ([side[client] for client in clients] if side else [] for side in sides)
     digest, counts = _digest(federation.dataset, train, test, validation), federation.class_counts[clients]
@@ -201,14 +208,16 @@ def take(federation: Federation, clients: np.ndarray) -> Federation:
 
 
 def save(federation: Federation, path: Path) -> None:
-    """Write each client's samples to a file for `partition.path`: an .npz without pickles, which appears by rename.
+    """Writes each client's samples to a file for `partition.path`: an .npz without pickles, which appears by rename.
 
     Raises:
         DataError: the folder is not writable, or the disk is full.
     """
     arrays = {"dataset_digest": np.array(federation.dataset.digest), "digest": np.array(federation.digest)}
-    sides = {"train": federation.train, "test": federation.test, "validation": federation.validation}
-    for name, parts in sides.items() if federation.validation else [*sides.items()][:2]:
+    sides = {"train": federation.train, "test": federation.test}
+    if federation.validation:
+        sides["validation"] = federation.validation
+    for name, parts in sides.items():
         arrays[name] = np.concatenate([np.empty(0, np.int64), *parts])
         arrays[f"num_{name}"] = _lengths(parts)
     try:
@@ -220,7 +229,7 @@ def save(federation: Federation, path: Path) -> None:
 
 
 def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
-    """The training, test and validation samples that `save` wrote.
+    """Reads the training, test and validation samples that `save` wrote.
 
     Raises:
         DataError: the file cannot be read, is damaged, was made for other data, or gives a client a sample twice.
@@ -229,8 +238,9 @@ def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
         names = ("train", "num_train", "test", "num_test", "dataset_digest", "digest")
         arrays = read_npz(path, names, ("validation", "num_validation"))
         train, test = (_parts(arrays[name], arrays[f"num_{name}"]) for name in ("train", "test"))
-        marked = "validation" in arrays
-        validation = _parts(arrays["validation"], arrays.get("num_validation", np.empty(0))) if marked else []
+        validation = []
+        if "validation" in arrays:
+            validation = _parts(arrays["validation"], arrays.get("num_validation", np.empty(0)))
     except FileNotFoundError:
         raise DataError(f"partition {path} does not exist; give the path of a saved partition") from None
     except (OSError, ValueError) as error:
@@ -255,39 +265,33 @@ def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
 
 
 def _parts(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Samples of each client, cut from the flat array; `ValueError` if the lengths do not add up."""
-    flat = samples.ndim == lengths.ndim == 1 and samples.dtype == lengths.dtype == np.int64
-    if not flat or (lengths < 0).any() or lengths.sum() != len(samples):
+    """Cuts a flat array into the samples of each client; `ValueError` if the lengths do not add up."""
+    valid = samples.ndim == lengths.ndim == 1 and samples.dtype == lengths.dtype == np.int64
+    if not valid or (lengths < 0).any() or lengths.sum() != len(samples):
         raise ValueError("its arrays do not belong together")
     return cut(samples, lengths)
-
-
-def _seeded(seed: int) -> AbstractContextManager[None]:
-    """What a partition from outside may draw from follows from the seed."""
-    from pflmpi import global_generators  # here, as it imports torch
-
-    return global_generators.seeded(seed)
 
 
 def _split_by_partition(
     dataset: Dataset, shares: list[tuple[np.ndarray, np.ndarray]], partition: PartitionConfig, data: DataConfig
 ) -> tuple[Samples, Samples]:
-    """The samples of a partition that returns each client's training and test samples."""
+    """Checks the result of a partition that returns training and test samples; they are indices of all samples."""
     split, default = resolved_split(data, dataset), DataConfig.model_fields["test_share"].default
     if split != "pooled" or data.test_share != default:
         raise DataError(
             f"partition {partition.name!r} splits the samples of each client itself, but data.split = {split} and "
             f"data.test_share = {data.test_share}; set pooled and {default}, or choose a partition that does not"
         )
-    train, test = ([share[side] for share in shares] for side in (0, 1))
-    checked = [_checked(side, partition, len(dataset.labels)) for side in (train, test)]
-    train, test = ([np.asarray(samples, np.int64) for samples in side] for side in checked)
+    train, test = (
+        [np.asarray(samples, np.int64) for samples in _checked(side, partition, len(dataset.labels))]
+        for side in ([share[0] for share in shares], [share[1] for share in shares])
+    )
     _refuse_repeats(f"partition {partition.name!r}", {"training samples": train, "test samples": test})
     return train, test
 
 
 def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -> list[np.ndarray]:
-    """The samples of each client from a partition, which may be one from outside the package."""
+    """Checks and returns what a partition returned; its function may be from outside the package."""
     name = partition.name
     expected = f"expected a list of integer arrays, one per client, not empty, with indices from 0 to {count - 1}"
     if not isinstance(shares, list) or not shares:
@@ -298,9 +302,9 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
         if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind not in "iu":
             kind, shape = getattr(samples, "dtype", type(samples).__name__), getattr(samples, "shape", ())
             raise DataError(f"partition {name!r} returned {kind} {shape} for client {client}; {expected}")
-    everything = np.concatenate(shares)
-    if _lengths(shares).all() and everything.min() >= 0 and everything.max() < count:
-        return shares
+    indices = np.concatenate(shares)
+    if _lengths(shares).all() and indices.min() >= 0 and indices.max() < count:
+        return shares  # without the loop below, which is slow for many clients
     for client, samples in enumerate(shares):
         if not len(samples) or samples.min() < 0 or samples.max() >= count:
             span = f"indices from {samples.min()} to {samples.max()}" if len(samples) else "no samples"
@@ -309,16 +313,16 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
 
 
 def _refuse_repeats(source: str, sides: Mapping[str, Samples]) -> None:
-    """Raise `DataError` where a client has a sample twice: it would be tested on what it trains on, or count double.
+    """Raises `DataError` if a client has a sample twice: it would be tested on what it trains on, or count double.
 
     Args:
-        source: what gives the samples, for the message.
-        sides: samples of each client, by what they are.
+        source: of the samples, for the message.
+        sides: samples of each client, by what they are for.
     """
     parts = [*chain(*sides.values())]
     samples = np.concatenate(parts)
     if np.bincount(samples).max(initial=0) <= 1:
-        return  # of millions of samples the rest takes seconds
+        return  # without the sort below, which takes seconds for millions of samples
     lengths = _lengths(parts)
     client = np.repeat(np.concatenate([np.arange(len(side)) for side in sides.values()]), lengths)
     side = np.repeat(np.repeat(np.arange(len(sides)), [*map(len, sides.values())]), lengths)
@@ -326,8 +330,8 @@ def _refuse_repeats(source: str, sides: Mapping[str, Samples]) -> None:
     again = (np.diff(client[order]) == 0) & (np.diff(samples[order]) == 0)
     if not again.any():
         return
-    place = int(again.argmax())
-    first, second = order[place : place + 2]
+    position = int(again.argmax())
+    first, second = order[position : position + 2]
     repeated = order[:-1][again & (client[order[:-1]] == client[first])]
     names = [*sides]
     where = " and its ".join(dict.fromkeys((names[side[first]], names[side[second]])))
@@ -338,9 +342,10 @@ def _refuse_repeats(source: str, sides: Mapping[str, Samples]) -> None:
 
 
 def _federation(dataset: Dataset, train: Samples, test: Samples, validation: Samples) -> Federation:
-    _check_held("test", dataset, test, "give them two samples or more each, or another partition")
+    """Makes a federation, after checking that there are samples to test on; warns of unusual ones."""
+    _check_not_empty("test", dataset, test, "give them two samples or more each, or another partition")
     if validation:
-        _check_held("validation", dataset, validation, "raise data.validation, or give each client more samples")
+        _check_not_empty("validation", dataset, validation, "raise data.validation, or give each client more samples")
     digest, counts = _digest(dataset, train, test, validation), _class_counts(dataset, train)
     federation = Federation(dataset, tuple(train), tuple(test), digest, counts, tuple(validation))
     if untrained := int(federation.test_class_counts[:, counts.sum(axis=0) == 0].sum()):
@@ -352,8 +357,8 @@ def _federation(dataset: Dataset, train: Samples, test: Samples, validation: Sam
     return federation
 
 
-def _check_held(side: str, dataset: Dataset, samples: Samples, remedy: str) -> None:
-    """Refuse samples of a side that no client has, and warn of clients without any."""
+def _check_not_empty(side: str, dataset: Dataset, samples: Samples, remedy: str) -> None:
+    """Raises `DataError` if no client has test (or validation) samples, and warns of clients without any."""
     if (without := sum(not len(of_client) for of_client in samples)) == len(samples):
         raise DataError(f"none of the {without} clients of dataset {dataset.name!r} has a {side} sample; {remedy}")
     if without:
@@ -370,6 +375,7 @@ def _digest(dataset: Dataset, train: Samples, test: Samples, validation: Samples
 
 
 def _class_counts(dataset: Dataset, parts: Samples) -> np.ndarray:
+    """Counts the samples of each client and class, int64 [N, K]."""
     num_clients, num_classes = len(parts), dataset.num_strata
     cells = np.repeat(np.arange(num_clients) * num_classes, _lengths(parts)) + dataset.strata[np.concatenate(parts)]
     return np.bincount(cells, minlength=num_clients * num_classes).reshape(num_clients, num_classes)
@@ -380,7 +386,7 @@ def _lengths(parts: Samples) -> np.ndarray:
 
 
 def _labels(dataset: Dataset, partition: str) -> np.ndarray:
-    """The labels [n, ...] that a partition divides by; those of the package do without, or need classes."""
+    """Returns the labels for a partition; where they are no classes, built-in ones get zeros, or raise `DataError`."""
     if dataset.task_kind.classes or PARTITIONS.reference(partition):
         return dataset.labels
     if partition not in WITHOUT_CLASSES:

@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face on this machine: as `save_to_disk` writes them, or parquet files as the hub has them."""
+"""Reads Hugging Face datasets on this machine: as `save_to_disk` writes them, or parquet files as on the hub."""
 
 import json
 import logging
@@ -25,17 +25,17 @@ _FOLDERS = ("", "data", "train", "validation", "test")  # where parquet files ma
 
 
 def is_hugging_face(path: Path) -> bool:
-    """Whether a path is of such a dataset."""
+    """Whether a path is such a dataset."""
     return path.suffix == ".parquet" or (path.is_dir() and bool(_saved(path) or _parquet(path)))
 
 
 def read_hugging_face(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
-    """The dataset in a folder or .parquet file; `label` and `client` are columns, None for those called so.
+    """Reads a folder or .parquet file; `label` and `client` name columns, None for those of the default names.
 
-    A sample is its picture, or else its list of numbers, or else the numbers of all other columns.
+    A sample is its image, or else its list of numbers, or else the numbers of all other columns.
 
     Raises:
-        ValueError: a file is damaged, or columns are not as said.
+        ValueError: a file is damaged, or its columns cannot be used.
     """
     try:
         arrow = import_module("pyarrow")
@@ -43,9 +43,9 @@ def read_hugging_face(path: Path, label: str | list[str] | None, client: str | N
         tables = [_table(arrow, file) for _, file in files]
         for table, (_, file) in zip(tables, files, strict=True):
             if table.schema != tables[0].schema:
-                kinds, expected = (str(each.schema.remove_metadata()).splitlines() for each in (table, tables[0]))
+                columns, expected = (str(t.schema.remove_metadata()).splitlines() for t in (table, tables[0]))
                 raise ValueError(
-                    f"{file} has columns {join_truncated(kinds)}, and {files[0][1]} has {join_truncated(expected)}"
+                    f"{file} has columns {join_truncated(columns)}, and {files[0][1]} has {join_truncated(expected)}"
                 )
         splits = np.repeat([split for split, _ in files], [table.num_rows for table in tables])
         return _arrays(arrow.concat_tables(tables), splits, label, client)
@@ -58,12 +58,12 @@ def read_hugging_face(path: Path, label: str | list[str] | None, client: str | N
 
 
 def _saved(folder: Path) -> list[Path]:
-    """The folders in which `save_to_disk` has described arrow files."""
+    """Finds the folders that `save_to_disk` wrote."""
     return sorted(file.parent for file in (*folder.glob("state.json"), *folder.glob("*/state.json")))
 
 
 def _arrow(folder: Path) -> list[Path]:
-    """The files that belong to a dataset; others, such as a cache of `datasets`, may lie beside them."""
+    """Returns the arrow files of a saved dataset; others, such as a cache of `datasets`, may lie beside them."""
     try:
         entries = json.loads((folder / "state.json").read_bytes())["_data_files"]
         return [folder / Path(entry["filename"]).name for entry in entries]
@@ -76,14 +76,14 @@ def _parquet(folder: Path) -> list[Path]:
 
 
 def _files(path: Path) -> list[tuple[str, Path]]:
-    """The split, "" where none is said, and the path of each file."""
+    """Returns the split of each file ("" if its path names none) and its path."""
     if path.is_file():
         return [("", path)]
     files = []
-    for place in _saved(path) or _parquet(path):
-        match = _SPLIT.search(place.relative_to(path).as_posix().lower())
+    for entry in _saved(path) or _parquet(path):
+        match = _SPLIT.search(entry.relative_to(path).as_posix().lower())
         split = _NAMES[match.lastindex - 1] if match and match.lastindex else ""
-        files += [(split, file) for file in ([place] if place.is_file() else _arrow(place))]
+        files += [(split, file) for file in ([entry] if entry.is_file() else _arrow(entry))]
     if any(split for split, _ in files):
         for split, file in files:
             if not split:
@@ -96,9 +96,9 @@ def _table(arrow: Any, file: Path) -> Any:
         raise ValueError(f"{file} is no regular file")
     try:
         if file.suffix == ".parquet":
-            about = import_module("pyarrow.parquet").read_metadata(file)
-            groups = (about.row_group(number).total_byte_size for number in range(about.num_row_groups))
-            check_memory(max(about.num_rows, sum(groups)))
+            metadata = import_module("pyarrow.parquet").read_metadata(file)
+            sizes = (metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+            check_memory(max(metadata.num_rows, sum(sizes)))
             table = import_module("pyarrow.parquet").ParquetFile(file).read()
         else:
             table = import_module("pyarrow.ipc").open_stream(arrow.memory_map(str(file))).read_all()
@@ -112,69 +112,75 @@ def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, clien
     if not table.num_rows:
         raise ValueError("it has no samples")
     names = [name for name in table.column_names if not name.startswith("__index_level_")]  # row numbers of pandas
-    if several := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"it has several columns {several[0]!r}; give each a name of its own")
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"it has several columns {duplicates[0]!r}; give each a name of its own")
     with_classes = [name for name in names if _class_names(table, name) is not None]
-    otherwise = with_classes[0] if len(with_classes) == 1 else None
-    labels, client = label_and_client(names, label, client, otherwise)
-    labelled = [_values(table, name) for name in labels]
-    by_file = splits.any()
-    marked = {} if by_file else mark_columns(names, (*labels, client))
-    of_column = {name: _values(table, column) for name, column in marked.items()}
-    marks = {name: splits == name for name in MARKS} if by_file else of_column
-    others = [name for name in names if name not in (*labels, client, *marked.values())]
-    x, used = _samples(table, others)
-    if len(used) < len(others):
-        logger.warning("a sample is its %r; not used: %s", used[0], join_truncated(sorted({*others} - {*used})))
-    of_client = None if client is None else _values(table, client)
-    test, validation = map(marks.get, MARKS)
-    classes = _class_names(table, labels[0]) if len(labels) == 1 else None
-    columns = tuple(used) if x.shape[1:] == (len(used),) else ()
-    layout = "nchw" if x.dtype == np.uint8 and x.ndim == 4 else None  # pictures
-    num_classes = None if classes is None else len(classes)
-    y = labelled[0] if len(labels) == 1 else np.stack(labelled, 1)
-    return OwnArrays(x, y, of_client, test, validation, classes, num_classes, columns, tuple(labels), layout)
+    default_label = with_classes[0] if len(with_classes) == 1 else None
+    labels, client = label_and_client(names, label, client, default_label)
+    y = [_values(table, name) for name in labels]
+    if splits.any():
+        mark_names, marks = dict[str, str](), {name: splits == name for name in MARKS}
+    else:
+        mark_names = mark_columns(names, (*labels, client))
+        marks = {name: _values(table, column) for name, column in mark_names.items()}
+    others = [name for name in names if name not in (*labels, client, *mark_names.values())]
+    x, sample_columns = _samples(table, others)
+    if unused := sorted({*others} - {*sample_columns}):
+        logger.warning("a sample is its %r; not used: %s", sample_columns[0], join_truncated(unused))
+    class_names = _class_names(table, labels[0]) if len(labels) == 1 else None
+    return OwnArrays(
+        x=x,
+        y=y[0] if len(labels) == 1 else np.stack(y, 1),
+        client=None if client is None else _values(table, client),
+        test=marks.get("test"),
+        validation=marks.get("validation"),
+        class_names=class_names,
+        num_classes=None if class_names is None else len(class_names),
+        columns=tuple(sample_columns) if x.shape[1:] == (len(sample_columns),) else (),
+        label_columns=tuple(labels),
+        layout="nchw" if x.dtype == np.uint8 and x.ndim == 4 else None,  # images
+    )
 
 
 def _class_names(table: Any, name: str) -> np.ndarray | None:
-    """What the classes of a column are called, where a dataset says so."""
-    about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    """Returns the class names of a column, where the dataset's metadata has them."""
+    metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     for key in ("info", "features", name, "names"):
-        about = about.get(key) if isinstance(about, dict) else None
-    return np.array(about, str) if isinstance(about, list) else None
+        metadata = metadata.get(key) if isinstance(metadata, dict) else None
+    return np.array(metadata, str) if isinstance(metadata, list) else None
 
 
 def _samples(table: Any, names: list[str]) -> tuple[np.ndarray, list[str]]:
-    """The samples [n, ...], and the columns that they are of."""
-    kinds = {name: table.schema.field(name).type for name in names}
-    pictures = [name for name, kind in kinds.items() if str(kind).startswith("struct<bytes: ")]
-    lists = [name for name, kind in kinds.items() if _LIST.match(str(getattr(kind, "storage_type", kind)))]
-    used = pictures or lists or names
-    if not used or (used is not names and len(used) > 1):
-        several = (
-            f"several columns of samples: {join_truncated(used)}; leave"
-            if used
-            else "no column of samples; do not leave"
+    """Reads the samples [n, ...]; returns them and the columns that they are made of."""
+    types = {name: table.schema.field(name).type for name in names}
+    images = [name for name, kind in types.items() if str(kind).startswith("struct<bytes: ")]
+    lists = [name for name, kind in types.items() if _LIST.match(str(getattr(kind, "storage_type", kind)))]
+    if not names:
+        raise ValueError("it has no column of samples; do not leave some out (datasets: remove_columns)")
+    if len(candidates := images or lists) > 1:
+        raise ValueError(
+            f"it has several columns of samples: {join_truncated(candidates)}; leave some out (datasets: "
+            "remove_columns)"
         )
-        raise ValueError(f"it has {several} some out (datasets: remove_columns)")
-    if pictures:
-        values = [value for chunk in table.column(pictures[0]).chunks for value in chunk.field("bytes").to_pylist()]
-        if None in values:
-            raise ValueError(f"sample {values.index(None)} has no bytes in {pictures[0]!r}; embed the pictures")
-        return stacked((f"the picture of sample {n}", BytesIO(value)) for n, value in enumerate(values)), used
-    arrays = [_values(table, name) for name in used]
-    for name, array in zip(used, arrays, strict=True):
+    if images:
+        contents = [value for chunk in table.column(images[0]).chunks for value in chunk.field("bytes").to_pylist()]
+        if None in contents:
+            raise ValueError(f"sample {contents.index(None)} has no bytes in {images[0]!r}; embed the pictures")
+        return stacked((f"the picture of sample {n}", BytesIO(content)) for n, content in enumerate(contents)), images
+    columns = lists or names
+    arrays = [_values(table, name) for name in columns]
+    for name, array in zip(columns, arrays, strict=True):
         if array.dtype.kind not in "biuf":
-            raise ValueError(f"column {name!r} is {kinds[name]}, no numbers; encode it (texts: lists of tokens)")
-    return arrays[0] if lists else np.stack(arrays, 1), used
+            raise ValueError(f"column {name!r} is {types[name]}, no numbers; encode it (texts: lists of tokens)")
+    return arrays[0] if lists else np.stack(arrays, 1), columns
 
 
 def _values(table: Any, name: str) -> np.ndarray:
-    """A column [n, ...]; lists are axes."""
+    """Reads a column [n, ...]; nested lists become axes."""
     column = table.column(name)
     if column.null_count:
-        lost = column.is_null().index(True).as_py()
-        raise ValueError(f"sample {lost} has no {name}; fill it in, or leave it out")
+        missing = column.is_null().index(True).as_py()
+        raise ValueError(f"sample {missing} has no {name}; fill it in, or leave it out")
     chunks = [_chunk(name, chunk) for chunk in column.chunks if len(chunk)]
     if len({chunk.shape[1:] for chunk in chunks}) > 1:
         raise ValueError(_UNLIKE.format(name))

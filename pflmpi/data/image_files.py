@@ -1,4 +1,4 @@
-"""Folders of pictures: a folder for each class, below train/, val/ and test/ where these exist."""
+"""Reads folders of images: a folder for each class, below train/, val/ and test/ where these exist."""
 
 import logging
 import warnings
@@ -12,74 +12,78 @@ from pflmpi.data.array_files import OwnArrays
 
 logger = logging.getLogger(__name__)
 
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 _VALIDATION = ("val", "valid", "validation")
-_SIDES = ("train", *_VALIDATION, "test")
+_SPLITS = ("train", *_VALIDATION, "test")
 
 
 def read_pictures(path: Path) -> OwnArrays:
-    """The pictures, with the names of their folders as labels.
+    """Reads the images of all classes; the names of their folders are the labels.
 
     Raises:
-        ValueError: there are none, they are not of one size and kind, or one cannot be read.
+        ValueError: there are none, they differ in size or channels, or one cannot be read.
     """
-    sides = [path / name for name in _SIDES] if (path / "train").is_dir() else [path]
-    if len(sides) > 1:
+    has_splits = (path / "train").is_dir()
+    folders = [path / name for name in _SPLITS] if has_splits else [path]
+    if has_splits:
         for other in sorted(path.iterdir()):
-            if other not in sides and other.is_dir() and _files(other):
+            if other not in folders and other.is_dir() and _find_images(other.glob("*/*")):
                 raise ValueError(
                     f"there are pictures in {other.name}/ too; move them to train/, val/ or test/, or out of it"
                 )
-    marked = len(sides) > 1
-    entries = [(file, file.parent.name, side.name if marked else "train") for side in sides for file in _files(side)]
-    if not entries:
-        problem = f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}"
+    files_by_split = {folder.name: sorted(_find_images(folder.glob("*/*"))) for folder in folders}
+    files = [file for split_files in files_by_split.values() for file in split_files]
+    if not files:
+        problem = f"there are no pictures in CLASS/*{{{','.join(_SUFFIXES)}}}"
         if tables := sorted(file.name for file in path.glob("*") if file.suffix in (".npz", ".csv")):
             problem += (
                 f"; of files as {tables[0]} give one, with an array or column `client`, or write them as PFLlib does: "
                 "train/0.npz and test/0.npz for client 0"
             )
         raise ValueError(problem)
-    if unread := {*_pictures(path.rglob("*"))} - {file for file, _, _ in entries}:
+    if unread := {*_find_images(path.rglob("*"))} - {*files}:
         logger.warning("not read: %d pictures that are not directly in the folder of a class", len(unread))
-    labels, names = np.array([label for _, label, _ in entries]), np.array([side for _, _, side in entries])
-    x = stacked((str(file), file) for file, _, _ in entries)
-    return OwnArrays(x, labels, test=names == "test", validation=np.isin(names, _VALIDATION), layout="nchw")
+    splits = np.repeat(
+        [name if has_splits else "train" for name in files_by_split], [*map(len, files_by_split.values())]
+    )
+    return OwnArrays(
+        x=stacked((str(file), file) for file in files),
+        y=np.array([file.parent.name for file in files]),
+        test=splits == "test",
+        validation=np.isin(splits, _VALIDATION),
+        layout="nchw",
+    )
 
 
 def stacked(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
-    """The pictures [n, C, H, W] of files, each with its name.
+    """Reads files, each with its name, as images [n, C, H, W].
 
     Raises:
-        ValueError: one cannot be read, or is not of the size and kind of the first.
+        ValueError: one cannot be read, or differs from the first in size or channels.
     """
-    pictures: list[np.ndarray] = []
+    images: list[np.ndarray] = []
     for name, file in files:
-        picture = _picture(name, file)
-        if not pictures:
+        image = _read_image(name, file)
+        if not images:
             first = name
-        elif picture.shape != pictures[0].shape:
-            size, expected = ("x".join(map(str, array.shape)) for array in (picture, pictures[0]))
+        elif image.shape != images[0].shape:
+            size, expected = ("x".join(map(str, array.shape)) for array in (image, images[0]))
             raise ValueError(f"{name} is {size} and {first} {expected}; make all pictures of one size and kind")
-        pictures.append(picture)
-    channels_last = np.stack([np.atleast_3d(picture) for picture in pictures])
+        images.append(image)
+    channels_last = np.stack([np.atleast_3d(image) for image in images])
     return np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2))
 
 
-def _files(side: Path) -> list[Path]:
-    return sorted(_pictures(side.glob("*/*")))
+def _find_images(files: Iterable[Path]) -> list[Path]:
+    return [file for file in files if file.suffix.lower() in _SUFFIXES]
 
 
-def _pictures(files: Iterable[Path]) -> list[Path]:
-    return [file for file in files if file.suffix.lower() in _PICTURES]
-
-
-def _picture(name: str, file: Path | BytesIO) -> np.ndarray:
+def _read_image(name: str, file: Path | BytesIO) -> np.ndarray:
+    """Reads an image as uint8, [H, W] if it is grey, else [H, W, 3]."""
     from PIL import Image  # comes with torchvision
 
     if isinstance(file, Path) and not file.is_file():
         raise ValueError(f"{name} is no regular file")
-
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:

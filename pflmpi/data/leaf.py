@@ -1,4 +1,4 @@
-"""LEAF's files of users: train/*.json and test/*.json, each with `users` and the x and y of each in `user_data`."""
+"""Reads LEAF's JSON files: train/*.json and test/*.json, with `users` and the x and y of each in `user_data`."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,10 @@ def is_leaf(folder: Path) -> bool:
 
 
 def users_of(file: Path) -> list[tuple[str, Any, Any]]:
-    """Every user of a file in its order, with x and y as they are there.
+    """Reads one file: every user in its order, with x and y as parsed.
 
     Raises:
-        ValueError: it is damaged, or no such file.
+        ValueError: the file is damaged, or not one of LEAF's.
     """
     try:
         content = json.loads(file.read_bytes())
@@ -36,10 +36,10 @@ def users_of(file: Path) -> list[tuple[str, Any, Any]]:
 
 
 def read_leaf(folder: Path) -> OwnArrays:
-    """The samples of all users, who are the clients.
+    """Reads the samples of all users, who are the clients.
 
-    Where x and y are texts, as of Shakespeare, x [n, L] are numbers of characters: 0 pads the shorter texts, and the
-    characters in x of all users are counted from 1, in the order of Unicode.
+    Where x and y are text, as in Shakespeare, x [n, L] become character indices: the characters in x of all users are
+    numbered from 1 in Unicode order, and 0 pads shorter texts.
 
     Raises:
         ValueError: a file is damaged, or holds samples of other kinds or shapes than the first.
@@ -69,20 +69,20 @@ def read_leaf(folder: Path) -> OwnArrays:
     )
 
 
-def _array(user: str, values: Any, fractions: type[np.floating[Any]]) -> np.ndarray:
-    """What a user has as an array of numbers or texts; `fractions` is the type of numbers that may have some."""
+def _array(user: str, values: Any, float_type: type[np.floating[Any]]) -> np.ndarray:
+    """Converts a user's values to an array of integers, of text, or of floats of the given type."""
     try:
         array = np.atleast_1d(np.array(values))
     except ValueError as error:
         raise ValueError(f"user {user!r}: it has lists of unlike length; expected numbers, or texts") from error
     if array.dtype.kind not in "biufU":
         raise ValueError(f"user {user!r}: it holds {array.dtype}; expected numbers, or texts")
-    with np.errstate(over="ignore"):  # what is too large is refused with all that is not finite
-        return array.astype(fractions) if array.dtype.kind == "f" else array
+    with np.errstate(over="ignore"):  # what overflows is refused later, with all that is not finite
+        return array.astype(float_type) if array.dtype.kind == "f" else array
 
 
 def _characters(texts: np.ndarray) -> np.ndarray:
-    """Numbers [n, L] of the characters of texts [n]; 0 is padding."""
+    """Converts texts [n] to character indices [n, L]; 0 is padding."""
     codes = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
     present = np.zeros(0x110000, np.int32)
     present[codes] = 1

@@ -1,4 +1,4 @@
-"""From a `data` section to a dataset: the folder, the download, the cache, the limit."""
+"""Loads the dataset of a `data` section: finds its folder, downloads, caches, and limits it."""
 
 import os
 from contextlib import suppress
@@ -24,7 +24,7 @@ from pflmpi.text import short_repr
 
 
 def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
-    """The dataset that a configuration names.
+    """Loads the dataset that a configuration names.
 
     Args:
         config: the `data` section.
@@ -38,7 +38,7 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
     task_kind = TASK_KINDS[config.task]()
     dataset = _read(config, task_kind, cache)
     if dataset.task_kind.classes and task_kind.classes:
-        dataset = replace(dataset, task_kind=task_kind)  # whose loss may be another
+        dataset = replace(dataset, task_kind=task_kind)  # the configured one may have another loss
     elif dataset.task_kind != task_kind:
         raise DataError(
             f"data.task = {short_repr(config.task)}, and the labels of dataset {dataset.name!r} are of "
@@ -76,7 +76,7 @@ def _read(config: DataConfig, task_kind: TaskKind, cache: str | None) -> Dataset
 
 
 def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
-    """`limit` samples of a dataset in their old order, or the dataset itself if it has no more.
+    """Returns `limit` samples of a dataset in their old order, or the dataset itself if it has no more.
 
     The classes keep their proportions, and every class keeps a sample if `limit` allows it; within a class the official
     training and test samples keep theirs, training first.
@@ -86,19 +86,20 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
     strata = dataset.strata
     sizes = np.bincount(strata, minlength=dataset.num_strata)
     present = np.flatnonzero(sizes)
-    # One sample for each class first and the rest by what is left of each: a class never gets more than it has.
+    # One sample for each class first, the rest in proportion to what is left: a class never gets more than it has.
     floor = int(limit >= len(present))
     counts = apportion(limit, sizes[present] - floor, floor=floor)
     chosen = []
     for label, count in zip(present, counts, strict=True):
-        member = strata == label
-        sides = [rng.permutation(np.flatnonzero(member & (dataset.official_test == test))) for test in (False, True)]
+        of_class = strata == label
+        sides = [rng.permutation(np.flatnonzero(of_class & (dataset.official_test == test))) for test in (False, True)]
         shares = apportion(int(count), np.array([len(side) for side in sides], dtype=np.float64))
         chosen += [side[:share] for side, share in zip(sides, shares, strict=True)]
     samples = merged(chosen)
-    by_sample = ("images", "labels", "official_test", "writers", "official_validation")
-    whole = {name: getattr(dataset, name) for name in by_sample}
-    arrays: dict[str, Any] = {name: None if array is None else array[samples] for name, array in whole.items()}
+    arrays: dict[str, Any] = {}
+    for name in ("images", "labels", "official_test", "writers", "official_validation"):
+        array = getattr(dataset, name)
+        arrays[name] = None if array is None else array[samples]
     return replace(dataset, **arrays, digest=content_digest(**arrays, num_classes=dataset.num_classes))
 
 
@@ -109,18 +110,18 @@ def _from_folder(source: Source, config: DataConfig, cache: str | None) -> Datas
     try:
         root = expanded(folder)
         with suppress(FileNotFoundError, NotADirectoryError):
-            root.stat()  # raises for a name that no file can have, which `exists` does only before Python 3.14
+            root.stat()  # raises OSError for a name that no file can have; `exists` does not since Python 3.14
         if config.download:
             try:
                 source.files(root)
             except DataError:
                 source.fetch(root)
         files = source.files(root)
-    except (OSError, ConfigError) as error:  # too long a name, no right to look, the home of nobody
+    except (OSError, ConfigError) as error:  # too long a name, no permission, ~ of an unknown user
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"the data folder {short_repr(folder)} cannot be read ({reason}); {SHARED_FOLDER}") from error
     return cached(source.name, files, lambda: source.read(root), cache)
 
 
 def _folder(config: DataConfig) -> str | None:
-    return config.root or os.environ.get("PFLMPI_DATA")  # which is read nowhere else
+    return config.root or os.environ.get("PFLMPI_DATA")  # the only place that reads it

@@ -1,4 +1,4 @@
-"""Data of one's own: an .npz or .h5 file, a table, a folder of pictures, or one in the format of other packages."""
+"""Reads the user's own data: .npz or .h5 files, tables, folders of images, and formats of other packages."""
 
 import logging
 from collections.abc import Callable
@@ -27,10 +27,10 @@ _HOW = (
 )
 _MOST_CLASSES = 10_000
 _OPTIONAL = ("client", "test", "validation", "class_names")  # arrays of a file
-_SIDES = ("train", "val", "test")
-_BY_SIDE = [  # instead of x and y of all samples, those of each side, as MedMNIST and Keras call them
-    {side: (x.format(side), y.format(side)) for side in _SIDES}
-    for x, y in (("{}_images", "{}_labels"), ("x_{}", "y_{}"))
+_SPLITS = ("train", "val", "test")
+_SPLIT_ARRAYS = [  # names of x and y of each split, in files of MedMNIST and Keras
+    {split: (f"{split}_images", f"{split}_labels") for split in _SPLITS},
+    {split: (f"x_{split}", f"y_{split}") for split in _SPLITS},
 ]
 
 
@@ -41,26 +41,26 @@ def read_own(
     layout: str | None = None,
     task_kind: TaskKind = CLASSIFICATION,
 ) -> Dataset:
-    """The dataset in a file or folder.
+    """Reads the dataset in a file or folder.
 
     Samples of bytes are images: [n, H, W], [n, C, H, W], or [n, H, W, C] with 1 or 3 channels. All others become
-    float32 of the shape that they have, with a layout with their channels first. Classes and clients are numbered in
-    sorted order, texts that are numbers too.
+    float32 of the same shape, with channels first if a layout is given. Classes and clients are numbered in sorted
+    order: by number if all are numbers, also as text.
 
     Args:
-        label, client: columns of a table; None for those called so, and for the last other one as the label.
+        label, client: columns of a table; None: the columns of the default names, and as the label the last other one.
         task_kind: what the labels are.
         layout: `nchw` or `nhwc`, whether arrays [n, ., ., .] or numbers [n, ., .] have their channels first or last;
-            None where the shape leaves no doubt, or for sequences as they are.
+            None if the shape is clear, or for sequences that stay as they are.
 
     Raises:
         DataError: there is no such file, or its content cannot be used.
     """
     if not path.exists():
         raise DataError(f"data.path = {str(path)!r} does not exist; {_HOW}")
-    columns = path.suffix == ".csv" or is_hugging_face(path)
+    is_table = path.suffix == ".csv" or is_hugging_face(path)
     for key, column in (("label", label), ("client", client)):
-        if column is not None and not columns:
+        if column is not None and not is_table:
             raise DataError(f"data.{key} = {column!r} names a column of a table, and this is {path.name}; leave it out")
     if layout is not None and not may_hold_arrays(path):
         raise DataError(f"data.layout = {layout!r} is of arrays, and {path.name} holds none; leave it out")
@@ -88,59 +88,80 @@ def read_own(
 
 
 def may_hold_arrays(path: Path) -> bool:
-    """Whether data in a file or folder may have axes that a layout tells; not a table or pictures."""
+    """Whether a file or folder may hold arrays, to which `data.layout` applies; tables and image files do not."""
     if path.is_dir():
         return is_split_by_client(path) or is_leaf(path) or is_hugging_face(path)
     return path.suffix != ".csv"
 
 
 def has_unclear_channels(images: np.ndarray, layout: str | None) -> bool:
-    """Whether data of one's own are sequences of which nobody has said if their channels are first or last."""
+    """Whether data are sequences for which neither the shape nor the user says where the channels are."""
     return images.ndim == 3 and layout is None
 
 
 def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
+    """Checks and converts the arrays of a file, and makes them a dataset."""
     if task_kind.classes and arrays.y.ndim == 2 and arrays.y.shape[1] == 1:
         arrays = replace(arrays, y=arrays.y[:, 0])
-    x, count = _samples(arrays.x, arrays.layout), len(arrays.x)
-    sides = {"test": arrays.test, "validation": arrays.validation}
-    for what, array in {"y": arrays.y, "client": arrays.client, **sides}.items():
-        axes = None if what == "y" and not task_kind.classes else 1  # the others are for the kind of task to judge
-        if array is not None and (array.shape[:1] != (count,) or axes not in (None, array.ndim)):
-            one_hot = "one-hot? save y.argmax(1); " if what == "y" and _is_one_hot(array) else ""
-            several = f" ({one_hot}several labels: data.task; pflmpi data: --task)" if what == "y" else ""
-            raise ValueError(
-                f"{what} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]{several}"
-            )
-    if not count:
-        raise ValueError("it has no samples")
-    test = np.zeros(count, bool) if arrays.test is None else arrays.test
-    arrays, test = replace(arrays, validation=_check_sides(test, arrays.validation)), test.astype(bool)
+    x = _samples(arrays.x, arrays.layout)
+    _check_shapes(arrays, one_label=task_kind.classes)
+    test = np.zeros(len(x), bool) if arrays.test is None else arrays.test
+    validation = _check_marks(test, arrays.validation)
     y = as_numbers(arrays.y)
     for what, values in (("label", y if task_kind.classes else None), ("client", arrays.client)):
-        if values is not None and (lost := first_missing(values)) is not None:
-            raise ValueError(f"sample {lost} has no {what} ({values[lost]}); give each sample one, or leave it out")
+        if values is not None and (missing := first_missing(values)) is not None:
+            raise ValueError(
+                f"sample {missing} has no {what} ({values[missing]}); give each sample one, or leave it out"
+            )
     clients, writers = (np.empty(0), None) if arrays.client is None else _clients(arrays.client)
+    classes: np.ndarray | None = None
     if task_kind.classes:
-        dataset = _of_classes(name, x, y, test, writers, arrays)
+        classes, labels = _classes(arrays, y)
+        num_classes = len(classes)
     else:
         labels = task_kind.labels(y)
-        about = (name, x, labels, test, task_kind.num_outputs(labels), writers)
-        dataset = assemble(*about, official_validation=arrays.validation, task_kind=task_kind)
+        num_classes = task_kind.num_outputs(labels)
+    dataset = assemble(
+        name,
+        x,
+        labels,
+        test.astype(bool),
+        num_classes,
+        writers,
+        official_validation=validation,
+        task_kind=task_kind,
+    )
     return replace(
         dataset,
+        class_names=() if classes is None else _names(classes, arrays.class_names),
+        written_labels=() if classes is None else _label_names(classes),
         written_clients=_client_names(clients),
         may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
         label_columns=arrays.label_columns,
-        task_kind=task_kind,
     )
 
 
-def _of_classes(
-    name: str, x: np.ndarray, y: np.ndarray, test: np.ndarray, writers: np.ndarray | None, arrays: OwnArrays
-) -> Dataset:
-    """The dataset of samples x with labels y [n] of any kind, which are classes."""
+def _check_shapes(arrays: OwnArrays, one_label: bool) -> None:
+    """Raises `ValueError` unless all arrays have as many samples as x, and labels one axis if there is one a sample."""
+    count = len(arrays.x)
+    by_name = {"y": arrays.y, "client": arrays.client, "test": arrays.test, "validation": arrays.validation}
+    for name, array in by_name.items():
+        if array is None:
+            continue
+        any_axes = name == "y" and not one_label  # which the kind of task checks
+        if array.shape[:1] != (count,) or not (any_axes or array.ndim == 1):
+            one_hot = "one-hot? save y.argmax(1); " if name == "y" and _is_one_hot(array) else ""
+            several = f" ({one_hot}several labels: data.task; pflmpi data: --task)" if name == "y" else ""
+            raise ValueError(
+                f"{name} has the shape {list(array.shape)}, and x has {count} samples; expected [{count}]{several}"
+            )
+    if not count:
+        raise ValueError("it has no samples")
+
+
+def _classes(arrays: OwnArrays, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the classes [K] among labels y [n] of any type, in sorted order, and the class of each sample [n]."""
     _check_distinct(arrays.y, y)
     classes, labels = np.unique(y, return_inverse=True)
     if len(classes) > _MOST_CLASSES or (y.dtype.kind == "f" and (classes != np.round(classes)).any()):
@@ -148,16 +169,11 @@ def _of_classes(
             f"y has {len(classes)} different values, such as {classes[0].item()!r}; expected labels of classes, or "
             "data.task: regression for numbers"
         )
-    if (count := arrays.num_classes) is not None:  # some of which no sample may be of
-        if count > _MOST_CLASSES:
-            raise ValueError(f"it has {count} classes; allowed are at most {_MOST_CLASSES}")
-        classes, labels = np.arange(count), y
-    about = (name, x, labels.astype(np.int64), test, len(classes), writers)
-    return replace(
-        assemble(*about, official_validation=arrays.validation),
-        class_names=_names(classes, arrays.class_names),
-        written_labels=_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes),
-    )
+    if arrays.num_classes is None:
+        return classes, labels.astype(np.int64)
+    if arrays.num_classes > _MOST_CLASSES:
+        raise ValueError(f"it has {arrays.num_classes} classes; allowed are at most {_MOST_CLASSES}")
+    return np.arange(arrays.num_classes), y.astype(np.int64)  # some classes may have no sample
 
 
 def _is_one_hot(y: np.ndarray) -> bool:
@@ -168,11 +184,11 @@ def _is_one_hot(y: np.ndarray) -> bool:
 
 
 def _check_distinct(written: np.ndarray, y: np.ndarray) -> None:
-    """Raise `ValueError` where labels [n] that are written differently are one number in y [n], as 7 and 07."""
-    names, places = np.unique(written, return_index=True)
-    numbers, counts = np.unique(y[places], return_counts=True)
+    """Raises `ValueError` if labels [n] that are written differently are one number in y [n], such as 7 and 07."""
+    names, first = np.unique(written, return_index=True)
+    numbers, counts = np.unique(y[first], return_counts=True)
     if len(numbers) < len(names):
-        same = _texts(names[y[places] == numbers[counts.argmax()]])
+        same = _texts(names[y[first] == numbers[counts.argmax()]])
         raise ValueError(
             f"y has the labels {' and '.join(map(repr, same[:2]))}, which are one number; write them alike if they are "
             "one class, or with a letter before each label if they are two"
@@ -180,29 +196,29 @@ def _check_distinct(written: np.ndarray, y: np.ndarray) -> None:
 
 
 def _clients(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The clients [N] in their order, by number where all are numbers, and whose each sample [n] is."""
+    """Returns the clients [N] in sorted order, numerically if all are numbers, and the client of each sample [n]."""
     names, numbers = np.unique(written, return_inverse=True)
     values = as_numbers(names)
-    if values is names or len(np.unique(values)) < len(names):  # as 7 and 007, or texts too long for a float
+    if values is names or len(np.unique(values)) < len(names):  # such as 7 and 007, or too many digits for a float
         return names, numbers
     order = np.argsort(values, kind="stable")
     return names[order], np.argsort(order)[numbers]
 
 
 def _client_names(clients: np.ndarray) -> tuple[str, ...]:
-    """What clients [N] are called: 3 and not 3.0 if all are whole, as pandas writes them after a missing value."""
+    """Formats clients [N]: 3, not 3.0, if all are whole numbers, which pandas turns to floats after a missing value."""
     names, values = _texts(clients), as_numbers(clients)
     without_point = tuple(name.removesuffix(".0") for name in names)
-    whole = values.dtype.kind == "f" and (values == np.round(values)).all()
-    return without_point if whole and len({*without_point}) == len(names) else names
+    all_whole = values.dtype.kind == "f" and (values == np.round(values)).all()
+    return without_point if all_whole and len({*without_point}) == len(names) else names
 
 
-def _check_sides(test: np.ndarray, validation: np.ndarray | None) -> np.ndarray | None:
-    """Which samples [n] are for validation, None if none is; raise `ValueError` where what they are for is unclear."""
+def _check_marks(test: np.ndarray, validation: np.ndarray | None) -> np.ndarray | None:
+    """Returns which samples [n] are for validation, None if none is; `ValueError` for unclear or conflicting marks."""
     for name, marks in {"test": test, "validation": validation}.items():
-        if marks is not None and (wrong := ~np.isin(marks, (0, 1))).any():
-            bad = int(wrong.argmax())
-            raise ValueError(f"sample {bad} has {name} = {marks[bad]}; allowed: 0, 1, true, false")
+        if marks is not None and (invalid := ~np.isin(marks, (0, 1))).any():
+            sample = int(invalid.argmax())
+            raise ValueError(f"sample {sample} has {name} = {marks[sample]}; allowed: 0, 1, true, false")
     if validation is None or not validation.any():
         return None
     if (both := test.astype(bool) & validation.astype(bool)).any():
@@ -211,7 +227,7 @@ def _check_sides(test: np.ndarray, validation: np.ndarray | None) -> np.ndarray 
 
 
 def _names(classes: np.ndarray, names: np.ndarray | None) -> tuple[str, ...]:
-    """What the classes [K] are called."""
+    """Returns the names of the classes [K], if `class_names` of the file, or labels that are text, give them."""
     if names is None:
         return () if classes.dtype.kind in "biuf" else _texts(classes)
     if names.ndim == 1 and len(names) == len(classes):
@@ -224,15 +240,24 @@ def _names(classes: np.ndarray, names: np.ndarray | None) -> tuple[str, ...]:
     )
 
 
+def _label_names(classes: np.ndarray) -> tuple[str, ...]:
+    return _texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes)
+
+
 def _texts(values: np.ndarray) -> tuple[str, ...]:
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist())
 
 
 def _samples(x: np.ndarray, layout: str | None) -> np.ndarray:
+    """Converts samples to uint8 [n, C, H, W] or float32 [n, ...], with channels first.
+
+    Raises:
+        ValueError: they are no numbers, have an unclear layout, or float32 cannot hold or tell apart their values.
+    """
     if x.ndim < 2 or x.dtype.kind not in "biuf":
         raise ValueError(f"x is {x.dtype} {list(x.shape)}; expected numbers [n, ...]")
     if x.ndim == 4:
-        x = x if (layout or _layout(x)) == "nchw" else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+        x = x if (layout or _guess_layout(x)) == "nchw" else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     elif x.ndim == 3 and x.dtype != np.uint8:
         x = np.ascontiguousarray(x.transpose(0, 2, 1)) if layout == "nhwc" else x
     elif layout is not None:
@@ -245,33 +270,35 @@ def _samples(x: np.ndarray, layout: str | None) -> np.ndarray:
     original = x
     with np.errstate(over="ignore"):  # refused below
         x = original.astype(np.float32)
-    if (wrong := ~np.isfinite(x)).any():
-        bad, value = np.nonzero(wrong)[0][0], original[wrong][0].item()
+    if not (finite := np.isfinite(x)).all():
+        sample, value = np.nonzero(~finite)[0][0], original[~finite][0].item()
         if np.isfinite(value):
             raise ValueError(
-                f"sample {bad} has the value {value!r}, too large for float32; scale it, or leave the sample out"
+                f"sample {sample} has the value {value!r}, too large for float32; scale it, or leave the sample out"
             )
-        raise ValueError(f"sample {bad} has a value that is not a finite number; fill it in, or leave the sample out")
-    columns = original.reshape(len(original), -1) if original.size else np.empty((1, 0))
-    if original.dtype.itemsize > 2 and original.dtype != np.float32 and (lost := indistinct(columns)) is not None:
-        least, most = columns[:, lost].min(), columns[:, lost].max()
         raise ValueError(
-            f"value {lost} of the samples is from {least} to {most}, which float32 hardly tells apart; subtract its "
+            f"sample {sample} has a value that is not a finite number; fill it in, or leave the sample out"
+        )
+    columns = original.reshape(len(original), -1) if original.size else np.empty((1, 0))
+    if original.dtype.itemsize > 2 and original.dtype != np.float32 and (column := indistinct(columns)) is not None:
+        least, most = columns[:, column].min(), columns[:, column].max()
+        raise ValueError(
+            f"value {column} of the samples is from {least} to {most}, which float32 hardly tells apart; subtract its "
             "mean, or leave it out"
         )
     return x
 
 
-def _layout(x: np.ndarray) -> str:
-    """The axes of samples: channels are first, in bytes also last.
+def _guess_layout(x: np.ndarray) -> str:
+    """Returns `nchw`, or `nhwc` for bytes with 1 or 3 channels last, if the shape [n, ., ., .] is clear.
 
     Raises:
-        ValueError: they look as if they were elsewhere. Sides are often equal, and channels few.
+        ValueError: it looks different: height and width are often equal, and channels few.
     """
     _, first, middle, last = x.shape
     if (first == middle) != (middle == last):
         likely = "nhwc" if first == middle else "nchw"
-    elif first == middle:  # a cube
+    elif first == middle:  # all equal
         likely = "nchw" if first == 1 else ""
     elif (first <= 4) != (last <= 4):
         likely = "nhwc" if last <= 4 else "nchw"
@@ -285,37 +312,39 @@ def _layout(x: np.ndarray) -> str:
     )
 
 
-def _named(there: list[str], read: Callable[[tuple[str, ...]], dict[str, np.ndarray]]) -> OwnArrays:
-    """What the arrays of a file hold: x and y of all samples, or of those for training, validation and testing.
+def _named(names: list[str], read: Callable[[tuple[str, ...]], dict[str, np.ndarray]]) -> OwnArrays:
+    """Reads the arrays of a file: x and y of all samples, or of each split; logs which arrays are not read.
 
     Args:
-        there: what the arrays in it are called; which of them are not read is logged.
-        read: those with the given names that are there.
+        names: of the arrays in the file.
+        read: reads those of the given names that the file has.
     """
-    sides = next((names for names in _BY_SIDE if names["train"][0] in there), None)
-    if sides is not None:
-        of_training = sides["train"][0]
-        others = [names["train"][0] for names in _BY_SIDE if names is not sides]
-        for name in (*others, "x", "test", "validation"):
-            if name in there:
-                raise ValueError(f"it has {of_training!r} and {name!r}; leave one of them out")
-    of_samples = ("x", "y", *_OPTIONAL) if sides is None else (*chain(*sides.values()), "client", "class_names")
-    arrays = read(of_samples)
-    if unread := sorted({*there} - {*of_samples}):
-        logger.warning("not read: %s (known: %s)", join_truncated(unread), ", ".join(of_samples))
-    if sides is not None:
-        arrays |= _of_all_sides(arrays, sides)
+    split_arrays = next((pairs for pairs in _SPLIT_ARRAYS if pairs["train"][0] in names), None)
+    if split_arrays is None:
+        known: tuple[str, ...] = ("x", "y", *_OPTIONAL)
+    else:
+        train_x = split_arrays["train"][0]
+        other_layouts = [pairs["train"][0] for pairs in _SPLIT_ARRAYS if pairs is not split_arrays]
+        for name in (*other_layouts, "x", "test", "validation"):
+            if name in names:
+                raise ValueError(f"it has {train_x!r} and {name!r}; leave one of them out")
+        known = (*chain(*split_arrays.values()), "client", "class_names")
+    arrays = read(known)
+    if unread := sorted({*names} - {*known}):
+        logger.warning("not read: %s (known: %s)", join_truncated(unread), ", ".join(known))
+    if split_arrays is not None:
+        arrays |= _concatenate_splits(arrays, split_arrays)
     client, test, validation, class_names = map(arrays.get, _OPTIONAL)
     return OwnArrays(_array(arrays, "x"), _array(arrays, "y"), client, test, validation, class_names)
 
 
-def _of_all_sides(arrays: dict[str, np.ndarray], names: dict[str, tuple[str, str]]) -> dict[str, np.ndarray]:
-    """x, y, test and validation of the samples of all sides, of which each has the arrays with these names."""
-    sides = [side for side, pair in names.items() if not {*pair}.isdisjoint(arrays)]
-    pairs = [names[side] for side in sides]
-    x, y, part = joined([(of_x, _array(arrays, of_x), _array(arrays, of_y)) for of_x, of_y in pairs])
-    side_of = np.array(sides)[part]
-    return {"x": x, "y": y, "test": side_of == "test", "validation": side_of == "val"}
+def _concatenate_splits(arrays: dict[str, np.ndarray], names: dict[str, tuple[str, str]]) -> dict[str, np.ndarray]:
+    """Returns x, y, test and validation of the samples of all splits; `names` are those of x and y of each."""
+    splits = [split for split, pair in names.items() if not {*pair}.isdisjoint(arrays)]
+    parts = [(x, _array(arrays, x), _array(arrays, y)) for x, y in (names[split] for split in splits)]
+    x, y, part_numbers = joined(parts)
+    split_of_sample = np.array(splits)[part_numbers]
+    return {"x": x, "y": y, "test": split_of_sample == "test", "validation": split_of_sample == "val"}
 
 
 def _array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
