@@ -1,4 +1,4 @@
-"""Data: where it comes from (sources), who holds it (partitions), and each client's training and test samples."""
+"""Data: its sources, its partition among clients, and each client's training and test samples."""
 
 from pflmpi.data.loading import load
 from pflmpi.data.sources import SOURCES

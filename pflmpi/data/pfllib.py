@@ -1,7 +1,7 @@
-"""A folder as PFLlib writes it: train/0.npz, test/0.npz, ... for each client, and a config.json.
+"""Reads a folder as PFLlib writes it: train/0.npz, test/0.npz, ... for each client, and a config.json.
 
-Its arrays are pickled, and a pickle may name any function to be called. Here the three names that arrays need stand
-for records of this file, and every other name is refused; NumPy gets bytes, a shape and a plain type at the end.
+Its arrays are pickled, and a pickle may call any function that it names. Here the names that arrays need resolve to
+classes of this file, and every other name is refused; NumPy only gets bytes, a shape and a plain dtype.
 """
 
 import io
@@ -21,7 +21,7 @@ _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
 
 
 def read_pickle(content: bytes) -> Any:
-    """The value of a pickle.
+    """Reads a pickle of arrays and plain values.
 
     Raises:
         ValueError: it is damaged, or holds anything else.
@@ -35,7 +35,7 @@ def read_pickle(content: bytes) -> Any:
 
 
 class _Type:
-    """`numpy.dtype(code, ...)` and what is said of it."""
+    """A pickled `numpy.dtype(code, ...)`."""
 
     def __init__(self, code: object, *_: object) -> None:
         self._code, self._order = str(code), "|"
@@ -43,28 +43,29 @@ class _Type:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._order = str(state[1])
 
-    def made(self) -> np.dtype:
-        """A type of numbers, flags or texts, or of objects."""
-        kind = np.dtype(self._code)
-        if kind.kind not in "biufUSO" or kind.hasobject != (self._code in ("O", "O8")):
+    def to_numpy(self) -> np.dtype:
+        """Returns a dtype of numbers, flags, text or objects; `ValueError` for others."""
+        dtype = np.dtype(self._code)
+        if dtype.kind not in "biufUSO" or dtype.hasobject != (self._code in ("O", "O8")):
             raise ValueError(f"an array of {self._code} is not expected")
-        return kind.newbyteorder(">") if self._order == ">" else kind.newbyteorder("<") if self._order == "<" else kind
+        return dtype.newbyteorder(self._order) if self._order in ("<", ">") else dtype
 
 
 class _Array:
-    """An array as a pickle describes it."""
+    """A pickled array."""
 
     state: tuple[Any, ...] = ()
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.state = state
 
-    def made(self) -> np.ndarray:
-        """The array; one of objects from plain values."""
-        _, shape, kind, fortran, content = self.state
-        if not isinstance(kind, _Type) or not isinstance(shape, tuple) or not all(type(size) is int for size in shape):
+    def to_numpy(self) -> np.ndarray:
+        """Returns the array; the objects in one of objects are plain values."""
+        _, shape, pickled_type, fortran, content = self.state
+        has_shape = isinstance(shape, tuple) and all(type(size) is int for size in shape)
+        if not has_shape or not isinstance(pickled_type, _Type):
             raise ValueError("an array in it has no shape or type")
-        dtype = kind.made()
+        dtype = pickled_type.to_numpy()
         if not dtype.hasobject:
             return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
         flat = np.empty(len(content), object)
@@ -86,14 +87,15 @@ class _Reader(pickle.Unpickler):
         raise ValueError(f"it would call {module}.{name}, which no data needs; do not trust this file")
 
 
-def _scalar(kind: _Type, content: bytes) -> Any:
-    (value,) = np.frombuffer(content, kind.made())
+def _scalar(pickled_type: _Type, content: bytes) -> Any:
+    (value,) = np.frombuffer(content, pickled_type.to_numpy())
     return value.item()
 
 
 def _plain(value: Any) -> Any:
+    """Converts pickled arrays, also in lists and dictionaries, to NumPy; `ValueError` for values that are not plain."""
     if isinstance(value, _Array):
-        return value.made()
+        return value.to_numpy()
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -107,51 +109,53 @@ _ANEW = "clients are counted from 0 without a gap: leave it out of train/ and te
 
 
 def is_split_by_client(path: Path) -> bool:
-    """Whether a folder has the files of clients."""
+    """Whether a folder has one file for each client."""
     return any((path / "train").glob("*.npz"))
 
 
 def read_folder(path: Path) -> OwnArrays:
-    """The samples in a folder; nothing in its files is called.
+    """Reads the samples in a folder; nothing in its files is called.
 
     Raises:
         ValueError: a file is missing, damaged, or holds anything but arrays.
     """
-    numbers = [_numbers(path / side) for side in ("train", "test")]
-    for client in sorted(numbers[1] - numbers[0]):
+    in_train, in_test = _client_numbers(path / "train"), _client_numbers(path / "test")
+    for client in sorted(in_test - in_train):
         raise ValueError(f"test/{client}.npz has no train/{client}.npz beside it")
-    if len(numbers[0]) <= max(numbers[0]):
-        if 0 not in numbers[0]:
-            raise ValueError(
-                f"train/ begins with {min(numbers[0])}.npz; rename the files in train/ and test/ to 0.npz, 1.npz, ..."
-            )
-        gap = next(client for client in count() if client not in numbers[0])
+    if 0 not in in_train:
+        raise ValueError(
+            f"train/ begins with {min(in_train)}.npz; rename the files in train/ and test/ to 0.npz, 1.npz, ..."
+        )
+    if len(in_train) <= max(in_train):
+        gap = next(client for client in count() if client not in in_train)
         raise ValueError(f"there is no train/{gap}.npz; {_ANEW}")
     config = _config(path / "config.json")
-    if (clients := config.get("num_clients")) is not None and clients != len(numbers[0]):
-        raise ValueError(f"config.json says {clients} clients, and train/ has {len(numbers[0])} files; make it anew")
-    parts, clients, tests = [], [], []
-    for test, side in enumerate(("train", "test")):
-        for client in sorted(numbers[test]):
-            file = path / side / f"{client}.npz"
+    num_clients, num_classes = config.get("num_clients"), config.get("num_classes")
+    if num_clients is not None and num_clients != len(in_train):
+        raise ValueError(f"config.json says {num_clients} clients, and train/ has {len(in_train)} files; make it anew")
+    parts, clients, is_test = [], [], []
+    for split, numbers in (("train", in_train), ("test", in_test)):
+        for client in sorted(numbers):
+            file = path / split / f"{client}.npz"
             try:
                 x, y = _arrays(file)
             except ValueError as error:
                 raise ValueError(f"{file}: {error}") from error
-            if not len(x) and not test:
+            if not len(x) and split == "train":
                 raise ValueError(f"{file} has no samples; {_ANEW}")
             parts.append((str(file), x, y))
             clients.append(client)
-            tests.append(bool(test))
-    x, y, part = joined(parts)
-    client_of, tested = np.array(clients)[part], np.array(tests)[part]
-    classes = config.get("num_classes")
-    if classes is not None and not ((y := whole("y", as_numbers(y))).min() >= 0 and y.max() < classes):
-        raise ValueError(f"config.json says {classes} classes, and y has labels {y.min()} to {y.max()}")
-    return OwnArrays(x, y, client_of, tested, num_classes=classes)
+            is_test.append(split == "test")
+    x, y, part_numbers = joined(parts)
+    if num_classes is not None:
+        y = whole("y", as_numbers(y))
+        if y.min() < 0 or y.max() >= num_classes:
+            raise ValueError(f"config.json says {num_classes} classes, and y has labels {y.min()} to {y.max()}")
+    return OwnArrays(x, y, np.array(clients)[part_numbers], np.array(is_test)[part_numbers], num_classes=num_classes)
 
 
-def _numbers(folder: Path) -> set[int]:
+def _client_numbers(folder: Path) -> set[int]:
+    """Returns the clients whose files are in a folder."""
     names = [file.stem for file in folder.glob("*.npz")]
     for name in names:
         if not name.isdecimal() or str(int(name)) != name:
@@ -160,6 +164,7 @@ def _numbers(folder: Path) -> set[int]:
 
 
 def _config(path: Path) -> dict[str, Any]:
+    """Reads the numbers of clients and classes, None where they are not given; {} without the file."""
     if not path.exists():
         return {}
     if not path.is_file():
@@ -178,7 +183,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """x and y of a file: its one array `data`, pickled, is {"x": array, "y": array}."""
+    """Reads x and y of a file: its one array `data` is a pickled {"x": array, "y": array}."""
     if not file.is_file():
         raise ValueError("it is no regular file")
     try:
@@ -202,13 +207,13 @@ def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
     x, y = (np.asarray(data[key]) for key in ("x", "y"))
     if not x.ndim or y.shape != (len(x),):
         raise ValueError(f"x has the shape {list(x.shape)} and y {list(y.shape)}; expected [n, ...] and [n]")
-    if (lost := first_missing(y)) is not None:
-        raise ValueError(f"sample {lost} has the label {y[lost]}; fill it in, or leave it out")
+    if (missing := first_missing(y)) is not None:
+        raise ValueError(f"sample {missing} has the label {y[missing]}; fill it in, or leave it out")
     return (_tokens(x) if x.dtype.hasobject else x), y
 
 
 def _tokens(x: np.ndarray) -> np.ndarray:
-    """Texts [n, L] of rows (tokens, their number), as its text datasets are; the tokens are padded there."""
+    """Returns the tokens [n, L] of rows (padded tokens, their number), as PFLlib's text datasets have them."""
     rows = [row[0] for row in x] if x.ndim == 2 and x.shape[1] == 2 else []
     if not rows or any(not isinstance(row, list) or len(row) != len(rows[0]) for row in rows):
         raise ValueError("x is an array of objects, and not of pairs of tokens of one length and their number")

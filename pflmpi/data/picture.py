@@ -1,4 +1,4 @@
-"""A partition drawn in the terminal: one line per client, one shaded cell per class."""
+"""Draws a partition in the terminal: one line per client, one shaded cell per class."""
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -6,13 +6,13 @@ from rich.text import Text
 
 from pflmpi.data.federation import Federation
 
-SHADES = " ░▒▓█"  # nothing, up to a quarter of the largest cell, ... ; readable without colour
+SHADES = " ░▒▓█"  # 0, up to a quarter of the largest cell, ...; readable without colour
 MARGIN = "{:>6} {:>6} {:>5} {:>4}  "  # client, training samples, test samples, classes held
 MAX_CLIENTS = 20  # drawn; of the others only the number is given
 
 
 def picture(federation: Federation, width: int) -> RenderableType:
-    """Training samples of each client and class, drawn at most `width` columns wide, but at least 40.
+    """Draws the training samples of each client and class, at most `width` columns wide, but at least 40.
 
     Only the first `MAX_CLIENTS` are drawn.
     """
@@ -33,61 +33,61 @@ def picture(federation: Federation, width: int) -> RenderableType:
 
 
 class _Cells:
-    """Drawing of rows of class counts in a number of columns."""
+    """Layout of the cells that show class counts, in a number of columns."""
 
     def __init__(self, counts: np.ndarray, columns: int) -> None:
         num_classes = counts.shape[1]
         digits = len(str(counts.max()))
         self.per_cell = -(-num_classes // columns)  # classes per cell, if there are too many for one each
         self.num_cells = -(-num_classes // self.per_cell)
-        room = columns // self.num_cells
-        self.numbers = room > digits and self.per_cell == 1  # a shade, the count and, where there is room, a space
-        self.cell_width = min(room, digits + 2) if self.numbers else min(room, 2)
+        width = columns // self.num_cells
+        self.show_counts = width > digits and self.per_cell == 1  # a shade, the count and, if it fits, a space
+        self.cell_width = min(width, digits + 2) if self.show_counts else min(width, 2)
         self.largest = self._merge(counts).max()
 
     def _merge(self, counts: np.ndarray) -> np.ndarray:
-        """Counts [..., cells] with neighbouring classes summed."""
+        """Sums neighbouring classes: counts [..., K] to counts [..., cells]."""
         padding = self.num_cells * self.per_cell - counts.shape[-1]
         padded = np.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(0, padding)])
         return np.asarray(padded.reshape(*counts.shape[:-1], self.num_cells, self.per_cell).sum(axis=-1))
 
     def row(self, counts: np.ndarray) -> str:
-        """Cells of one client with the given counts [K]."""
-        drawn = []
+        """Draws the cells of one client with the given counts [K]."""
+        cells = []
         for count in self._merge(counts).tolist():
             shade = SHADES[-(-count * (len(SHADES) - 1) // int(self.largest))]
-            if self.numbers:
-                drawn.append(f"{shade}{count or '':<{self.cell_width - 1}}")
+            if self.show_counts:
+                cells.append(f"{shade}{count or '':<{self.cell_width - 1}}")
             else:
-                drawn.append(shade * self.cell_width)
-        return "".join(drawn)
+                cells.append(shade * self.cell_width)
+        return "".join(cells)
 
     def header(self) -> str:
-        """Class numbers above their cells, as many as fit."""
+        """Writes class numbers above their cells, as many as fit."""
         line = ""
         for cell in range(self.num_cells):
             label = str(cell * self.per_cell)
-            start = cell * self.cell_width + int(self.numbers)  # above the count, if shown
+            start = cell * self.cell_width + int(self.show_counts)  # above the count, if shown
             # A label may be wider than its cell: the next ones are left out until there is a gap.
             if start >= len(line) + bool(line) and start + len(label) <= self.num_cells * self.cell_width:
                 line = line.ljust(start) + label
         return line
 
     def legend(self) -> str:
-        """Meaning of the shades."""
-        together = f", {self.per_cell} classes to a cell" if self.per_cell > 1 else ""
-        return f"shades: {SHADES[1:]} up to 1/4, 1/2, 3/4 and all of {self.largest}{together}"
+        """Explains the shades."""
+        merged = f", {self.per_cell} classes to a cell" if self.per_cell > 1 else ""
+        return f"shades: {SHADES[1:]} up to 1/4, 1/2, 3/4 and all of {self.largest}{merged}"
 
 
 def _summary(federation: Federation, cells: _Cells) -> list[str]:
-    train, classes_held = federation.num_train, (federation.class_counts > 0).sum(axis=1)
-    held = federation.num_validation if federation.validation else np.zeros_like(train)
-    sides = [f"{train.sum()} training", *([f"{held.sum()} validation"] if held.any() else [])]
+    train, test, classes_held = federation.num_train, federation.num_test, (federation.class_counts > 0).sum(axis=1)
+    validation = federation.num_validation if federation.validation else np.zeros_like(train)
+    num_validation = f", {validation.sum()} validation" if validation.any() else ""
     lines = [
         cells.legend(),
-        f"{federation.num_clients} clients, {', '.join(sides)} and {federation.num_test.sum()} test samples "
+        f"{federation.num_clients} clients, {train.sum()} training{num_validation} and {test.sum()} test samples "
         f"of {federation.dataset.name}",
-        f"samples per client: {_range(train + held + federation.num_test)}",
+        f"samples per client: {_range(train + validation + test)}",
         f"classes per client: {_range(classes_held)} of {federation.dataset.num_strata}",
     ]
     if federation.num_shared:

@@ -1,4 +1,4 @@
-"""Training and test samples of each client, and the rounding of fractional shares to whole samples."""
+"""Splits the samples of each client into training, test and validation; rounds fractional shares to whole samples."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -9,7 +9,7 @@ from pflmpi.errors import DataError
 
 
 def apportion(total: int, weights: np.ndarray, floor: int = 0) -> np.ndarray:
-    """Counts int64 [M] that sum to `total`, in proportion to the weights [M] (largest remainders).
+    """Returns counts int64 [M] that sum to `total`, in proportion to the weights [M] (largest remainders).
 
     Each gets `floor` first and then a share of the rest. Equal remainders go to the lower index; weights that are all
     zero count as equal. A weight of zero among others gets nothing beyond the floor.
@@ -27,28 +27,28 @@ def apportion(total: int, weights: np.ndarray, floor: int = 0) -> np.ndarray:
 
 
 def _rounded(quotas: np.ndarray, totals: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """Quotas [M] as whole numbers that sum to the total [N] of their owner [M] (ascending), by largest remainders."""
+    """Rounds quotas [M] by largest remainders, so that those of each owner [M] (ascending) sum to its total [N]."""
     counts: np.ndarray = np.floor(quotas).astype(np.int64)
-    left = totals - np.bincount(owner, counts, len(totals)).astype(np.int64)
-    largest_first = np.lexsort((counts - quotas, owner))
-    place = np.arange(len(owner)) - np.searchsorted(owner, owner)
-    counts[largest_first[place < left[owner]]] += 1
+    remaining = totals - np.bincount(owner, counts, len(totals)).astype(np.int64)
+    by_remainder = np.lexsort((counts - quotas, owner))  # largest first, owner by owner
+    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    counts[by_remainder[rank < remaining[owner]]] += 1
     return counts
 
 
 def cut(samples: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Consecutive pieces of `samples` with the given lengths; the rest is dropped."""
+    """Cuts `samples` into consecutive pieces of the given lengths; the rest is dropped."""
     ends = np.cumsum(counts)
     return [samples[begin:end] for begin, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
 
 
 def merged(pieces: list[np.ndarray]) -> np.ndarray:
-    """The samples of all pieces as one ascending int64 array; no pieces give an empty one."""
+    """Returns the samples of all pieces as one ascending int64 array, which may be empty."""
     return np.sort(np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64))
 
 
 def by_owner(samples: np.ndarray, owner: np.ndarray, num_owners: int) -> list[np.ndarray]:
-    """The samples [m] of each owner [m], ascending."""
+    """Groups samples [m] by their owner [m]; each group is ascending."""
     return cut(samples[np.lexsort((samples, owner))], np.bincount(owner, minlength=num_owners))
 
 
@@ -58,17 +58,18 @@ def split_pooled(
     test_share: float,
     streams: Callable[[list[int]], Iterator[np.random.Generator]],
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Training and test samples of each client, stratified by class.
+    """Splits each client's samples into training and test samples, stratified by class.
 
     The test part has round(test_share m) of the m samples, but each class keeps a training sample, and a client with
-    two samples or more has a test sample. Where both are impossible (every sample of another class), the test sample
-    takes precedence: a client that cannot be evaluated is worth less than one with a class it is only tested on.
+    two samples or more has a test sample. Where these conflict (every sample of another class), the test sample takes
+    precedence: a client that cannot be evaluated is worth less than one with a class that it is only tested on.
 
     Args:
         parts: int64 [m], m >= 1, indices into the dataset, of each client.
         labels: int64 [n], of the dataset.
         streams: for ascending ids of clients, the generator of each in turn.
     """
+    # Vectorised over the groups of samples of one class of one client: there may be many thousands of clients.
     sizes = np.fromiter(map(len, parts), np.int64, len(parts))
     samples, client = np.concatenate(parts), np.repeat(np.arange(len(parts)), sizes)
     samples = samples[np.lexsort((labels[samples], client))]
@@ -77,30 +78,31 @@ def split_pooled(
     num_classes = np.bincount(owner)
     num_test = np.minimum(np.floor(test_share * sizes + 0.5).astype(np.int64), sizes - num_classes)
     num_test[(num_test == 0) & (sizes > num_classes)] = 1
-    # One training sample for each class, the other training samples by what is left of each class.
+    # One training sample for each class, the others in proportion to what is left of each class.
     rest, spare = sizes - num_test - num_classes, sizes - num_classes
     num_train = _rounded((of_class - 1) / np.maximum(spare, 1)[owner] * rest[owner], rest, owner) + 1
-    single = (num_test == 0) & (sizes > 1)  # samples, all of another class
+    all_different = (num_test == 0) & (sizes > 1)  # clients with every sample of another class
     shuffled = of_class > 1
     spans = zip(begins[shuffled].tolist(), (begins + of_class)[shuffled].tolist(), strict=True)
     num_spans = np.bincount(owner[shuffled], minlength=len(parts))
-    drawing = np.flatnonzero(single | (num_spans > 0))
-    first = np.searchsorted(owner, drawing).tolist()
-    each = zip(streams(drawing.tolist()), first, num_spans[drawing].tolist(), sizes[drawing].tolist(), strict=True)
-    for rng, group, count, size in each:
-        if not count:  # as many classes as samples
+    drawing = np.flatnonzero(all_different | (num_spans > 0))
+    first_group = np.searchsorted(owner, drawing).tolist()
+    for rng, group, count, size in zip(
+        streams(drawing.tolist()), first_group, num_spans[drawing].tolist(), sizes[drawing].tolist(), strict=True
+    ):
+        if not count:  # every sample is of another class: one of them becomes the test sample
             num_train[group + rng.integers(size)] = 0
         for begin, end in islice(spans, count):
             rng.shuffle(samples[begin:end])
-    trains = np.arange(len(samples)) < np.repeat(begins + num_train, of_class)
-    train, test = (by_owner(samples[side], client[side], len(parts)) for side in (trains, ~trains))
+    is_train = np.arange(len(samples)) < np.repeat(begins + num_train, of_class)
+    train, test = (by_owner(samples[mask], client[mask], len(parts)) for mask in (is_train, ~is_train))
     return train, test
 
 
 def split_share(
     train: Sequence[np.ndarray], share: float, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Training and validation samples of each client: of m samples floor(share m + 0.5), drawn at random, validate.
+    """Splits off validation samples of each client: floor(share m + 0.5) of its m training samples, at random.
 
     Args:
         train: int64, the samples of each client; none is empty.
@@ -109,32 +111,35 @@ def split_share(
         DataError: a client would have no sample left to train on.
     """
     sizes = np.fromiter(map(len, train), np.int64, len(train))
-    taken = np.floor(share * sizes + 0.5).astype(np.int64)
+    num_validation = np.floor(share * sizes + 0.5).astype(np.int64)
     client, starts = np.repeat(np.arange(len(sizes)), sizes), np.cumsum(sizes) - sizes
     marked = np.zeros(len(client), bool)
-    shuffled = np.lexsort((rng.random(len(client)), client))  # each client's samples
-    marked[shuffled] = np.arange(len(client)) - starts[client] < taken[client]
+    shuffled = np.lexsort((rng.random(len(client)), client))  # within each client
+    marked[shuffled] = np.arange(len(client)) - starts[client] < num_validation[client]
     return split_marked(train, marked, f"data.validation = {share}")
 
 
 def split_marked(
-    train: Sequence[np.ndarray], marked: np.ndarray, why: str = "the data"
+    train: Sequence[np.ndarray], marked: np.ndarray, source: str = "the data"
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Samples of each client that are not `marked` (bool, of all in turn), and those that are.
+    """Splits off the `marked` samples of each client (bool, for the samples of all clients in turn).
+
+    Args:
+        source: of the marks, for the error.
 
     Raises:
-        DataError: as `split_share`.
+        DataError: a client would have no sample left to train on.
     """
     sizes = np.fromiter(map(len, train), np.int64, len(train))
     client, samples = np.repeat(np.arange(len(sizes)), sizes), np.concatenate(train)
-    if not (left := np.bincount(client[~marked], minlength=len(sizes))).all():
-        first = int(left.argmin())
+    if not (remaining := np.bincount(client[~marked], minlength=len(sizes))).all():
+        first = int(remaining.argmin())
         raise DataError(
-            f"{why} takes all {sizes[first]} training samples of client {first} for validation, and none is left to "
+            f"{source} takes all {sizes[first]} training samples of client {first} for validation, and none is left to "
             "train on; take fewer, or give the client more samples"
         )
-    kept, validation = (by_owner(samples[side], client[side], len(sizes)) for side in (~marked, marked))
-    return kept, validation
+    unmarked, validation = (by_owner(samples[mask], client[mask], len(sizes)) for mask in (~marked, marked))
+    return unmarked, validation
 
 
 def official_by_class(
@@ -142,14 +147,14 @@ def official_by_class(
     test_labels: np.ndarray,
     test_samples: np.ndarray,
     rng: np.random.Generator,
-    per_class: int | None = None,
+    per_class: int | None,
 ) -> list[np.ndarray]:
-    """Official test samples of each client: every class is divided among its holders by their training counts.
+    """Divides the official test samples: each class among its holders, in proportion to their training counts.
 
-    With `per_class` every holder has that many of the class, and what is left is nobody's.
+    With `per_class` every holder gets that many of the class, and the rest is not used.
 
     A client that would have none takes one, of a class that it holds, from the client with the most; with fewer test
-    samples than clients some stay without. Classes that nobody holds are left out.
+    samples than clients some stay without. Classes without a holder are left out.
 
     Args:
         train_counts: int64 [N, K], training samples of each client and class.
@@ -175,15 +180,15 @@ def official_by_class(
 
 
 def divided(samples: Sequence[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
-    """The samples of each of N clients, ascending: those of each class [K], in their order, by `counts` [N, K]."""
-    num_clients, taken = len(counts), counts.sum(axis=0).tolist()
+    """Divides the samples of each class [K], in their order, among N clients by `counts` [N, K]."""
+    num_clients, totals = len(counts), counts.sum(axis=0).tolist()
     owner = [np.repeat(np.arange(num_clients), column) for column in counts.T]
-    given = np.concatenate([of_class[:count] for of_class, count in zip(samples, taken, strict=True)])
-    return by_owner(given, np.concatenate(owner), num_clients)
+    assigned = np.concatenate([of_class[:total] for of_class, total in zip(samples, totals, strict=True)])
+    return by_owner(assigned, np.concatenate(owner), num_clients)
 
 
 def _take_one(counts: np.ndarray, client: int, classes: np.ndarray) -> None:
-    """Move one test sample of one of the classes to a client, in place, from the client with the most samples."""
+    """Moves a test sample of one of the classes to a client, in place, from the client with the most samples."""
     for donor in np.argsort(-counts.sum(axis=1), kind="stable"):
         if counts[donor].sum() < 2:
             return
@@ -195,7 +200,7 @@ def _take_one(counts: np.ndarray, client: int, classes: np.ndarray) -> None:
 
 
 def official_by_writer(train: list[np.ndarray], writers: np.ndarray, test_samples: np.ndarray) -> list[np.ndarray]:
-    """Official test samples of each client: those of its writer.
+    """Returns the official test samples of each client: those of its writer.
 
     Args:
         train: the training samples of each client, of one writer each.

@@ -1,4 +1,4 @@
-"""Clients that are kept out of training, to be tested as newcomers."""
+"""Holds clients out of training, to test them as newcomers."""
 
 import hashlib
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Division:
     Attributes:
         trained: the first N.
         everyone: all N + U; the unseen ones have the ids N to N + U - 1.
-        numbers: [N + U] the client of the partition that each one is, ascending in both parts.
+        numbers: [N + U] the number of each client in the partition, ascending in both parts.
     """
 
     trained: Federation
@@ -27,22 +27,22 @@ class Division:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) over who holds what, and who is trained."""
+        """SHA-256 (hex) over the samples of each client, and which clients are trained."""
         if not self.unseen_numbers:
             return self.trained.digest
         return hashlib.sha256(f"{self.everyone.digest}\ntrained {self.trained.num_clients}\n".encode()).hexdigest()
 
     @property
     def unseen_numbers(self) -> list[int]:
-        """The unseen clients as the partition counts them, ascending."""
+        """The unseen clients by their numbers in the partition, ascending."""
         return [int(number) for number in self.numbers[self.trained.num_clients :]]
 
 
 def divide(federation: Federation, share: float, rng: np.random.Generator) -> Division:
-    """A federation with a share of its clients kept out of training, at least one unless the share is 0.
+    """Holds a share of the clients out of training, at least one unless the share is 0.
 
     Raises:
-        DataError: nobody would be left to train, or the trained or the unseen clients have no test samples.
+        DataError: no client would be left to train, or the trained or the unseen clients have no test samples.
     """
     n = federation.num_clients
     count = max(1, int(np.floor(share * n + 0.5))) if share else 0
@@ -53,22 +53,23 @@ def divide(federation: Federation, share: float, rng: np.random.Generator) -> Di
         )
     if not count:
         return Division(federation, federation, np.arange(n))
-    chosen = np.zeros(n, bool)
-    chosen[rng.permutation(n)[:count]] = True
-    numbers = np.concatenate([np.flatnonzero(~chosen), np.flatnonzero(chosen)])
-    for clients, which in ((numbers[: n - count], "trained"), (numbers[n - count :], "unseen")):
+    is_unseen = np.zeros(n, bool)
+    is_unseen[rng.permutation(n)[:count]] = True
+    trained, unseen = np.flatnonzero(~is_unseen), np.flatnonzero(is_unseen)
+    for clients, which in ((trained, "trained"), (unseen, "unseen")):
         if not federation.num_test[clients].any():
             raise DataError(
                 f"evaluation.unseen = {share}: none of the {len(clients)} {which} clients has a test sample; "
                 "change it, or give each client two samples or more"
             )
-    if federation.validation and not federation.num_validation[numbers[: n - count]].any():
+    if federation.validation and not federation.num_validation[trained].any():
         raise DataError(f"evaluation.unseen = {share}: none of the trained clients has a validation sample; change it")
-    return Division(take(federation, numbers[: n - count]), take(federation, numbers), numbers)
+    numbers = np.concatenate([trained, unseen])
+    return Division(take(federation, trained), take(federation, numbers), numbers)
 
 
 def trained_on(division: Division) -> Dataset:
-    """The dataset, standardised by the samples of the trained clients alone."""
+    """Returns the dataset, standardised by the samples of the trained clients alone."""
     federation = division.trained
     if not division.unseen_numbers:
         return federation.dataset

@@ -29,7 +29,7 @@ def test_apportion_rounds_by_largest_remainder():
 
 def test_labels_are_dealt_evenly():
     for clients, each, classes in ((20, 2, 10), (7, 3, 10), (5, 2, 10), (100, 10, 100), (3, 4, 4)):
-        holds = deal_labels(clients, each, classes, rng(clients))
+        holds = deal_labels(clients, each, classes, rng(clients), "random")
         assert (holds.sum(axis=1) == each).all()
         holders = holds.sum(axis=0)
         assert holders.max() - holders.min() <= 1 and holders.sum() == clients * each

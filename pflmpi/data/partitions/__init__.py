@@ -1,11 +1,11 @@
-"""Who holds which samples: pure functions; a line here is all that registers one.
+"""Partitions of a dataset among clients: pure functions; a line here is all that registers one.
 
     f(labels int64 [n], clients N, rng, *, parameters) -> each client's ascending sample indices, or (training, test)
 
 `rng` is the only source of randomness. The signature is the declaration: keyword-only parameters, with their ranges
 and descriptions, are the keys of the `partition` section; they need types, the first three need none. A function whose
-first parameter is called `writers` is given the writer of each sample instead of its label; one whose `clients` may be
-None has a natural number of clients.
+first parameter is called `writers` gets the writer of each sample instead of its label; one whose `clients` may be None
+can choose the number of clients itself.
 """
 
 import inspect
@@ -27,7 +27,7 @@ Partition = Callable[..., list[np.ndarray] | list[Split]]
 
 
 def _accept(function: object) -> Partition:
-    """A function from outside the package, if it has the arguments of a partition."""
+    """Returns a function from outside the package after checking that it has the arguments of a partition."""
     if not inspect.isfunction(function):
         raise ConfigError(
             f"it is a {type(function).__name__}; expected a function f(labels, clients, rng, *, parameters)"
@@ -67,9 +67,9 @@ PARTITIONS: Registry[Partition] = Registry(
 )
 
 
-WITHOUT_CLASSES = ("iid", "lognormal", "writers")  # which have a meaning where labels are no classes
+WITHOUT_CLASSES = ("iid", "lognormal", "writers")  # those that make sense where labels are no classes
 
 
 def divides(name: str) -> str:
-    """What a partition divides by, the name of its first parameter: `labels` or `writers`."""
+    """Returns what a partition divides by, `labels` or `writers`: the name of its first parameter."""
     return next(iter(inspect.signature(PARTITIONS[name]).parameters))

@@ -1,4 +1,4 @@
-"""Steps that the partitions by label share: check the numbers, deal labels, cut classes, hand out samples."""
+"""Steps of the partitions by label: check the numbers, deal labels to clients, cut classes, assign samples."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ Pairing = Annotated[
 
 
 def class_sizes(labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels that occur [K] and how often [K]; K counts those, not the ones a dataset could have.
+    """Returns the labels that occur [K] and how often [K]; labels that do not occur are not counted.
 
     Raises:
         DataError: no client, or fewer samples than clients.
@@ -32,7 +32,10 @@ def class_sizes(labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarra
 def draw_holders(
     clients: int, classes_per_client: int, num_classes: int, max_tries: int, draw: Callable[[], np.ndarray]
 ) -> np.ndarray:
-    """Holders bool [N, K] from a draw of distinct labels [N, C] that gives each label half its mean number of holders.
+    """Draws distinct labels [N, C] until each label has at least half its mean number of holders.
+
+    Returns:
+        bool [N, K], which clients hold which labels.
 
     Raises:
         DataError: impossible numbers, or no such draw among `max_tries`.
@@ -52,7 +55,7 @@ def draw_holders(
 
 
 def require_samples(samples: int, clients: int, each: int = 1) -> None:
-    """Raise `DataError` unless every client can have `each` samples."""
+    """Raises `DataError` unless every client can have `each` samples."""
     if clients < 1:
         raise DataError(f"partition.clients = {clients}: at least one client is needed")
     if samples < clients * each:
@@ -63,7 +66,7 @@ def require_samples(samples: int, clients: int, each: int = 1) -> None:
 
 
 def require_classes(clients: int, classes_per_client: int, num_classes: int) -> None:
-    """Raise `DataError` unless clients can hold that many classes each and, together, every class."""
+    """Raises `DataError` unless clients can hold that many classes each and, together, every class."""
     if classes_per_client > num_classes:
         raise DataError(
             f"partition.classes_per_client = {classes_per_client}, but the data has {num_classes} classes; "
@@ -81,13 +84,16 @@ def deal_labels(
     classes_per_client: int,
     num_classes: int,
     rng: np.random.Generator,
-    pairing: Literal["random", "contiguous", "cyclic"] = "random",
+    pairing: Literal["random", "contiguous", "cyclic"],
 ) -> np.ndarray:
-    """Holders bool [N, K], with exactly `classes_per_client` (C) labels in every row; every label has a holder.
+    """Deals exactly `classes_per_client` (C) labels to every client, so that every label has a holder.
 
     random: each client takes the labels with the fewest holders so far, at random among equals. contiguous: client i
     has the labels i C + j modulo K for j < C. With both the numbers of holders differ by at most one. cyclic: client
     i has the labels i + j modulo K.
+
+    Returns:
+        bool [N, K], which clients hold which labels.
 
     Raises:
         DataError: more classes per client than there are, or too few to cover all.
@@ -112,12 +118,12 @@ def deal_labels(
 
 
 def uneven(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Weights between 0.1 and 1: the largest of unevenly cut pieces is at most ten times the smallest."""
+    """Draws weights between 0.1 and 1: the largest of unevenly cut pieces is at most ten times the smallest."""
     return rng.uniform(0.1, 1.0, shape)
 
 
 def share_out(classes: np.ndarray, sizes: np.ndarray, holds: np.ndarray, weights: np.ndarray, floor: int) -> np.ndarray:
-    """Counts int64 [N, K]: every class cut among its holders, `floor` samples each and the rest by weight.
+    """Cuts every class among its holders, `floor` samples each and the rest by weight; returns counts int64 [N, K].
 
     Args:
         classes: the labels that occur [K], for messages.
@@ -143,7 +149,7 @@ def share_out(classes: np.ndarray, sizes: np.ndarray, holds: np.ndarray, weights
 
 
 def hand_out(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Ascending sample indices of each of N clients: the samples of each class, shuffled and cut by `counts`.
+    """Shuffles the samples of each class and cuts them by `counts`; returns each client's ascending sample indices.
 
     Args:
         labels: int64 [n].

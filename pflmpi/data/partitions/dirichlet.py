@@ -59,10 +59,13 @@ def draw_until_enough(
     symbol: str,
     by_client: bool = False,
 ) -> np.ndarray:
-    """First of at most `max_tries` draws of `draw_counts` that gives every client `min_samples`.
+    """Repeats `draw_counts`, at most `max_tries` times, until every client has `min_samples`.
+
+    Args:
+        symbol: the configuration's name of the concentration.
 
     Raises:
-        DataError: no such draw, or too few samples for one; `symbol` is the concentration's name in the configuration.
+        DataError: no such draw, or too few samples for one.
     """
     clients, total = len(holds), int(sizes.sum())
     require_samples(total, clients, min_samples)
@@ -87,29 +90,32 @@ def draw_counts(
     rng: np.random.Generator,
     by_client: bool = False,
 ) -> np.ndarray:
-    """Counts int64 [N, K]: for each class, proportions over its holders from a Dirichlet distribution.
+    """Draws counts int64 [N, K]: for each class, proportions over its holders from a Dirichlet distribution.
 
-    With `cap`, a client that already has n/N samples gets none of the following classes; a class that would then be
-    left without any taker goes to all its holders, since every sample is given out.
+    With `cap`, a client that already has n/N samples gets none of the following classes; if all holders of a class have
+    that many, it goes to all of them, since every sample is given out.
 
     Args:
         sizes: samples of each class [K].
         holds: bool [N, K], at least one holder for each class.
         rng: drawn from once for each class, or once for each client.
-        by_client: a draw is a client's, over the classes, instead of a class's, over its holders.
+        by_client: draw for each client, over the classes, instead of for each class, over its holders.
     """
     counts = np.zeros(holds.shape, dtype=np.int64)
     owned = np.zeros(len(holds), dtype=np.int64)
     even_share = sizes.sum() / len(holds)
-    own = rng.dirichlet(np.full(len(sizes), concentration), len(holds)) if by_client else None
+    client_shares = rng.dirichlet(np.full(len(sizes), concentration), len(holds)) if by_client else None
     for column, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, column])
-        shares = rng.dirichlet(np.full(len(holders), concentration)) if own is None else own[holders, column]
-        open_to = owned[holders] < even_share
-        if cap and open_to.any():
+        if client_shares is None:
+            shares = rng.dirichlet(np.full(len(holders), concentration))
+        else:
+            shares = client_shares[holders, column]
+        below_cap = owned[holders] < even_share
+        if cap and below_cap.any():
             # Renormalised by apportion: a part of a Dirichlet draw is a Dirichlet draw over that part.
-            shares = np.where(open_to, shares, 0.0)
-            shares = shares if shares.sum() > 0 else open_to.astype(np.float64)
+            shares = np.where(below_cap, shares, 0.0)
+            shares = shares if shares.sum() > 0 else below_cap.astype(np.float64)
         counts[holders, column] = apportion(int(size), shares)
         owned += counts[:, column]
     return counts
@@ -152,7 +158,7 @@ def exdir(
 def draw_labels(
     clients: int, classes_per_client: int, num_classes: int, max_tries: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Holders bool [N, K]: `classes_per_client` labels in every row; see `draw_holders`."""
+    """Draws `classes_per_client` labels for every client, bool [N, K]; see `draw_holders`."""
     # The first C of a random order of the labels, for every client: C distinct labels, all sets equally likely.
     return draw_holders(
         clients,

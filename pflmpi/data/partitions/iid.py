@@ -1,4 +1,4 @@
-"""Every client a random part of everything."""
+"""Independent and identically distributed clients."""
 
 from typing import Annotated
 

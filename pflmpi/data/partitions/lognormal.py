@@ -52,15 +52,15 @@ def lognormal(
 def _counts(
     available: np.ndarray, holds: np.ndarray, sigma: float, min_samples: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Counts int64 [N, K] of `sizes: counts`.
+    """Draws the counts int64 [N, K] of `sizes: counts`.
 
     Raises:
         DataError: a client with fewer than `min_samples`.
     """
-    drawn = np.minimum(rng.lognormal(0.0, sigma, holds.shape), available.max()).astype(np.int64)
-    wanted = 2 * (drawn * rng.integers(1, 11, holds.shape) + rng.integers(10, 201, holds.shape) + 200) * holds
-    taken = np.minimum(wanted.cumsum(axis=0), available)
-    counts: np.ndarray = np.diff(taken, axis=0, prepend=np.zeros((1, len(available)), np.int64))
+    sizes = np.minimum(rng.lognormal(0.0, sigma, holds.shape), available.max()).astype(np.int64)
+    wanted = 2 * (sizes * rng.integers(1, 11, holds.shape) + rng.integers(10, 201, holds.shape) + 200) * holds
+    cumulated = np.minimum(wanted.cumsum(axis=0), available)
+    counts: np.ndarray = np.diff(cumulated, axis=0, prepend=np.zeros((1, len(available)), np.int64))
     least = int(counts.sum(axis=1).argmin())
     if counts[least].sum() < min_samples:
         raise DataError(

@@ -57,21 +57,20 @@ def nway_kshot(
 
 
 class _Pool:
-    """The samples of one class, handed out in random order; when all are out, again in another order."""
+    """The samples of one class, given out in random order; when none is left, all of them in a new order."""
 
     def __init__(self, samples: np.ndarray, rng: np.random.Generator) -> None:
         self._samples = samples
         self._rng = rng
-        self._left = rng.permutation(samples)
+        self._remaining = rng.permutation(samples)
 
     def take(self, count: int) -> np.ndarray:
-        """`count` distinct samples."""
-        taken, self._left = self._left[:count], self._left[count:]
+        """Returns `count` distinct samples."""
+        taken, self._remaining = self._remaining[:count], self._remaining[count:]
         short = count - len(taken)
         if short:
-            again = self._rng.permutation(self._samples)
-            fresh = ~np.isin(again, taken)  # nothing that this client was just given
-            position = np.flatnonzero(fresh)[:short]
-            taken = np.concatenate([taken, again[position]])
-            self._left = np.delete(again, position)
+            refill = self._rng.permutation(self._samples)
+            positions = np.flatnonzero(~np.isin(refill, taken))[:short]  # none that this client was just given
+            taken = np.concatenate([taken, refill[positions]])
+            self._remaining = np.delete(refill, positions)
         return taken

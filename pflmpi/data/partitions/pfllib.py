@@ -1,6 +1,6 @@
-"""The draws of PFLlib's generator, from its fixed seed: what papers that use it have as their partition and split.
+"""The partitions of PFLlib's generator, with its fixed seed: those of the papers that use it, with their splits.
 
-NumPy's legacy generator draws for one label after another, and then a permutation for each client, which splits it.
+NumPy's legacy generator draws for one label after another, and then a permutation for each client, to split it.
 """
 
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from pydantic import Field
 from pflmpi.data.partitions.by_label import class_sizes, draw_holders, require_classes, require_samples
 from pflmpi.errors import DataError
 
-SEED = 1  # of every script of its
+SEED = 1  # in all its scripts
 TRAIN_SHARE = 0.75
 
 Split = tuple[np.ndarray, np.ndarray]  # a client's training and test samples, ascending
@@ -28,10 +28,10 @@ Draw = Annotated[
 def cut_by_dirichlet(
     labels: np.ndarray, clients: int, beta: float, cap: bool, min_samples: int, max_tries: int
 ) -> list[Split]:
-    """Each label's samples in a random order, cut at the cumulated proportions of a Dirichlet draw, rounded down.
+    """Shuffles each label's samples and cuts them at the cumulated proportions of a Dirichlet draw, rounded down.
 
-    With `cap` (PFLlib has it) a client that has its even share of all samples takes no part in a draw. All is drawn
-    again until every client has `min_samples` (PFLlib: 40), at most `max_tries` times.
+    With `cap` (as in PFLlib) a client that has its even share of all samples takes no part in a draw. Everything is
+    drawn again until every client has `min_samples` (PFLlib: 40), at most `max_tries` times.
     """
     rng = np.random.RandomState(SEED)
     holds = np.ones((clients, len(class_sizes(labels, clients)[0])), bool)
@@ -47,10 +47,10 @@ def cut_among_holders(
     min_samples: int,
     max_tries: int,
 ) -> list[Split]:
-    """The same among the clients that have drawn a label, each of them `classes_per_client` (PFLlib's exdir).
+    """Cuts each label among the clients that drew it; every client draws `classes_per_client` (PFLlib's exdir).
 
     Labels are drawn again until each has half its mean number of holders. What rounding leaves, and a label whose
-    holders all have their share, goes to the last of them: there PFLlib divides by zero, which comes to that.
+    holders all have their share, goes to the last of them: PFLlib divides by zero there, with the same result.
     """
     classes, _ = class_sizes(labels, clients)
     rng = np.random.RandomState(SEED)
@@ -75,7 +75,7 @@ def cut_labels(
     rng: np.random.RandomState,
     symbol: str,
 ) -> list[np.ndarray]:
-    """The samples of each client, those of a label in the order in which they were shuffled; `holds` is bool [N, K]."""
+    """Draws the samples of each client, those of a label in shuffled order; `holds` is bool [N, K]."""
     clients, classes = len(holds), np.unique(labels)
     require_samples(len(labels), clients, min_samples)
     for _ in range(max_tries):
@@ -85,9 +85,9 @@ def cut_labels(
             samples, last = np.flatnonzero(labels == label), np.flatnonzero(holders)[-1]
             rng.shuffle(samples)
             shares = rng.dirichlet(np.full(clients, concentration))
-            open_to = holders & (owned < len(labels) / clients) if cap else holders
-            open_to = (open_to if open_to.any() else np.arange(clients) == last).astype(np.float64)
-            shares = shares * open_to if (shares * open_to).any() else open_to  # where PFLlib divides by zero
+            eligible = holders & (owned < len(labels) / clients) if cap else holders
+            eligible = (eligible if eligible.any() else np.arange(clients) == last).astype(np.float64)
+            shares = shares * eligible if (shares * eligible).any() else eligible  # PFLlib divides by zero here
             ends = (np.cumsum(shares / shares.sum()) * len(samples)).astype(np.int64)[:-1]
             ends[last:] = len(samples)
             for own, piece in zip(pieces, np.split(samples, ends), strict=True):
@@ -103,10 +103,10 @@ def cut_labels(
 
 
 def cut_contiguously(labels: np.ndarray, clients: int, classes_per_client: int, balanced: bool) -> list[Split]:
-    """Each label goes to the first clients that lack labels, ceil(clients classes_per_client / K) of them.
+    """Gives each label to the first ceil(clients classes_per_client / K) clients that have too few labels.
 
-    They get consecutive samples: equal numbers, or uniform ones from a tenth of the even share (or PFLlib's smallest
-    client over K) up to it; the last one gets what is left.
+    They get consecutive samples: equal numbers, or uniform draws from a tenth of the even share (or PFLlib's smallest
+    client over K) up to it; the last one gets the rest.
     """
     classes, sizes = class_sizes(labels, clients)
     require_classes(clients, classes_per_client, len(classes))
@@ -133,7 +133,7 @@ def cut_contiguously(labels: np.ndarray, clients: int, classes_per_client: int, 
 
 
 def _split(parts: list[np.ndarray], rng: np.random.RandomState) -> list[Split]:
-    """Each client's training and test samples, as scikit-learn's `train_test_split` draws them."""
+    """Splits each client's samples into training and test samples, as scikit-learn's `train_test_split` does."""
     splits = []
     for samples in parts:
         num_test = len(samples) - int(TRAIN_SHARE * len(samples))

@@ -1,4 +1,4 @@
-"""Natural clients: everyone is the person who wrote the samples."""
+"""Natural partition: one client for each writer."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ def writers(
         )
     if clients is not None:
         enough = np.sort(rng.choice(enough, size=clients, replace=False))
-    # One sort instead of a search for each writer: there may be thousands.
+    # One sort instead of a search for each writer, as there may be thousands.
     order = np.argsort(writers, kind="stable").astype(np.int64)
     by_writer = dict(zip(who.tolist(), cut(order, sizes), strict=True))
     return [by_writer[writer] for writer in enough.tolist()]

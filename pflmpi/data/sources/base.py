@@ -1,4 +1,4 @@
-"""The contract of a data source, the errors that all sources raise, and downloads: one process at a time."""
+"""The contract of a data source, the errors that sources raise, and the lock for downloads."""
 
 import fcntl
 import os
@@ -34,13 +34,13 @@ class Source(Protocol):
         """Whether no folder is needed."""
 
     def files(self, root: Path) -> list[Path]:
-        """Files that determine the content; `DataError` if any is missing."""
+        """Returns the files that determine the content; `DataError` if any is missing."""
 
     def fetch(self, root: Path) -> None:
-        """Download the files; `DataError` if that fails or is impossible."""
+        """Downloads the files; `DataError` if that fails or is impossible."""
 
     def read(self, root: Path) -> Dataset:
-        """The dataset; `DataError` naming the file that cannot be read."""
+        """Reads the dataset; `DataError` naming the file that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class OwnSource(ABC):
 
 
 def missing(name: str, looked_in: Path, wanted: str, by_network: str) -> DataError:
-    """The error for a dataset that was not found, with the two ways to get it.
+    """Makes the error for a dataset that was not found, with the two ways to get it.
 
     Args:
         looked_in: the folder that was searched.
@@ -67,14 +67,14 @@ def missing(name: str, looked_in: Path, wanted: str, by_network: str) -> DataErr
 
 
 def unreadable(name: str, file: Path, reason: object) -> DataError:
-    """The error for a file that exists but cannot be used."""
+    """Makes the error for a file that exists but cannot be used."""
     text = str(reason) or type(reason).__name__
     return DataError(f"dataset {name!r}: {file} cannot be read ({text}); put a good copy in its place, or delete it")
 
 
 # URLError and timeouts are OSErrors; a web page instead of a file ends in a bad archive, a wrong checksum, or an
 # assertion in torchvision's parser.
-FAILURES = (
+_DOWNLOAD_ERRORS = (
     OSError,
     RuntimeError,
     EOFError,
@@ -88,9 +88,9 @@ FAILURES = (
 
 @contextmanager
 def downloading(name: str, root: Path) -> Iterator[None]:
-    """Hold the download lock of a data folder, and turn the errors of a failed download into a `DataError`.
+    """Holds the download lock of a data folder, and turns the errors of a failed download into a `DataError`.
 
-    Later ranks wait here, and then find the files in place.
+    Other ranks wait here, and then find the files in place.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def downloading(name: str, root: Path) -> Iterator[None]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    except FAILURES as error:
+    except _DOWNLOAD_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
             f"dataset {name!r} could not be downloaded to {root} ({reason}); "

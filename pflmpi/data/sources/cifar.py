@@ -26,7 +26,7 @@ class CifarSource:
     embedded: bool = False
 
     def files(self, root: Path) -> list[Path]:
-        """The batch files and the file of class names."""
+        """Finds the batch files and the file of class names."""
         paths = [root / self.folder / part for part in self.parts]
         for path in paths:
             if not path.is_file():
@@ -34,12 +34,12 @@ class CifarSource:
         return paths
 
     def fetch(self, root: Path) -> None:
-        """Download and unpack the archive with torchvision."""
+        """Downloads and unpacks the archive with torchvision."""
         with downloading(self.name, root):
             self._class()(str(root), download=True)
 
     def read(self, root: Path) -> Dataset:
-        """The dataset with the fine labels, training samples first."""
+        """Reads the dataset with the fine labels, training samples first."""
         paths = self.files(root)
         try:
             train, test = (self._class()(str(root), train=train) for train in (True, False))
@@ -56,7 +56,7 @@ class CifarSource:
         return getattr(datasets, self.reader)
 
     def _damaged(self, paths: list[Path]) -> Path | None:
-        """First file whose checksum is wrong; torchvision says only that one of them is."""
+        """Finds the first file with a wrong checksum; torchvision only says that there is one."""
         from torchvision.datasets.utils import check_integrity
 
         reader = self._class()

@@ -24,27 +24,27 @@ class Digits:
     embedded: bool = True
 
     def files(self, root: Path) -> list[Path]:
-        """None: there are no files."""
+        """Returns no files."""
         return []
 
     def fetch(self, root: Path) -> None:
         """Nothing to fetch: the digits are installed with scikit-learn."""
 
     def read(self, root: Path) -> Dataset:
-        """The digits; 0..16 becomes 0..255, rounded half up in integers."""
+        """Reads the digits; 0..16 becomes 0..255, rounded half up in integers."""
         table = _table()
         images = ((table[:, :64] * 255 + 8) // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
         return assemble(self.name, images, table[:, 64], np.arange(len(images)) >= NUM_TRAIN, num_classes=10)
 
 
 def _table() -> np.ndarray:
-    """[1797, 65] int64, 64 pixels and the label; from scikit-learn's file, without importing scikit-learn for it."""
+    """Reads [1797, 65] int64, 64 pixels and the label, from scikit-learn's file without importing scikit-learn."""
     package = find_spec("sklearn")
     assert package is not None and package.origin is not None, "scikit-learn is a dependency"
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if file.exists():
         return np.loadtxt(file, np.int64, delimiter=",")
-    from sklearn.datasets import load_digits  # of a version that keeps them elsewhere; it takes a second and 100 MB
+    from sklearn.datasets import load_digits  # a version that keeps them elsewhere; this takes a second and 100 MB
 
     bunch = load_digits()
     return np.column_stack([bunch.data, bunch.target]).astype(np.int64)

@@ -37,7 +37,7 @@ class Femnist:
     embedded: bool = False
 
     def files(self, root: Path) -> list[Path]:
-        """LEAF's JSON files, training first, else the one-file sample."""
+        """Finds LEAF's JSON files, training first, else the one-file sample."""
         for folder in (root / name / below for name in FOLDERS for below in ("", "data")):
             train, test = (
                 sorted(path for path in (folder / part).glob("*.json") if path.is_file()) for part in ("train", "test")
@@ -54,11 +54,11 @@ class Femnist:
         raise missing(self.name, root, wanted, HOW)
 
     def fetch(self, root: Path) -> None:
-        """Raise `DataError` unless the files are there: LEAF offers no download."""
+        """Raises `DataError` unless the files are there: LEAF offers no download."""
         self.files(root)
 
     def read(self, root: Path) -> Dataset:
-        """The dataset, from whichever form is there."""
+        """Reads the dataset, from LEAF's files or from the sample."""
         files = self.files(root)
         return self._sample(files[0]) if files[0].suffix == ".npz" else self._leaf(files)
 
@@ -91,7 +91,7 @@ class Femnist:
 
 
 def _users(name: str, path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """(user, uint8 [m, 1, 28, 28], int64 [m]) for every user of one JSON file, in the file's order."""
+    """Reads a JSON file; returns (user, uint8 [m, 1, 28, 28], int64 [m]) of every user, in the file's order."""
     try:
         return [(user, *_samples(x, y)) for user, x, y in users_of(path)]
     except (OSError, ValueError, TypeError, OverflowError) as error:

@@ -39,19 +39,19 @@ class IdxSource:
     embedded: bool = False
 
     def files(self, root: Path) -> list[Path]:
-        """The four idx files (plain before compressed), and writers.npz if it exists."""
+        """Finds the four idx files (plain before compressed), and writers.npz if it exists."""
         raw = root / self.folder / "raw"
         paths = []
         for stem in (f"{part}-{kind}" for part in self.parts for kind in KINDS):
-            here = [path for path in (raw / stem, raw / f"{stem}.gz") if path.is_file()]
-            if not here:
+            path = next((path for path in (raw / stem, raw / f"{stem}.gz") if path.is_file()), None)
+            if path is None:
                 raise missing(self.name, raw, f"{stem} (or {stem}.gz)", "set data.download: true")
-            paths.append(here[0])
+            paths.append(path)
         writers = root / self.folder / "writers.npz"
         return [*paths, writers] if writers.is_file() else paths
 
     def fetch(self, root: Path) -> None:
-        """Download the files with torchvision."""
+        """Downloads the files with torchvision."""
         with downloading(self.name, root):
             from torchvision import datasets
 
@@ -59,7 +59,7 @@ class IdxSource:
             getattr(datasets, self.folder)(str(root), **which, download=True)
 
     def read(self, root: Path) -> Dataset:
-        """The dataset, with writers if ROOT/<folder>/writers.npz exists."""
+        """Reads the dataset, with writers if ROOT/<folder>/writers.npz exists."""
         files = self.files(root)
         train_x, train_y, test_x, test_y = (self._read(path) for path in files[:4])
         for path, x, y in ((files[1], train_x, train_y), (files[3], test_x, test_y)):
@@ -83,7 +83,7 @@ class IdxSource:
             raise unreadable(self.name, path, first_line(error)) from error
 
     def _writers(self, path: Path, train_y: np.ndarray, test_y: np.ndarray) -> np.ndarray:
-        """Writer of each sample int64 [n], training first, after checking that the file describes these labels."""
+        """Reads the writer of each sample int64 [n], training first; the file must have these labels."""
         try:
             names = ("train_writer", "test_writer", "train_label", "test_label")
             train, test, *labels = read_npz(path, names).values()
@@ -101,10 +101,10 @@ class IdxSource:
 
 
 def _array(file: BinaryIO | gzip.GzipFile, dimensions: int) -> np.ndarray:
-    """The unsigned bytes in an idx file; its head says how many there are, and no more are unpacked."""
-    head = file.read(4)
-    if len(head) < 4 or head[:2] != b"\0\0" or head[2:] != bytes([UNSIGNED_BYTES, dimensions]):
-        raise ValueError(f"it is no idx file of unsigned bytes with {dimensions} dimensions: it begins with {head!r}")
+    """Reads the unsigned bytes in an idx file, no more of them than its header says."""
+    header = file.read(4)
+    if header != bytes([0, 0, UNSIGNED_BYTES, dimensions]):
+        raise ValueError(f"it is no idx file of unsigned bytes with {dimensions} dimensions: it begins with {header!r}")
     shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
     length = math.prod(shape)
     check_memory(length)
