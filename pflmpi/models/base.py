@@ -39,8 +39,8 @@ class Architecture(ABC):
         shape: of a sample: (C, H, W) of an image, (F,) of a line of a table.
         num_classes: K.
         num_features: d, the width of the body's output.
-        has_batch_norm: whether training changes the part "stats" of the weights by its batches.
-        draws_noise: whether training draws noise, as dropout does: from `noise_key`.
+        has_batch_norm: whether training updates the part "stats" of the weights.
+        draws_noise: whether training draws noise, as dropout does, from `noise_key`.
         has_convolution: whether one call for many clients uses grouped convolutions.
         suits_lanes: whether PyTorch can compute many clients in one call; recurrent layers can then only be trained,
             and attention is computed client by client.
@@ -69,8 +69,8 @@ class Architecture(ABC):
     def layers(self) -> tuple[str, ...]:
         """Paths of the modules that own parameters, in the order of their first calls; "head" is last.
 
-        Most have a "weight" and a "bias". Batch norm counts as a module; its statistics are not parameters. One that
-        has further modules in it owns what these do not; `parameters_of` says which parameters each owns.
+        Most have a "weight" and a "bias". Batch norm counts as a module; its statistics are not parameters. A module
+        with submodules owns only parameters of its own.
         """
 
     @property
@@ -80,7 +80,7 @@ class Architecture(ABC):
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """Paths in "stats" of what follows from the seed and is never changed; frozen where anything is."""
+        """Paths in "stats" of buffers that depend on the seed and never change; frozen if any parameter is."""
         return ()
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Architecture(ABC):
         """
 
     def noise_key(self, params: Tree) -> Tensor:
-        """The key of the noise in a training step; `ConfigError` where an algorithm calls the model without one."""
+        """Returns the key of the noise in a training step; `ConfigError` if the algorithm passes none."""
         if "noise" not in params:
             raise ConfigError(
                 f"model {self.name} draws noise (dropout) while it is trained, and the algorithm calls it in training "
@@ -105,7 +105,7 @@ class Architecture(ABC):
         return leaf(part(params, "noise"), "key")
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
-        """Scores [B, K] of features z: [B, d]."""
+        """Returns the scores [B, K] of features z: [B, d]."""
         return affine(head, z)
 
 
@@ -113,7 +113,7 @@ _REFERENCE = r"^.+@[0-9]+$"
 
 
 def run_reference(weights: object) -> tuple[str, int] | None:
-    """The run and the round that `model.weights` names; None where it names none.
+    """Parses the run and the round that `model.weights` names; None if it names none.
 
     >>> run_reference("runs/alone@40"), run_reference("net.pt")
     (('runs/alone', 40), None)
@@ -169,9 +169,9 @@ class Model(ABC):
 
     @classmethod
     def check_keys(cls, values: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` for keys of a configuration's section that could mean two things."""
+        """Raises `ConfigError` for ambiguous keys of the configuration's section."""
         return None
 
     @abstractmethod
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        """The architecture for images (C, H, W) and K classes; `ConfigError` if the images are unsuitable."""
+        """Returns the architecture for samples of a shape and K classes; `ConfigError` if the shape is unsuitable."""

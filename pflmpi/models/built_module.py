@@ -1,4 +1,4 @@
-"""A torch module as its class makes it, and whether it is one that can be trained here: a body, and a linear head."""
+"""Builds a torch module from its class, arguments and weights, and checks that it can be trained here."""
 
 import pickle
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from pflmpi.text import first_line
 
 @dataclass(frozen=True)
 class Recipe:
-    """Class, arguments and weights of a module.
+    """Class, arguments and weights from which a module is built.
 
     Attributes:
         kind: makes the module.
@@ -39,12 +39,14 @@ class Recipe:
     num_classes: int
 
     def build(self, seed: int) -> tuple[nn.Module, dict[str, Tensor]]:
-        """A new module, its dropout keyed, and the weights of its head from the file; values follow from `seed` alone.
+        """Builds a module with keyed dropout; returns it, and the weights of its head if the file has them.
+
+        All values depend on `seed` alone.
 
         Raises:
-            ConfigError: it is none that can be trained here.
+            ConfigError: the module cannot be trained here.
         """
-        module = self._made(seed)
+        module = self._construct(seed)
         if name := next((name for name, _ in (*module.named_parameters(), *module.named_buffers()) if "/" in name), ""):
             raise ConfigError(
                 f"{name} of the module has a / in its name, which separates the parts of a path; leave it out"
@@ -53,14 +55,14 @@ class Recipe:
             _check_parameter(name, parameter)
         self._check_head(module)
         prepare(module, self.norm)
-        return module, self._loaded(module)
+        return module, self._load_weights(module)
 
     def plain(self, seed: int) -> nn.Module:
-        """A new module as its class makes it, without dropout, with a head for the classes: to compare with."""
-        module = self._made(seed)
+        """Builds a module as its class makes it, without dropout and with a head for the classes, to compare with."""
+        module = self._construct(seed)
         if self.norm == "group":
             replace_batch_norm(module)
-        self._loaded(module)
+        self._load_weights(module)
         for layer in module.modules():
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0
@@ -71,16 +73,16 @@ class Recipe:
         return module
 
     def buffers_of_seed(self, names: list[str], module: nn.Module) -> list[str]:
-        """Which of these buffers of a module that was built with the seed 0 another seed changes."""
-        other = dict(self._made(1).named_buffers()) if names else {}
+        """Returns which of these buffers depend on the seed; `module` was built with the seed 0."""
+        other = dict(self._construct(1).named_buffers()) if names else {}
         values = dict(module.named_buffers())
         return [name for name in names if not equal(values[name], other[name])]
 
-    def _made(self, seed: int) -> nn.Module:
+    def _construct(self, seed: int) -> nn.Module:
         with global_generators.seeded(seed):
             return self.kind(**dict(self.options))
 
-    def _loaded(self, module: nn.Module) -> dict[str, Tensor]:
+    def _load_weights(self, module: nn.Module) -> dict[str, Tensor]:
         return {} if self.weights is None else read_weights(Path(self.weights), module, self.head, self.num_classes)
 
     def _check_head(self, module: nn.Module) -> None:
@@ -90,9 +92,9 @@ class Recipe:
             raise ConfigError(f"model.head = {self.head!r} is no nn.Linear of the module; known: {names}")
         layer = module.get_submodule(self.head)
         assert isinstance(layer, nn.Linear)
-        tied = {id(parameter) for parameter in layer.parameters()}
+        of_head = {id(parameter) for parameter in layer.parameters()}
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            if id(parameter) in tied and not name.startswith(f"{self.head}."):
+            if id(parameter) in of_head and not name.startswith(f"{self.head}."):
                 raise ConfigError(f"{name} and the head {self.head} of the module are one parameter; give each its own")
         if buffer := next(layer.named_buffers(), None):
             raise ConfigError(
@@ -101,8 +103,8 @@ class Recipe:
             )
         if layer.bias is None:
             raise ConfigError(f"model.head = {self.head!r} has no bias; a head is nn.Linear with bias")
-        made_anew = is_plain(layer) and all(parameter.requires_grad for parameter in layer.parameters())
-        if not made_anew and layer.out_features != self.num_classes:
+        replaceable = is_plain(layer) and all(parameter.requires_grad for parameter in layer.parameters())
+        if not replaceable and layer.out_features != self.num_classes:
             raise ConfigError(
                 f"model.head = {self.head!r}, a {type(layer).__name__}, has {layer.out_features} outputs for "
                 f"{self.num_classes} classes, and only a plain nn.Linear that is trained is made anew; let the module "
@@ -111,7 +113,7 @@ class Recipe:
 
 
 def is_plain(head: nn.Module) -> bool:
-    """Whether a layer computes x W^T + b and nothing else happens."""
+    """Whether a layer is an `nn.Linear` without hooks: it computes x W^T + b and nothing else."""
     hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
     parameters = [parameter._backward_hooks for parameter in head.parameters()]
     return type(head) is nn.Linear and not any([*hooks, *parameters])
@@ -140,7 +142,7 @@ _SAVE = "write it by torch.save(module.state_dict(), FILE), with the weights in 
 
 
 def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> dict[str, Tensor]:
-    """Load a state dict into a module; the weights of its head are returned if they are for that many classes.
+    """Loads a state dict into a module; returns the weights of its head if they are for that many classes.
 
     Raises:
         ConfigError: the file cannot be read, holds anything but finite tensors, or does not fit.
@@ -152,7 +154,7 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
     unread = {name for name in state if name.endswith("num_batches_tracked") and name not in own}
     state = {name: value for name, value in state.items() if name not in unread}
     adapters = {name for name in own if name.rpartition(".")[2] in ADAPTERS}
-    if not adapters & state.keys():  # of the module without them
+    if not adapters & state.keys():  # saved before the module got adapters
         own = {name: value for name, value in own.items() if name not in adapters}
     for name in sorted(own.keys() | state.keys()):
         sides = [str(list(side[name].shape)) if name in side else "missing" for side in (state, own)]
@@ -173,7 +175,7 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file .pt, .pth or .safetensors by name, on the host.
+    """Reads the tensors of a file .pt, .pth or .safetensors by name, on the host.
 
     Raises:
         ConfigError: the file cannot be read, or holds anything but tensors.

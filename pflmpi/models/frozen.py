@@ -1,4 +1,4 @@
-"""Parameters of a model that are not trained, and parts of a model that a configuration names by pattern."""
+"""Frozen parameters of a model, and parameters that a configuration names by pattern."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ from pflmpi.vmap_lanes import outside_vmap
 
 @dataclass(frozen=True)
 class Frozen:
-    """The parameters of a model that are not trained: one copy on each device, for all clients and in all lanes.
+    """The frozen parameters of a model: one copy on each device, shared by all clients and lanes.
 
     Attributes:
         digest: SHA-256 (hex) of their paths and values; "" if there are none.
@@ -31,7 +31,7 @@ class Frozen:
 
     @classmethod
     def of(cls, model: Tree, paths: Sequence[str]) -> "Frozen":
-        """The leaves of a whole model, on the host, at some paths."""
+        """Takes the leaves at some paths from a whole model on the host."""
         values = {path: tree.at(model, path).detach().contiguous() for path in sorted(paths)}
         sha = hashlib.sha256()
         for path, value in values.items():
@@ -45,7 +45,7 @@ class Frozen:
         return tree.num_bytes(self.on(torch.device("cpu")))
 
     def on(self, device: torch.device) -> Tree:
-        """Their values on a device, which has them from the first call on."""
+        """Returns the values on a device; the first call copies them there."""
         if not self.paths:
             return {}
         if device not in self._values:
@@ -55,7 +55,7 @@ class Frozen:
 
 
 def without(model: Tree, paths: Collection[str]) -> Tree:
-    """A whole model but for the leaves at some paths; it has a body and a head also where these are empty."""
+    """Returns a whole model without the leaves at some paths; it keeps a body and a head even if these are empty."""
     if not paths:
         return model
     return {
@@ -66,18 +66,18 @@ def without(model: Tree, paths: Collection[str]) -> Tree:
 
 
 def parameter_names(template: Tree, head: str | None) -> dict[str, str]:
-    """The name in a torch module of each parameter of a whole model, by path; see `module_names`."""
+    """Returns the name in a torch module of each parameter of a whole model, by path; see `module_names`."""
     return module_names([path for path, _ in tree.leaves(template) if not path.startswith("stats/")], head)
 
 
 def frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, str]) -> tuple[str, ...]:
-    """Paths of what is not trained: all but `model.trainable`, or what the module says itself.
+    """Returns the paths that are not trained: all but `model.trainable`, or by default those that the module froze.
 
     Args:
         names: from `parameter_names`.
 
     Raises:
-        ConfigError: a pattern matches nothing, nothing is left to train, or a part of the head.
+        ConfigError: a pattern matches nothing, nothing is left to train, or only a part of the head is.
     """
     frozen = architecture.frozen
     if model.trainable is not None:
@@ -89,16 +89,17 @@ def frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, s
             f"no parameter of model {architecture.name} is trained; name some as model.trainable, such as "
             f"[{names[head[0]]!r}], or set requires_grad = True in the module"
         )
-    if 0 < len(left := [path for path in head if path not in frozen]) < len(head):
+    trained_head = [path for path in head if path not in frozen]
+    if 0 < len(trained_head) < len(head):
         raise ConfigError(
-            f"of the head of model {architecture.name} only {join_truncated([names[path] for path in left])} is "
-            "trained; a head is trained as a whole or not at all"
+            f"of the head of model {architecture.name} only {join_truncated([names[path] for path in trained_head])} "
+            "is trained; a head is trained as a whole or not at all"
         )
     return frozen
 
 
 def matching(key: str, patterns: Sequence[str], names: Mapping[str, str], model: str) -> tuple[str, ...]:
-    """Paths of the parameters whose names match a pattern, such as "*.lora_*".
+    """Returns the paths of the parameters whose names match a pattern, such as "*.lora_*".
 
     Args:
         key: of the configuration, for errors.

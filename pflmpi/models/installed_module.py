@@ -1,8 +1,8 @@
-"""A torch module that is called on the tensors of a tree: its slots hold them.
+"""Calls a torch module on the tensors of a tree, by putting them in the slots of its parameters and buffers.
 
 Outside a vmapped call they stay there afterwards, so that what a module does after its forward pass, such as
-recomputing in the backward pass, sees the tensors that it was called with. Copied are only the buffers that a module
-gives anew.
+recomputing in the backward pass, sees the tensors that it was called with. Only buffers that the module replaces by new
+tensors are copied.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,26 +16,26 @@ from pflmpi.models.module_parts import Slot, buffers, dropouts, forward_pass, sl
 from pflmpi.vmap_lanes import in_lane, in_vmap, of_all_lanes
 
 _LOOP = "; set runtime.executor to loop"
-_hooked = WeakIdKeyDictionary()  # the leaves that have the hooks of a module's parameter
+_hooked = WeakIdKeyDictionary()  # leaves that already have the hooks of a module's parameter
 
 
 class InstalledModule:
     """A module and the tensors in its slots.
 
     Attributes:
-        leaves: by name, those that its parameters and its buffers with state hold now.
+        leaves: by name, the tensors now in the slots of its parameters and of its buffers with state.
         training: the mode that it is in; None before its first call.
         parameters: their names, in the order of the module.
-        module: itself.
+        module: the module.
         state: the names of the buffers that belong to the tree; the others are constants.
         dropouts: its dropout layers by name.
-        hooks: those of its parameters, by name.
+        hooks: of its parameters, by name.
 
     Args:
-        module: with parameters as its class makes them, whose hooks the leaves get.
+        module: with parameters as its class makes them; the leaves get their hooks.
         state: see above.
-        moved: those among them which training changes; the others follow from the seed.
-        renewed: those among them which the module replaces by new tensors in its forward pass.
+        moved: those of the state that training changes; the others depend on the seed alone.
+        renewed: those of the state that the module replaces by new tensors in its forward pass.
         name: of the model, for errors.
     """
 
@@ -62,14 +62,14 @@ class InstalledModule:
         self._recurrent = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
 
     def holds(self, leaves: dict[str, Tensor], training: bool) -> bool:
-        """Whether these tensors, and no others, are in its slots, and it is in that mode."""
+        """Whether exactly these tensors are in its slots, and it is in that mode."""
         return training is self.training and all(self.leaves.get(name) is leaf for name, leaf in leaves.items())
 
     def call(self, leaves: dict[str, Tensor], key: Tensor | None, training: bool, x: Tensor) -> Tensor:
-        """The module's output for x: [B, ...]; buffers among the leaves are changed in place.
+        """Returns the module's output for x: [B, ...]; buffers among the leaves are updated in place.
 
         Args:
-            leaves: of all parameters, and of the buffers with state, by name.
+            leaves: all parameters, and the buffers with state, by name.
             key: of the dropout masks; None in evaluation.
         """
         if training is not self.training:
@@ -87,7 +87,7 @@ class InstalledModule:
         return output
 
     def install(self, leaves: dict[str, Tensor]) -> None:
-        """Put tensors in the slots."""
+        """Puts tensors in the slots."""
         self.leaves = leaves
         copies = {name: leaves[name].clone() for name in self._renewed}
         self._fill((place, copies.get(name, leaves[name])) for name, places in self._slots.items() for place in places)
@@ -99,20 +99,20 @@ class InstalledModule:
                     leaf.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _keep_buffers(self) -> None:
-        """Copy the buffers that the module has given anew into their leaves."""
+        """Copies buffers that the module has replaced into their leaves."""
         for name in self.state:
             (owner, key), leaf = self._slots[name][0], self.leaves[name]
             if owner[key] is not leaf:
-                self._renewed.add(name)  # from the next call on a copy is in the slot, which autograd may keep
+                self._renewed.add(name)  # later calls put a copy in the slot, which autograd may keep
                 with torch.no_grad():
                     leaf.copy_(owner[key])
 
     def _versions(self, leaves: dict[str, Tensor]) -> dict[str, int]:
-        """Of the buffers that follow from the seed."""
+        """Returns the versions of the buffers that depend on the seed alone."""
         return {name: of_all_lanes(leaves[name])._version for name in self._of_seed}
 
     def _check_constants(self, leaves: dict[str, Tensor], versions: dict[str, int]) -> None:
-        """Raise `ConfigError` where a constant, or what follows from the seed and had these versions, has changed."""
+        """Raises `ConfigError` if a constant, or a buffer of the seed that had these versions, has changed."""
         changed = [
             name
             for name, (owner, key), value, version in self._constants
@@ -127,9 +127,9 @@ class InstalledModule:
             )
 
     def _call_in_lane(self, leaves: dict[str, Tensor], key: Tensor | None, x: Tensor) -> Tensor:
-        """As `call`, with tensors that are gone after the vmapped call, and so are put out of the slots again.
+        """As `call`; afterwards the tensors of the lane, which end with the vmapped call, are removed from the slots.
 
-        What is the same in all lanes stays there.
+        Tensors that are the same in all lanes stay there.
         """
         if self.hooks:
             raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self.hooks))} has, are not called" + _LOOP)

@@ -1,4 +1,4 @@
-"""Layers: initial weights of PyTorch's distributions, drawn from a NumPy generator, and the fully connected one."""
+"""Layers: initial weights from PyTorch's distributions, drawn from a NumPy generator; the fully connected layer."""
 
 import math
 
@@ -12,7 +12,7 @@ from pflmpi.vmap_lanes import in_lane
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Tensor:
-    """Tensor from U(-b, b) with b = 1 / sqrt(fan_in).
+    """Draws a tensor from U(-b, b) with b = 1 / sqrt(fan_in).
 
     PyTorch's layers start with this: `kaiming_uniform_` with a = sqrt(5) has b = sqrt(6 / ((1 + a^2) fan_in)).
     """
@@ -24,12 +24,12 @@ def uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Te
 
 
 def linear(rng: np.random.Generator, inputs: int, outputs: int) -> Tree:
-    """`{"weight": [outputs, inputs], "bias": [outputs]}`, initialised like `nn.Linear`."""
+    """Returns `{"weight": [outputs, inputs], "bias": [outputs]}`, initialised like `nn.Linear`."""
     return {"weight": uniform(rng, (outputs, inputs), inputs), "bias": uniform(rng, (outputs,), inputs)}
 
 
 def conv(rng: np.random.Generator, inputs: int, outputs: int, kernel: int) -> Tree:
-    """`{"weight": [outputs, inputs, kernel, kernel], "bias": [outputs]}`, initialised like `nn.Conv2d`."""
+    """Returns `{"weight": [outputs, inputs, kernel, kernel], "bias": [outputs]}`, initialised like `nn.Conv2d`."""
     fan_in = inputs * kernel * kernel
     return {
         "weight": uniform(rng, (outputs, inputs, kernel, kernel), fan_in),
@@ -38,7 +38,7 @@ def conv(rng: np.random.Generator, inputs: int, outputs: int, kernel: int) -> Tr
 
 
 def kaiming_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Convolution weight from N(0, 2 / fan_out), as in ResNets.
+    """Draws a convolution weight from N(0, 2 / fan_out), as in ResNets.
 
     Args:
         shape: (outputs, inputs, kernel height, kernel width).
@@ -54,6 +54,6 @@ def affine(layer: Tree, x: Tensor) -> Tensor:
     weight, bias = leaf(layer, "weight"), leaf(layer, "bias")
     if not in_lane(weight):
         return F.linear(x, weight, bias)
-    # The same bits without the product of bias and one that `linear` has in a vmapped call (PyTorch 2.14).
+    # In a vmapped call `linear` multiplies the bias by one (PyTorch 2.14); this gives the same bits without that.
     product = x @ weight.mT
     return product + bias.to(product.dtype)

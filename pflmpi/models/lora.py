@@ -13,7 +13,7 @@ from pflmpi.text import join_truncated
 
 M = TypeVar("M", bound=nn.Module)
 
-ADAPTERS = ("lora_a", "lora_b")  # names of the parameters that a layer has besides its own
+ADAPTERS = ("lora_a", "lora_b")  # names of the added parameters of a layer
 
 
 class LoRALinear(nn.Linear):
@@ -59,15 +59,15 @@ _ADAPTED: dict[type, type] = {
 
 
 def lora(module: M, layers: Sequence[str], rank: int, alpha: float | None = None) -> M:
-    """Give linear and convolutional layers an adapter of low rank, and freeze all else of the module; it is returned.
+    """Adds low-rank adapters to linear and convolutional layers, freezes all else, and returns the module.
 
-    A state dict has NAME.lora_a and NAME.lora_b besides the names that it had, so that `model.weights` may be that of
-    the module without adapters. A begins as PyTorch's layers do, B at zero: the module computes what it did.
+    A state dict gets NAME.lora_a and NAME.lora_b besides its other names, so that `model.weights` may be that of the
+    module without adapters. A is initialised as PyTorch's layers are, B with zeros: at first the output is unchanged.
 
     Args:
-        layers: patterns of their names, such as "layer4.*"; other layers that they match are left as they are.
+        layers: patterns of the names of layers, such as "layer4.*"; matching layers of other types are left unchanged.
         rank: r, of the change of a weight.
-        alpha: the adapter's output counts alpha / r times; None: r.
+        alpha: the adapter's output is scaled by alpha / r; None: r.
 
     Raises:
         ConfigError: a pattern matches no such layer, a convolution has groups, or the rank is not positive.
@@ -93,7 +93,7 @@ def lora(module: M, layers: Sequence[str], rank: int, alpha: float | None = None
 
 
 def _adapt(layer: Any, rank: int, alpha: float) -> None:
-    """Turn a layer into one with an adapter that changes nothing yet, wherever in its module the layer is."""
+    """Turns a layer, in place, into one with an adapter that does not change its output yet."""
     outputs, inputs, *kernel = layer.weight.shape
     layer.__class__ = _ADAPTED[type(layer)]
     layer.lora_a = nn.Parameter(layer.weight.new_empty(rank, inputs, *kernel))

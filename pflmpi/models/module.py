@@ -35,7 +35,7 @@ class ModelModule(nn.Module):
                 owner.register_parameter(last, nn.Parameter(value))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores [B, K] of images x [B, C, H, W], prepared as in training.
+        """Returns the scores [B, K] of images x [B, C, H, W], prepared as in training.
 
         With `data.normalize: fixed` bytes become x / 127.5 - 1.
         """
@@ -46,7 +46,7 @@ class ModelModule(nn.Module):
 
 
 def _owner(module: nn.Module, name: str) -> nn.Module:
-    """Submodule of a dotted name, created if missing."""
+    """Returns the submodule of a dotted name, created if missing."""
     for part_name in filter(None, name.split(".")):
         if part_name not in module._modules:
             module.add_module(part_name, nn.Module())

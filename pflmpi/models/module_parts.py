@@ -1,4 +1,4 @@
-"""The parts of a torch module that a run treats its own way: dropout, batch norm, names of weights and statistics."""
+"""Prepares a torch module for training here: keyed dropout, batch norm; names and slots of its tensors."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -20,15 +20,15 @@ Slot = tuple[dict[str, Any], str]  # the parameters or buffers of a layer, and a
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask follows from the key of a forward pass: the same bits wherever it runs.
+    """Dropout whose mask depends on the key of a forward pass alone: the same bits wherever it runs.
 
-    Draws are numbered by layer and by call in a forward pass, so that a layer which is called twice has two masks. A
-    call after the forward pass is a recomputation (`torch.utils.checkpoint`): it draws the pass's mask again, and is
-    refused where the pass called the layer several times.
+    Masks are numbered by layer and by call in a forward pass, so that a layer that is called twice has two masks. A
+    call after the forward pass is a recomputation (`torch.utils.checkpoint`): it draws the mask of the pass again, and
+    is refused if the pass called the layer several times.
 
     Attributes:
-        of_pass: the attributes that count calls in a forward pass, and mean nothing between passes.
-        key: of the last forward pass, a buffer; None if it was one of evaluation, in which nothing may be dropped.
+        of_pass: names of attributes that are only valid during a forward pass.
+        key: of the last forward pass, a buffer; None in evaluation, when nothing may be dropped.
         p: the probability.
         number: of the layer in the module.
         inplace: whether the argument is changed.
@@ -45,7 +45,7 @@ class KeyedDropout(nn.Module):
         self.register_buffer("key", torch.tensor(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x with entries dropped with probability p while training, the others scaled by 1 / (1 - p)."""
+        """Drops entries of x with probability p in training, and scales the others by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return x
         if self.key is None:
@@ -57,14 +57,15 @@ class KeyedDropout(nn.Module):
         return x.copy_(result) if self.inplace else result
 
     def begin(self, key: Tensor | None) -> None:
-        """Say that a forward pass with this key begins."""
+        """Begins a forward pass with this key."""
         self.key, self._calls, self._in_forward = key, 0, True
 
     def end(self) -> None:
-        """Say that the forward pass has ended."""
+        """Ends the forward pass."""
         self._in_forward = False
 
     def _call(self) -> int:
+        """Counts a call; returns its number in the forward pass."""
         if self._in_forward:
             self._calls += 1
             return self._calls - 1
@@ -79,7 +80,7 @@ class KeyedDropout(nn.Module):
 
 @contextmanager
 def forward_pass(dropouts: Iterable[KeyedDropout], key: Tensor | None) -> Iterator[None]:
-    """Draw the masks of dropout layers from a key, numbered by their calls inside; without one they may not drop."""
+    """Context of a forward pass, in which dropout layers draw their masks from the key; None: they may not drop."""
     for layer in dropouts:
         layer.begin(key)
     try:
@@ -90,7 +91,9 @@ def forward_pass(dropouts: Iterable[KeyedDropout], key: Tensor | None) -> Iterat
 
 
 def prepare(module: nn.Module, norm: str) -> None:
-    """Replace dropout, drop counters that batch norm does not read, and replace it if `norm` is "group"; in place.
+    """Replaces dropout, removes batch counters that are not read, and replaces batch norm if `norm` is "group".
+
+    The module is changed in place.
 
     Raises:
         ConfigError: a layer would draw from the global generator of random numbers, or keeps a weight in an attribute.
@@ -102,10 +105,10 @@ def prepare(module: nn.Module, norm: str) -> None:
             number += 1
         elif has_unread_counter(layer):
             layer.num_batches_tracked = None
-        elif cure := _without_draws(layer):
+        elif remedy := _remedy_for_draws(layer):
             raise ConfigError(
                 f"{name} of the module, an nn.{type(layer).__name__}, draws from the global generator of random "
-                f"numbers, so that a run could not be repeated; {cure}"
+                f"numbers, so that a run could not be repeated; {remedy}"
             )
         if any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values()):
             raise ConfigError(
@@ -117,7 +120,7 @@ def prepare(module: nn.Module, norm: str) -> None:
 
 
 def replace_batch_norm(module: nn.Module) -> None:
-    """Put group norm with the same weight and bias in place of every batch norm."""
+    """Replaces every batch norm by group norm with the same weight and bias."""
     for layer in list(module.modules()):
         if isinstance(layer, _BatchNorm):
             channels = layer.num_features
@@ -127,22 +130,23 @@ def replace_batch_norm(module: nn.Module) -> None:
 
 
 def has_unread_counter(layer: nn.Module) -> bool:
-    """Whether a layer is a batch norm of PyTorch's whose count of batches nobody reads: its momentum is constant."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    counts = isinstance(layer, _BatchNorm) and type(layer) in kinds and layer.track_running_stats
-    return counts and layer.momentum is not None
+    """Whether a layer is a batch norm of PyTorch that counts batches but, with constant momentum, never reads that."""
+    if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        return False
+    assert isinstance(layer, _BatchNorm)
+    return layer.track_running_stats and layer.momentum is not None
 
 
 def _replace(module: nn.Module, layer: nn.Module, other: nn.Module) -> None:
-    """Put a layer in the place of another one, wherever that is."""
+    """Replaces a layer by another one, wherever it is registered."""
     for owner in list(module.modules()):
         for name, child in owner._modules.items():
             if child is layer:
                 owner._modules[name] = other
 
 
-def _without_draws(layer: nn.Module) -> str:
-    """Remedy for a layer that draws random numbers while it is trained; "" for other layers."""
+def _remedy_for_draws(layer: nn.Module) -> str:
+    """Returns the remedy for a layer that draws random numbers in training; "" for other layers."""
     if isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout > 0:
         return "set its dropout to 0; the masks of nn.Dropout around it follow from the seed"
     if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
@@ -153,28 +157,27 @@ def _without_draws(layer: nn.Module) -> str:
 
 
 def dropouts(module: nn.Module) -> dict[str, KeyedDropout]:
-    """The dropout layers of a module that was prepared, by name."""
+    """Returns the dropout layers of a prepared module, by name."""
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, KeyedDropout)}
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a module by name, without the keys of its dropout."""
+    """Returns the buffers of a module by name, without the keys of its dropout."""
     keys = {f"{name}.key" for name in dropouts(module)}
     return {name: value for name, value in module.named_buffers() if name not in keys}
 
 
 def parameters(module: nn.Module, head: str) -> dict[str, nn.Parameter]:
-    """The parameters of a whole module by their paths in a model, given the name of its head."""
-    names = dict(module.named_parameters())
-    owners = {name: "head" if name.startswith(f"{head}.") else "body" for name in names}
-    return {
-        f"{owner}/{name.removeprefix(f'{head}.') if owner == 'head' else name}".replace(".", "/"): names[name]
-        for name, owner in owners.items()
-    }
+    """Returns the parameters of a whole module by their paths in a model, given the name of its head."""
+    by_path = {}
+    for name, value in module.named_parameters():
+        path = f"head.{name.removeprefix(f'{head}.')}" if name.startswith(f"{head}.") else f"body.{name}"
+        by_path[path.replace(".", "/")] = value
+    return by_path
 
 
 def split(module: nn.Module, state: tuple[str, ...]) -> Tree:
-    """The body, and the statistics if there are any, of a module without its head.
+    """Copies the body, and the statistics if there are any, from a module without its head.
 
     Args:
         state: the buffers that are statistics; the others are the same in all modules of a kind.
@@ -185,23 +188,23 @@ def split(module: nn.Module, state: tuple[str, ...]) -> Tree:
 
 
 def slots(module: nn.Module) -> dict[str, list[Slot]]:
-    """Slots of each parameter and buffer of a module by name: several where it is tied."""
-    places: dict[str, list[Slot]] = {}
+    """Returns the slots of each parameter and buffer of a module by name: several for a tied one."""
+    by_name: dict[str, list[Slot]] = {}
     names: dict[int, str] = {}
     for prefix, layer in module.named_modules():
         for owner in (layer._parameters, layer._buffers):
             for key, value in owner.items():
                 if value is not None:
                     name = names.setdefault(id(value), f"{prefix}.{key}" if prefix else key)
-                    places.setdefault(name, []).append((owner, key))
-    return places
+                    by_name.setdefault(name, []).append((owner, key))
+    return by_name
 
 
 def flat(values: Tree) -> dict[str, Tensor]:
-    """The tensors of a tree by the names that they have in a module."""
+    """Returns the tensors of a tree by their names in a module, with dots for slashes."""
     return {path.replace("/", "."): value for path, value in tree.leaves(values)}
 
 
 def nested(flat: dict[str, Tensor]) -> Tree:
-    """The tree of tensors that have these names in a module."""
+    """Returns the tree of tensors with these names in a module; the inverse of `flat`."""
     return tree.unflatten({name.replace(".", "/"): value for name, value in flat.items()})

@@ -1,23 +1,23 @@
-"""Random numbers that follow from a key alone, for dropout and for algorithms that draw noise."""
+"""Random numbers that depend on a key alone, for dropout and for algorithms that draw noise."""
 
 import math
 
 import torch
 from torch import Tensor
 
-_APART = 0x632BE59BD9B4E019  # between the keys of two layers: an odd number of 63 bits
-_CALLS_APART = 0x2545F4914F6CDD1D  # between those of two calls of a layer
+_LAYER_STEP = 0x632BE59BD9B4E019  # between the keys of two layers: an odd number of 63 bits
+_CALL_STEP = 0x2545F4914F6CDD1D  # between the keys of two calls of a layer
 
 
 def uniform(key: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """Numbers in (0, 1), float32, that follow from a key alone: the same on every device and in every lane.
+    """Returns numbers in (0, 1), float32, that depend on a key alone: the same on every device and in every lane.
 
-    They are a hash (splitmix64) of the key and the place in `shape`, of which 23 bits are kept, so that neither end
-    is met. The first axis may be padded: earlier rows do not depend on how many follow.
+    They are a hash (splitmix64) of the key and the position in `shape`. 23 bits of it are kept, so that neither 0 nor 1
+    occurs. The first axis may be padded: earlier rows do not depend on how many follow.
 
     Args:
-        key: [] int64, such as `Batch.key` in training, which is drawn for algorithms that say `draws_noise`.
-        shape: of the result; its places are numbered row by row.
+        key: [] int64, such as `Batch.key` in training, which is drawn for algorithms that set `draws_noise`.
+        shape: of the result; its positions are numbered row by row.
     """
     if key is None:
         raise ValueError("the batch has no key for `uniform`; set draws_noise: ClassVar[bool] = True in the algorithm")
@@ -30,12 +30,12 @@ def uniform(key: Tensor | None, shape: tuple[int, ...]) -> Tensor:
 
 
 def derived(key: Tensor, number: int) -> Tensor:
-    """Another key for each of several uses of one, such as the dropout layers of a model."""
-    return key + (number + 1) * _APART % (1 << 62)
+    """Derives another key for each of several uses of one, such as the dropout layers of a model."""
+    return key + (number + 1) * _LAYER_STEP % (1 << 62)
 
 
 def dropped(x: Tensor, key: Tensor, p: float, layer: int, call: int = 0) -> Tensor:
-    """x [B, ...] with entries dropped with probability p, the others scaled by 1 / (1 - p).
+    """Drops entries of x [B, ...] with probability p and scales the others by 1 / (1 - p).
 
     Args:
         key: of the batch.
@@ -43,15 +43,17 @@ def dropped(x: Tensor, key: Tensor, p: float, layer: int, call: int = 0) -> Tens
         call: number of the call of the layer in a forward pass.
     """
     key = derived(key, layer)
-    kept = uniform(key + call * _CALLS_APART % (1 << 62) if call else key, tuple(x.shape)) >= p
+    if call:
+        key = key + call * _CALL_STEP % (1 << 62)
+    kept = uniform(key, tuple(x.shape)) >= p
     return x * kept / (1 - p)
 
 
 def _shift(values: Tensor, bits: int) -> Tensor:
-    """Int64 values shifted right as unsigned ones."""
+    """Shifts int64 values right as if they were unsigned."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned number."""
+    """Returns the int64 with the bits of an unsigned number."""
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,4 +1,4 @@
-"""Any torch module whose last layer is linear, as a model: its head by name, the rest as the body."""
+"""Turns any torch module whose last layer is linear into a model: that layer is the head, the rest the body."""
 
 import dataclasses
 import inspect
@@ -26,9 +26,9 @@ from pflmpi.tree import Tree, part
 from pflmpi.vmap_lanes import outside_vmap
 
 HOST = torch.device("cpu")
-_COPIES = 3  # sets of leaves that a loss may call a module with
+_COPIES = 3  # models, such as own, global and previous, that one loss may call a module with
 _TYPES = (bool, int, float, str)
-_GIVEN = ("num_classes", "in_channels", "shape")  # arguments of a module that follow from the data
+_FROM_DATA = ("num_classes", "in_channels", "shape")  # arguments of a module that are set from the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class ModuleArchitecture(Architecture):
     """A torch module without its head, called on trees; body and statistics keep the module's names.
 
     Attributes:
-        recipe: makes the module.
-        findings: what is known of it.
+        recipe: builds the module.
+        findings: its properties.
         check: whether it is compared with plain PyTorch before the first round.
     """
 
@@ -72,9 +72,9 @@ class ModuleArchitecture(Architecture):
         module, loaded = self.recipe.build(int(rng.integers(2**63)))
         if self.findings.new_head:
             head = linear(rng, self.num_features, self.num_classes)
-        else:  # as the module made it, from the seed
-            own = module.get_submodule(self.recipe.head).named_parameters()
-            head = nested({name: value.detach().clone() for name, value in own})
+        else:  # as the module initialised it
+            parameters = module.get_submodule(self.recipe.head).named_parameters()
+            head = nested({name: value.detach().clone() for name, value in parameters})
         take_head(module, self.recipe.head)
         return {**split(module, self.findings.state), "head": {**head, **loaded}}
 
@@ -89,22 +89,21 @@ class ModuleArchitecture(Architecture):
         module = self._heads.get(z.device)
         if module is None:
             with outside_vmap():
-                own = self.recipe.build(0)[0].get_submodule(self.recipe.head)
-                module = self._heads[z.device] = InstalledModule(own.to(z.device), (), (), (), self.name)
+                layer = self.recipe.build(0)[0].get_submodule(self.recipe.head).to(z.device)
+                module = self._heads[z.device] = InstalledModule(layer, (), (), (), self.name)
         return module.call(flat(head), None, False, z)
 
     @property
     def state_dict_entries(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """The path in a model of each entry of the module's state dict, "" for constants; and these."""
+        """The path in a model of each entry of the module's state dict, "" for constants; and the constants."""
         paths = dict(self.findings.entries)
         values = self._bodies[HOST][0].module.state_dict()
-        return paths, {
-            name: values.get(name, torch.tensor(0)) for name, path in paths.items() if not path
-        }  # 0: a counter
+        counter = torch.tensor(0)  # of batch norm, which was removed from the module
+        return paths, {name: values.get(name, counter) for name, path in paths.items() if not path}
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """Let nothing be dropped on the host meanwhile."""
+        """Context in which nothing is dropped on the host."""
         bodies = self._bodies.setdefault(HOST, [])
         while len(bodies) < self._copies:
             bodies.append(self._built(HOST))
@@ -120,7 +119,7 @@ class ModuleArchitecture(Architecture):
 
     @cached_property
     def _bodies(self) -> dict[torch.device, list[InstalledModule]]:
-        """By device, modules with the leaves that they were last called with; the one that was used last is last."""
+        """By device, modules with the leaves that they were last called with, least recently used first."""
         return {}
 
     @cached_property
@@ -128,22 +127,21 @@ class ModuleArchitecture(Architecture):
         return {}
 
     def _body(self, leaves: dict[str, Tensor], training: bool, device: torch.device) -> InstalledModule:
-        """The module that holds these leaves, or else the one that was not used for the longest time.
-
-        One is enough for a module whose backward pass does not look at it again.
-        """
+        """Returns the module that holds these leaves, or a new one, or else the least recently used one."""
         bodies = self._bodies.setdefault(device, [])
-        holding = next((body for body in bodies if body.holds(leaves, training)), None)
-        if holding is None and len(bodies) < self._copies:
-            holding = self._built(device)
-            bodies.append(holding)
-        chosen = holding or bodies[0]
-        bodies.remove(chosen)
-        bodies.append(chosen)
-        return chosen
+        body = next((body for body in bodies if body.holds(leaves, training)), None)
+        if body is not None:
+            bodies.remove(body)
+        elif len(bodies) < self._copies:
+            body = self._built(device)
+        else:
+            body = bodies.pop(0)
+        bodies.append(body)
+        return body
 
     @property
     def _copies(self) -> int:
+        """Modules for each device: one is enough if its backward pass does not read it again."""
         return _COPIES if self.findings.looks_back else 1
 
     def _built(self, device: torch.device) -> InstalledModule:
@@ -156,14 +154,16 @@ class ModuleArchitecture(Architecture):
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleModel(Model):
-    """A torch module as a model; the arguments of the module are further fields, but for those called as keys here.
+    """A torch module as a model; its arguments are further fields, except those with the name of a field of this class.
 
     Attributes:
-        shared_names: of the latter, the parameters by name.
+        kind: makes the module.
+        from_data: names of arguments that are set from the data.
+        shared_names: arguments with the name of a field of this class.
     """
 
     kind: ClassVar[Callable[..., nn.Module]]
-    given: ClassVar[tuple[str, ...]]
+    from_data: ClassVar[tuple[str, ...]]
     shared_names: ClassVar[Mapping[str, inspect.Parameter]] = {}
 
     head: Annotated[str, Field(description="name of the linear layer that ends the module, such as fc")]
@@ -206,14 +206,14 @@ class ModuleModel(Model):
         arguments = {**defaults, **self.arguments}
         if missing := [name for name, value in arguments.items() if value is inspect.Parameter.empty]:
             raise ConfigError(f"model.arguments.{missing[0]} is missing: {self.name} has no default for it")
-        object.__setattr__(self, "arguments", arguments)  # all of them, for who reads the recorded configuration
+        object.__setattr__(self, "arguments", arguments)  # with defaults, so that the recorded configuration has all
 
     def bind(self, shape: Shape, num_classes: int, samples: Tensor | None = None) -> Architecture:
-        """See `Model.bind`; `samples` [2, *shape] are what the module is tried with, made up where there are none."""
+        """See `Model.bind`; `samples` [2, *shape] are inputs of the trial passes, None for made-up ones."""
         keys = {key.name for key in dataclasses.fields(ModuleModel)}
-        own = {**{name: value for name, value in vars(self).items() if name not in keys}, **self.arguments}
-        from_data = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
-        options = tuple({**own, **{name: from_data[name] for name in self.given}}.items())
+        arguments = {name: value for name, value in vars(self).items() if name not in keys} | self.arguments
+        of_data = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
+        options = (*arguments.items(), *((name, of_data[name]) for name in self.from_data))
         file = None if run_reference(self.weights) else self.weights
         recipe = Recipe(type(self).kind, options, self.head, self.norm, file, num_classes)
         findings, body = examine(self.name, recipe, shape, samples)
@@ -238,13 +238,13 @@ class ModuleModel(Model):
 
 @cache
 def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
-    """The model class of a module class, or of a function that makes a module."""
+    """Makes the model class of a module class, or of a function that makes a module."""
     fields: list[tuple[str, Any, Any]] = []
     from_data = []
     shared_names: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         default, hint = parameter.default, parameter.annotation
-        if name in _GIVEN:
+        if name in _FROM_DATA:
             from_data.append(name)
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name == "progress":
             continue
@@ -257,12 +257,16 @@ def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
             if hint not in _TYPES:
                 raise ConfigError(
                     f"{kind.__qualname__}: its argument {name!r} needs a default, or a type: bool, int, float or str; "
-                    f"the arguments {', '.join(_GIVEN)} are given by the data"
+                    f"the arguments {', '.join(_FROM_DATA)} are given by the data"
                 )
             fields.append((name, hint, field()))
-    about = (inspect.getdoc(kind) or kind.__qualname__).partition("\n")[0]
-    namespace = {"name": kind.__qualname__, "summary": about, "kind": staticmethod(kind), "given": tuple(from_data)}
-    namespace["shared_names"] = shared_names
+    namespace = {
+        "name": kind.__qualname__,
+        "summary": (inspect.getdoc(kind) or kind.__qualname__).partition("\n")[0],
+        "kind": staticmethod(kind),
+        "from_data": tuple(from_data),
+        "shared_names": shared_names,
+    }
     model = make_dataclass(
         kind.__qualname__, fields, bases=(ModuleModel,), namespace=namespace, frozen=True, kw_only=True
     )
@@ -271,6 +275,6 @@ def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
 
 
 def _type_of(parameter: inspect.Parameter) -> type:
-    """The type of a parameter's default, or of what it takes where it has none."""
+    """Returns the type of a parameter's default, or without default its annotation."""
     kind: type = parameter.annotation if parameter.default is parameter.empty else type(parameter.default)
     return kind
