@@ -173,7 +173,7 @@ def _features(name: str, column: np.ndarray, line_numbers: list[int], label_is_g
         raise ValueError(
             f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, no number; encode it{remedy}"
         ) from error
-    for row in np.flatnonzero(np.isinf(values)):
+    for row in np.flatnonzero(np.isinf(values)).tolist():
         if np.isfinite(float(column[row])):
             raise ValueError(
                 f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, too large for float32; scale it"

@@ -48,7 +48,9 @@ class _Type:
         dtype = np.dtype(self._code)
         if dtype.kind not in "biufUSO" or dtype.hasobject != (self._code in ("O", "O8")):
             raise ValueError(f"an array of {self._code} is not expected")
-        return dtype.newbyteorder(self._order) if self._order in ("<", ">") else dtype
+        if self._order == ">":
+            return dtype.newbyteorder(">")
+        return dtype.newbyteorder("<") if self._order == "<" else dtype
 
 
 class _Array:

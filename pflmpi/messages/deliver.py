@@ -1,4 +1,4 @@
-"""Moves rows from the ranks where they live to those that want them, each at most once to a rank."""
+"""Moves rows from the ranks where they are stored to those that need them, each at most once to a rank."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,24 +21,26 @@ def deliver(
     like: Tree,
     down: bool = True,
 ) -> Tree:
-    """The rows [U, ...] that this rank wants, in the order of their numbers; only to be read.
+    """Returns the rows [U, ...] that this rank wants, in the order of their numbers; they must not be modified.
 
     Args:
         wanted: of each rank, the ascending numbers of the rows that it wants.
-        home: [n] the rank where each row lives.
-        rows: from ascending numbers of rows that live here, these rows [m, ...].
+        home: [n] the rank where each row is stored.
+        rows: returns the rows [m, ...] of ascending numbers that are stored here.
         like: the template of one row.
-        down: whether it is on the way to clients, not from them.
+        down: whether the rows are part of the downlink, not of the uplink.
     """
     here, target, numbers = transport.rank, _targets(wanted), np.concatenate(wanted)
     source, size = home[numbers], tree.num_bytes(like)
-    sent = _by_rank(numbers[source == here], target[source == here])
+    requested = _by_rank(numbers[source == here], target[source == here])
     arriving = _by_rank(wanted[here], source[target == here])
-    packed: dict[bytes, np.ndarray] = {}  # ranks that want the same share the memory
-    for ids in (ids for rank, ids in sent.items() if rank != here):
-        if ids.tobytes() not in packed:
-            packed[ids.tobytes()] = pack(rows(ids), transport.host_buffer)
-    sending = {rank: packed[ids.tobytes()] for rank, ids in sent.items() if rank != here}
+    packed: dict[bytes, np.ndarray] = {}  # ranks that want the same rows share the memory
+    sending: dict[int, np.ndarray] = {}
+    for rank, ids in requested.items():
+        if rank != here:
+            if ids.tobytes() not in packed:
+                packed[ids.tobytes()] = pack(rows(ids), transport.host_buffer)
+            sending[rank] = packed[ids.tobytes()]
     sizes = {rank: size * len(ids) for rank, ids in arriving.items() if rank != here}
     received = {}
     if moved := size * int(np.count_nonzero(source != target)):
@@ -53,30 +55,31 @@ def deliver(
 
 
 def merge_rows(numbers: np.ndarray, like: Tree, parts: Iterable[tuple[np.ndarray, Tree]]) -> Tree:
-    """Rows [m, ...] by their ascending numbers, from parts that have the rows of some of these numbers each."""
+    """Merges parts, each ascending numbers and their rows, into the rows [m, ...] of all `numbers` (ascending)."""
     result = tree.map(lambda leaf: torch.empty(len(numbers), *leaf.shape, dtype=leaf.dtype), like)
-    for some, rows in parts:
-        places = torch.from_numpy(np.searchsorted(numbers, some))
-        tree.map(lambda all, part, at=places: all.index_copy_(0, at, part), result, rows)
+    for part_numbers, rows in parts:
+        positions = torch.from_numpy(np.searchsorted(numbers, part_numbers))
+        tree.map(lambda all, part, positions=positions: all.index_copy_(0, positions, part), result, rows)
     return result
 
 
 def delivery(wanted: Sequence[np.ndarray], home: np.ndarray, like: Tree, down: bool = True) -> Traffic:
-    """The exchange of `deliver`."""
+    """Returns the bytes of the exchange of `deliver`."""
     target, ranks, size = _targets(wanted), len(wanted), tree.num_bytes(like)
     source = home[np.concatenate(wanted)]
-    away = source != target
-    sent, received = (size * np.bincount(ends[away], minlength=ranks) for ends in (source, target))
+    moves = source != target
+    sent = size * np.bincount(source[moves], minlength=ranks)
+    received = size * np.bincount(target[moves], minlength=ranks)
     return Traffic(sent, received, down)
 
 
 def _targets(wanted: Sequence[np.ndarray]) -> np.ndarray:
-    """The rank that wants each of the rows that all ranks want, rank by rank."""
+    """Returns the rank that wants each row, for the rows of all ranks, rank by rank."""
     return np.repeat(np.arange(len(wanted)), [len(numbers) for numbers in wanted])
 
 
 def _by_rank(numbers: np.ndarray, ranks: np.ndarray) -> dict[int, np.ndarray]:
-    """Ascending numbers by their rank; no rank without any."""
+    """Groups ascending numbers by their rank; ranks without any are left out."""
     order = np.argsort(ranks, kind="stable")
     distinct, starts = np.unique(ranks[order], return_index=True)
     return dict(zip(distinct.tolist(), np.split(numbers[order], starts[1:]), strict=True)) if len(distinct) else {}

@@ -1,6 +1,6 @@
-"""The exact sum of messages on a GPU, by the operations of `exact`, so with the bits of the host's.
+"""The exact sum of messages on a GPU, by the operations of `exact` and so with the same bits as on the host.
 
-They stay there, also from GPU to GPU: only what rank 0 needs for the server's state goes to its host.
+Messages stay on GPUs, also between ranks: only what rank 0 needs for the server's state goes to its host.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,14 @@ from pflmpi.messages.exact import Addends
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.messages.slices import Entries, Piece
 
-_ENTRIES = 2**22  # at a time: some 140 MB of a GPU
+_ENTRIES = 2**22  # at a time; they take some 140 MB of a GPU
 
 Terms = tuple[Sequence[Tensor], Tensor]  # values [m, n] of groups of clients, and the weights of all of them, float64
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """Adds on a GPU; see `OnHost`. What is on the host comes there some columns at a time."""
+    """Adds on a GPU; see `OnHost`. Values on the host are copied there some columns at a time."""
 
     device: torch.device
 
@@ -41,8 +41,8 @@ class OnDevice:
         part.copy_(torch.from_numpy(content))
 
     def addends(self, groups: Sequence[Sequence[Tensor]], weights: Sequence[np.ndarray]) -> Addends:
-        together = torch.from_numpy(np.concatenate(weights, axis=1)).to(self.device)  # few operations for all groups
-        return [(together, lambda piece: [leaves[piece.leaf][:, piece.start : piece.stop] for leaves in groups])]
+        all_weights = torch.from_numpy(np.concatenate(weights, axis=1)).to(self.device)  # one operation for all groups
+        return [(all_weights, lambda piece: [leaves[piece.leaf][:, piece.start : piece.stop] for leaves in groups])]
 
     def received(self, entries: Entries, rows: Tensor, weights: np.ndarray) -> Addends:
         def values(piece: Piece) -> list[Tensor]:
@@ -52,8 +52,7 @@ class OnDevice:
         return [(torch.from_numpy(weights).to(self.device), values)]
 
     def largest(self, pieces: Sequence[Sequence[Terms]]) -> np.ndarray:
-        found = [self._largest(terms) for terms in pieces]
-        return torch.stack(found).cpu().numpy()
+        return torch.stack([self._largest(terms) for terms in pieces]).cpu().numpy()
 
     def join(self, values: Sequence[Sequence[Tensor]], out: Tensor) -> None:
         groups = [group.to(self.device) for of_some in values for group in of_some]
@@ -73,48 +72,48 @@ class OnDevice:
     ) -> None:
         total = self._sum(terms, sums, shift)
         if dtype.is_floating_point:
-            # By a number of the host, CUDA multiplies with its reciprocal, which is another number.
+            # Divided by a Python number, CUDA multiplies with its reciprocal, which is rounded.
             total = total.double() / torch.full((), divisor * 2.0**shift, dtype=torch.float64, device=self.device)
         out.copy_(total.to(dtype).view(torch.uint8))
 
     def _largest(self, terms: Sequence[Terms]) -> Tensor:
-        """float64, the largest magnitude times the weights of its client; not finite where a value is not."""
-        found = torch.zeros((), dtype=torch.float64, device=self.device)
+        """Returns the largest magnitude times the weight of its client, float64; not finite if a value is not."""
+        largest = torch.zeros((), dtype=torch.float64, device=self.device)
         for values, weights in terms:
             for block in self._blocks(values):
                 lowest, highest = block.aminmax(dim=1)
-                largest = torch.maximum(highest.double(), -lowest.double()).mul_(weights).amax()
-                found = torch.maximum(found, largest)
-        return found
+                largest_of_block = torch.maximum(highest.double(), -lowest.double()).mul_(weights).amax()
+                largest = torch.maximum(largest, largest_of_block)
+        return largest
 
     def _sum(self, terms: Sequence[Terms], sums: Sequence[Tensor], shift: int) -> Tensor:
-        """[n] int64 sum of values times weights, each rounded to nearest even, and of sums."""
-        added = [*sums]
+        """Returns the int64 sum [n] of values times weights, each rounded to nearest even, and of earlier sums."""
+        addends = [*sums]
         for values, weights in terms:
-            added.append(_together([_scaled(block, weights, shift).sum(0) for block in self._blocks(values)]))
-        return reduce(torch.add, added)
+            addends.append(_concatenate([_scaled(block, weights, shift).sum(0) for block in self._blocks(values)]))
+        return reduce(torch.add, addends)
 
     def _blocks(self, values: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The values [m, w] of all groups, some columns at a time."""
+        """Yields the values [m, w] of all groups, some columns at a time."""
         count, width = values[0].shape[1], max(1, _ENTRIES // sum(map(len, values)))
         for start in range(0, count, width):
-            yield _together([group[:, start : start + width].to(self.device) for group in values])
+            yield _concatenate([group[:, start : start + width].to(self.device) for group in values])
 
 
 def _scaled(block: Tensor, weights: Tensor, shift: int) -> Tensor:
-    """[m, w] int64, values times the weights [m] of their clients, as multiples of 2**-shift; integers are exact."""
+    """Returns int64 [m, w], values times the weights [m] of clients, as multiples of 2**-shift; integers are exact."""
     if not block.is_floating_point():
         return block.long() * weights.long().unsqueeze(1)
     return torch.mul(block, (weights * 2.0**shift).unsqueeze(1)).round_().long()
 
 
-def _together(parts: Sequence[Tensor]) -> Tensor:
-    """The parts one behind another; one alone is not copied."""
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenates parts; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 def on_host(messages: Messages) -> Messages:
-    """The messages with all leaves on the host."""
+    """Returns the messages with all leaves on the host."""
     if all(leaf.is_cpu for _, leaf in tree.leaves({**messages})):
         return messages
     return as_messages(tree.to_host({**messages}))

@@ -1,4 +1,4 @@
-"""The downlink: what the server published goes to the ranks of the receivers, each tree at most once to a rank."""
+"""The downlink: sends what the server publishes to the ranks of the receivers, each tree at most once to a rank."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,11 +23,11 @@ KeptRows = Callable[[str, Tree, np.ndarray], Tree]
 
 @dataclass(frozen=True)
 class Homes:
-    """On which ranks the rows live that clients keep, and how they are read.
+    """Where the rows that clients keep are stored, and how they are read.
 
     Attributes:
-        home: [N] the rank of each client; None where they keep nothing.
-        rows: from the name of a message, its template and ascending ids of clients that live here, their rows [m, ...].
+        home: [N] the rank of each client; None if clients keep nothing.
+        rows: reads rows [m, ...], from the name of a message, its template and ascending ids of clients of this rank.
     """
 
     home: np.ndarray | None
@@ -40,9 +40,9 @@ class OwnRows:
 
     Attributes:
         clients: [m] ascending ids of the receivers here.
-        places: [m, ...] which of `rows` each gets; -1 for zeros.
-        rows: the rows that came to this rank, [U, ...].
-        whose: [m, M] ids of the clients whose rows they are, which the message has too; None where they are nobody's.
+        places: [m, ...] which of `rows` each receiver gets; -1 for zeros.
+        rows: the rows that this rank received, [U, ...].
+        whose: [m, M] ids of the clients that keep these rows, as a part of the message; None for rows of the server.
     """
 
     clients: np.ndarray
@@ -51,13 +51,13 @@ class OwnRows:
     whose: np.ndarray | None = None
 
     def for_clients(self, clients: np.ndarray) -> Tree:
-        """The message of the given clients with a leading client axis."""
-        assert np.isin(clients, self.clients).all(), "a message of its own was not sent to every client asked for"
+        """Returns the message of the given clients, with a leading client axis."""
+        assert np.isin(clients, self.clients).all(), "a message was not sent to one of the clients"
         receivers = np.searchsorted(self.clients, clients)
         places = self.places[receivers]
         filled = places != -1
         index: Tree = {"to": torch.from_numpy(np.flatnonzero(filled)), "from": torch.from_numpy(places[filled])}
-        index = tree.to(index, next(leaf.device for _, leaf in tree.leaves(self.rows)))  # which waits for nothing
+        index = tree.to(index, next(leaf.device for _, leaf in tree.leaves(self.rows)))  # without synchronisation
 
         def take(leaf: torch.Tensor) -> torch.Tensor:
             rows = leaf.index_select(0, tree.leaf(index, "from"))
@@ -71,12 +71,12 @@ class OwnRows:
 
 @dataclass(frozen=True)
 class Reply:
-    """The messages that a rank has received from the server, for the clients it computes.
+    """The messages that a rank has received from the server, for the clients that it computes.
 
     Attributes:
-        shared: the same for all.
-        own: of each receiver here, on the host.
-        by_class: of the classes that each receiver here holds.
+        shared: the same for all clients.
+        own: rows of each receiver here, on the host.
+        by_class: rows of the classes that each receiver here holds.
     """
 
     shared: Messages = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Reply:
     by_class: dict[str, OwnRows] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> "Reply":
-        """The reply with what its clients share on a device, to which it is copied once a round."""
+        """Returns the reply with all but `own` on a device, to be copied there once a round."""
         rows: Tree = {name: message.rows for name, message in self.by_class.items()}
         common: Tree = {"shared": {**self.shared}, "by_class": rows}
         common = tree.to_host(common) if device.type == "cpu" else tree.to(common, device)
@@ -93,7 +93,7 @@ class Reply:
         return Reply(shared, self.own, by_class)  # type: ignore[arg-type]
 
     def for_clients(self, clients: np.ndarray, names: Collection[str] | None = None) -> Messages:
-        """The messages of the given clients with a leading client axis: those named, or all."""
+        """Returns the messages of the given clients with a leading client axis: those named, or all."""
         down: Messages = {
             name: tree.map(lambda leaf: leaf.expand(len(clients), *leaf.shape), value)
             for name, value in self.shared.items()
@@ -111,13 +111,13 @@ def send_down(
     device: torch.device = HOST,
     homes: Homes | None = None,
 ) -> Reply:
-    """Send what was published to the ranks of the receivers.
+    """Sends what was published to the ranks of the receivers.
 
     Args:
         published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
         assigned: the groups of receivers of each rank.
-        device: of this rank, to which what is shared comes.
-        homes: where the clients' kept rows live; None leaves the messages made of them out.
+        device: of this rank, for shared messages.
+        homes: of the rows that clients keep; None omits the messages made of them.
 
     Raises:
         RunError: a message that was not declared, differs from its declaration, or is missing.
@@ -137,22 +137,21 @@ def send_down(
         if by_class:
             class_rows = _from_server(transport, _classes(declared, receivers), published, by_class)
         others = {} if homes is None else _send_kept(transport, declared, published, receivers, homes)
-    places = np.arange(len(clients))
-    positions = np.cumsum(declared.holds[clients].any(0)) - 1  # of each class that somebody here holds
-    held = np.where(declared.holds[clients], positions, -1)
+    positions = np.cumsum(declared.holds[clients].any(0)) - 1  # of each class that a receiver here holds
+    class_places = np.where(declared.holds[clients], positions, -1)
     return Reply(
         received,  # type: ignore[arg-type]
-        {**{name: OwnRows(clients, places, tree.part(rows, name)) for name in rows}, **others},
-        {name: OwnRows(clients, held, tree.part(class_rows, name)) for name in class_rows},
+        {**{name: OwnRows(clients, np.arange(len(clients)), tree.part(rows, name)) for name in rows}, **others},
+        {name: OwnRows(clients, class_places, tree.part(class_rows, name)) for name in class_rows},
     )
 
 
 def broadcast_tree(transport: Transport, value: Tree | None, like: Tree, device: torch.device) -> Tree:
-    """Broadcast a tree from rank 0 onto every rank's device; on the host rank 0 has its own leaves, only to be read.
+    """Broadcasts a tree from rank 0 onto every rank's device; on the host, rank 0 gets its own leaves back, read-only.
 
     Args:
         value: on rank 0, the tree; None elsewhere.
-        device: of this rank; that of another one may be of another kind.
+        device: of this rank; other ranks may have devices of another kind.
     """
     size = tree.num_bytes(like)
     if device.type == "cpu":
@@ -181,7 +180,7 @@ def broadcast_tree(transport: Transport, value: Tree | None, like: Tree, device:
 
 
 def _aligned(leaf: torch.Tensor) -> torch.Tensor:
-    """The leaf as `unpack` has it, copied only where it lies otherwise: kernels choose by strides and alignment."""
+    """Returns a leaf contiguous and aligned as `unpack` does, since kernels choose by that; copied only if needed."""
     leaf = leaf.detach().contiguous()
     return leaf if leaf.data_ptr() % ALIGNED == 0 else leaf.clone()
 
@@ -189,7 +188,7 @@ def _aligned(leaf: torch.Tensor) -> torch.Tensor:
 def send_answers(
     transport: Transport, declared: Declared, answers: Messages | None, assigned: list[list[ClientGroup]]
 ) -> Messages:
-    """The answers [m, ...] to the participants here, in ascending order.
+    """Sends the answers; returns those [m, ...] to the participants here, in ascending order.
 
     Args:
         answers: on rank 0, [P, ...] to all participants in ascending order; None elsewhere.
@@ -207,11 +206,11 @@ def send_answers(
 
 
 def down_calls(declared: Declared, assigned: list[list[ClientGroup]], home: np.ndarray | None) -> list[Traffic]:
-    """The calls of `send_down`; for rows of other clients at most those.
+    """Returns the transport calls of `send_down`; for rows of other clients an upper bound.
 
     Args:
         assigned: the groups of receivers of each rank.
-        home: [N] the rank of each client; None where they keep nothing.
+        home: [N] the rank of each client; None if clients keep nothing.
     """
     receivers, (shared, own, by_class) = [clients_of(groups) for groups in assigned], _by_kind(declared)
     calls = [Traffic.broadcast(tree.num_bytes(shared), len(assigned))] if shared else []
@@ -227,42 +226,45 @@ def down_calls(declared: Declared, assigned: list[list[ClientGroup]], home: np.n
 
 
 def answer_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
-    """The calls of `send_answers`."""
+    """Returns the transport calls of `send_answers`."""
     wanted = _places([clients_of(groups) for groups in assigned])
     return [delivery(wanted, _server(wanted), {name: kind.like for name, kind in declared.answers.items()})]
 
 
 def _by_kind(declared: Declared) -> tuple[Tree, Tree, Tree]:
-    """Templates of the messages that all share, of those of each client, and of those of each class."""
+    """Returns the templates of shared messages, of those with rows of clients, and of those with rows of classes.
+
+    Messages made of rows that clients keep are not among them.
+    """
     shared, own, by_class = Tree(), Tree(), Tree()
     for name, kind in declared.published.items():
-        if isinstance(kind, Own):
-            own |= {} if kind.of else {name: kind.like}
-        elif isinstance(kind, OwnClasses):
+        if isinstance(kind, OwnClasses):
             by_class[name] = kind.like
-        else:
+        elif not isinstance(kind, Own):
             shared[name] = kind.like
+        elif not kind.of:
+            own[name] = kind.like
     return shared, own, by_class
 
 
 def _places(receivers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Of each rank, the places of its receivers among all."""
+    """Returns, for each rank, the positions of its receivers among all receivers."""
     everyone = np.sort(np.concatenate(receivers))
     return [np.searchsorted(everyone, clients) for clients in receivers]
 
 
 def _classes(declared: Declared, receivers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Of each rank, the classes that at least one of its receivers holds."""
+    """Returns, for each rank, the classes that at least one of its receivers holds."""
     return [np.flatnonzero(declared.holds[clients].any(0)) for clients in receivers]
 
 
 def _server(wanted: Sequence[np.ndarray]) -> np.ndarray:
-    """The home of rows that are all on rank 0."""
+    """Returns the home of rows that are all on rank 0."""
     return np.zeros(1 + max((int(numbers[-1]) for numbers in wanted if len(numbers)), default=0), np.int64)
 
 
 def _from_server(transport: Transport, wanted: Sequence[np.ndarray], messages: Messages | None, like: Tree) -> Tree:
-    """Rows [U, ...] of the messages of rank 0; see `deliver`."""
+    """Delivers rows [U, ...] of the messages of rank 0; see `deliver`."""
 
     def rows(numbers: np.ndarray) -> Tree:
         assert messages is not None, "they live on rank 0"
@@ -278,7 +280,7 @@ def _send_kept(
     receivers: Sequence[np.ndarray],
     homes: Homes,
 ) -> dict[str, OwnRows]:
-    """For each receiver here the kept rows of the clients that the server chose for it."""
+    """Sends every receiver the rows kept by the clients that the server chose for it; returns those for this rank."""
     everyone, messages = np.sort(np.concatenate(receivers)), dict[str, OwnRows]()
     for name, kind in declared.of_clients.items() if len(everyone) else ():
         assert homes.home is not None, "clients that keep rows have a home"
@@ -289,9 +291,9 @@ def _send_kept(
         transport.broadcast(whose.reshape(-1).view(np.uint8))
         chosen = [whose[np.searchsorted(everyone, clients)] for clients in receivers]
         wanted = [np.unique(ids[ids != NOBODY]) for ids in chosen]
-        of, like = kind.of, _row(kind)
+        like = _row(kind)
 
-        def rows_here(ids: np.ndarray, of: str = of, like: Tree = like) -> Tree:
+        def rows_here(ids: np.ndarray, of: str = kind.of, like: Tree = like) -> Tree:
             return {of: homes.rows(of, tree.part(like, of), ids)}
 
         rows = deliver(transport, wanted, homes.home, rows_here, like)
@@ -302,12 +304,12 @@ def _send_kept(
 
 
 def _row(kind: Own) -> Tree:
-    """The template of the row that one client keeps, under its name."""
+    """Returns the template of the row that one client keeps, under its name."""
     return {kind.of: tree.map(lambda rows: tensor(*rows.shape[1:], dtype=rows.dtype), tree.part(kind.like, kind.of))}
 
 
 def _most(kind: Own, receivers: Sequence[np.ndarray], home: np.ndarray) -> list[np.ndarray]:
-    """Of each rank, as many clients that live elsewhere as its receivers may want rows of, spread over all."""
+    """Returns, for each rank, as many clients of other ranks as its receivers may be sent rows of, spread evenly."""
     count, wanted = len(tree.leaf(kind.like, "clients")), []
     for rank, clients in enumerate(receivers):
         away = np.flatnonzero(home != rank) if len(clients) else home[:0]
@@ -317,15 +319,15 @@ def _most(kind: Own, receivers: Sequence[np.ndarray], home: np.ndarray) -> list[
 
 
 def _check_clients(name: str, ids: np.ndarray, clients: int) -> None:
-    if wrong := ids[(ids < NOBODY) | (ids >= clients)].tolist():
+    if invalid := ids[(ids < NOBODY) | (ids >= clients)].tolist():
         raise RunError(
-            f"the algorithm chose client {wrong[0]} for its message {name!r}; allowed are 0 to {clients - 1}, and "
+            f"the algorithm chose client {invalid[0]} for its message {name!r}; allowed are 0 to {clients - 1}, and "
             f"NOBODY ({NOBODY})"
         )
 
 
 def _take(value: Tree, rows: np.ndarray) -> Tree:
-    """Some rows of each leaf, ascending; only to be read, as rows that follow each other are not copied."""
+    """Takes ascending rows of each leaf; consecutive ones are a view, so that the result must not be modified."""
     if len(rows) and rows[-1] - rows[0] < len(rows):
         first, last = int(rows[0]), int(rows[-1])
         return tree.map(lambda leaf: leaf[first : last + 1], value)

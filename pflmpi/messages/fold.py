@@ -1,4 +1,4 @@
-"""Sums and means of the participants' messages on rank 0, with the same bits on any number of ranks."""
+"""Sums and averages the participants' messages on rank 0, with the same bits on any number of ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ from pflmpi.transports.base import Transport
 
 _LARGEST_SUM = 2.0**62  # of integers: half of int64, so that rounded magnitudes decide safely
 
-Write = Callable[[Piece, Part], None]  # writes the sums or means of a piece
+Write = Callable[[Piece, Part], None]  # writes the sums or means of a piece to a buffer
 
 
 @dataclass(frozen=True)
 class Fold:
-    """The exact sums and means of a round's messages.
+    """Computes the exact sums and means of a round's messages.
 
     Attributes:
-        slices: of the messages that are folded.
+        slices: of the folded messages.
         assigned: the groups of participants of each rank.
-        adds: on the host or on the GPU of this rank; the bits are the same.
+        adds: on the host or on the GPU of this rank, with the same bits.
     """
 
     declared: Declared
@@ -40,7 +40,11 @@ class Fold:
     adds: OnHost | OnDevice
 
     def over(self, transport: Transport, ups: Updates) -> Messages | None:
-        """The sums and means on rank 0, None on the others; `ups`: of the groups here, on the host or on the GPU."""
+        """Returns the sums and means on rank 0, None on other ranks.
+
+        Args:
+            ups: messages of the groups here, on the host or on the GPU.
+        """
         rank, slices, entries = transport.rank, self.slices, self.slices.entries
         addends = self._addends(ups)
         largest = self._largest(addends, entries.pieces(0, entries.count))
@@ -56,7 +60,7 @@ class Fold:
         return self._finished(transport, self._writer(addends, largest, received, rank))
 
     def _addends(self, ups: Updates) -> Addends:
-        """The messages of the clients of this rank."""
+        """Returns the messages of the clients of this rank as addends."""
         if not ups or not self.slices.entries.count:
             return []
         messages = [{name: messages[name] for name in self.declared.folded} for _, messages in ups]
@@ -64,15 +68,15 @@ class Fold:
         return self.adds.addends(groups, [self._weights(clients) for clients, _ in ups])
 
     def _largest(self, addends: Addends, pieces: list[Piece]) -> np.ndarray:
-        """[M] the largest magnitude in some pieces of each leaf, times the weights."""
+        """Returns the largest magnitude in the given pieces of each leaf [M], times the weights."""
         largest = np.zeros(len(self.slices.entries.like))
         if addends and pieces:
-            found = self.adds.largest([_terms(addends, piece) for piece in pieces])
-            largest[[piece.leaf for piece in pieces]] = found
+            terms = [_terms(addends, piece) for piece in pieces]
+            largest[[piece.leaf for piece in pieces]] = self.adds.largest(terms)
         return largest
 
     def _part(self, addends: Addends, largest: np.ndarray, owner: int, rank: int) -> Part:
-        """What an owner gets: sums, or magnitudes and the clients' entries, group by group."""
+        """Packs what an owner gets: sums, or magnitudes and the clients' entries, group by group."""
         slices, entries = self.slices, self.slices.entries
         part: Part = self.adds.empty(int(slices.sent_by(rank)[owner]))
         start, stop = slices.slice(owner)
@@ -89,7 +93,7 @@ class Fold:
         return part
 
     def _writer(self, addends: Addends, largest: np.ndarray, received: dict[int, Part], rank: int) -> Write:
-        """What folds pieces of this rank's slice, of which the other ranks have sent it entries or sums.
+        """Returns the function that folds a piece of this rank's slice, with what other ranks have sent.
 
         Raises:
             RunError: a sum of integers may leave int64.
@@ -106,7 +110,7 @@ class Fold:
             addends = [*addends, *self.adds.received(entries, rows, weights)]
             if slices.head:
                 heads.append(part[: slices.head])
-            elif not slices.sums.any():  # this rank has all entries
+            elif not slices.sums.any():  # this rank sees the entries of all clients
                 largest = np.maximum(largest, self._largest(addends[-1:], entries.pieces(start, stop)))
         if heads:
             largest = np.max([largest, *(self.adds.to_host(head).view(np.float64) for head in heads)], 0)
@@ -114,14 +118,14 @@ class Fold:
         shifts = self._shifts(largest)
 
         def write(piece: Piece, out: Part) -> None:
-            fixed = [entries.cut(total, piece, start) for total in sums]
+            piece_sums = [entries.cut(total, piece, start) for total in sums]
             divisor, like = self._divisors[piece.leaf], entries.like[piece.leaf]
-            self.adds.finish(_terms(addends, piece), fixed, shifts[piece.leaf], divisor, like.dtype, out)
+            self.adds.finish(_terms(addends, piece), piece_sums, shifts[piece.leaf], divisor, like.dtype, out)
 
         return write
 
     def _finished(self, transport: Transport, write: Write) -> Messages | None:
-        """Write this rank's slice; the slices of all on rank 0, None on the others."""
+        """Folds this rank's slice; returns the slices of all ranks on rank 0, None on other ranks."""
         entries, finished = self.slices.entries, self.slices.finished
         pieces = entries.pieces(*self.slices.slice(transport.rank))
 
@@ -152,7 +156,7 @@ class Fold:
         return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]
 
     def _shifts(self, largest: np.ndarray) -> list[int]:
-        """[M] of each leaf; 0 of integers."""
+        """Returns the shift of each leaf [M]; 0 for integers."""
         shifts = common_shift(largest, int(self.slices.participants.sum()))
         return [
             shift if leaf.is_floating_point() else 0
@@ -169,28 +173,34 @@ class Fold:
                 )
 
     def _weights(self, clients: np.ndarray) -> np.ndarray:
-        """[M, m] float64, the weight of each client in the sum of each leaf."""
-        first = (clients == self._participants[0]).astype(np.float64)
-        rows = {"samples": self.declared.num_train[clients].astype(np.float64), "first": first}
-        once = np.ones(len(clients))
-        weights = [rows.get(weighting, once) for weighting in self._weightings]
+        """Returns the weight of each client in the sum of each leaf, float64 [M, m]."""
+        ones = np.ones(len(clients))
+        by_weighting = {
+            "sum": ones,
+            "clients": ones,
+            "samples": self.declared.num_train[clients].astype(np.float64),
+            "first": (clients == self._participants[0]).astype(np.float64),
+        }
+        weights = [by_weighting[weighting] for weighting in self._weightings]
         return np.array(weights).reshape(len(weights), len(clients))
 
     @cached_property
     def _divisors(self) -> list[float]:
-        """[M] what the sum of each leaf is divided by."""
+        """What the sum of each leaf is divided by, [M]."""
         totals = self._weights(self._participants).sum(1).tolist()
         return [1.0 if how == "sum" else total for how, total in zip(self._weightings, totals, strict=True)]
 
     @cached_property
     def _weightings(self) -> list[str]:
-        """[M] by what clients count in each leaf; of what is not floating a mean is the first participant's."""
-        entries = self.slices.entries
-        kinds = [self.declared.folded[path.split("/")[0]] for path in entries.paths]
-        return [
-            "sum" if not isinstance(kind, Mean) else kind.by if leaf.is_floating_point() else "first"
-            for kind, leaf in zip(kinds, entries.like, strict=True)
-        ]
+        """How clients are weighted in each leaf [M]; "first": a mean of integers is the first participant's value."""
+        entries, weightings = self.slices.entries, []
+        for path, leaf in zip(entries.paths, entries.like, strict=True):
+            kind = self.declared.folded[path.split("/")[0]]
+            if not isinstance(kind, Mean):
+                weightings.append("sum")
+            else:
+                weightings.append(kind.by if leaf.is_floating_point() else "first")
+        return weightings
 
     @cached_property
     def _participants(self) -> np.ndarray:
@@ -198,4 +208,5 @@ class Fold:
 
 
 def _terms(addends: Addends, piece: Piece) -> list[Any]:
+    """Returns the values of a piece and their weights, for each group of clients."""
     return [(values(piece), weights[piece.leaf]) for weights, values in addends]

@@ -1,7 +1,7 @@
-"""What may travel between the server and the clients: the kinds of messages, and their size.
+"""The kinds of messages between the server and the clients, and their sizes.
 
-An algorithm declares its messages with these kinds; the runtime sends exactly that. Every kind knows the
-*logical* bytes of one client, which is what papers count: float32 = 4, a label = 4, a count = 4.
+An algorithm declares its messages with these kinds; the runtime sends exactly that. Every kind counts the
+*logical* bytes of one client, as papers do: 4 for a float32, a label or a count.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,13 @@ from typing import Literal
 import torch
 
 from pflmpi import tree
+from pflmpi.errors import ConfigError
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.tree import Tree
 
 Messages = dict[str, Tree]  # by name, as the algorithm declares them
 Updates = list[tuple[ClientGroup, Messages]]  # of each group, its clients and their messages with a leading client axis
 NOBODY = -1  # instead of a client's id
-
-# --- from a client to the server ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,10 @@ class Mean(Sum):
     """
 
     by: Literal["samples", "clients"] = "samples"
+
+    def __post_init__(self) -> None:
+        if self.by not in ("samples", "clients"):
+            raise ConfigError(f"Mean has by = {self.by!r}; allowed: samples, clients")
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,6 @@ class ClassMeans:
     def client_bytes(self, classes_held: int) -> int:
         """The logical bytes of one client's message: `4 (d + 1)` for each class held, and 4 more with its count."""
         return classes_held * 4 * (self.num_features + 1 + self.counts)
-
-
-# --- from the server to a client ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -118,15 +118,15 @@ Downlink = Shared
 
 
 def as_messages(value: Tree) -> Messages:
-    """A tree of messages by name."""
+    """Returns a tree of messages as a dictionary by name."""
     return {name: tree.part(value, name) for name in value}
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A template leaf for a declaration: a shape and dtype without memory."""
+    """Makes a template leaf for a declaration: a shape and dtype without memory."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def with_rows(like: Tree, rows: int) -> Tree:
-    """The template of `rows` trees shaped `like`, along a new first axis."""
+    """Returns the template of `rows` trees shaped `like`, along a new first axis."""
     return tree.map(lambda leaf: tensor(rows, *leaf.shape, dtype=leaf.dtype), like)

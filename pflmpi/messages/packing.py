@@ -1,4 +1,4 @@
-"""Trees to bytes and back: one packed buffer, laid out by a template that both sides know."""
+"""Packs trees into one buffer of bytes and back, by a template that both sides know."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,8 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.tree import Tree
 
-NOTHING = np.empty(0, np.uint8)  # for whom there is no message
-ALIGNED = 16  # bytes, as memory of NumPy is at least
+NOTHING = np.empty(0, np.uint8)  # the message to a rank that gets none
+ALIGNED = 16  # bytes, the least alignment of NumPy's memory
 
 NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {  # of all leaves that can be sent and stored
     torch.float32: np.dtype("f4"),
@@ -24,17 +24,21 @@ NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {  # of all leaves that can be s
 
 
 def to_numpy(leaf: Tensor) -> np.ndarray:
-    """A leaf as an array on the host."""
+    """Returns a leaf as an array on the host."""
     return leaf.detach().contiguous().cpu().numpy()
 
 
 def numpy_type(leaf: Tensor) -> np.dtype[Any]:
-    """The type that a leaf's values have in numpy."""
+    """Returns the NumPy dtype of a leaf."""
     return NUMPY_TYPES[leaf.dtype]
 
 
 def pack(value: Tree, empty: Callable[[int], np.ndarray] | None = None) -> np.ndarray:
-    """All leaves of a tree, in sorted order of their paths, as one uint8 array, in memory that `empty` makes."""
+    """Packs all leaves of a tree, in sorted order of their paths, into one uint8 array.
+
+    Args:
+        empty: allocates that array, given its bytes; None for NumPy's memory.
+    """
     parts = [to_numpy(leaf).reshape(-1).view(np.uint8) for _, leaf in tree.leaves(value)]
     if not parts:
         return NOTHING
@@ -42,12 +46,12 @@ def pack(value: Tree, empty: Callable[[int], np.ndarray] | None = None) -> np.nd
 
 
 def unpack(buffer: np.ndarray, like: Tree) -> Tree:
-    """The tree shaped `like` whose leaves were packed into `buffer`, only to be read: most share its memory."""
+    """Unpacks a tree shaped `like`; its leaves must not be modified, as most share the buffer's memory."""
     flat, offset = {}, 0
     for path, leaf in tree.leaves(like):
         size = leaf.nbytes
         values = buffer[offset : offset + size]
-        # Memory that starts at an odd address would change the bits of some kernels.
+        # Unaligned memory would change the bits of some kernels.
         values = values if values.ctypes.data % ALIGNED == 0 else values.copy()
         flat[path] = torch.from_numpy(values.view(numpy_type(leaf))).reshape(leaf.shape)
         offset += size
@@ -56,7 +60,7 @@ def unpack(buffer: np.ndarray, like: Tree) -> Tree:
 
 
 def unpack_there(buffer: Tensor, like: Tree) -> Tree:
-    """As `unpack`, of bytes [M] that stay on their device; all leaves are copied in one operation."""
+    """As `unpack`, for bytes [M] on a device, where they stay; all leaves are copied in one operation."""
     leaves, parts, offset = dict(tree.leaves(like)), dict[str, Tensor](), 0
     for path, leaf in leaves.items():
         size = leaf.nbytes

@@ -1,10 +1,11 @@
-"""Folded messages as one vector of entries, cut into slices: an owner sums each, and rank 0 gets the results.
+"""Cuts the folded messages, as one vector of entries, into slices: each has an owner that sums it for rank 0.
 
-A pure function of sizes and of who computes whom. Of a large model in float32, a rank with one participant sends at
-most one model. A rank with several sends at most two, less its slice, of which it sends only the result; slices belong
-to ranks with participants then, so that two of them send at most 1.5 models, three 1.67. Messages of a fixed size
-cannot be much smaller: any of the about 60 bits of an exact sum may decide how the result is rounded. So where three
-ranks have several participants each, one of them sends more than 1.5 models, however the slices are cut.
+The slices depend on the sizes of messages and on the participants of each rank alone. With a large model in float32, a
+rank with one participant sends at most one model. A rank with several sends at most two, less its own slice, of which
+it sends only the result; slices then belong to ranks with participants, so that two of them send at most 1.5 models,
+three 1.67. Messages of a fixed size cannot be much smaller: any of the about 60 bits of an exact sum may decide how the
+result is rounded. So if three ranks have several participants each, one of them sends more than 1.5 models, however the
+slices are cut.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from pflmpi.messages.traffic import Traffic
 
 _WORD = 8  # bytes of a float64 or int64
 _LEAST_SLICE = 2**16  # bytes of a message; a smaller slice costs another rank more than it saves
-_GATHERED = 2**18  # bytes that other ranks send rank 0 at most, where it folds alone
+_GATHERED = 2**18  # rank 0 folds alone if other ranks send it at most so many bytes
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ class Entries:
 
     @classmethod
     def of(cls, kinds: Mapping[str, Sum]) -> "Entries":
-        """The entries of messages by name."""
+        """Makes the entries of messages by name."""
         leaves = list(tree.leaves({name: kind.like for name, kind in kinds.items()}))
         return cls(tuple(path for path, _ in leaves), tuple(leaf for _, leaf in leaves))
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """[M + 1] where each leaf begins in the vector, and its length."""
+        """Where each leaf begins in the vector, and the vector's length, [M + 1]."""
         return np.cumsum([0, *(leaf.numel() for leaf in self.like)])
 
     @property
@@ -70,12 +71,12 @@ class Entries:
         return int(self.starts[-1])
 
     def bytes_before(self, positions: np.ndarray) -> np.ndarray:
-        """Bytes of the entries before each of some positions [...] of the vector."""
+        """Returns the bytes of the entries before each position [...] of the vector."""
         if not len(self.like):
             return np.zeros_like(positions)
-        widths, ends = self._sizes
+        widths, byte_starts = self._sizes
         leaf = np.minimum(np.searchsorted(self.starts, positions, side="right") - 1, len(self.like) - 1)
-        before: np.ndarray = ends[leaf] + (positions - self.starts[leaf]) * widths[leaf]
+        before: np.ndarray = byte_starts[leaf] + (positions - self.starts[leaf]) * widths[leaf]
         return before
 
     @cached_property
@@ -85,12 +86,12 @@ class Entries:
 
     @cached_property
     def _sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """[M] bytes of an entry of each leaf, and [M + 1] those before each leaf, and of all."""
+        """Bytes of an entry of each leaf [M]; bytes before each leaf and, last, of all [M + 1]."""
         widths = np.array([leaf.element_size() for leaf in self.like], np.int64)
         return widths, np.cumsum([0, *np.diff(self.starts) * widths])
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """The parts of leaves that a slice of the vector consists of."""
+        """Returns the parts of leaves that make up a slice of the vector."""
         pieces, at = [], 0
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         for leaf in range(first, len(self.like)):
@@ -104,12 +105,12 @@ class Entries:
         return pieces
 
     def cut(self, vector: Any, piece: Piece, start: int = 0) -> Any:
-        """The entries of a piece in a vector of all entries, or of those from `start`."""
+        """Cuts the entries of a piece from a vector of all entries, or of those from `start`."""
         begin = int(self.starts[piece.leaf]) - start
         return vector[begin + piece.start : begin + piece.stop]
 
     def cut_bytes(self, packed: Any, piece: Piece) -> Any:
-        """The entries of a piece in the packed bytes [..., B] of a slice; in a tensor their bytes, where they lie."""
+        """Cuts the entries of a piece from the packed bytes [..., B] of a slice, as a view; bytes if it is a tensor."""
         size = (piece.stop - piece.start) * self.like[piece.leaf].element_size()
         part = packed[..., piece.at : piece.at + size]
         return part.view(numpy_type(self.like[piece.leaf])) if isinstance(part, np.ndarray) else part
@@ -117,15 +118,15 @@ class Entries:
 
 @dataclass(frozen=True)
 class Slices:
-    """Who owns which slice of the entries, and what ranks send the owners.
+    """The owners of slices of the entries, and what ranks send to them.
 
-    A rank sends each owner its participants' entries of the slice, one by one, or the int64 sum over these where that
-    is smaller. A small vector has one owner, rank 0.
+    A rank sends each owner its participants' entries of the slice, one by one, or the int64 sum over them if that is
+    smaller. A small vector has one owner, rank 0.
 
     Attributes:
         bounds: [R + 1] the slice of rank r is from `bounds[r]` to `bounds[r + 1]`.
-        participants: [R] whose messages each rank has.
-        sums: [R] bool, whether a rank sends the owners of slices sums.
+        participants: [R] number of participants of each rank.
+        sums: [R] bool, whether a rank sends sums to the owners of slices.
     """
 
     entries: Entries
@@ -134,28 +135,28 @@ class Slices:
     sums: np.ndarray
 
     def slice(self, rank: int) -> tuple[int, int]:
-        """Where a rank's slice begins and ends."""
+        """Returns where a rank's slice begins and ends."""
         start, stop = self.bounds[rank : rank + 2].tolist()
         return start, stop
 
     @cached_property
     def widths(self) -> np.ndarray:
-        """[R] entries of each rank's slice."""
+        """Entries of each rank's slice, [R]."""
         return np.diff(self.bounds)
 
     @cached_property
     def slice_bytes(self) -> np.ndarray:
-        """[R] bytes of a message in each rank's slice."""
+        """Bytes of a message in each rank's slice, [R]."""
         return np.diff(self.entries.bytes_before(self.bounds))
 
     @cached_property
     def head(self) -> int:
-        """Bytes before the entries in a part: the largest magnitude of each leaf, where its owner cannot see them."""
+        """Bytes before the entries in a part: the largest magnitude of each leaf, unless the owner has all entries."""
         return 0 if self.sums.any() or np.count_nonzero(self.widths) < 2 else _WORD * len(self.entries.like)
 
     @cached_property
     def _products(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """What ranks have for each other, as products [R] of the sender and [R] of the receiver: sums, or entries."""
+        """Bytes that ranks send to each other, as terms of the product of a sender [R] and a receiver [R]."""
         heads = (self.participants > 0) & ~self.sums
         entries = np.where(self.sums, 0, self.participants)
         return [
@@ -165,18 +166,18 @@ class Slices:
         ]
 
     def sent_by(self, rank: int) -> np.ndarray:
-        """[R] bytes that a rank has for each."""
+        """Returns the bytes that a rank sends to each, [R]."""
         sizes: np.ndarray = sum(senders[rank] * receivers for senders, receivers in self._products)
         return sizes
 
     def received_by(self, rank: int) -> np.ndarray:
-        """[R] bytes that each rank has for a rank."""
+        """Returns the bytes that a rank receives from each, [R]."""
         sizes: np.ndarray = sum(senders * receivers[rank] for senders, receivers in self._products)
         return sizes
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The exchange by which all of that reaches the owners."""
+        """The exchange in which ranks send entries and sums to the owners."""
         sent: np.ndarray = sum(senders * receivers.sum() for senders, receivers in self._products)
         received: np.ndarray = sum(receivers * senders.sum() for senders, receivers in self._products)
         own: np.ndarray = sum(senders * receivers for senders, receivers in self._products)
@@ -184,28 +185,28 @@ class Slices:
 
     @cached_property
     def finished(self) -> list[int]:
-        """[R] bytes of the folded slices that rank 0 gathers."""
+        """Bytes of the folded slices that rank 0 gathers, [R]."""
         return [0, *self.slice_bytes[1:].tolist()]
 
     @property
     def calls(self) -> list[Traffic]:
-        """All calls of the fold."""
+        """All transport calls of the fold."""
         ranks, size = len(self.widths), _WORD * len(self.entries.like)
         magnitudes = [Traffic.gather([size] * ranks), Traffic.broadcast(size, ranks)] if self.sums.any() else []
         return [*magnitudes, self.traffic, Traffic.gather(self.finished)]
 
 
 def cut_slices(entries: Entries, assigned: list[list[ClientGroup]]) -> Slices:
-    """The slices where ranks have the given groups of participants."""
+    """Cuts the slices for the groups of participants of each rank."""
     ranks, count, size = len(assigned), entries.count, entries.size
     participants = clients_per_rank(assigned)
-    senders, none = np.flatnonzero(participants), np.zeros(ranks, bool)
-    if len(senders) == 1:  # it has everything
-        return Slices(entries, _bounds(count, ranks, senders), participants, none)
+    senders, no_sums = np.flatnonzero(participants), np.zeros(ranks, bool)
+    if len(senders) == 1:  # it has all entries
+        return Slices(entries, _bounds(count, ranks, senders), participants, no_sums)
     server = np.array([0])
     if participants[1:].sum() * size <= _GATHERED:
-        return Slices(entries, _bounds(count, ranks, server), participants, none)
-    # A rank sends nothing but the result of its own slice: those that have most to send come first.
+        return Slices(entries, _bounds(count, ranks, server), participants, no_sums)
+    # Of its own slice a rank sends only the result, so the ranks with most to send become owners first.
     owners = np.argsort(-participants, kind="stable")[: len(senders) if participants.max() > 1 else ranks]
     owners = np.sort(owners[: size // _LEAST_SLICE])
     bounds = _bounds(count, ranks, owners if len(owners) > 1 else server)
@@ -213,6 +214,6 @@ def cut_slices(entries: Entries, assigned: list[list[ClientGroup]]) -> Slices:
 
 
 def _bounds(count: int, ranks: int, owners: np.ndarray) -> np.ndarray:
-    """[R + 1] bounds of equal slices of the given ranks, empty ones of the others."""
+    """Returns the bounds [R + 1] of equal slices for the given ranks, and empty ones for the others."""
     bounds: np.ndarray = count * np.searchsorted(owners, np.arange(ranks + 1)) // len(owners)
     return bounds

@@ -1,4 +1,4 @@
-"""The bytes that ranks send each other in one call of a transport."""
+"""Counts the bytes that ranks send each other in one call of a transport."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class Traffic:
 
     Attributes:
         sent, received: [R] bytes that each rank sends to others in an exchange, and that it receives from others.
-        down: whether it is on the way to clients, not from them.
+        down: whether they are part of the downlink, not of the uplink.
     """
 
     sent: np.ndarray
@@ -25,17 +25,17 @@ class Traffic:
 
     @classmethod
     def broadcast(cls, size: int, ranks: int) -> "Traffic":
-        """So many bytes from rank 0 to all ranks."""
+        """Traffic of a broadcast of `size` bytes from rank 0."""
         return cls(np.zeros(ranks, np.int64), np.array([0, *[size] * (ranks - 1)]), down=True)
 
     @classmethod
     def gather(cls, sizes: list[int]) -> "Traffic":
-        """So many bytes [R] from each rank to rank 0."""
+        """Traffic of a gather on rank 0, with `sizes` [R] bytes from each rank."""
         sent = np.array([0, *sizes[1:]])
         return cls(sent, np.array([sent.sum(), *[0] * (len(sizes) - 1)]), down=False)
 
 
 def wire_bytes(calls: list[Traffic]) -> tuple[int, int]:
-    """Bytes between ranks: on the way from clients, and to them."""
+    """Returns the bytes between ranks, of the uplink and of the downlink."""
     up = sum(call.moved for call in calls if not call.down)
     return up, sum(call.moved for call in calls if call.down)

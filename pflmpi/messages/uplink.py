@@ -1,4 +1,4 @@
-"""The uplink: the participants' messages are folded exactly in slices, or gathered on rank 0 in client order."""
+"""The uplink: folds the participants' messages exactly, in slices, or gathers them on rank 0 in client order."""
 
 from dataclasses import dataclass
 
@@ -22,13 +22,13 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Gathered:
-    """Messages of which rank 0 gets the rows of all participants: one of each, or one of each class of each.
+    """Messages of which rank 0 gets rows of all participants: one of each, or one of each class of each.
 
     Attributes:
         like: the template of a row, by message.
         clients: [n] the client of each row, in the order of clients and classes.
         home: [n] its rank.
-        wanted: of each rank, the rows that it gets; see `deliver`.
+        wanted: of each rank, the rows that it gets: all on rank 0, none on others; see `deliver`.
     """
 
     like: Tree
@@ -44,13 +44,13 @@ def send_up(
     assigned: list[list[ClientGroup]],
     device: torch.device = HOST,
 ) -> Messages | None:
-    """Fold or gather the participants' messages on rank 0, in client order; None on other ranks.
+    """Folds or gathers the participants' messages on rank 0, in client order; returns None on other ranks.
 
     Args:
         ups: for each group computed here, the clients and their messages with a leading client axis; those that are
             folded may be on a GPU.
         assigned: the groups of participants of each rank.
-        device: of this rank, where what is folded is added.
+        device: of this rank, on which messages are added.
 
     Raises:
         RunError: a message that was not declared, differs from its declaration, or is missing.
@@ -68,47 +68,49 @@ def send_up(
 
 
 def up_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
-    """The calls of `send_up`."""
+    """Returns the transport calls of `send_up`."""
     gathered = gathered_rows(declared, assigned)
     deliveries = (delivery(rows.wanted, rows.home, rows.like, down=False) for rows in gathered)
     return [*cut_slices(declared.entries, assigned).calls, *deliveries]
 
 
 def gathered_rows(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Gathered]:
-    """What rank 0 gathers: messages of one row of each participant, and those of one of each class of each."""
+    """Lists what rank 0 gathers: messages with one row of each participant, and with one of each class of each."""
     clients = rank_by_rank(assigned)
     order = np.argsort(clients, kind="stable")
     participants, home = clients[order], np.repeat(np.arange(len(assigned)), clients_per_rank(assigned))[order]
-    by_class = {name: _class_row(kind) for name, kind in declared.gathered.items() if isinstance(kind, ClassMeans)}
-    alone = {name: kind.like for name, kind in declared.gathered.items() if not isinstance(kind, ClassMeans)}
-    gathered, nothing = list[Gathered](), np.empty(0, np.int64)
-    for like, counts in ((alone, np.ones_like(participants)), (by_class, declared.holds[participants].sum(1))):
+    one_row, class_rows = Tree(), Tree()
+    for name, kind in declared.gathered.items():
+        if isinstance(kind, ClassMeans):
+            class_rows[name] = _class_row(kind)
+        else:
+            one_row[name] = kind.like
+    gathered, no_rows = list[Gathered](), np.empty(0, np.int64)
+    for like, counts in ((one_row, np.ones_like(participants)), (class_rows, declared.holds[participants].sum(1))):
         if like:
-            wanted = [np.arange(counts.sum()), *[nothing] * (len(assigned) - 1)]
-            gathered.append(Gathered({**like}, np.repeat(participants, counts), np.repeat(home, counts), wanted))
+            wanted = [np.arange(counts.sum()), *[no_rows] * (len(assigned) - 1)]
+            gathered.append(Gathered(like, np.repeat(participants, counts), np.repeat(home, counts), wanted))
     return gathered
 
 
 def _class_row(kind: ClassMeans) -> Tree:
-    """The template of what a client sends of a class that it holds."""
+    """Returns the template of what a client sends of a class that it holds."""
     label = tensor(dtype=torch.int32)
     row: Tree = {"labels": label, "means": tensor(kind.num_features)}
     return {**row, "counts": label} if kind.counts else row
 
 
 def _gather(transport: Transport, declared: Declared, ups: Updates, gathered: Gathered) -> Tree:
-    """The rows of all ranks on rank 0, none on others; for `ClassMeans` with the client of each."""
+    """Gathers the rows of all ranks on rank 0; those of `ClassMeans` get the client of each."""
     kinds = declared.gathered
-    parts = [
-        (
-            np.flatnonzero(np.isin(gathered.clients, clients)),
-            {name: _sent(kinds[name], messages[name], declared.holds[clients]) for name in gathered.like},
-        )
-        for clients, messages in ups
-    ]
+    parts: list[tuple[np.ndarray, Tree]] = []
+    for clients, messages in ups:
+        holds = declared.holds[clients]
+        group_rows: Tree = {name: _sent(kinds[name], messages[name], holds) for name in gathered.like}
+        parts.append((np.flatnonzero(np.isin(gathered.clients, clients)), group_rows))
 
     def rows_here(numbers: np.ndarray) -> Tree:
-        return merge_rows(numbers, gathered.like, ((some, {**rows}) for some, rows in parts))
+        return merge_rows(numbers, gathered.like, parts)
 
     rows = deliver(transport, gathered.wanted, gathered.home, rows_here, gathered.like, down=False)
     for name in rows:
@@ -118,7 +120,7 @@ def _gather(transport: Transport, declared: Declared, ups: Updates, gathered: Ga
 
 
 def _sent(kind: Uplink, message: Tree, holds: np.ndarray) -> Tree:
-    """What the clients of a group send of a message [m, ...]; holds: [m, K]."""
+    """Returns what the clients of a group send of a message [m, ...]; holds: bool [m, K]."""
     if not isinstance(kind, ClassMeans):
         return message
     held = torch.from_numpy(holds)

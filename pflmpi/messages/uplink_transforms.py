@@ -1,4 +1,4 @@
-"""What a client does to its messages before they leave it: clipping, Gaussian noise, the largest values, few bits.
+"""Transforms of a client's messages before they leave it: clipping, Gaussian noise, top-k, quantisation.
 
 A mean of models is transformed as the difference to what the client received: the server sees received + T(sent -
 received). T clips the difference of all messages together to an L2 norm (DP-FedAvg: McMahan et al., Learning
@@ -33,7 +33,7 @@ _WORD = 4  # bytes of a float32, of an index, of a scale
 
 
 class UplinkConfig(BaseModel):
-    """What clients do, in this order, to what they send; null: nothing."""
+    """Transforms that clients apply, in this order, to what they send; null: none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -65,9 +65,9 @@ class UplinkConfig(BaseModel):
 
 
 def sent_bytes(config: UplinkConfig, up: Mapping[str, Uplink], classes_held: int) -> int:
-    """The logical bytes of one client's messages: of n values in M tensors k = top_k n, or all, are sent.
+    """Returns the logical bytes of one client's messages: of n values in M tensors, k = top_k n or all are sent.
 
-    They take 4 bytes each, or with `quantise` a share of one and 4 M more for scales; with `top_k` 4 k for indices.
+    A value takes 4 bytes, or with `quantise` that many bits, and 4 M bytes for scales; `top_k` adds 4 k for indices.
     """
     if config.quantise is None and config.top_k is None:
         return sum(kind.client_bytes(classes_held) for kind in up.values())
@@ -86,12 +86,12 @@ def sent_bytes(config: UplinkConfig, up: Mapping[str, Uplink], classes_held: int
 
 
 def num_sent(share: float, values: int) -> int:
-    """k of so many values, at least one."""
+    """Returns k, the number of values that `top_k` sends: at least one."""
     return max(1, int(share * values + 0.5)) if values else 0
 
 
 def residual_like(config: UplinkConfig, up: Mapping[str, Uplink]) -> Tree:
-    """The template of what a client keeps for error feedback; {} without."""
+    """Returns the template of what a client keeps for error feedback; {} without `top_k`."""
     values = sum(leaf.numel() for kind in up.values() if isinstance(kind, Mean) for _, leaf in tree.leaves(kind.like))
     return {RESIDUAL: torch.empty(values, device="meta")} if config.top_k is not None else {}
 
@@ -106,14 +106,14 @@ def transform(
     received: Messages,
     residual: Tensor | None,
 ) -> tuple[Messages, Tensor | None]:
-    """The transformed messages [m, ...] of some clients, on their devices, and the new residual [m, n] on the host.
+    """Transforms the messages of some clients; returns them [m, ...] on their devices, and the new residual [m, n].
 
     Args:
         up: what was declared.
         seed: of the run.
         messages: [m, ...] as the algorithm returned them; they are not changed.
         received: messages [m, ...] with the names of all means.
-        residual: [m, n] of the rounds before; None without `top_k`.
+        residual: [m, n] of the rounds before; None without `top_k`. The new one is on the host.
     """
     sent = {name: tree.clone(messages[name]) for name in messages}
     means = [name for name, kind in sorted(up.items()) if isinstance(kind, Mean)]
@@ -142,11 +142,11 @@ def transform(
 def _sent(
     config: UplinkConfig, change: list[Tensor], waiting: Tensor | None, draws: Callable[[str], np.random.Generator]
 ) -> tuple[list[Tensor], Tensor]:
-    """The tensors of one client's change as they are sent, and what is left of it [n].
+    """Transforms one client's change; returns its tensors as they are sent, and the rest [n] that is not sent.
 
     Args:
-        waiting: [n] what earlier rounds have left.
-        draws: the generator for a purpose.
+        waiting: [n] the rest of earlier rounds.
+        draws: returns the generator for a purpose.
     """
     whole = torch.cat([part.flatten() for part in change])
     if config.clip is not None:
@@ -156,23 +156,24 @@ def _sent(
             whole = whole + torch.from_numpy(noise).to(whole.device) * (config.noise * config.clip)
     if waiting is not None:
         whole = whole + waiting
+    sizes = [part.numel() for part in change]
     flat = whole if config.top_k is None else _largest(whole, num_sent(config.top_k, len(whole)))
     if config.quantise is not None:
         rounding = draws("uplink/quantise")
-        parts = torch.split(flat, [part.numel() for part in change])
+        parts = torch.split(flat, sizes)
         flat = torch.cat([_rounded(part.unsqueeze(0), config.quantise, rounding)[0] for part in parts])
-    sent = torch.split(flat, [part.numel() for part in change])
+    sent = torch.split(flat, sizes)
     return [part.view_as(like) for part, like in zip(sent, change, strict=True)], whole - flat
 
 
-def _clipped(values: Tensor, most: float) -> Tensor:
-    """Values [n] scaled down to an L2 norm of at most so much."""
+def _clipped(values: Tensor, max_norm: float) -> Tensor:
+    """Scales values [n] down to an L2 norm of at most `max_norm`."""
     norm = values.double().square().sum().sqrt()
-    return values * (most / norm).clamp(max=1).to(values.dtype)  # of a norm of 0 the quotient is infinite
+    return values * (max_norm / norm).clamp(max=1).to(values.dtype)  # for a norm of 0 the quotient is infinite
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """Values [n] with zeros for all but the largest magnitudes; of equal ones those that come first count."""
+    """Sets all but the `count` largest magnitudes of values [n] to zero; of equal ones the first are kept."""
     size = values.abs()
     least = size.topk(count).values[-1]
     above, equal = size > least, size == least
@@ -180,9 +181,9 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 
 def _rounded(rows: Tensor, bits: int, rng: np.random.Generator) -> Tensor:
-    """Rows [r, n] rounded up or down at random, so that their mean is the value, to 2^bits - 1 levels.
+    """Rounds rows [r, n] up or down at random, without bias, to 2^bits - 1 levels.
 
-    The levels of a row are evenly spaced from minus its largest magnitude, the scale that is sent too, up to that.
+    The levels of a row are evenly spaced between plus and minus its largest magnitude, the scale that is sent too.
     """
     levels = 2 ** (bits - 1) - 1
     scale = rows.double().abs().amax(1, keepdim=True)

@@ -16,6 +16,7 @@ import quick_run
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.distances import cosines, inner_products, weighted_sums
+from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.personal import Personal, Received
 from pflmpi.learning.task import Task
@@ -53,6 +54,11 @@ def from_fixed(fixed, shift):
 def fixed_sum(terms):
     shift = int(common_shift(np.array([np.abs(terms).max()]), len(terms))[0])
     return float(from_fixed(to_fixed(terms, shift).sum(keepdims=True), shift)[0])
+
+
+def test_a_mean_with_unknown_weights_is_refused():
+    with pytest.raises(ConfigError, match="Mean has by = 'client'; allowed: samples, clients"):
+        Mean({"w": tensor(2)}, by="client")
 
 
 def test_sizes_are_the_papers():
