@@ -47,7 +47,7 @@ class OwnArrays:
     layout: str | None = None
 
 
-def joined(parts: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def concatenate_parts(parts: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Concatenates the parts of a dataset, each (name, x, y); returns x, y and the number of each sample's part [n].
 
     Raises:
@@ -79,19 +79,19 @@ def read_npz(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ())
         FileNotFoundError: no such file.
         ValueError: not an archive, or an array that is missing, damaged, pickled or larger than the memory.
     """
-    with _npz(path) as archive:
+    with _open_npz(path) as archive:
         present = [name for name in optional if f"{name}.npy" in archive.namelist()]
-        return {name: _npz_array(archive, name) for name in (*names, *present)}
+        return {name: _read_npz_array(archive, name) for name in (*names, *present)}
 
 
-def npz_names(path: Path) -> list[str]:
+def read_npz_names(path: Path) -> list[str]:
     """Returns the names of the arrays; raises as `read_npz`."""
-    with _npz(path) as archive:
+    with _open_npz(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 @contextmanager
-def _npz(path: Path) -> Iterator[zipfile.ZipFile]:
+def _open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
     if path.exists() and not path.is_file():
         raise ValueError("it is no regular file")
     # Opened here: numpy leaves the file open when the archive is damaged.
@@ -107,7 +107,7 @@ def _npz(path: Path) -> Iterator[zipfile.ZipFile]:
             raise ValueError(first_line(error)) from error
 
 
-def _npz_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+def _read_npz_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     """Reads an array after checking its unpacked length against its header and against this node's memory."""
     if f"{name}.npy" not in archive.namelist():
         raise ValueError(f"no array {name!r} in it")
@@ -144,18 +144,18 @@ def read_h5(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     Raises:
         ValueError: not an HDF5 file, or a dataset that is damaged, in another file, too large for the memory, or null.
     """
-    with _h5(path) as file:
-        return {name: _h5_array(file, name) for name in names if name in file}
+    with _open_h5(path) as file:
+        return {name: _read_h5_array(file, name) for name in names if name in file}
 
 
-def h5_names(path: Path) -> list[str]:
+def read_h5_names(path: Path) -> list[str]:
     """Returns the names of the datasets and groups; raises as `read_h5`."""
-    with _h5(path) as file:
+    with _open_h5(path) as file:
         return list(file)
 
 
 @contextmanager
-def _h5(path: Path) -> Iterator[Any]:
+def _open_h5(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise ValueError("it is no regular file")
     try:
@@ -166,7 +166,7 @@ def _h5(path: Path) -> Iterator[Any]:
         raise ValueError(first_line(error)) from error
 
 
-def _h5_array(file: Any, name: str) -> np.ndarray:
+def _read_h5_array(file: Any, name: str) -> np.ndarray:
     dataset = file[name]
     if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"{name!r} in it is no array")

@@ -30,7 +30,7 @@ VERSION = 2  # of the layout above
 ARRAYS = ("images", "labels", "official_test", "writers")
 
 
-def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: str | None) -> Dataset:
+def read_cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: str | None) -> Dataset:
     """Returns the dataset from the cache, filling the cache first if it has no intact entry.
 
     One process per node reads; the others wait for it and map what it wrote. If the cache cannot be written (a full or
@@ -47,18 +47,18 @@ def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: 
     """
     try:
         entry = machine.private_folder(folder) / _entry_name(source, files)
-        dataset = _open(entry, source)
+        dataset = _read_entry(entry, source)
         if dataset is not None:
             return dataset
-        with _locked(entry):
-            dataset = _open(entry, source)  # another process may have written it meanwhile
-            return dataset if dataset is not None else _fill(entry, source, read)
+        with _lock_entry(entry):
+            dataset = _read_entry(entry, source)  # another process may have written it meanwhile
+            return dataset if dataset is not None else _fill_entry(entry, source, read)
     except OSError as error:
         logger.warning("data cache not used, every rank keeps its own copy of %r in memory: %s", source, error)
         return read()
 
 
-def _fill(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
+def _fill_entry(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
     """Reads the dataset, writes it to the entry and maps it from there; the caller holds the entry's lock."""
     dataset = read()
     try:
@@ -66,7 +66,7 @@ def _fill(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
             shutil.rmtree(leftover, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
         try:
-            _write(temporary, dataset)
+            _write_entry(temporary, dataset)
             if entry.exists():  # damaged; existing mappings stay valid
                 aside = entry.with_name(f"{temporary.name}-old")
                 entry.rename(aside)
@@ -78,7 +78,7 @@ def _fill(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
     except OSError as error:
         logger.warning("data cache not written, %r stays in memory: %s", source, error)
         return dataset
-    return _open(entry, source) or dataset
+    return _read_entry(entry, source) or dataset
 
 
 def _entry_name(source: str, files: list[Path]) -> str:
@@ -88,7 +88,7 @@ def _entry_name(source: str, files: list[Path]) -> str:
     return f"{source}-{key[:20]}"
 
 
-def _write(folder: Path, dataset: Dataset) -> None:
+def _write_entry(folder: Path, dataset: Dataset) -> None:
     arrays = {name: array for name in ARRAYS if (array := getattr(dataset, name)) is not None}
     for name, array in arrays.items():
         with open(folder / f"{name}.npy", "wb") as file:
@@ -100,7 +100,7 @@ def _write(folder: Path, dataset: Dataset) -> None:
     atomic.write(folder / "entry.json", about + b"\n%08x" % zlib.crc32(about))
 
 
-def _open(entry: Path, source: str) -> Dataset | None:
+def _read_entry(entry: Path, source: str) -> Dataset | None:
     """Returns the dataset with its arrays memory-mapped; None if the entry is missing or damaged."""
     try:
         about, _, checksum = (entry / "entry.json").read_bytes().rpartition(b"\n")
@@ -132,7 +132,7 @@ def _crc32(path: Path) -> int:
 
 
 @contextmanager
-def _locked(entry: Path) -> Iterator[None]:
+def _lock_entry(entry: Path) -> Iterator[None]:
     # Released by the kernel when the process ends, however it ends.
     lock = os.open(entry.with_name(f"{entry.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:

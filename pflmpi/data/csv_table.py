@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays
-from pflmpi.data.dataset import as_numbers, first_missing, indistinct
+from pflmpi.data.dataset import find_coarse_column, find_missing, to_numbers
 from pflmpi.regular_file import read_some
 
 LABELS = ("label", "y", "class", "target")  # default names of the label column, in any case
@@ -26,23 +26,23 @@ def read_table(path: Path, label: str | list[str] | None, client: str | None) ->
     Raises:
         ValueError: the content is no such table.
     """
-    names, rows, line_numbers = _lines(path)
+    names, rows, line_numbers = _read_lines(path)
     for line, row in zip(line_numbers, rows, strict=True):
         if len(row) != len(names):
             raise ValueError(f"line {line} has {len(row)} values, the header has {len(names)}")
     _check_header(names, rows, label, client)
     columns = {name: np.array([row[place].strip() for row in rows]) for place, name in enumerate(names)}
-    label_is_guessed = label is None and not any(column_called(names, name) for name in LABELS)
+    label_is_guessed = label is None and not any(find_column(names, name) for name in LABELS)
     not_labels = (client, *(name for name in names if name.lower() in ("client", *MARKS)))
     last = next((name for name in reversed(names) if name not in not_labels), None)
-    labels, client = label_and_client(names, label, client, last)
-    marks = mark_columns(names, (*labels, client))
+    labels, client = find_label_and_client(names, label, client, last)
+    marks = find_mark_columns(names, (*labels, client))
     _check_complete(columns, [name for name in (*labels, client) if name is not None], line_numbers)
     feature_names = [name for name in names if name not in (*labels, client, *marks.values())]
     if not feature_names:
         raise ValueError(f"there are no columns besides {', '.join(labels)!r}; separate columns by commas")
-    features = [_features(name, columns[name], line_numbers, label_is_guessed) for name in feature_names]
-    mark_values = {name: _mark_values(column, columns[column], line_numbers) for name, column in marks.items()}
+    features = [_parse_features(name, columns[name], line_numbers, label_is_guessed) for name in feature_names]
+    mark_values = {name: _parse_marks(column, columns[column], line_numbers) for name, column in marks.items()}
     return OwnArrays(
         x=np.stack(features, 1),
         y=np.stack([columns[name] for name in labels], 1) if isinstance(label, list) else columns[labels[0]],
@@ -60,13 +60,13 @@ def _check_complete(columns: dict[str, np.ndarray], keys: list[str], line_number
         if (empty := np.flatnonzero(columns[name] == "")).size:
             raise ValueError(f"line {line_numbers[empty[0]]} has no {name}; fill it in, or leave the line out")
     for name in keys:
-        if (row := first_missing(as_numbers(columns[name]))) is not None:
+        if (row := find_missing(to_numbers(columns[name]))) is not None:
             raise ValueError(
                 f"line {line_numbers[row]} has {name} = {columns[name][row]}; fill it in, or leave the line out"
             )
 
 
-def column_called(names: list[str], wanted: str) -> str | None:
+def find_column(names: list[str], wanted: str) -> str | None:
     """Returns the column of that name, in any case; None without one.
 
     Raises:
@@ -78,13 +78,13 @@ def column_called(names: list[str], wanted: str) -> str | None:
     return matching[0] if matching else None
 
 
-def mark_columns(names: list[str], taken: tuple[str | None, ...]) -> dict[str, str]:
+def find_mark_columns(names: list[str], taken: tuple[str | None, ...]) -> dict[str, str]:
     """Returns the columns that assign samples to a split, by their names in `MARKS`, apart from the taken ones."""
     candidates = [name for name in names if name not in taken]
-    return {name: column for name in MARKS if (column := column_called(candidates, name)) is not None}
+    return {name: column for name in MARKS if (column := find_column(candidates, name)) is not None}
 
 
-def label_and_client(
+def find_label_and_client(
     names: list[str], label: str | list[str] | None, client: str | None, default: str | None
 ) -> tuple[list[str], str | None]:
     """Returns the label columns and the client column; `default` is the label where neither user nor names say it.
@@ -92,7 +92,7 @@ def label_and_client(
     Raises:
         ValueError: there is no such column, or several could be the label.
     """
-    candidates = [column for name in LABELS if (column := column_called(names, name)) is not None]
+    candidates = [column for name in LABELS if (column := find_column(names, name)) is not None]
     if label is None and len(candidates) > 1:
         raise ValueError(
             f"the columns {' and '.join(map(repr, candidates))} may all be the label; set data.label (pflmpi data: "
@@ -105,7 +105,7 @@ def label_and_client(
     labels = [name for name in wanted if name is not None]
     if not labels:
         raise ValueError(f"set data.label (pflmpi data: --label), the column of the labels; known: {', '.join(names)}")
-    return labels, client or column_called(names, "client")
+    return labels, client or find_column(names, "client")
 
 
 def _check_header(names: list[str], rows: list[list[str]], label: str | list[str] | None, client: str | None) -> None:
@@ -135,7 +135,7 @@ def _check_header(names: list[str], rows: list[list[str]], label: str | list[str
         )
 
 
-def _lines(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
+def _read_lines(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     """Returns the header, the rows below it that are not blank, and the line numbers on which these begin."""
     rows, line_numbers, last_line = [], [], 0
     with path.open("rb") as file:  # opened once, as it may be a pipe
@@ -160,7 +160,7 @@ def _lines(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     return [name.strip() for name in rows[0]], rows[1:], line_numbers[1:]
 
 
-def _features(name: str, column: np.ndarray, line_numbers: list[int], label_is_guessed: bool) -> np.ndarray:
+def _parse_features(name: str, column: np.ndarray, line_numbers: list[int], label_is_guessed: bool) -> np.ndarray:
     """Converts a column [n] of text to float32; a value that is no number may be a label that was not named."""
     try:
         with np.errstate(over="ignore"):  # refused below
@@ -178,7 +178,7 @@ def _features(name: str, column: np.ndarray, line_numbers: list[int], label_is_g
             raise ValueError(
                 f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, too large for float32; scale it"
             )
-    if indistinct(exact := column.astype(np.float64)[:, None]) is not None:
+    if find_coarse_column(exact := column.astype(np.float64)[:, None]) is not None:
         raise ValueError(
             f"column {name!r} has values from {exact.min():.17g} to {exact.max():.17g}, which float32 hardly tells "
             "apart; subtract their mean, or leave it out"
@@ -194,7 +194,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _mark_values(name: str, column: np.ndarray, line_numbers: list[int]) -> np.ndarray:
+def _parse_marks(name: str, column: np.ndarray, line_numbers: list[int]) -> np.ndarray:
     """Converts a column [n] of 0, 1, true and false to bool."""
     for line, value in zip(line_numbers, column, strict=True):
         if value.lower() not in _MARK_VALUES:

@@ -79,9 +79,9 @@ def assemble(
         DataError: arrays of different lengths, labels that are no classes, or values that are not whole numbers.
     """
     try:
-        labels = whole("labels", labels) if task_kind.classes else task_kind.labels(np.asarray(labels))
-        official_test = whole("official_test", official_test)
-        writers = None if writers is None else whole("writers", writers)
+        labels = to_integers("labels", labels) if task_kind.classes else task_kind.labels(np.asarray(labels))
+        official_test = to_integers("official_test", official_test)
+        writers = None if writers is None else to_integers("writers", writers)
     except ValueError as error:
         raise DataError(f"dataset {name!r}: {error}; its files are damaged") from error
     by_name = {"labels": labels, "official_test": official_test, "writers": writers}
@@ -104,7 +104,7 @@ def assemble(
         num_classes=num_classes,
         mean=(mean,) * images.shape[1],
         std=(std,) * images.shape[1],
-        digest=digest or content_digest(images, labels, official_test, writers, num_classes, official_validation),
+        digest=digest or compute_digest(images, labels, official_test, writers, num_classes, official_validation),
         official_validation=official_validation,
         task_kind=task_kind,
     )
@@ -140,7 +140,7 @@ def standardised(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset
     return replace(dataset, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
-def standardised_by_pixel(dataset: Dataset) -> Dataset:
+def standardise_by_pixel(dataset: Dataset) -> Dataset:
     """Returns the dataset as float32: of each pixel its mean is subtracted, then divided by its deviation + 0.001.
 
     As the authors of Ditto prepare MNIST; values are from 0 to 255 before. Each rank then has the samples in memory of
@@ -174,7 +174,7 @@ def unscaled(dataset: Dataset) -> str:
     )
 
 
-def indistinct(values: np.ndarray) -> int | None:
+def find_coarse_column(values: np.ndarray) -> int | None:
     """Returns the first column of numbers [n, D] that float32 rounds by more than a hundredth of its range, or None.
 
     Columns that are constant, but for the rounding of float64, do not count.
@@ -186,7 +186,7 @@ def indistinct(values: np.ndarray) -> int | None:
     return int(too_coarse.argmax()) if too_coarse.any() else None
 
 
-def whole(what: str, values: object) -> np.ndarray:
+def to_integers(what: str, values: object) -> np.ndarray:
     """Returns whole numbers or flags as int64 [n], floats included; `ValueError` for anything else."""
     array = np.asarray(values)
     if array.ndim != 1:
@@ -203,7 +203,7 @@ def whole(what: str, values: object) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def as_numbers(values: np.ndarray) -> np.ndarray:
+def to_numbers(values: np.ndarray) -> np.ndarray:
     """Converts text [n] to float64 if all of it is numbers, so that 10 sorts after 9; other values stay as they are."""
     if values.dtype.kind not in "SUO":
         return values
@@ -213,7 +213,7 @@ def as_numbers(values: np.ndarray) -> np.ndarray:
         return values
 
 
-def first_missing(values: np.ndarray) -> int | None:
+def find_missing(values: np.ndarray) -> int | None:
     """Returns the index of the first of values [n] that is NaN, infinite, NaT, or text that means it; None if none."""
     if values.dtype.kind in "fcmM":
         missing = ~np.isfinite(values)
@@ -224,7 +224,7 @@ def first_missing(values: np.ndarray) -> int | None:
     return int(missing.argmax()) if missing.any() else None
 
 
-def content_digest(
+def compute_digest(
     images: np.ndarray,
     labels: np.ndarray,
     official_test: np.ndarray,

@@ -15,9 +15,16 @@ from pflmpi import atomic
 from pflmpi.data.array_files import read_npz
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import Dataset
-from pflmpi.data.partitions import PARTITIONS, WITHOUT_CLASSES, divides
+from pflmpi.data.partitions import PARTITIONS, WITHOUT_CLASSES, get_partition_key
 from pflmpi.data.sources import SOURCES
-from pflmpi.data.splits import cut, official_by_class, official_by_writer, split_marked, split_pooled, split_share
+from pflmpi.data.splits import (
+    assign_official_by_class,
+    assign_official_by_writer,
+    cut,
+    split_marked,
+    split_pooled,
+    split_share,
+)
 from pflmpi.errors import DataError
 from pflmpi.rng import stream, streams
 from pflmpi.text import join_truncated, pluralize
@@ -61,7 +68,7 @@ class Federation:
     @cached_property
     def test_class_counts(self) -> np.ndarray:
         """Test samples of each client and class, int64 [N, K]."""
-        return _class_counts(self.dataset, self.test)
+        return _count_classes(self.dataset, self.test)
 
     @cached_property
     def for_validation(self) -> "Federation | None":
@@ -91,9 +98,9 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     validation: Samples = ()
     if partition.path is not None:
         _warn_without_effect(data, ("test_share", "test_per_class"), partition.path)
-        train, test, validation = _saved(dataset, Path(partition.path))
+        train, test, validation = _read_saved(dataset, Path(partition.path))
     else:
-        train, test = _divided(dataset, partition, data, seed)
+        train, test = _draw_split(dataset, partition, data, seed)
     marks = dataset.official_validation if data.split != "pooled" else None
     if data.validation and (validation or marks is not None):
         source = f"dataset {dataset.name!r} marks" if partition.path is None else f"partition {partition.path} has"
@@ -104,10 +111,10 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
         train, validation = split_marked(train, marks[np.concatenate(train)])
     elif data.validation:
         train, validation = split_share(train, data.validation, stream(seed, 0, -1, "validation"))
-    return _federation(dataset, train, test, validation)
+    return _make_federation(dataset, train, test, validation)
 
 
-def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> tuple[Samples, Samples]:
+def _draw_split(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> tuple[Samples, Samples]:
     """Draws a partition by name; returns the training and test samples of each client.
 
     `data.split: pooled` divides all samples and splits each client's; `official` divides the official training samples
@@ -119,8 +126,8 @@ def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, see
     """
     assert partition.name is not None
     rng = stream(seed, 0, -1, "partition")
-    by_writer = divides(partition.name) == "writers"
-    key = _writers(dataset, partition.name) if by_writer else _labels(dataset, partition.name)
+    by_writer = get_partition_key(partition.name) == "writers"
+    key = _get_writers(dataset, partition.name) if by_writer else _get_labels(dataset, partition.name)
     split = resolved_split(data, dataset)
     if data.test_per_class is not None and (split == "pooled" or by_writer):
         raise DataError(
@@ -132,7 +139,7 @@ def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, see
     shares = _call_partition(partition, key[pool], rng, seed)
     if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
         return _split_by_partition(dataset, shares, partition, data)
-    shares = _checked(shares, partition, len(pool))
+    shares = _check_shares(shares, partition, len(pool))
     _refuse_repeats(f"partition {partition.name!r}", {"samples": shares})
     train = cut(pool[np.concatenate(shares)], _lengths(shares))
     if split == "pooled":
@@ -140,10 +147,10 @@ def _divided(dataset: Dataset, partition: PartitionConfig, data: DataConfig, see
     _warn_without_effect(data, ("test_share",), f"data.split: {data.split} with the marks of dataset {dataset.name!r}")
     official = np.flatnonzero(dataset.official_test)
     if by_writer:
-        test = official_by_writer(train, key, official)
+        test = assign_official_by_writer(train, key, official)
     else:
-        counts, labels = _class_counts(dataset, train), dataset.strata[official]
-        test = official_by_class(counts, labels, official, rng, data.test_per_class)
+        counts, labels = _count_classes(dataset, train), dataset.strata[official]
+        test = assign_official_by_class(counts, labels, official, rng, data.test_per_class)
         if (unused := len(official) - sum(map(len, test))) and data.test_per_class is None:
             logger.warning("%d of %d test samples are left out: no client trains on their class", unused, len(official))
     if not any(map(len, test)):
@@ -199,11 +206,11 @@ def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool, limited: bo
             )
 
 
-def take(federation: Federation, clients: np.ndarray) -> Federation:
+def select_clients(federation: Federation, clients: np.ndarray) -> Federation:
     """Returns the federation of some clients, renumbered in the given order."""
     sides = (federation.train, federation.test, federation.validation)
     train, test, validation = ([side[client] for client in clients] if side else [] for side in sides)
-    digest, counts = _digest(federation.dataset, train, test, validation), federation.class_counts[clients]
+    digest, counts = _compute_digest(federation.dataset, train, test, validation), federation.class_counts[clients]
     return Federation(federation.dataset, tuple(train), tuple(test), digest, counts, tuple(validation))
 
 
@@ -228,7 +235,7 @@ def save(federation: Federation, path: Path) -> None:
         raise DataError(f"partition {path} cannot be written ({error}); choose a folder that can be written") from error
 
 
-def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
+def _read_saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
     """Reads the training, test and validation samples that `save` wrote.
 
     Raises:
@@ -237,10 +244,10 @@ def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
     try:
         names = ("train", "num_train", "test", "num_test", "dataset_digest", "digest")
         arrays = read_npz(path, names, ("validation", "num_validation"))
-        train, test = (_parts(arrays[name], arrays[f"num_{name}"]) for name in ("train", "test"))
+        train, test = (_cut_clients(arrays[name], arrays[f"num_{name}"]) for name in ("train", "test"))
         validation = []
         if "validation" in arrays:
-            validation = _parts(arrays["validation"], arrays.get("num_validation", np.empty(0)))
+            validation = _cut_clients(arrays["validation"], arrays.get("num_validation", np.empty(0)))
     except FileNotFoundError:
         raise DataError(f"partition {path} does not exist; give the path of a saved partition") from None
     except (OSError, ValueError) as error:
@@ -253,7 +260,7 @@ def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
             f"partition {path} was made for data with digest {dataset_digest}, dataset {dataset.name!r} has "
             f"{dataset.digest}; use the data (and data.limit) that it was made for, or make a new partition"
         )
-    computed = _digest(dataset, train, test, validation)
+    computed = _compute_digest(dataset, train, test, validation)
     if computed != str(digest):  # before any index is used: a damaged one may be anything
         raise DataError(
             f"partition {path} is damaged: its digest is {computed}, written was {digest}; "
@@ -264,7 +271,7 @@ def _saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples]:
     return train, test, validation
 
 
-def _parts(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+def _cut_clients(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     """Cuts a flat array into the samples of each client; `ValueError` if the lengths do not add up."""
     valid = samples.ndim == lengths.ndim == 1 and samples.dtype == lengths.dtype == np.int64
     if not valid or (lengths < 0).any() or lengths.sum() != len(samples):
@@ -283,14 +290,14 @@ def _split_by_partition(
             f"data.test_share = {data.test_share}; set pooled and {default}, or choose a partition that does not"
         )
     train, test = (
-        [np.asarray(samples, np.int64) for samples in _checked(side, partition, len(dataset.labels))]
+        [np.asarray(samples, np.int64) for samples in _check_shares(side, partition, len(dataset.labels))]
         for side in ([share[0] for share in shares], [share[1] for share in shares])
     )
     _refuse_repeats(f"partition {partition.name!r}", {"training samples": train, "test samples": test})
     return train, test
 
 
-def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -> list[np.ndarray]:
+def _check_shares(shares: list[np.ndarray], partition: PartitionConfig, count: int) -> list[np.ndarray]:
     """Checks and returns what a partition returned; its function may be from outside the package."""
     name = partition.name
     expected = f"expected a list of integer arrays, one per client, not empty, with indices from 0 to {count - 1}"
@@ -341,12 +348,12 @@ def _refuse_repeats(source: str, sides: Mapping[str, Samples]) -> None:
     )
 
 
-def _federation(dataset: Dataset, train: Samples, test: Samples, validation: Samples) -> Federation:
+def _make_federation(dataset: Dataset, train: Samples, test: Samples, validation: Samples) -> Federation:
     """Makes a federation, after checking that there are samples to test on; warns of unusual ones."""
     _check_not_empty("test", dataset, test, "give them two samples or more each, or another partition")
     if validation:
         _check_not_empty("validation", dataset, validation, "raise data.validation, or give each client more samples")
-    digest, counts = _digest(dataset, train, test, validation), _class_counts(dataset, train)
+    digest, counts = _compute_digest(dataset, train, test, validation), _count_classes(dataset, train)
     federation = Federation(dataset, tuple(train), tuple(test), digest, counts, tuple(validation))
     if untrained := int(federation.test_class_counts[:, counts.sum(axis=0) == 0].sum()):
         logger.warning("%d test samples are of classes that no client trains on", untrained)
@@ -365,7 +372,7 @@ def _check_not_empty(side: str, dataset: Dataset, samples: Samples, remedy: str)
         logger.warning("%d of %d clients have no %s samples", without, len(samples), side)
 
 
-def _digest(dataset: Dataset, train: Samples, test: Samples, validation: Samples) -> str:
+def _compute_digest(dataset: Dataset, train: Samples, test: Samples, validation: Samples) -> str:
     digest = hashlib.sha256(f"dataset {dataset.digest}\n".encode())
     for kind, arrays in (("train", train), ("test", test), ("validation", validation)):
         for client, samples in enumerate(arrays):
@@ -374,7 +381,7 @@ def _digest(dataset: Dataset, train: Samples, test: Samples, validation: Samples
     return digest.hexdigest()
 
 
-def _class_counts(dataset: Dataset, parts: Samples) -> np.ndarray:
+def _count_classes(dataset: Dataset, parts: Samples) -> np.ndarray:
     """Counts the samples of each client and class, int64 [N, K]."""
     num_clients, num_classes = len(parts), dataset.num_strata
     cells = np.repeat(np.arange(num_clients) * num_classes, _lengths(parts)) + dataset.strata[np.concatenate(parts)]
@@ -385,7 +392,7 @@ def _lengths(parts: Samples) -> np.ndarray:
     return np.fromiter(map(len, parts), np.int64, len(parts))
 
 
-def _labels(dataset: Dataset, partition: str) -> np.ndarray:
+def _get_labels(dataset: Dataset, partition: str) -> np.ndarray:
     """Returns the labels for a partition; where they are no classes, built-in ones get zeros, or raise `DataError`."""
     if dataset.task_kind.classes or PARTITIONS.reference(partition):
         return dataset.labels
@@ -397,7 +404,7 @@ def _labels(dataset: Dataset, partition: str) -> np.ndarray:
     return dataset.strata
 
 
-def _writers(dataset: Dataset, partition: str) -> np.ndarray:
+def _get_writers(dataset: Dataset, partition: str) -> np.ndarray:
     if dataset.writers is None:
         raise DataError(
             f"partition {partition!r} needs the writer of each sample, which dataset {dataset.name!r} does not have; "

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays, check_memory
-from pflmpi.data.csv_table import MARKS, label_and_client, mark_columns
-from pflmpi.data.image_files import stacked
+from pflmpi.data.csv_table import MARKS, find_label_and_client, find_mark_columns
+from pflmpi.data.image_files import read_images
 from pflmpi.text import first_line, join_truncated
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _FOLDERS = ("", "data", "train", "validation", "test")  # where parquet files ma
 
 def is_hugging_face(path: Path) -> bool:
     """Whether a path is such a dataset."""
-    return path.suffix == ".parquet" or (path.is_dir() and bool(_saved(path) or _parquet(path)))
+    return path.suffix == ".parquet" or (path.is_dir() and bool(_find_saved(path) or _find_parquet(path)))
 
 
 def read_hugging_face(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
@@ -39,8 +39,8 @@ def read_hugging_face(path: Path, label: str | list[str] | None, client: str | N
     """
     try:
         arrow = import_module("pyarrow")
-        files = _files(path)
-        tables = [_table(arrow, file) for _, file in files]
+        files = _find_files(path)
+        tables = [_read_file(arrow, file) for _, file in files]
         for table, (_, file) in zip(tables, files, strict=True):
             if table.schema != tables[0].schema:
                 columns, expected = (str(t.schema.remove_metadata()).splitlines() for t in (table, tables[0]))
@@ -48,7 +48,7 @@ def read_hugging_face(path: Path, label: str | list[str] | None, client: str | N
                     f"{file} has columns {join_truncated(columns)}, and {files[0][1]} has {join_truncated(expected)}"
                 )
         splits = np.repeat([split for split, _ in files], [table.num_rows for table in tables])
-        return _arrays(arrow.concat_tables(tables), splits, label, client)
+        return _to_arrays(arrow.concat_tables(tables), splits, label, client)
     except ImportError as error:
         raise ValueError(
             f"it is read by pyarrow, which is not installed ({error}); `pip install 'pflmpi[analysis]'` brings it"
@@ -57,12 +57,12 @@ def read_hugging_face(path: Path, label: str | list[str] | None, client: str | N
         raise ValueError(first_line(error)) from error
 
 
-def _saved(folder: Path) -> list[Path]:
+def _find_saved(folder: Path) -> list[Path]:
     """Finds the folders that `save_to_disk` wrote."""
     return sorted(file.parent for file in (*folder.glob("state.json"), *folder.glob("*/state.json")))
 
 
-def _arrow(folder: Path) -> list[Path]:
+def _find_arrow_files(folder: Path) -> list[Path]:
     """Returns the arrow files of a saved dataset; others, such as a cache of `datasets`, may lie beside them."""
     try:
         entries = json.loads((folder / "state.json").read_bytes())["_data_files"]
@@ -71,19 +71,19 @@ def _arrow(folder: Path) -> list[Path]:
         raise ValueError(f"{folder / 'state.json'} names no files of data ({first_line(error)})") from error
 
 
-def _parquet(folder: Path) -> list[Path]:
+def _find_parquet(folder: Path) -> list[Path]:
     return sorted(file for name in _FOLDERS for file in (folder / name).glob("*.parquet"))
 
 
-def _files(path: Path) -> list[tuple[str, Path]]:
+def _find_files(path: Path) -> list[tuple[str, Path]]:
     """Returns the split of each file ("" if its path names none) and its path."""
     if path.is_file():
         return [("", path)]
     files = []
-    for entry in _saved(path) or _parquet(path):
+    for entry in _find_saved(path) or _find_parquet(path):
         match = _SPLIT.search(entry.relative_to(path).as_posix().lower())
         split = _NAMES[match.lastindex - 1] if match and match.lastindex else ""
-        files += [(split, file) for file in ([entry] if entry.is_file() else _arrow(entry))]
+        files += [(split, file) for file in ([entry] if entry.is_file() else _find_arrow_files(entry))]
     if any(split for split, _ in files):
         for split, file in files:
             if not split:
@@ -91,7 +91,7 @@ def _files(path: Path) -> list[tuple[str, Path]]:
     return files
 
 
-def _table(arrow: Any, file: Path) -> Any:
+def _read_file(arrow: Any, file: Path) -> Any:
     if not file.is_file():
         raise ValueError(f"{file} is no regular file")
     try:
@@ -108,30 +108,30 @@ def _table(arrow: Any, file: Path) -> Any:
     return table
 
 
-def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, client: str | None) -> OwnArrays:
+def _to_arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, client: str | None) -> OwnArrays:
     if not table.num_rows:
         raise ValueError("it has no samples")
     names = [name for name in table.column_names if not name.startswith("__index_level_")]  # row numbers of pandas
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"it has several columns {duplicates[0]!r}; give each a name of its own")
-    with_classes = [name for name in names if _class_names(table, name) is not None]
+    with_classes = [name for name in names if _find_class_names(table, name) is not None]
     default_label = with_classes[0] if len(with_classes) == 1 else None
-    labels, client = label_and_client(names, label, client, default_label)
-    y = [_values(table, name) for name in labels]
+    labels, client = find_label_and_client(names, label, client, default_label)
+    y = [_read_column(table, name) for name in labels]
     if splits.any():
         mark_names, marks = dict[str, str](), {name: splits == name for name in MARKS}
     else:
-        mark_names = mark_columns(names, (*labels, client))
-        marks = {name: _values(table, column) for name, column in mark_names.items()}
+        mark_names = find_mark_columns(names, (*labels, client))
+        marks = {name: _read_column(table, column) for name, column in mark_names.items()}
     others = [name for name in names if name not in (*labels, client, *mark_names.values())]
-    x, sample_columns = _samples(table, others)
+    x, sample_columns = _read_samples(table, others)
     if unused := sorted({*others} - {*sample_columns}):
         logger.warning("a sample is its %r; not used: %s", sample_columns[0], join_truncated(unused))
-    class_names = _class_names(table, labels[0]) if len(labels) == 1 else None
+    class_names = _find_class_names(table, labels[0]) if len(labels) == 1 else None
     return OwnArrays(
         x=x,
         y=y[0] if len(labels) == 1 else np.stack(y, 1),
-        client=None if client is None else _values(table, client),
+        client=None if client is None else _read_column(table, client),
         test=marks.get("test"),
         validation=marks.get("validation"),
         class_names=class_names,
@@ -142,7 +142,7 @@ def _arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, clien
     )
 
 
-def _class_names(table: Any, name: str) -> np.ndarray | None:
+def _find_class_names(table: Any, name: str) -> np.ndarray | None:
     """Returns the class names of a column, where the dataset's metadata has them."""
     metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     for key in ("info", "features", name, "names"):
@@ -150,7 +150,7 @@ def _class_names(table: Any, name: str) -> np.ndarray | None:
     return np.array(metadata, str) if isinstance(metadata, list) else None
 
 
-def _samples(table: Any, names: list[str]) -> tuple[np.ndarray, list[str]]:
+def _read_samples(table: Any, names: list[str]) -> tuple[np.ndarray, list[str]]:
     """Reads the samples [n, ...]; returns them and the columns that they are made of."""
     types = {name: table.schema.field(name).type for name in names}
     images = [name for name, kind in types.items() if str(kind).startswith("struct<bytes: ")]
@@ -166,28 +166,30 @@ def _samples(table: Any, names: list[str]) -> tuple[np.ndarray, list[str]]:
         contents = [value for chunk in table.column(images[0]).chunks for value in chunk.field("bytes").to_pylist()]
         if None in contents:
             raise ValueError(f"sample {contents.index(None)} has no bytes in {images[0]!r}; embed the pictures")
-        return stacked((f"the picture of sample {n}", BytesIO(content)) for n, content in enumerate(contents)), images
+        return read_images(
+            (f"the picture of sample {n}", BytesIO(content)) for n, content in enumerate(contents)
+        ), images
     columns = lists or names
-    arrays = [_values(table, name) for name in columns]
+    arrays = [_read_column(table, name) for name in columns]
     for name, array in zip(columns, arrays, strict=True):
         if array.dtype.kind not in "biuf":
             raise ValueError(f"column {name!r} is {types[name]}, no numbers; encode it (texts: lists of tokens)")
     return arrays[0] if lists else np.stack(arrays, 1), columns
 
 
-def _values(table: Any, name: str) -> np.ndarray:
+def _read_column(table: Any, name: str) -> np.ndarray:
     """Reads a column [n, ...]; nested lists become axes."""
     column = table.column(name)
     if column.null_count:
         missing = column.is_null().index(True).as_py()
         raise ValueError(f"sample {missing} has no {name}; fill it in, or leave it out")
-    chunks = [_chunk(name, chunk) for chunk in column.chunks if len(chunk)]
+    chunks = [_chunk_to_numpy(name, chunk) for chunk in column.chunks if len(chunk)]
     if len({chunk.shape[1:] for chunk in chunks}) > 1:
         raise ValueError(_UNLIKE.format(name))
     return np.concatenate(chunks)
 
 
-def _chunk(name: str, array: Any) -> np.ndarray:
+def _chunk_to_numpy(name: str, array: Any) -> np.ndarray:
     shape = [len(array)]
     array = getattr(array, "storage", array)  # of an array of `datasets`, where that is imported
     while _LIST.match(str(array.type)):

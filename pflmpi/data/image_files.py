@@ -17,7 +17,7 @@ _VALIDATION = ("val", "valid", "validation")
 _SPLITS = ("train", *_VALIDATION, "test")
 
 
-def read_pictures(path: Path) -> OwnArrays:
+def read_image_folder(path: Path) -> OwnArrays:
     """Reads the images of all classes; the names of their folders are the labels.
 
     Raises:
@@ -47,7 +47,7 @@ def read_pictures(path: Path) -> OwnArrays:
         [name if has_splits else "train" for name in files_by_split], [*map(len, files_by_split.values())]
     )
     return OwnArrays(
-        x=stacked((str(file), file) for file in files),
+        x=read_images((str(file), file) for file in files),
         y=np.array([file.parent.name for file in files]),
         test=splits == "test",
         validation=np.isin(splits, _VALIDATION),
@@ -55,7 +55,7 @@ def read_pictures(path: Path) -> OwnArrays:
     )
 
 
-def stacked(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
+def read_images(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
     """Reads files, each with its name, as images [n, C, H, W].
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.data.array_files import OwnArrays, joined
+from pflmpi.data.array_files import OwnArrays, concatenate_parts
 from pflmpi.text import first_line, short_repr
 
 
@@ -15,7 +15,7 @@ def is_leaf(folder: Path) -> bool:
     return any((folder / "train").glob("*.json"))
 
 
-def users_of(file: Path) -> list[tuple[str, Any, Any]]:
+def read_users(file: Path) -> list[tuple[str, Any, Any]]:
     """Reads one file: every user in its order, with x and y as parsed.
 
     Raises:
@@ -51,25 +51,27 @@ def read_leaf(folder: Path) -> OwnArrays:
             if not file.is_file():
                 raise ValueError(f"{file} is no regular file")
             try:
-                for user, x, y in users_of(file):
-                    parts.append((f"user {user!r} of {file}", _array(user, x, np.float32), _array(user, y, np.float64)))
+                for user, x, y in read_users(file):
+                    parts.append(
+                        (f"user {user!r} of {file}", _to_array(user, x, np.float32), _to_array(user, y, np.float64))
+                    )
                     users.append(user)
                     sides.append(side)
             except ValueError as error:
                 raise ValueError(f"{file}: {first_line(error)}") from error
-    x, y, part = joined(parts)
+    x, y, part = concatenate_parts(parts)
     client, test = np.array(users)[part], np.array(sides)[part] == "test"
     if x.dtype.kind != "U":
         return OwnArrays(x, y, client, test)
     if x.ndim == 1 and y.dtype.kind == "U":
-        return OwnArrays(_characters(x), y, client, test)
+        return OwnArrays(_encode_characters(x), y, client, test)
     raise ValueError(
         f"x are texts {list(x.shape)} and y {y.dtype}; expected numbers, or a text and as label another, such as "
         "its next character: turn texts and names of pictures into numbers"
     )
 
 
-def _array(user: str, values: Any, float_type: type[np.floating[Any]]) -> np.ndarray:
+def _to_array(user: str, values: Any, float_type: type[np.floating[Any]]) -> np.ndarray:
     """Converts a user's values to an array of integers, of text, or of floats of the given type."""
     try:
         array = np.atleast_1d(np.array(values))
@@ -81,7 +83,7 @@ def _array(user: str, values: Any, float_type: type[np.floating[Any]]) -> np.nda
         return array.astype(float_type) if array.dtype.kind == "f" else array
 
 
-def _characters(texts: np.ndarray) -> np.ndarray:
+def _encode_characters(texts: np.ndarray) -> np.ndarray:
     """Converts texts [n] to character indices [n, L]; 0 is padding."""
     codes = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
     present = np.zeros(0x110000, np.int32)

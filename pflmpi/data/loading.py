@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from pflmpi import outside
-from pflmpi.data.cache import cached
+from pflmpi.data.cache import read_cached
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import Dataset, content_digest, standardised, standardised_by_pixel
+from pflmpi.data.dataset import Dataset, compute_digest, standardise_by_pixel, standardised
 from pflmpi.data.own_files import has_unclear_channels, read_own
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
-from pflmpi.data.splits import apportion, merged
+from pflmpi.data.splits import apportion, merge
 from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.errors import ConfigError, DataError
 from pflmpi.machine import expanded
@@ -54,10 +54,10 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
             )
         dataset = standardised(dataset)
     if config.normalize == "pixel":
-        dataset = standardised_by_pixel(dataset)
+        dataset = standardise_by_pixel(dataset)
     if config.limit is None:
         return dataset
-    return limited(dataset, config.limit, stream(seed, 0, -1, "limit"))
+    return limit_samples(dataset, config.limit, stream(seed, 0, -1, "limit"))
 
 
 def _read(config: DataConfig, task_kind: TaskKind, cache: str | None) -> Dataset:
@@ -65,17 +65,17 @@ def _read(config: DataConfig, task_kind: TaskKind, cache: str | None) -> Dataset
         return read_own(Path(config.path), config.label, config.client, config.layout, task_kind)
     source = SOURCES[config.name]
     if isinstance(source, type):
-        dataset = source(**config.options).read(Path(_folder(config) or "."))
+        dataset = source(**config.options).read(Path(_find_data_folder(config) or "."))
         if not isinstance(dataset, Dataset):
             raise DataError(
                 f"{outside.file_of(source)}: {source.__qualname__}.read returned a {type(dataset).__name__}; expected "
                 "what pflmpi.data.dataset.assemble returns"
             )
         return dataset
-    return source.read(Path()) if source.embedded else _from_folder(source, config, cache)
+    return source.read(Path()) if source.embedded else _read_from_folder(source, config, cache)
 
 
-def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
+def limit_samples(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
     """Returns `limit` samples of a dataset in their old order, or the dataset itself if it has no more.
 
     The classes keep their proportions, and every class keeps a sample if `limit` allows it; within a class the official
@@ -95,16 +95,16 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         sides = [rng.permutation(np.flatnonzero(of_class & (dataset.official_test == test))) for test in (False, True)]
         shares = apportion(int(count), np.array([len(side) for side in sides], dtype=np.float64))
         chosen += [side[:share] for side, share in zip(sides, shares, strict=True)]
-    samples = merged(chosen)
+    samples = merge(chosen)
     arrays: dict[str, Any] = {}
     for name in ("images", "labels", "official_test", "writers", "official_validation"):
         array = getattr(dataset, name)
         arrays[name] = None if array is None else array[samples]
-    return replace(dataset, **arrays, digest=content_digest(**arrays, num_classes=dataset.num_classes))
+    return replace(dataset, **arrays, digest=compute_digest(**arrays, num_classes=dataset.num_classes))
 
 
-def _from_folder(source: Source, config: DataConfig, cache: str | None) -> Dataset:
-    folder = _folder(config)
+def _read_from_folder(source: Source, config: DataConfig, cache: str | None) -> Dataset:
+    folder = _find_data_folder(config)
     if not folder:
         raise DataError(f"dataset {config.name!r} is read from files, and no data folder is set; {SHARED_FOLDER}")
     try:
@@ -120,8 +120,8 @@ def _from_folder(source: Source, config: DataConfig, cache: str | None) -> Datas
     except (OSError, ConfigError) as error:  # too long a name, no permission, ~ of an unknown user
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"the data folder {short_repr(folder)} cannot be read ({reason}); {SHARED_FOLDER}") from error
-    return cached(source.name, files, lambda: source.read(root), cache)
+    return read_cached(source.name, files, lambda: source.read(root), cache)
 
 
-def _folder(config: DataConfig) -> str | None:
+def _find_data_folder(config: DataConfig) -> str | None:
     return config.root or os.environ.get("PFLMPI_DATA")  # the only place that reads it

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pflmpi.data.array_files import OwnArrays, h5_names, joined, npz_names, read_h5, read_npz
+from pflmpi.data.array_files import OwnArrays, concatenate_parts, read_h5, read_h5_names, read_npz, read_npz_names
 from pflmpi.data.csv_table import read_table
-from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing, indistinct
+from pflmpi.data.dataset import Dataset, assemble, find_coarse_column, find_missing, to_numbers
 from pflmpi.data.hugging_face import is_hugging_face, read_hugging_face
-from pflmpi.data.image_files import read_pictures
+from pflmpi.data.image_files import read_image_folder
 from pflmpi.data.leaf import is_leaf, read_leaf
-from pflmpi.data.pfllib import is_split_by_client, read_folder
+from pflmpi.data.pfllib import is_split_by_client, read_pfllib
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
 from pflmpi.text import join_truncated
@@ -68,16 +68,16 @@ def read_own(
         if is_hugging_face(path):
             arrays = read_hugging_face(path, label, client)
         elif path.is_dir():
-            arrays = _folder(path)
+            arrays = _read_folder(path)
         elif path.suffix == ".npz":
-            arrays = _named(npz_names(path), lambda names: read_npz(path, (), names))
+            arrays = _read_named_arrays(read_npz_names(path), lambda names: read_npz(path, (), names))
         elif path.suffix in (".h5", ".hdf5"):
-            arrays = _named(h5_names(path), lambda names: read_h5(path, names))
+            arrays = _read_named_arrays(read_h5_names(path), lambda names: read_h5(path, names))
         elif path.suffix == ".csv":
             arrays = read_table(path, label, client)
         else:
             raise DataError(f"data.path = {str(path)!r} has an unknown suffix; {_HOW}")
-        return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout), task_kind)
+        return _make_dataset(path.stem, replace(arrays, layout=arrays.layout or layout), task_kind)
     except (OSError, ValueError) as error:
         raise DataError(f"data.path = {str(path)!r} cannot be used: {error}") from error
     except MemoryError as error:
@@ -99,24 +99,24 @@ def has_unclear_channels(images: np.ndarray, layout: str | None) -> bool:
     return images.ndim == 3 and layout is None
 
 
-def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
+def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
     """Checks and converts the arrays of a file, and makes them a dataset."""
     if task_kind.classes and arrays.y.ndim == 2 and arrays.y.shape[1] == 1:
         arrays = replace(arrays, y=arrays.y[:, 0])
-    x = _samples(arrays.x, arrays.layout)
+    x = _convert_samples(arrays.x, arrays.layout)
     _check_shapes(arrays, one_label=task_kind.classes)
     test = np.zeros(len(x), bool) if arrays.test is None else arrays.test
     validation = _check_marks(test, arrays.validation)
-    y = as_numbers(arrays.y)
+    y = to_numbers(arrays.y)
     for what, values in (("label", y if task_kind.classes else None), ("client", arrays.client)):
-        if values is not None and (missing := first_missing(values)) is not None:
+        if values is not None and (missing := find_missing(values)) is not None:
             raise ValueError(
                 f"sample {missing} has no {what} ({values[missing]}); give each sample one, or leave it out"
             )
-    clients, writers = (np.empty(0), None) if arrays.client is None else _clients(arrays.client)
+    clients, writers = (np.empty(0), None) if arrays.client is None else _sort_clients(arrays.client)
     classes: np.ndarray | None = None
     if task_kind.classes:
-        classes, labels = _classes(arrays, y)
+        classes, labels = _find_classes(arrays, y)
         num_classes = len(classes)
     else:
         labels = task_kind.labels(y)
@@ -133,9 +133,9 @@ def _dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
     )
     return replace(
         dataset,
-        class_names=() if classes is None else _names(classes, arrays.class_names),
-        written_labels=() if classes is None else _label_names(classes),
-        written_clients=_client_names(clients),
+        class_names=() if classes is None else _find_class_names(classes, arrays.class_names),
+        written_labels=() if classes is None else _format_labels(classes),
+        written_clients=_format_clients(clients),
         may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
         label_columns=arrays.label_columns,
@@ -160,7 +160,7 @@ def _check_shapes(arrays: OwnArrays, one_label: bool) -> None:
         raise ValueError("it has no samples")
 
 
-def _classes(arrays: OwnArrays, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _find_classes(arrays: OwnArrays, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the classes [K] among labels y [n] of any type, in sorted order, and the class of each sample [n]."""
     _check_distinct(arrays.y, y)
     classes, labels = np.unique(y, return_inverse=True)
@@ -188,26 +188,26 @@ def _check_distinct(written: np.ndarray, y: np.ndarray) -> None:
     names, first = np.unique(written, return_index=True)
     numbers, counts = np.unique(y[first], return_counts=True)
     if len(numbers) < len(names):
-        same = _texts(names[y[first] == numbers[counts.argmax()]])
+        same = _to_texts(names[y[first] == numbers[counts.argmax()]])
         raise ValueError(
             f"y has the labels {' and '.join(map(repr, same[:2]))}, which are one number; write them alike if they are "
             "one class, or with a letter before each label if they are two"
         )
 
 
-def _clients(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _sort_clients(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the clients [N] in sorted order, numerically if all are numbers, and the client of each sample [n]."""
     names, numbers = np.unique(written, return_inverse=True)
-    values = as_numbers(names)
+    values = to_numbers(names)
     if values is names or len(np.unique(values)) < len(names):  # such as 7 and 007, or too many digits for a float
         return names, numbers
     order = np.argsort(values, kind="stable")
     return names[order], np.argsort(order)[numbers]
 
 
-def _client_names(clients: np.ndarray) -> tuple[str, ...]:
+def _format_clients(clients: np.ndarray) -> tuple[str, ...]:
     """Formats clients [N]: 3, not 3.0, if all are whole numbers, which pandas turns to floats after a missing value."""
-    names, values = _texts(clients), as_numbers(clients)
+    names, values = _to_texts(clients), to_numbers(clients)
     without_point = tuple(name.removesuffix(".0") for name in names)
     all_whole = values.dtype.kind == "f" and (values == np.round(values)).all()
     return without_point if all_whole and len({*without_point}) == len(names) else names
@@ -226,29 +226,29 @@ def _check_marks(test: np.ndarray, validation: np.ndarray | None) -> np.ndarray 
     return validation.astype(bool)
 
 
-def _names(classes: np.ndarray, names: np.ndarray | None) -> tuple[str, ...]:
+def _find_class_names(classes: np.ndarray, names: np.ndarray | None) -> tuple[str, ...]:
     """Returns the names of the classes [K], if `class_names` of the file, or labels that are text, give them."""
     if names is None:
-        return () if classes.dtype.kind in "biuf" else _texts(classes)
+        return () if classes.dtype.kind in "biuf" else _to_texts(classes)
     if names.ndim == 1 and len(names) == len(classes):
-        return _texts(names)
+        return _to_texts(names)
     if names.ndim == 1 and classes.dtype.kind in "iuf" and classes.min() >= 0 and classes.max() < len(names):
-        return _texts(names[classes.astype(np.int64)])
+        return _to_texts(names[classes.astype(np.int64)])
     raise ValueError(
         f"class_names has the shape {list(names.shape)}, and y has {len(classes)} classes, up to {classes[-1]}; "
         "give one name for each class, in the order of the labels"
     )
 
 
-def _label_names(classes: np.ndarray) -> tuple[str, ...]:
-    return _texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes)
+def _format_labels(classes: np.ndarray) -> tuple[str, ...]:
+    return _to_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes)
 
 
-def _texts(values: np.ndarray) -> tuple[str, ...]:
+def _to_texts(values: np.ndarray) -> tuple[str, ...]:
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist())
 
 
-def _samples(x: np.ndarray, layout: str | None) -> np.ndarray:
+def _convert_samples(x: np.ndarray, layout: str | None) -> np.ndarray:
     """Converts samples to uint8 [n, C, H, W] or float32 [n, ...], with channels first.
 
     Raises:
@@ -280,7 +280,11 @@ def _samples(x: np.ndarray, layout: str | None) -> np.ndarray:
             f"sample {sample} has a value that is not a finite number; fill it in, or leave the sample out"
         )
     columns = original.reshape(len(original), -1) if original.size else np.empty((1, 0))
-    if original.dtype.itemsize > 2 and original.dtype != np.float32 and (column := indistinct(columns)) is not None:
+    if (
+        original.dtype.itemsize > 2
+        and original.dtype != np.float32
+        and (column := find_coarse_column(columns)) is not None
+    ):
         least, most = columns[:, column].min(), columns[:, column].max()
         raise ValueError(
             f"value {column} of the samples is from {least} to {most}, which float32 hardly tells apart; subtract its "
@@ -312,7 +316,7 @@ def _guess_layout(x: np.ndarray) -> str:
     )
 
 
-def _named(names: list[str], read: Callable[[tuple[str, ...]], dict[str, np.ndarray]]) -> OwnArrays:
+def _read_named_arrays(names: list[str], read: Callable[[tuple[str, ...]], dict[str, np.ndarray]]) -> OwnArrays:
     """Reads the arrays of a file: x and y of all samples, or of each split; logs which arrays are not read.
 
     Args:
@@ -335,25 +339,25 @@ def _named(names: list[str], read: Callable[[tuple[str, ...]], dict[str, np.ndar
     if split_arrays is not None:
         arrays |= _concatenate_splits(arrays, split_arrays)
     client, test, validation, class_names = map(arrays.get, _OPTIONAL)
-    return OwnArrays(_array(arrays, "x"), _array(arrays, "y"), client, test, validation, class_names)
+    return OwnArrays(_require_array(arrays, "x"), _require_array(arrays, "y"), client, test, validation, class_names)
 
 
 def _concatenate_splits(arrays: dict[str, np.ndarray], names: dict[str, tuple[str, str]]) -> dict[str, np.ndarray]:
     """Returns x, y, test and validation of the samples of all splits; `names` are those of x and y of each."""
     splits = [split for split, pair in names.items() if not {*pair}.isdisjoint(arrays)]
-    parts = [(x, _array(arrays, x), _array(arrays, y)) for x, y in (names[split] for split in splits)]
-    x, y, part_numbers = joined(parts)
+    parts = [(x, _require_array(arrays, x), _require_array(arrays, y)) for x, y in (names[split] for split in splits)]
+    x, y, part_numbers = concatenate_parts(parts)
     split_of_sample = np.array(splits)[part_numbers]
     return {"x": x, "y": y, "test": split_of_sample == "test", "validation": split_of_sample == "val"}
 
 
-def _array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+def _require_array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
     if name not in arrays:
         raise ValueError(f"no array {name!r} in it")
     return arrays[name]
 
 
-def _folder(path: Path) -> OwnArrays:
+def _read_folder(path: Path) -> OwnArrays:
     if is_split_by_client(path):
-        return read_folder(path)
-    return read_leaf(path) if is_leaf(path) else read_pictures(path)
+        return read_pfllib(path)
+    return read_leaf(path) if is_leaf(path) else read_image_folder(path)

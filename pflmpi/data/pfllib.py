@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.data.array_files import OwnArrays, check_memory, joined
-from pflmpi.data.dataset import as_numbers, first_missing, whole
+from pflmpi.data.array_files import OwnArrays, check_memory, concatenate_parts
+from pflmpi.data.dataset import find_missing, to_integers, to_numbers
 
 _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
 
@@ -27,7 +27,7 @@ def read_pickle(content: bytes) -> Any:
         ValueError: it is damaged, or holds anything else.
     """
     try:
-        return _plain(_Reader(io.BytesIO(content)).load())
+        return _to_plain(_Reader(io.BytesIO(content)).load())
     except ValueError:
         raise
     except Exception as error:  # a damaged pickle raises a dozen kinds
@@ -72,7 +72,7 @@ class _Array:
             return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
         flat = np.empty(len(content), object)
         for place, value in enumerate(content):
-            flat[place] = _plain(value)
+            flat[place] = _to_plain(value)
         return flat.reshape(shape, order="F" if fortran else "C")
 
 
@@ -85,23 +85,23 @@ class _Reader(pickle.Unpickler):
         if module in _MODULES and name == "dtype":
             return _Type
         if module in _MODULES and name == "scalar":
-            return _scalar
+            return _to_scalar
         raise ValueError(f"it would call {module}.{name}, which no data needs; do not trust this file")
 
 
-def _scalar(pickled_type: _Type, content: bytes) -> Any:
+def _to_scalar(pickled_type: _Type, content: bytes) -> Any:
     (value,) = np.frombuffer(content, pickled_type.to_numpy())
     return value.item()
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Converts pickled arrays, also in lists and dictionaries, to NumPy; `ValueError` for values that are not plain."""
     if isinstance(value, _Array):
         return value.to_numpy()
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"it holds a {type(value).__name__}, which is no data")
@@ -115,7 +115,7 @@ def is_split_by_client(path: Path) -> bool:
     return any((path / "train").glob("*.npz"))
 
 
-def read_folder(path: Path) -> OwnArrays:
+def read_pfllib(path: Path) -> OwnArrays:
     """Reads the samples in a folder; nothing in its files is called.
 
     Raises:
@@ -131,7 +131,7 @@ def read_folder(path: Path) -> OwnArrays:
     if len(in_train) <= max(in_train):
         gap = next(client for client in count() if client not in in_train)
         raise ValueError(f"there is no train/{gap}.npz; {_ANEW}")
-    config = _config(path / "config.json")
+    config = _read_config(path / "config.json")
     num_clients, num_classes = config.get("num_clients"), config.get("num_classes")
     if num_clients is not None and num_clients != len(in_train):
         raise ValueError(f"config.json says {num_clients} clients, and train/ has {len(in_train)} files; make it anew")
@@ -140,7 +140,7 @@ def read_folder(path: Path) -> OwnArrays:
         for client in sorted(numbers):
             file = path / split / f"{client}.npz"
             try:
-                x, y = _arrays(file)
+                x, y = _read_arrays(file)
             except ValueError as error:
                 raise ValueError(f"{file}: {error}") from error
             if not len(x) and split == "train":
@@ -148,9 +148,9 @@ def read_folder(path: Path) -> OwnArrays:
             parts.append((str(file), x, y))
             clients.append(client)
             is_test.append(split == "test")
-    x, y, part_numbers = joined(parts)
+    x, y, part_numbers = concatenate_parts(parts)
     if num_classes is not None:
-        y = whole("y", as_numbers(y))
+        y = to_integers("y", to_numbers(y))
         if y.min() < 0 or y.max() >= num_classes:
             raise ValueError(f"config.json says {num_classes} classes, and y has labels {y.min()} to {y.max()}")
     return OwnArrays(x, y, np.array(clients)[part_numbers], np.array(is_test)[part_numbers], num_classes=num_classes)
@@ -165,7 +165,7 @@ def _client_numbers(folder: Path) -> set[int]:
     return {int(name) for name in names}
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     """Reads the numbers of clients and classes, None where they are not given; {} without the file."""
     if not path.exists():
         return {}
@@ -184,7 +184,7 @@ def _config(path: Path) -> dict[str, Any]:
     return counts
 
 
-def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Reads x and y of a file: its one array `data` is a pickled {"x": array, "y": array}."""
     if not file.is_file():
         raise ValueError("it is no regular file")
@@ -209,12 +209,12 @@ def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
     x, y = (np.asarray(data[key]) for key in ("x", "y"))
     if not x.ndim or y.shape != (len(x),):
         raise ValueError(f"x has the shape {list(x.shape)} and y {list(y.shape)}; expected [n, ...] and [n]")
-    if (missing := first_missing(y)) is not None:
+    if (missing := find_missing(y)) is not None:
         raise ValueError(f"sample {missing} has the label {y[missing]}; fill it in, or leave it out")
-    return (_tokens(x) if x.dtype.hasobject else x), y
+    return (_unpack_tokens(x) if x.dtype.hasobject else x), y
 
 
-def _tokens(x: np.ndarray) -> np.ndarray:
+def _unpack_tokens(x: np.ndarray) -> np.ndarray:
     """Returns the tokens [n, L] of rows (padded tokens, their number), as PFLlib's text datasets have them."""
     rows = [row[0] for row in x] if x.ndim == 2 and x.shape[1] == 2 else []
     if not rows or any(not isinstance(row, list) or len(row) != len(rows[0]) for row in rows):

@@ -26,7 +26,7 @@ def picture(federation: Federation, width: int) -> RenderableType:
         lines.append(Text(margin).append(cells.row(counts[client]), style="cyan"))
     if shown < federation.num_clients:
         lines.append(Text(f"... and {federation.num_clients - shown} more", style="dim"))
-    lines += [Text(line) for line in _summary(federation, cells)]
+    lines += [Text(line) for line in _summarise(federation, cells)]
     for line in lines:
         line.no_wrap = True
     return Group(*lines)
@@ -79,7 +79,7 @@ class _Cells:
         return f"shades: {SHADES[1:]} up to 1/4, 1/2, 3/4 and all of {self.largest}{merged}"
 
 
-def _summary(federation: Federation, cells: _Cells) -> list[str]:
+def _summarise(federation: Federation, cells: _Cells) -> list[str]:
     train, test, classes_held = federation.num_train, federation.num_test, (federation.class_counts > 0).sum(axis=1)
     validation = federation.num_validation if federation.validation else np.zeros_like(train)
     num_validation = f", {validation.sum()} validation" if validation.any() else ""
@@ -87,13 +87,13 @@ def _summary(federation: Federation, cells: _Cells) -> list[str]:
         cells.legend(),
         f"{federation.num_clients} clients, {train.sum()} training{num_validation} and {test.sum()} test samples "
         f"of {federation.dataset.name}",
-        f"samples per client: {_range(train + validation + test)}",
-        f"classes per client: {_range(classes_held)} of {federation.dataset.num_strata}",
+        f"samples per client: {_format_range(train + validation + test)}",
+        f"classes per client: {_format_range(classes_held)} of {federation.dataset.num_strata}",
     ]
     if federation.num_shared:
         lines.append(f"{federation.num_shared} samples are held by more than one client")
     return [*lines, f"hash {federation.digest}"]
 
 
-def _range(values: np.ndarray) -> str:
+def _format_range(values: np.ndarray) -> str:
     return f"min {values.min()}, median {np.median(values):g}, max {values.max()}"

@@ -23,10 +23,10 @@ def apportion(total: int, weights: np.ndarray, floor: int = 0) -> np.ndarray:
     if weights.sum() <= 0:
         weights = np.ones(len(weights))
     quotas = weights / weights.sum() * rest
-    return _rounded(quotas, np.array([rest]), np.zeros(len(weights), np.int64)) + floor
+    return _round_to_totals(quotas, np.array([rest]), np.zeros(len(weights), np.int64)) + floor
 
 
-def _rounded(quotas: np.ndarray, totals: np.ndarray, owner: np.ndarray) -> np.ndarray:
+def _round_to_totals(quotas: np.ndarray, totals: np.ndarray, owner: np.ndarray) -> np.ndarray:
     """Rounds quotas [M] by largest remainders, so that those of each owner [M] (ascending) sum to its total [N]."""
     counts: np.ndarray = np.floor(quotas).astype(np.int64)
     remaining = totals - np.bincount(owner, counts, len(totals)).astype(np.int64)
@@ -42,7 +42,7 @@ def cut(samples: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     return [samples[begin:end] for begin, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
 
 
-def merged(pieces: list[np.ndarray]) -> np.ndarray:
+def merge(pieces: list[np.ndarray]) -> np.ndarray:
     """Returns the samples of all pieces as one ascending int64 array, which may be empty."""
     return np.sort(np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64))
 
@@ -80,7 +80,7 @@ def split_pooled(
     num_test[(num_test == 0) & (sizes > num_classes)] = 1
     # One training sample for each class, the others in proportion to what is left of each class.
     rest, spare = sizes - num_test - num_classes, sizes - num_classes
-    num_train = _rounded((of_class - 1) / np.maximum(spare, 1)[owner] * rest[owner], rest, owner) + 1
+    num_train = _round_to_totals((of_class - 1) / np.maximum(spare, 1)[owner] * rest[owner], rest, owner) + 1
     all_different = (num_test == 0) & (sizes > 1)  # clients with every sample of another class
     shuffled = of_class > 1
     spans = zip(begins[shuffled].tolist(), (begins + of_class)[shuffled].tolist(), strict=True)
@@ -142,7 +142,7 @@ def split_marked(
     return unmarked, validation
 
 
-def official_by_class(
+def assign_official_by_class(
     train_counts: np.ndarray,
     test_labels: np.ndarray,
     test_samples: np.ndarray,
@@ -176,10 +176,10 @@ def official_by_class(
     for client in np.flatnonzero(counts.sum(axis=1) == 0):
         _take_one(counts, int(client), np.flatnonzero(train_counts[client]))
     shuffled = [rng.permutation(test_samples[test_labels == label]) for label in range(counts.shape[1])]
-    return divided(shuffled, counts)
+    return divide_by_class(shuffled, counts)
 
 
-def divided(samples: Sequence[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
+def divide_by_class(samples: Sequence[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
     """Divides the samples of each class [K], in their order, among N clients by `counts` [N, K]."""
     num_clients, totals = len(counts), counts.sum(axis=0).tolist()
     owner = [np.repeat(np.arange(num_clients), column) for column in counts.T]
@@ -199,7 +199,9 @@ def _take_one(counts: np.ndarray, client: int, classes: np.ndarray) -> None:
             return
 
 
-def official_by_writer(train: list[np.ndarray], writers: np.ndarray, test_samples: np.ndarray) -> list[np.ndarray]:
+def assign_official_by_writer(
+    train: list[np.ndarray], writers: np.ndarray, test_samples: np.ndarray
+) -> list[np.ndarray]:
     """Returns the official test samples of each client: those of its writer.
 
     Args:

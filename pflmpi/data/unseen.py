@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 
 from pflmpi.data.dataset import Dataset, standardised
-from pflmpi.data.federation import Federation, take
+from pflmpi.data.federation import Federation, select_clients
 from pflmpi.errors import DataError
 
 
@@ -65,7 +65,7 @@ def divide(federation: Federation, share: float, rng: np.random.Generator) -> Di
     if federation.validation and not federation.num_validation[trained].any():
         raise DataError(f"evaluation.unseen = {share}: none of the trained clients has a validation sample; change it")
     numbers = np.concatenate([trained, unseen])
-    return Division(take(federation, trained), take(federation, numbers), numbers)
+    return Division(select_clients(federation, trained), select_clients(federation, numbers), numbers)
 
 
 def trained_on(division: Division) -> Dataset:

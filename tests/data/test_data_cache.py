@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pflmpi import machine
-from pflmpi.data.cache import cached
+from pflmpi.data.cache import read_cached
 from pflmpi.data.dataset import Dataset
 from pflmpi.errors import ConfigError
 from raw_files import alike, toy
@@ -29,7 +29,7 @@ class Reader:
         return toy([20, 20], [5, 5])
 
     def load(self, folder: Path | None) -> Dataset:
-        return cached("toy", self.files, self, folder and str(folder))
+        return read_cached("toy", self.files, self, folder and str(folder))
 
 
 @pytest.fixture

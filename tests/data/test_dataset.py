@@ -11,7 +11,7 @@ import pytest
 from pflmpi.data import load
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import assemble
-from pflmpi.data.loading import limited
+from pflmpi.data.loading import limit_samples
 from pflmpi.data.sources import digits
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
@@ -53,7 +53,7 @@ def test_the_digest_changes_with_every_part_of_the_content():
 
 
 def test_a_limit_keeps_the_proportions_of_classes_and_of_the_official_split():
-    small = limited(toy([60, 30, 1], [20, 10, 0]), 13, np.random.default_rng(0))
+    small = limit_samples(toy([60, 30, 1], [20, 10, 0]), 13, np.random.default_rng(0))
     counts = [np.bincount(small.labels[small.official_test == test], minlength=3).tolist() for test in (False, True)]
     # One of each class first, the other 10 as 79 : 39 : 0 = 6.69 : 3.31 : 0, so 8, 4 and 1; of these 3 to 1.
     assert counts == [[6, 3, 1], [2, 1, 0]]
@@ -67,13 +67,13 @@ def test_a_limit_is_seeded_and_changes_the_digest():
     assert alike(small[0], small[1])
     assert len({whole.digest, small[0].digest, small[2].digest}) == 3
     assert len(small[0].labels) == 50 and len(np.unique(small[0].labels)) == 10
-    assert alike(small[0], limited(whole, 50, stream(3, 0, -1, "limit")))
+    assert alike(small[0], limit_samples(whole, 50, stream(3, 0, -1, "limit")))
 
 
 def test_a_limit_above_the_size_changes_nothing_and_one_below_the_classes_still_works():
     data = toy([5, 4, 3], [0, 0, 0])
-    assert limited(data, 12, np.random.default_rng(0)) is data
-    assert limited(data, 2, np.random.default_rng(0)).labels.tolist() == [0, 1]
+    assert limit_samples(data, 12, np.random.default_rng(0)) is data
+    assert limit_samples(data, 2, np.random.default_rng(0)).labels.tolist() == [0, 1]
 
 
 def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch):

@@ -13,8 +13,8 @@ from pflmpi.config.load import partition
 from pflmpi.data import load
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import assemble
-from pflmpi.data.federation import Federation, _digest, build, save
-from pflmpi.data.loading import limited
+from pflmpi.data.federation import Federation, _compute_digest, build, save
+from pflmpi.data.loading import limit_samples
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.unseen import divide
 from pflmpi.errors import DataError
@@ -201,7 +201,7 @@ def test_a_saved_partition_that_tests_on_what_it_trains_on_is_refused(tmp_path):
     found = federation()
     train, test = list(found.train), list(found.test)
     test[2] = train[2][:5]
-    digest = _digest(found.dataset, train, test, ())
+    digest = _compute_digest(found.dataset, train, test, ())
     save(dataclasses.replace(found, test=tuple(test), digest=digest), tmp_path / "p.npz")
     with pytest.raises(
         DataError, match=rf"p.npz gives 5 samples to client 2 more than once, such as index {test[2][0]}"
@@ -318,7 +318,7 @@ def test_no_client_gets_the_number_of_another_that_is_left_out(limit):
     data = assemble("toy", np.ones((12, 2), np.float32), np.arange(12) % 2, test, 2, writers)
     data = dataclasses.replace(data, written_clients=("a", "b", "c"))
     if limit:
-        data = limited(data, 2, rng())
+        data = limit_samples(data, 2, rng())
     with pytest.raises(
         DataError, match=r"no training samples of client .*, and without it the others would be numbered"
     ):
@@ -473,7 +473,8 @@ def test_samples_that_the_data_marks_validate_and_no_others(tmp_path):
     plain = toy()
     arrays = plain.images, plain.labels, plain.official_test, 4, plain.writers
     marked = assemble("toy", *arrays, official_validation=marks)
-    assert marked.digest != plain.digest and limited(marked, 100, rng()).official_validation.sum() in range(10, 30)
+    assert marked.digest != plain.digest
+    assert limit_samples(marked, 100, rng()).official_validation.sum() in range(10, 30)
     section = partition({"name": "iid", "clients": 4})
     found = build(marked, section, DataConfig(name="toy", split="official"), 0)
     assert np.array_equal(np.sort(np.concatenate(found.validation)), np.flatnonzero(marks))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from partition_helpers import rng
 from pflmpi.config.fields import partition_model
-from pflmpi.data.partitions import PARTITIONS, divides
+from pflmpi.data.partitions import PARTITIONS, get_partition_key
 from pflmpi.errors import DataError
 
 # What a partition of 10 classes among N clients is called with; N = 1 must hold all classes to be complete.
@@ -30,7 +30,7 @@ every_partition = pytest.mark.parametrize("name", list(PARTITIONS))
 
 def key_for(name, clients, samples=6000):
     """Return what a partition divides by: labels of 10 unequal classes, or as many writers as clients."""
-    if divides(name) == "writers":
+    if get_partition_key(name) == "writers":
         key = np.concatenate([np.arange(clients), rng(1).integers(0, clients, samples - clients)])
     else:
         key = np.concatenate([np.repeat(np.arange(10), 50), rng(1).integers(0, 10, samples - 500)])

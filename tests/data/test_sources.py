@@ -20,7 +20,7 @@ import torchvision
 from pflmpi.data import SOURCES, load
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import content_digest, whole
+from pflmpi.data.dataset import compute_digest, to_integers
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.errors import ConfigError, DataError
 from raw_files import (
@@ -71,7 +71,7 @@ def test_a_source_gives_well_formed_arrays(name, root, tmp_path):
     assert data.official_test.dtype == np.bool_ and data.official_test.shape == (count,)
     assert 0 < data.official_test.sum() < count
     assert data.mean == data.std == (0.5,) * data.images.shape[1]
-    assert data.digest == content_digest(data.images, data.labels, data.official_test, data.writers, data.num_classes)
+    assert data.digest == compute_digest(data.images, data.labels, data.official_test, data.writers, data.num_classes)
 
 
 @every_source
@@ -316,9 +316,9 @@ def test_a_sample_file_with_impossible_content_is_refused(change, reason, tmp_pa
 
 
 def test_labels_stored_as_half_floats_are_labels():
-    assert whole("labels", np.array([0, 5, 9], np.float16)).tolist() == [0, 5, 9]
+    assert to_integers("labels", np.array([0, 5, 9], np.float16)).tolist() == [0, 5, 9]
     with pytest.raises(ValueError, match="one is inf"):
-        whole("labels", np.array([0, np.inf], np.float16))
+        to_integers("labels", np.array([0, np.inf], np.float16))
 
 
 def test_the_bytes_of_a_damaged_archive_are_not_printed(tmp_path):

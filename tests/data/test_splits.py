@@ -12,7 +12,7 @@ from partition_helpers import rng
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import assemble
 from pflmpi.data.federation import build
-from pflmpi.data.splits import apportion, official_by_class, official_by_writer, split_pooled
+from pflmpi.data.splits import apportion, assign_official_by_class, assign_official_by_writer, split_pooled
 from pflmpi.errors import DataError
 from pflmpi.rng import stream, streams
 
@@ -113,7 +113,7 @@ def test_a_federation_of_very_many_clients_takes_few_seconds():
 
 def official_counts(train_counts, tests, per_class=None):
     labels = np.repeat(np.arange(len(tests)), tests)
-    parts = official_by_class(np.array(train_counts), labels, np.arange(len(labels)), rng(), per_class)
+    parts = assign_official_by_class(np.array(train_counts), labels, np.arange(len(labels)), rng(), per_class)
     given = np.concatenate(parts)
     assert len(np.unique(given)) == len(given)
     return [np.bincount(labels[part], minlength=len(tests)).tolist() for part in parts]
@@ -143,5 +143,5 @@ def test_a_client_without_official_test_samples_takes_one_of_its_classes():
 def test_official_test_samples_of_a_writer_are_its_clients():
     writers = np.array([5, 2, 2, 9, 5, 2, 7, 5])  # the last four are test samples
     train = [np.array([3]), np.array([0]), np.array([1, 2])]
-    parts = official_by_writer(train, writers, np.array([4, 5, 6, 7]))
+    parts = assign_official_by_writer(train, writers, np.array([4, 5, 6, 7]))
     assert [part.tolist() for part in parts] == [[], [4, 7], [5]]

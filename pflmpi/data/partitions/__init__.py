@@ -70,6 +70,6 @@ PARTITIONS: Registry[Partition] = Registry(
 WITHOUT_CLASSES = ("iid", "lognormal", "writers")  # those that make sense where labels are no classes
 
 
-def divides(name: str) -> str:
+def get_partition_key(name: str) -> str:
     """Returns what a partition divides by, `labels` or `writers`: the name of its first parameter."""
     return next(iter(inspect.signature(PARTITIONS[name]).parameters))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.splits import apportion, divided
+from pflmpi.data.splits import apportion, divide_by_class
 from pflmpi.errors import DataError
 
 Pairing = Annotated[
@@ -18,7 +18,7 @@ Pairing = Annotated[
 ]
 
 
-def class_sizes(labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
+def count_classes(labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the labels that occur [K] and how often [K]; labels that do not occur are not counted.
 
     Raises:
@@ -117,12 +117,14 @@ def deal_labels(
     return holds
 
 
-def uneven(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def draw_uneven_weights(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Draws weights between 0.1 and 1: the largest of unevenly cut pieces is at most ten times the smallest."""
     return rng.uniform(0.1, 1.0, shape)
 
 
-def share_out(classes: np.ndarray, sizes: np.ndarray, holds: np.ndarray, weights: np.ndarray, floor: int) -> np.ndarray:
+def cut_classes(
+    classes: np.ndarray, sizes: np.ndarray, holds: np.ndarray, weights: np.ndarray, floor: int
+) -> np.ndarray:
     """Cuts every class among its holders, `floor` samples each and the rest by weight; returns counts int64 [N, K].
 
     Args:
@@ -148,7 +150,7 @@ def share_out(classes: np.ndarray, sizes: np.ndarray, holds: np.ndarray, weights
     return counts
 
 
-def hand_out(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def assign_samples(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Shuffles the samples of each class and cuts them by `counts`; returns each client's ascending sample indices.
 
     Args:
@@ -156,4 +158,4 @@ def hand_out(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -
         counts: int64 [N, K] for the K labels that occur, ascending; columns sum to at most the size of the class.
     """
     samples = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    return divided(samples, counts)
+    return divide_by_class(samples, counts)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import class_sizes, draw_holders, hand_out, require_samples
+from pflmpi.data.partitions.by_label import assign_samples, count_classes, draw_holders, require_samples
 from pflmpi.data.partitions.pfllib import Draw, Split, cut_among_holders, cut_by_dirichlet
 from pflmpi.data.splits import apportion
 from pflmpi.errors import DataError
@@ -41,11 +41,11 @@ def dirichlet(
         if proportions != "of_classes":
             raise DataError(f"partition.proportions = {proportions} with partition.draw = pfllib, which has of_classes")
         return cut_by_dirichlet(labels, clients, beta, balanced_cap, min_samples, max_tries)
-    classes, sizes = class_sizes(labels, clients)
+    classes, sizes = count_classes(labels, clients)
     holds = np.ones((clients, len(classes)), dtype=bool)
     by_client = proportions == "of_clients"
     counts = draw_until_enough(sizes, holds, beta, balanced_cap, min_samples, max_tries, rng, "beta", by_client)
-    return hand_out(labels, counts, rng)
+    return assign_samples(labels, counts, rng)
 
 
 def draw_until_enough(
@@ -149,10 +149,10 @@ def exdir(
     """
     if draw == "pfllib":
         return cut_among_holders(labels, clients, classes_per_client, alpha, balanced_cap, min_samples, max_tries)
-    classes, sizes = class_sizes(labels, clients)
+    classes, sizes = count_classes(labels, clients)
     holds = draw_labels(clients, classes_per_client, len(classes), max_tries, rng)
     counts = draw_until_enough(sizes, holds, alpha, balanced_cap, min_samples, max_tries, rng, "alpha")
-    return hand_out(labels, counts, rng)
+    return assign_samples(labels, counts, rng)
 
 
 def draw_labels(

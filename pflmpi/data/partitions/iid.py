@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import require_samples, uneven
+from pflmpi.data.partitions.by_label import draw_uneven_weights, require_samples
 from pflmpi.data.splits import apportion, cut
 
 
@@ -22,6 +22,6 @@ def iid(
     from 0.1 to 1.
     """
     require_samples(len(labels), clients)
-    weights = np.ones(clients) if balanced else uneven((clients,), rng)
+    weights = np.ones(clients) if balanced else draw_uneven_weights((clients,), rng)
     shuffled = rng.permutation(len(labels)).astype(np.int64)
     return [np.sort(part) for part in cut(shuffled, apportion(len(labels), weights, floor=1))]

@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import Pairing, class_sizes, deal_labels, hand_out, require_samples, share_out
+from pflmpi.data.partitions.by_label import (
+    Pairing,
+    assign_samples,
+    count_classes,
+    cut_classes,
+    deal_labels,
+    require_samples,
+)
 from pflmpi.errors import DataError
 
 
@@ -39,17 +46,17 @@ def lognormal(
     `factor` has no say. With `pairing: cyclic` and sigma = 2 this is another reading of pFedCFR's partition, near the
     generators of the time, which scale the log-normal draws to the size of the label first.
     """
-    classes, available = class_sizes(labels, clients)
+    classes, available = count_classes(labels, clients)
     require_samples(len(labels), clients, min_samples)
     holds = deal_labels(clients, classes_per_client, len(classes), rng, pairing)
     if sizes == "counts":
-        return hand_out(labels, _counts(available, holds, sigma, min_samples, rng), rng)
+        return assign_samples(labels, _draw_counts(available, holds, sigma, min_samples, rng), rng)
     weights = rng.lognormal(0.0, sigma, holds.shape) * rng.uniform(1 - factor, 1 + factor, holds.shape)
     floor = -(-min_samples // classes_per_client)
-    return hand_out(labels, share_out(classes, available, holds, weights, floor), rng)
+    return assign_samples(labels, cut_classes(classes, available, holds, weights, floor), rng)
 
 
-def _counts(
+def _draw_counts(
     available: np.ndarray, holds: np.ndarray, sigma: float, min_samples: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Draws the counts int64 [N, K] of `sizes: counts`.

@@ -5,8 +5,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import class_sizes
-from pflmpi.data.splits import merged
+from pflmpi.data.partitions.by_label import count_classes
+from pflmpi.data.splits import merge
 from pflmpi.errors import DataError
 
 
@@ -33,7 +33,7 @@ def nway_kshot(
     clients share samples (logged, and counted by `Federation.num_shared`), but no client gets one twice.
     `k` counts the samples before a client's own train/test split; with `data.split: official` all are training samples.
     """
-    classes, sizes = class_sizes(labels, clients)
+    classes, sizes = count_classes(labels, clients)
     if n > len(classes):
         raise DataError(f"partition.n = {n}, but the data has {len(classes)} classes; allowed are 1..{len(classes)}")
     low, high = max(min(2, n), n - stdev), min(len(classes), n + stdev)
@@ -52,7 +52,7 @@ def nway_kshot(
     for _ in range(clients):
         ways = rng.integers(low, high + 1)
         chosen = np.sort(rng.choice(len(classes), size=ways, replace=False))
-        result.append(merged([pools[column].take(int(rng.integers(k - noise, k + noise + 1))) for column in chosen]))
+        result.append(merge([pools[column].take(int(rng.integers(k - noise, k + noise + 1))) for column in chosen]))
     return result
 
 

@@ -5,7 +5,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import Pairing, class_sizes, deal_labels, hand_out, share_out, uneven
+from pflmpi.data.partitions.by_label import (
+    Pairing,
+    assign_samples,
+    count_classes,
+    cut_classes,
+    deal_labels,
+    draw_uneven_weights,
+)
 from pflmpi.data.partitions.pfllib import Draw, Split, cut_contiguously
 from pflmpi.errors import DataError
 
@@ -33,7 +40,7 @@ def pathological(
         if pairing != "contiguous":
             raise DataError(f"partition.pairing = {pairing} with partition.draw = pfllib, whose groups are contiguous")
         return cut_contiguously(labels, clients, classes_per_client, balanced)
-    classes, sizes = class_sizes(labels, clients)
+    classes, sizes = count_classes(labels, clients)
     holds = deal_labels(clients, classes_per_client, len(classes), rng, pairing)
-    weights = np.ones(holds.shape) if balanced else uneven(holds.shape, rng)
-    return hand_out(labels, share_out(classes, sizes, holds, weights, floor=1), rng)
+    weights = np.ones(holds.shape) if balanced else draw_uneven_weights(holds.shape, rng)
+    return assign_samples(labels, cut_classes(classes, sizes, holds, weights, floor=1), rng)

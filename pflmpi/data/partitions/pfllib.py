@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.by_label import class_sizes, draw_holders, require_classes, require_samples
+from pflmpi.data.partitions.by_label import count_classes, draw_holders, require_classes, require_samples
 from pflmpi.errors import DataError
 
 SEED = 1  # in all its scripts
@@ -34,7 +34,7 @@ def cut_by_dirichlet(
     drawn again until every client has `min_samples` (PFLlib: 40), at most `max_tries` times.
     """
     rng = np.random.RandomState(SEED)
-    holds = np.ones((clients, len(class_sizes(labels, clients)[0])), bool)
+    holds = np.ones((clients, len(count_classes(labels, clients)[0])), bool)
     return _split(cut_labels(labels, holds, beta, cap, min_samples, max_tries, rng, "beta"), rng)
 
 
@@ -52,7 +52,7 @@ def cut_among_holders(
     Labels are drawn again until each has half its mean number of holders. What rounding leaves, and a label whose
     holders all have their share, goes to the last of them: PFLlib divides by zero there, with the same result.
     """
-    classes, _ = class_sizes(labels, clients)
+    classes, _ = count_classes(labels, clients)
     rng = np.random.RandomState(SEED)
 
     def draw() -> np.ndarray:
@@ -108,7 +108,7 @@ def cut_contiguously(labels: np.ndarray, clients: int, classes_per_client: int, 
     They get consecutive samples: equal numbers, or uniform draws from a tenth of the even share (or PFLlib's smallest
     client over K) up to it; the last one gets the rest.
     """
-    classes, sizes = class_sizes(labels, clients)
+    classes, sizes = count_classes(labels, clients)
     require_classes(clients, classes_per_client, len(classes))
     rng = np.random.RandomState(SEED)
     wanted = np.full(clients, classes_per_client)

@@ -52,7 +52,7 @@ class OwnSource(ABC):
         """The dataset, made with `assemble`; the same whenever it is called. `root`: the data folder, if one is set."""
 
 
-def missing(name: str, looked_in: Path, wanted: str, by_network: str) -> DataError:
+def missing_error(name: str, looked_in: Path, wanted: str, by_network: str) -> DataError:
     """Makes the error for a dataset that was not found, with the two ways to get it.
 
     Args:
@@ -66,7 +66,7 @@ def missing(name: str, looked_in: Path, wanted: str, by_network: str) -> DataErr
     )
 
 
-def unreadable(name: str, file: Path, reason: object) -> DataError:
+def unreadable_error(name: str, file: Path, reason: object) -> DataError:
     """Makes the error for a file that exists but cannot be used."""
     text = str(reason) or type(reason).__name__
     return DataError(f"dataset {name!r}: {file} cannot be read ({text}); put a good copy in its place, or delete it")
@@ -87,7 +87,7 @@ _DOWNLOAD_ERRORS = (
 
 
 @contextmanager
-def downloading(name: str, root: Path) -> Iterator[None]:
+def download_lock(name: str, root: Path) -> Iterator[None]:
     """Holds the download lock of a data folder, and turns the errors of a failed download into a `DataError`.
 
     Other ranks wait here, and then find the files in place.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.data.dataset import Dataset, assemble
-from pflmpi.data.sources.base import downloading, missing, unreadable
+from pflmpi.data.sources.base import download_lock, missing_error, unreadable_error
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class CifarSource:
         paths = [root / self.folder / part for part in self.parts]
         for path in paths:
             if not path.is_file():
-                raise missing(self.name, path.parent, path.name, "set data.download: true")
+                raise missing_error(self.name, path.parent, path.name, "set data.download: true")
         return paths
 
     def fetch(self, root: Path) -> None:
         """Downloads and unpacks the archive with torchvision."""
-        with downloading(self.name, root):
+        with download_lock(self.name, root):
             self._class()(str(root), download=True)
 
     def read(self, root: Path) -> Dataset:
@@ -45,7 +45,7 @@ class CifarSource:
             train, test = (self._class()(str(root), train=train) for train in (True, False))
         # A pickle that passed its checksum is the published one; before that torchvision raises RuntimeError.
         except (RuntimeError, OSError) as error:
-            raise unreadable(self.name, self._damaged(paths) or root / self.folder, error) from error
+            raise unreadable_error(self.name, self._damaged(paths) or root / self.folder, error) from error
         images = np.ascontiguousarray(np.concatenate([train.data, test.data]).transpose(0, 3, 1, 2))
         labels = np.array([*train.targets, *test.targets], dtype=np.int64)
         return assemble(self.name, images, labels, np.arange(len(labels)) >= len(train.targets), self.num_classes)

@@ -32,12 +32,12 @@ class Digits:
 
     def read(self, root: Path) -> Dataset:
         """Reads the digits; 0..16 becomes 0..255, rounded half up in integers."""
-        table = _table()
+        table = _read_digits()
         images = ((table[:, :64] * 255 + 8) // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
         return assemble(self.name, images, table[:, 64], np.arange(len(images)) >= NUM_TRAIN, num_classes=10)
 
 
-def _table() -> np.ndarray:
+def _read_digits() -> np.ndarray:
     """Reads [1797, 65] int64, 64 pixels and the label, from scikit-learn's file without importing scikit-learn."""
     package = find_spec("sklearn")
     assert package is not None and package.origin is not None, "scikit-learn is a dependency"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from pflmpi.data.array_files import read_npz
-from pflmpi.data.dataset import Dataset, assemble, whole
-from pflmpi.data.leaf import users_of
-from pflmpi.data.sources.base import missing, unreadable
+from pflmpi.data.dataset import Dataset, assemble, to_integers
+from pflmpi.data.leaf import read_users
+from pflmpi.data.sources.base import missing_error, unreadable_error
 from pflmpi.errors import DataError
 from pflmpi.text import first_line
 
@@ -46,12 +46,12 @@ class Femnist:
                 return train + test
             if train or test:
                 part = "test" if train else "train"
-                raise missing(self.name, folder, f"{part}/*.json", HOW)
+                raise missing_error(self.name, folder, f"{part}/*.json", HOW)
         for path in (root / name / SAMPLE for name in FOLDERS):
             if path.is_file():
                 return [path]
         wanted = f"femnist/train/*.json with femnist/test/*.json, or FEMNIST/{SAMPLE},"
-        raise missing(self.name, root, wanted, HOW)
+        raise missing_error(self.name, root, wanted, HOW)
 
     def fetch(self, root: Path) -> None:
         """Raises `DataError` unless the files are there: LEAF offers no download."""
@@ -66,18 +66,20 @@ class Femnist:
         try:
             images, labels, test, writers = read_npz(path, ("images", "labels", "test", "writer")).values()
         except (OSError, ValueError) as error:
-            raise unreadable(self.name, path, error) from error
+            raise unreadable_error(self.name, path, error) from error
         if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (SIDE, SIDE):
-            raise unreadable(self.name, path, f"images are {images.dtype} {list(images.shape)}, not uint8 [n, 28, 28]")
+            raise unreadable_error(
+                self.name, path, f"images are {images.dtype} {list(images.shape)}, not uint8 [n, 28, 28]"
+            )
         try:
             return assemble(self.name, images[:, None], labels, test, NUM_CLASSES, writers)
         except DataError as error:
-            raise unreadable(self.name, path, error) from error
+            raise unreadable_error(self.name, path, error) from error
 
     def _leaf(self, files: list[Path]) -> Dataset:
         images, labels, names, test = [], [], [], []
         for path in files:
-            for user, x, y in _users(self.name, path):
+            for user, x, y in _read_users(self.name, path):
                 images.append(x)
                 labels.append(y)
                 names += [user] * len(y)
@@ -90,16 +92,16 @@ class Femnist:
         )
 
 
-def _users(name: str, path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _read_users(name: str, path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Reads a JSON file; returns (user, uint8 [m, 1, 28, 28], int64 [m]) of every user, in the file's order."""
     try:
-        return [(user, *_samples(x, y)) for user, x, y in users_of(path)]
+        return [(user, *_convert_samples(x, y)) for user, x, y in read_users(path)]
     except (OSError, ValueError, TypeError, OverflowError) as error:
-        raise unreadable(name, path, first_line(error)) from error
+        raise unreadable_error(name, path, first_line(error)) from error
 
 
-def _samples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    x, y = np.array(images, dtype=np.float64), whole("labels", labels)
+def _convert_samples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.array(images, dtype=np.float64), to_integers("labels", labels)
     if x.ndim == 0:
         raise ValueError("images are no list")
     if len(x) != len(y):

@@ -10,8 +10,8 @@ from typing import BinaryIO
 import numpy as np
 
 from pflmpi.data.array_files import check_memory, read_npz
-from pflmpi.data.dataset import Dataset, assemble, whole
-from pflmpi.data.sources.base import downloading, missing, unreadable
+from pflmpi.data.dataset import Dataset, assemble, to_integers
+from pflmpi.data.sources.base import download_lock, missing_error, unreadable_error
 from pflmpi.errors import DataError
 from pflmpi.text import first_line
 
@@ -45,14 +45,14 @@ class IdxSource:
         for stem in (f"{part}-{kind}" for part in self.parts for kind in KINDS):
             path = next((path for path in (raw / stem, raw / f"{stem}.gz") if path.is_file()), None)
             if path is None:
-                raise missing(self.name, raw, f"{stem} (or {stem}.gz)", "set data.download: true")
+                raise missing_error(self.name, raw, f"{stem} (or {stem}.gz)", "set data.download: true")
             paths.append(path)
         writers = root / self.folder / "writers.npz"
         return [*paths, writers] if writers.is_file() else paths
 
     def fetch(self, root: Path) -> None:
         """Downloads the files with torchvision."""
-        with downloading(self.name, root):
+        with download_lock(self.name, root):
             from torchvision import datasets
 
             which = {} if self.split is None else {"split": self.split}
@@ -64,11 +64,13 @@ class IdxSource:
         train_x, train_y, test_x, test_y = (self._read(path) for path in files[:4])
         for path, x, y in ((files[1], train_x, train_y), (files[3], test_x, test_y)):
             if len(x) != len(y):
-                raise unreadable(self.name, path, f"labels {list(y.shape)} for images {list(x.shape)}")
+                raise unreadable_error(self.name, path, f"labels {list(y.shape)} for images {list(x.shape)}")
             if y.max(initial=0) >= self.num_classes:
-                raise unreadable(self.name, path, f"label {y.max()}, allowed are 0..{self.num_classes - 1}")
+                raise unreadable_error(self.name, path, f"label {y.max()}, allowed are 0..{self.num_classes - 1}")
         if train_x.shape[1:] != test_x.shape[1:]:
-            raise unreadable(self.name, files[2], f"images {list(test_x.shape)}, training ones {list(train_x.shape)}")
+            raise unreadable_error(
+                self.name, files[2], f"images {list(test_x.shape)}, training ones {list(train_x.shape)}"
+            )
         labels = np.concatenate([train_y, test_y]).astype(np.int64)
         images = np.concatenate([train_x, test_x])[:, None]
         images = np.ascontiguousarray(images.swapaxes(2, 3)) if self.transposed else images
@@ -78,9 +80,9 @@ class IdxSource:
     def _read(self, path: Path) -> np.ndarray:
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                return _array(file, 3 if "images" in path.name else 1)
+                return _read_idx(file, 3 if "images" in path.name else 1)
         except Exception as error:  # gzip raises many kinds for damaged bytes
-            raise unreadable(self.name, path, first_line(error)) from error
+            raise unreadable_error(self.name, path, first_line(error)) from error
 
     def _writers(self, path: Path, train_y: np.ndarray, test_y: np.ndarray) -> np.ndarray:
         """Reads the writer of each sample int64 [n], training first; the file must have these labels."""
@@ -88,19 +90,19 @@ class IdxSource:
             names = ("train_writer", "test_writer", "train_label", "test_label")
             train, test, *labels = read_npz(path, names).values()
         except (OSError, ValueError) as error:
-            raise unreadable(self.name, path, error) from error
+            raise unreadable_error(self.name, path, error) from error
         for writers, described, expected in zip((train, test), labels, (train_y, test_y), strict=True):
             if writers.shape != expected.shape or not np.array_equal(described, expected):
                 raise DataError(
                     f"dataset {self.name!r}: {path} describes other samples than the idx files beside it; delete it"
                 )
         try:
-            return np.concatenate([whole("writers", train), whole("writers", test)])
+            return np.concatenate([to_integers("writers", train), to_integers("writers", test)])
         except ValueError as error:
-            raise unreadable(self.name, path, error) from error
+            raise unreadable_error(self.name, path, error) from error
 
 
-def _array(file: BinaryIO | gzip.GzipFile, dimensions: int) -> np.ndarray:
+def _read_idx(file: BinaryIO | gzip.GzipFile, dimensions: int) -> np.ndarray:
     """Reads the unsigned bytes in an idx file, no more of them than its header says."""
     header = file.read(4)
     if header != bytes([0, 0, UNSIGNED_BYTES, dimensions]):
