@@ -106,7 +106,9 @@ class Declared:
     def check_up(self, messages: Messages, clients: int) -> None:
         """Raises `RunError` unless the uplinks [clients, ...] are exactly what was declared."""
         classes = self.holds.shape[1]
-        expected = {name: kinds.with_rows(_one_uplink(kind, classes), clients) for name, kind in self.returned.items()}
+        expected = {
+            name: kinds.with_rows(_uplink_template(kind, classes), clients) for name, kind in self.returned.items()
+        }
         sent = dict(messages)
         for name, kind in self.up.items():
             # `client.class_means` always returns counts; undeclared ones stay with the client.
@@ -117,7 +119,7 @@ class Declared:
     def check_down(self, messages: Messages, receivers: int) -> None:
         """Raises `RunError` unless what was published is exactly what was declared."""
         classes = self.holds.shape[1]
-        expected = {name: _published(kind, receivers, classes) for name, kind in self.published.items()}
+        expected = {name: _downlink_template(kind, receivers, classes) for name, kind in self.published.items()}
         _check_declared("downlink", messages, expected)
 
     def check_answers(self, messages: Messages, participants: int) -> None:
@@ -142,7 +144,7 @@ def is_folded(kind: Uplink) -> TypeGuard[Sum]:
     return isinstance(kind, Sum) and not isinstance(kind, Rows)
 
 
-def _one_uplink(kind: Uplink, classes: int) -> Tree:
+def _uplink_template(kind: Uplink, classes: int) -> Tree:
     """Returns the template of what `client_update` returns for one client."""
     if not isinstance(kind, ClassMeans):
         return kind.like
@@ -150,7 +152,7 @@ def _one_uplink(kind: Uplink, classes: int) -> Tree:
     return {**like, "counts": kinds.tensor(classes, dtype=torch.int32)} if kind.counts else like
 
 
-def _published(kind: Shared, receivers: int, classes: int) -> Tree:
+def _downlink_template(kind: Shared, receivers: int, classes: int) -> Tree:
     """Returns the template of what `publish` returns for that many receivers."""
     if isinstance(kind, Own):
         like: Tree = {"clients": kind.like["clients"]} if kind.of else kind.like

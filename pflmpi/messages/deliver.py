@@ -32,8 +32,8 @@ def deliver(
     """
     here, target, numbers = transport.rank, _targets(wanted), np.concatenate(wanted)
     source, size = home[numbers], tree.num_bytes(like)
-    requested = _by_rank(numbers[source == here], target[source == here])
-    arriving = _by_rank(wanted[here], source[target == here])
+    requested = _group_by_rank(numbers[source == here], target[source == here])
+    arriving = _group_by_rank(wanted[here], source[target == here])
     packed: dict[bytes, np.ndarray] = {}  # ranks that want the same rows share the memory
     sending: dict[int, np.ndarray] = {}
     for rank, ids in requested.items():
@@ -78,7 +78,7 @@ def _targets(wanted: Sequence[np.ndarray]) -> np.ndarray:
     return np.repeat(np.arange(len(wanted)), [len(numbers) for numbers in wanted])
 
 
-def _by_rank(numbers: np.ndarray, ranks: np.ndarray) -> dict[int, np.ndarray]:
+def _group_by_rank(numbers: np.ndarray, ranks: np.ndarray) -> dict[int, np.ndarray]:
     """Groups ascending numbers by their rank; ranks without any are left out."""
     order = np.argsort(ranks, kind="stable")
     distinct, starts = np.unique(ranks[order], return_index=True)

@@ -133,9 +133,9 @@ def send_down(
             whole: Tree | None = None if published is None else {name: published[name] for name in shared}
             received = broadcast_tree(transport, whole, shared, device)
         if own:
-            rows = _from_server(transport, _places(receivers), published, own)
+            rows = _from_server(transport, _receiver_positions(receivers), published, own)
         if by_class:
-            class_rows = _from_server(transport, _classes(declared, receivers), published, by_class)
+            class_rows = _from_server(transport, _held_classes(declared, receivers), published, by_class)
         others = {} if homes is None else _send_kept(transport, declared, published, receivers, homes)
     positions = np.cumsum(declared.holds[clients].any(0)) - 1  # of each class that a receiver here holds
     class_places = np.where(declared.holds[clients], positions, -1)
@@ -161,7 +161,7 @@ def broadcast_tree(transport: Transport, value: Tree | None, like: Tree, device:
             return unpack(buffer, like)
         if transport.size > 1:
             transport.broadcast(pack(value))
-        return tree.map(_aligned, value)
+        return tree.map(_align, value)
     direct = transport.takes_gpu_memory(size)
     if direct and value is None:
         there = torch.empty(size, dtype=torch.uint8, device=device)
@@ -179,7 +179,7 @@ def broadcast_tree(transport: Transport, value: Tree | None, like: Tree, device:
     return unpack_there(there, like)
 
 
-def _aligned(leaf: torch.Tensor) -> torch.Tensor:
+def _align(leaf: torch.Tensor) -> torch.Tensor:
     """Returns a leaf contiguous and aligned as `unpack` does, since kernels choose by that; copied only if needed."""
     leaf = leaf.detach().contiguous()
     return leaf if leaf.data_ptr() % ALIGNED == 0 else leaf.clone()
@@ -197,7 +197,7 @@ def send_answers(
     Raises:
         RunError: an answer that was not declared, differs from its declaration, or is missing.
     """
-    places = _places([clients_of(groups) for groups in assigned])
+    places = _receiver_positions([clients_of(groups) for groups in assigned])
     if answers is not None:
         declared.check_answers(answers, sum(map(len, places)))
     like: Tree = {name: kind.like for name, kind in declared.answers.items()}
@@ -214,21 +214,21 @@ def down_calls(declared: Declared, assigned: list[list[ClientGroup]], home: np.n
     """
     receivers, (shared, own, by_class) = [clients_of(groups) for groups in assigned], _by_kind(declared)
     calls = [Traffic.broadcast(tree.num_bytes(shared), len(assigned))] if shared else []
-    for like, wanted in ((own, _places(receivers)), (by_class, _classes(declared, receivers))):
+    for like, wanted in ((own, _receiver_positions(receivers)), (by_class, _held_classes(declared, receivers))):
         if like:
-            calls.append(delivery(wanted, _server(wanted), like))
+            calls.append(delivery(wanted, _home_on_server(wanted), like))
     for kind in declared.of_clients.values() if any(map(len, receivers)) else ():
         assert home is not None, "clients that keep rows have a home"
         ids = tree.leaf(kind.like, "clients").nbytes * sum(map(len, receivers))
         calls.append(Traffic.broadcast(ids, len(receivers)))
-        calls.append(delivery(_most(kind, receivers, home), home, _row(kind)))
+        calls.append(delivery(_most_senders(kind, receivers, home), home, _kept_row_template(kind)))
     return calls
 
 
 def answer_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
     """Returns the transport calls of `send_answers`."""
-    wanted = _places([clients_of(groups) for groups in assigned])
-    return [delivery(wanted, _server(wanted), {name: kind.like for name, kind in declared.answers.items()})]
+    wanted = _receiver_positions([clients_of(groups) for groups in assigned])
+    return [delivery(wanted, _home_on_server(wanted), {name: kind.like for name, kind in declared.answers.items()})]
 
 
 def _by_kind(declared: Declared) -> tuple[Tree, Tree, Tree]:
@@ -247,18 +247,18 @@ def _by_kind(declared: Declared) -> tuple[Tree, Tree, Tree]:
     return shared, own, by_class
 
 
-def _places(receivers: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _receiver_positions(receivers: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns, for each rank, the positions of its receivers among all receivers."""
     everyone = np.sort(np.concatenate(receivers))
     return [np.searchsorted(everyone, clients) for clients in receivers]
 
 
-def _classes(declared: Declared, receivers: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _held_classes(declared: Declared, receivers: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns, for each rank, the classes that at least one of its receivers holds."""
     return [np.flatnonzero(declared.holds[clients].any(0)) for clients in receivers]
 
 
-def _server(wanted: Sequence[np.ndarray]) -> np.ndarray:
+def _home_on_server(wanted: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the home of rows that are all on rank 0."""
     return np.zeros(1 + max((int(numbers[-1]) for numbers in wanted if len(numbers)), default=0), np.int64)
 
@@ -268,9 +268,9 @@ def _from_server(transport: Transport, wanted: Sequence[np.ndarray], messages: M
 
     def rows(numbers: np.ndarray) -> Tree:
         assert messages is not None, "they live on rank 0"
-        return _take({name: messages[name] for name in like}, numbers)
+        return _take_rows({name: messages[name] for name in like}, numbers)
 
-    return deliver(transport, wanted, _server(wanted), rows, like)
+    return deliver(transport, wanted, _home_on_server(wanted), rows, like)
 
 
 def _send_kept(
@@ -291,7 +291,7 @@ def _send_kept(
         transport.broadcast(whose.reshape(-1).view(np.uint8))
         chosen = [whose[np.searchsorted(everyone, clients)] for clients in receivers]
         wanted = [np.unique(ids[ids != NOBODY]) for ids in chosen]
-        like = _row(kind)
+        like = _kept_row_template(kind)
 
         def rows_here(ids: np.ndarray, of: str = kind.of, like: Tree = like) -> Tree:
             return {of: homes.rows(of, tree.part(like, of), ids)}
@@ -303,12 +303,12 @@ def _send_kept(
     return messages
 
 
-def _row(kind: Own) -> Tree:
+def _kept_row_template(kind: Own) -> Tree:
     """Returns the template of the row that one client keeps, under its name."""
     return {kind.of: tree.map(lambda rows: tensor(*rows.shape[1:], dtype=rows.dtype), tree.part(kind.like, kind.of))}
 
 
-def _most(kind: Own, receivers: Sequence[np.ndarray], home: np.ndarray) -> list[np.ndarray]:
+def _most_senders(kind: Own, receivers: Sequence[np.ndarray], home: np.ndarray) -> list[np.ndarray]:
     """Returns, for each rank, as many clients of other ranks as its receivers may be sent rows of, spread evenly."""
     count, wanted = len(tree.leaf(kind.like, "clients")), []
     for rank, clients in enumerate(receivers):
@@ -326,7 +326,7 @@ def _check_clients(name: str, ids: np.ndarray, clients: int) -> None:
         )
 
 
-def _take(value: Tree, rows: np.ndarray) -> Tree:
+def _take_rows(value: Tree, rows: np.ndarray) -> Tree:
     """Takes ascending rows of each leaf; consecutive ones are a view, so that the result must not be modified."""
     if len(rows) and rows[-1] - rows[0] < len(rows):
         first, last = int(rows[0]), int(rows[-1])

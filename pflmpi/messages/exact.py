@@ -38,7 +38,7 @@ def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
     return shift.clip(max=_MAX_SHIFT)
 
 
-def magnitudes(rows: np.ndarray) -> np.ndarray:
+def largest_magnitudes(rows: np.ndarray) -> np.ndarray:
     """Returns the largest magnitude in each of the rows [m, n], float64; not finite where a value is not."""
     with np.errstate(invalid="ignore"):  # NaN is a result
         highest, lowest = rows.max(1, initial=0).astype(np.float64), rows.min(1, initial=0).astype(np.float64)
@@ -68,7 +68,7 @@ class OnHost:
     def addends(self, groups: Sequence[Sequence[Tensor]], weights: Sequence[np.ndarray]) -> Addends:
         """Returns the addends of clients of this rank: for each group, leaves as [m, n] and weights [M, m]."""
         rows = [[*map(to_numpy, leaves)] for leaves in groups]
-        return [(own, partial(_values, leaves)) for own, leaves in zip(weights, rows, strict=True)]
+        return [(own, partial(_piece_values, leaves)) for own, leaves in zip(weights, rows, strict=True)]
 
     def received(self, entries: Entries, rows: np.ndarray, weights: np.ndarray) -> Addends:
         """Returns the addends of clients of another rank: packed bytes [m, B] of a slice, and weights [M, m]."""
@@ -76,7 +76,7 @@ class OnHost:
 
     def largest(self, pieces: Sequence[Sequence[Terms]]) -> np.ndarray:
         """Returns the largest magnitude in each piece, times the weights, float64 [p]."""
-        return np.array([np.max([(magnitudes(values) * w).max() for values, w in terms]) for terms in pieces])
+        return np.array([np.max([(largest_magnitudes(values) * w).max() for values, w in terms]) for terms in pieces])
 
     def join(self, values: Sequence[np.ndarray], out: np.ndarray) -> None:
         """Writes the values of all clients, one row below another."""
@@ -87,7 +87,7 @@ class OnHost:
 
         Sums of integers, whose weights are 0 or 1 and whose shift is 0, are exact.
         """
-        for block, total in _summed(terms, [], shift, len(out)):
+        for block, total in _sum_blocks(terms, [], shift, len(out)):
             out[block] = total
 
     def finish(
@@ -100,16 +100,16 @@ class OnHost:
         out: np.ndarray,
     ) -> None:
         """Adds values times weights and earlier sums [n] of `add`, divides, and writes the result to `out` [n]."""
-        for block, total in _summed(terms, sums, shift, len(out)):
+        for block, total in _sum_blocks(terms, sums, shift, len(out)):
             out[block] = total / (divisor * 2.0**shift) if dtype.is_floating_point else total
 
 
-def _values(leaves: Sequence[np.ndarray], piece: Piece) -> np.ndarray:
+def _piece_values(leaves: Sequence[np.ndarray], piece: Piece) -> np.ndarray:
     """Returns the values [m, n] of a piece, from leaves [m, ...]."""
     return leaves[piece.leaf][:, piece.start : piece.stop]
 
 
-def _summed(
+def _sum_blocks(
     terms: Sequence[Terms], sums: Sequence[np.ndarray], shift: int, count: int
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Yields the int64 sums [w] of one block of entries after another; they share one buffer."""

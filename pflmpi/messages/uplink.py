@@ -60,7 +60,7 @@ def send_up(
     with transport.counting():
         adds = OnHost() if device.type == "cpu" else OnDevice(device)
         received = Fold(declared, cut_slices(declared.entries, assigned), assigned, adds).over(transport, ups)
-        for gathered in gathered_rows(declared, assigned):
+        for gathered in list_gathered(declared, assigned):
             rows = _gather(transport, declared, ups, gathered)
             if received is not None:
                 received.update((name, tree.part(rows, name)) for name in rows)
@@ -69,12 +69,12 @@ def send_up(
 
 def up_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
     """Returns the transport calls of `send_up`."""
-    gathered = gathered_rows(declared, assigned)
+    gathered = list_gathered(declared, assigned)
     deliveries = (delivery(rows.wanted, rows.home, rows.like, down=False) for rows in gathered)
     return [*cut_slices(declared.entries, assigned).calls, *deliveries]
 
 
-def gathered_rows(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Gathered]:
+def list_gathered(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Gathered]:
     """Lists what rank 0 gathers: messages with one row of each participant, and with one of each class of each."""
     clients = rank_by_rank(assigned)
     order = np.argsort(clients, kind="stable")
@@ -82,7 +82,7 @@ def gathered_rows(declared: Declared, assigned: list[list[ClientGroup]]) -> list
     one_row, class_rows = Tree(), Tree()
     for name, kind in declared.gathered.items():
         if isinstance(kind, ClassMeans):
-            class_rows[name] = _class_row(kind)
+            class_rows[name] = _class_row_template(kind)
         else:
             one_row[name] = kind.like
     gathered, no_rows = list[Gathered](), np.empty(0, np.int64)
@@ -93,7 +93,7 @@ def gathered_rows(declared: Declared, assigned: list[list[ClientGroup]]) -> list
     return gathered
 
 
-def _class_row(kind: ClassMeans) -> Tree:
+def _class_row_template(kind: ClassMeans) -> Tree:
     """Returns the template of what a client sends of a class that it holds."""
     label = tensor(dtype=torch.int32)
     row: Tree = {"labels": label, "means": tensor(kind.num_features)}
@@ -106,7 +106,7 @@ def _gather(transport: Transport, declared: Declared, ups: Updates, gathered: Ga
     parts: list[tuple[np.ndarray, Tree]] = []
     for clients, messages in ups:
         holds = declared.holds[clients]
-        group_rows: Tree = {name: _sent(kinds[name], messages[name], holds) for name in gathered.like}
+        group_rows: Tree = {name: _select_sent(kinds[name], messages[name], holds) for name in gathered.like}
         parts.append((np.flatnonzero(np.isin(gathered.clients, clients)), group_rows))
 
     def rows_here(numbers: np.ndarray) -> Tree:
@@ -119,7 +119,7 @@ def _gather(transport: Transport, declared: Declared, ups: Updates, gathered: Ga
     return rows
 
 
-def _sent(kind: Uplink, message: Tree, holds: np.ndarray) -> Tree:
+def _select_sent(kind: Uplink, message: Tree, holds: np.ndarray) -> Tree:
     """Returns what the clients of a group send of a message [m, ...]; holds: bool [m, K]."""
     if not isinstance(kind, ClassMeans):
         return message

@@ -81,11 +81,11 @@ def sent_bytes(config: UplinkConfig, up: Mapping[str, Uplink], classes_held: int
             total += kind.client_bytes(classes_held)
         if isinstance(kind, ClassMeans):  # of each class d values and a scale
             total += classes_held * (scale - (-kind.num_features * bits // 8) - _WORD * kind.num_features)
-    sent, index = (values, 0) if config.top_k is None else (num_sent(config.top_k, values), _WORD)
+    sent, index = (values, 0) if config.top_k is None else (count_sent(config.top_k, values), _WORD)
     return total + sent * index - (-sent * bits // 8) + scale * tensors
 
 
-def num_sent(share: float, values: int) -> int:
+def count_sent(share: float, values: int) -> int:
     """Returns k, the number of values that `top_k` sends: at least one."""
     return max(1, int(share * values + 0.5)) if values else 0
 
@@ -127,7 +127,7 @@ def transform(
             before = [leaf[row].to(out[0].device) for leaf in old]
             change = [new[row] - leaf for new, leaf in zip(out, before, strict=True)]
             waiting = None if residual is None else residual[row].to(out[0].device)
-            change, rest = _sent(config, change, waiting, draws)
+            change, rest = _transform_change(config, change, waiting, draws)
             for new, leaf, part in zip(out, before, change, strict=True):
                 new[row] = leaf + part
             if left is not None:
@@ -135,11 +135,11 @@ def transform(
         if config.quantise is not None:
             rounding = draws("uplink/quantise classes")
             for rows in class_means:
-                rows[row] = _rounded(rows[row], config.quantise, rounding)
+                rows[row] = _round_randomly(rows[row], config.quantise, rounding)
     return sent, left
 
 
-def _sent(
+def _transform_change(
     config: UplinkConfig, change: list[Tensor], waiting: Tensor | None, draws: Callable[[str], np.random.Generator]
 ) -> tuple[list[Tensor], Tensor]:
     """Transforms one client's change; returns its tensors as they are sent, and the rest [n] that is not sent.
@@ -150,29 +150,29 @@ def _sent(
     """
     whole = torch.cat([part.flatten() for part in change])
     if config.clip is not None:
-        whole = _clipped(whole, config.clip)
+        whole = _clip(whole, config.clip)
         if config.noise is not None:
             noise = draws("uplink/noise").standard_normal(len(whole), np.float32)
             whole = whole + torch.from_numpy(noise).to(whole.device) * (config.noise * config.clip)
     if waiting is not None:
         whole = whole + waiting
     sizes = [part.numel() for part in change]
-    flat = whole if config.top_k is None else _largest(whole, num_sent(config.top_k, len(whole)))
+    flat = whole if config.top_k is None else _keep_largest(whole, count_sent(config.top_k, len(whole)))
     if config.quantise is not None:
         rounding = draws("uplink/quantise")
         parts = torch.split(flat, sizes)
-        flat = torch.cat([_rounded(part.unsqueeze(0), config.quantise, rounding)[0] for part in parts])
+        flat = torch.cat([_round_randomly(part.unsqueeze(0), config.quantise, rounding)[0] for part in parts])
     sent = torch.split(flat, sizes)
     return [part.view_as(like) for part, like in zip(sent, change, strict=True)], whole - flat
 
 
-def _clipped(values: Tensor, max_norm: float) -> Tensor:
+def _clip(values: Tensor, max_norm: float) -> Tensor:
     """Scales values [n] down to an L2 norm of at most `max_norm`."""
     norm = values.double().square().sum().sqrt()
     return values * (max_norm / norm).clamp(max=1).to(values.dtype)  # for a norm of 0 the quotient is infinite
 
 
-def _largest(values: Tensor, count: int) -> Tensor:
+def _keep_largest(values: Tensor, count: int) -> Tensor:
     """Sets all but the `count` largest magnitudes of values [n] to zero; of equal ones the first are kept."""
     size = values.abs()
     least = size.topk(count).values[-1]
@@ -180,7 +180,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return values * (above | (equal & (equal.cumsum(0) <= count - above.sum())))
 
 
-def _rounded(rows: Tensor, bits: int, rng: np.random.Generator) -> Tensor:
+def _round_randomly(rows: Tensor, bits: int, rng: np.random.Generator) -> Tensor:
     """Rounds rows [r, n] up or down at random, without bias, to 2^bits - 1 levels.
 
     The levels of a row are evenly spaced between plus and minus its largest magnitude, the scale that is sent too.

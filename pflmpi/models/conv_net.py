@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape, require_images
 from pflmpi.models.layers import affine, conv, linear
-from pflmpi.models.noise import dropped
+from pflmpi.models.noise import apply_dropout
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -96,7 +96,7 @@ class ConvNet(Architecture):
 
     def _drop(self, params: Tree, x: Tensor, layer: int, training: bool) -> Tensor:
         p = self.dropout[layer]
-        return dropped(x, self.noise_key(params), p, layer) if training and p else x
+        return apply_dropout(x, self.noise_key(params), p, layer) if training and p else x
 
 
 def check_size(name: str, shape: Shape, kernel: int, padding: int, times: int = 2) -> None:

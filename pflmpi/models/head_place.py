@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pflmpi.errors import ConfigError
 
 
-def take_head(module: nn.Module, name: str) -> None:
+def replace_head(module: nn.Module, name: str) -> None:
     """Replaces a module's head by a placeholder that returns the features and has the sizes of the head."""
     head = module.get_submodule(name)
     assert isinstance(head, nn.Linear)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pflmpi.errors import ConfigError
-from pflmpi.models.module_parts import Slot, buffers, dropouts, forward_pass, slots
+from pflmpi.models.module_parts import Slot, find_buffers, find_dropouts, find_slots, forward_pass
 from pflmpi.vmap_lanes import in_lane, in_vmap, of_all_lanes
 
 _LOOP = "; set runtime.executor to loop"
@@ -45,8 +45,8 @@ class InstalledModule:
         self.leaves: dict[str, Tensor] = {}
         self.training: bool | None = None
         self.module, self._name, self._renewed = module, name, set(renewed)
-        self.dropouts = dropouts(module)
-        names, places = buffers(module), slots(module)
+        self.dropouts = find_dropouts(module)
+        names, places = find_buffers(module), find_slots(module)
         self.parameters = [name for name, _ in module.named_parameters()]
         self.state = [name for name in state if name in names]
         self._of_seed = [name for name in self.state if name not in moved]

@@ -12,7 +12,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from pflmpi import tree
 from pflmpi.errors import ConfigError
-from pflmpi.models.noise import dropped
+from pflmpi.models.noise import apply_dropout
 from pflmpi.tree import Tree
 
 _GROUPS = 32
@@ -53,7 +53,7 @@ class KeyedDropout(nn.Module):
                 f"{self._name} of the module drops in evaluation, where results would depend on the batches before; "
                 "let train(False) of the module put every nn.Dropout in evaluation mode"
             )
-        result = dropped(x, self.key, self.p, self.number, self._call())
+        result = apply_dropout(x, self.key, self.p, self.number, self._call())
         return x.copy_(result) if self.inplace else result
 
     def begin(self, key: Tensor | None) -> None:
@@ -156,14 +156,14 @@ def _remedy_for_draws(layer: nn.Module) -> str:
     return ""
 
 
-def dropouts(module: nn.Module) -> dict[str, KeyedDropout]:
+def find_dropouts(module: nn.Module) -> dict[str, KeyedDropout]:
     """Returns the dropout layers of a prepared module, by name."""
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, KeyedDropout)}
 
 
-def buffers(module: nn.Module) -> dict[str, Tensor]:
+def find_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Returns the buffers of a module by name, without the keys of its dropout."""
-    keys = {f"{name}.key" for name in dropouts(module)}
+    keys = {f"{name}.key" for name in find_dropouts(module)}
     return {name: value for name, value in module.named_buffers() if name not in keys}
 
 
@@ -176,18 +176,18 @@ def parameters(module: nn.Module, head: str) -> dict[str, nn.Parameter]:
     return by_path
 
 
-def split(module: nn.Module, state: tuple[str, ...]) -> Tree:
+def copy_weights(module: nn.Module, state: tuple[str, ...]) -> Tree:
     """Copies the body, and the statistics if there are any, from a module without its head.
 
     Args:
         state: the buffers that are statistics; the others are the same in all modules of a kind.
     """
     weights = {name: value.detach().clone() for name, value in module.named_parameters()}
-    stats = {name: value.detach().clone() for name, value in buffers(module).items() if name in state}
+    stats = {name: value.detach().clone() for name, value in find_buffers(module).items() if name in state}
     return {"body": nested(weights), **({"stats": nested(stats)} if stats else {})}
 
 
-def slots(module: nn.Module) -> dict[str, list[Slot]]:
+def find_slots(module: nn.Module) -> dict[str, list[Slot]]:
     """Returns the slots of each parameter and buffer of a module by name: several for a tied one."""
     by_name: dict[str, list[Slot]] = {}
     names: dict[int, str] = {}
@@ -200,11 +200,11 @@ def slots(module: nn.Module) -> dict[str, list[Slot]]:
     return by_name
 
 
-def flat(values: Tree) -> dict[str, Tensor]:
+def flatten_names(values: Tree) -> dict[str, Tensor]:
     """Returns the tensors of a tree by their names in a module, with dots for slashes."""
     return {path.replace("/", "."): value for path, value in tree.leaves(values)}
 
 
 def nested(flat: dict[str, Tensor]) -> Tree:
-    """Returns the tree of tensors with these names in a module; the inverse of `flat`."""
+    """Returns the tree of tensors with these names in a module; the inverse of `flatten_names`."""
     return tree.unflatten({name.replace(".", "/"): value for name, value in flat.items()})

@@ -11,10 +11,10 @@ from pflmpi import global_generators
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models.base import Shape
 from pflmpi.models.built_module import Recipe, equal, is_plain
-from pflmpi.models.head_place import take_head
+from pflmpi.models.head_place import replace_head
 from pflmpi.models.installed_module import InstalledModule
-from pflmpi.models.module_parts import buffers, dropouts, forward_pass, has_unread_counter, parameters
-from pflmpi.models.python_state import python_state
+from pflmpi.models.module_parts import find_buffers, find_dropouts, forward_pass, has_unread_counter, parameters
+from pflmpi.models.python_state import collect_python_state
 from pflmpi.text import first_line
 
 _STORED = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
@@ -63,17 +63,17 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None) -> 
     module, loaded = recipe.build(0)
     trial = _Trial(name, module, recipe.head, shape, samples)
     trial.mode(training=False)
-    before = buffers(module)
+    before = find_buffers(module)
     values_before = {key: value.clone() for key, value in before.items()}
     trial.mode(training=True)
-    after = buffers(module)
+    after = find_buffers(module)
     moved = tuple(key for key, value in values_before.items() if not equal(value, after[key]))
-    state = _state(name, recipe, module, moved)
+    state = _find_state(name, recipe, module, moved)
     renewed = tuple(key for key in state if after[key] is not before[key])
-    head, entries = module.get_submodule(recipe.head), _entries(module, recipe.head, state)
+    head, entries = module.get_submodule(recipe.head), _list_entries(module, recipe.head, state)
     assert isinstance(head, nn.Linear)
     frozen = tuple(path for path, value in parameters(module, recipe.head).items() if not value.requires_grad)
-    take_head(module, recipe.head)
+    replace_head(module, recipe.head)
     body = InstalledModule(module, state, moved, renewed, name)
     findings = Findings(
         num_features=head.in_features,
@@ -91,9 +91,9 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None) -> 
     return findings, body
 
 
-def _state(name: str, recipe: Recipe, module: nn.Module, moved: Sequence[str]) -> tuple[str, ...]:
+def _find_state(name: str, recipe: Recipe, module: nn.Module, moved: Sequence[str]) -> tuple[str, ...]:
     """Returns the buffers that training has changed or that depend on the seed."""
-    values = buffers(module)
+    values = find_buffers(module)
     of_seed = recipe.buffers_of_seed([key for key in values if key not in moved], module)
     state = tuple(key for key in values if key in moved or key in of_seed)
     for key in state:
@@ -126,7 +126,7 @@ class _Trial:
                 f"model {self._name} registers {late[0]} in a forward pass; register it in __init__, so that every "
                 "copy of the module has it"
             )
-        before = python_state(module), self._tensors(training), self._versions()
+        before = collect_python_state(module), self._tensors(training), self._versions()
         handle = self._layer.register_forward_pre_hook(lambda _, inputs: head_inputs.append(inputs[0].detach()))
         output = self._run(self._x.flip(0), training)
         handle.remove()
@@ -197,7 +197,7 @@ class _Trial:
         version = x._version
         try:
             key = torch.tensor(0) if training else None
-            with torch.set_grad_enabled(training), forward_pass(dropouts(self._module).values(), key):
+            with torch.set_grad_enabled(training), forward_pass(find_dropouts(self._module).values(), key):
                 output = self._module(x)
         except PflmpiError:
             raise
@@ -216,7 +216,7 @@ class _Trial:
 
     def _values(self) -> dict[str, Tensor]:
         """Returns its parameters and buffers by name."""
-        return dict(self._module.named_parameters()) | buffers(self._module)
+        return dict(self._module.named_parameters()) | find_buffers(self._module)
 
     def _versions(self) -> dict[str, int]:
         return {name: value._version for name, value in self._module.named_parameters()}
@@ -272,7 +272,7 @@ class _Trial:
                 f"model {self._name} changes {changed[0]} in a forward pass in {where}; what a model changes by itself "
                 "are buffers, while it is trained"
             )
-        now = python_state(self._module)
+        now = collect_python_state(self._module)
         if changed := sorted(name for name in python.keys() | now.keys() if python.get(name) != now.get(name)):
             raise ConfigError(
                 f"model {self._name} changes {changed[0]} in a forward pass in {where}, which all clients of a rank "
@@ -282,7 +282,9 @@ class _Trial:
     def looks_back(self, body: InstalledModule) -> bool:
         """Whether gradients change if other tensors are installed in the module before its backward pass."""
         values = {name: value.detach() for name, value in self._module.named_parameters()}
-        state = {name: value.detach().clone() for name, value in buffers(self._module).items() if name in body.state}
+        state = {
+            name: value.detach().clone() for name, value in find_buffers(self._module).items() if name in body.state
+        }
         key = torch.tensor(0) if body.dropouts else None
 
         def gradients(replace: bool) -> list[Tensor]:
@@ -308,10 +310,12 @@ class _Trial:
                 return True
 
 
-def _entries(module: nn.Module, head: str, state: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _list_entries(module: nn.Module, head: str, state: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Returns `Findings.entries`; the counters of batch norm, which nothing reads here, are constants."""
     names = {id(value): path for path, value in parameters(module, head).items()}
-    names |= {id(value): f"stats/{name.replace('.', '/')}" for name, value in buffers(module).items() if name in state}
+    names |= {
+        id(value): f"stats/{name.replace('.', '/')}" for name, value in find_buffers(module).items() if name in state
+    }
     stored = module.state_dict(keep_vars=True)
     entries: list[tuple[str, str]] = []
     for name, value in stored.items():

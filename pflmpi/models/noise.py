@@ -34,7 +34,7 @@ def derived(key: Tensor, number: int) -> Tensor:
     return key + (number + 1) * _LAYER_STEP % (1 << 62)
 
 
-def dropped(x: Tensor, key: Tensor, p: float, layer: int, call: int = 0) -> Tensor:
+def apply_dropout(x: Tensor, key: Tensor, p: float, layer: int, call: int = 0) -> Tensor:
     """Drops entries of x [B, ...] with probability p and scales the others by 1 / (1 - p).
 
     Args:

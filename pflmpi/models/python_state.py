@@ -38,7 +38,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OWN_OF_MODULES = ("_parameters", "_buffers", "_modules", "_flat_weights")  # attributes of nn.Module that hold tensors
 
 
-def python_state(module: nn.Module) -> dict[str, object]:
+def collect_python_state(module: nn.Module) -> dict[str, object]:
     """Returns values by name, such as "block.counter" or "global COUNT", without parameters and buffers.
 
     Raises:
@@ -51,7 +51,7 @@ def python_state(module: nn.Module) -> dict[str, object]:
             if key not in _OWN_OF_MODULES and not (isinstance(layer, KeyedDropout) and key in KeyedDropout.of_pass):
                 values.update(_walk(f"{prefix}.{key}" if prefix else key, value, visited, 0))
         for kind in type(layer).__mro__:
-            values.update(_of_class(kind, visited, 0))
+            values.update(_walk_class(kind, visited, 0))
     return values
 
 
@@ -62,7 +62,7 @@ def _walk(name: str, value: Any, visited: dict[int, object], depth: int) -> Iter
     elif id(value) in visited or depth > _MAX_DEPTH:
         return
     elif isinstance(value, Tensor):
-        yield name, _bytes(value)
+        yield name, _to_bytes(value)
     elif isinstance(value, np.ndarray):
         yield name, (value.shape, value.tobytes())
     else:
@@ -95,9 +95,9 @@ def _walk_object(name: str, value: Any, visited: dict[int, object], depth: int) 
         yield from _walk_object(name, value.__func__, visited, depth)
         yield from _walk(name, value.__self__, visited, depth)
     elif isinstance(value, types.FunctionType):
-        yield from _of_function(name, value, visited, depth)
+        yield from _walk_function(name, value, visited, depth)
     elif isinstance(value, type):
-        yield from _of_class(value, visited, depth)
+        yield from _walk_class(value, visited, depth)
     elif isinstance(value, itertools.count):
         yield name, repr(value)
     elif hasattr(type(value), "__next__") and not hasattr(value, "__dict__"):
@@ -106,17 +106,17 @@ def _walk_object(name: str, value: Any, visited: dict[int, object], depth: int) 
             "share, and which no checkpoint has; count in a buffer (register_buffer), and compute the value from that"
         )
     elif not isinstance(value, types.ModuleType):
-        names = [*getattr(value, "__dict__", {}), *_slots_of(type(value))]
+        names = [*getattr(value, "__dict__", {}), *_list_slots(type(value))]
         for key in names:
             yield from _walk(f"{name}.{key}", getattr(value, key, None), visited, depth)
-        yield from _of_class(type(value), visited, depth)
+        yield from _walk_class(type(value), visited, depth)
 
 
-def _slots_of(kind: type) -> list[str]:
+def _list_slots(kind: type) -> list[str]:
     return [name for base in kind.__mro__ for name in getattr(base, "__slots__", ()) if isinstance(name, str)]
 
 
-def _of_class(kind: type, visited: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
+def _walk_class(kind: type, visited: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
     """Yields class attributes, and what the methods use, of a class that is not a library's."""
     if kind.__module__.partition(".")[0] in _LIBRARIES or id(kind) in visited:
         return
@@ -128,7 +128,7 @@ def _of_class(kind: type, visited: dict[int, object], depth: int) -> Iterator[tu
             yield from _walk(f"{kind.__qualname__}.{key}", value, visited, depth)
 
 
-def _of_function(
+def _walk_function(
     name: str, function: types.FunctionType, visited: dict[int, object], depth: int
 ) -> Iterator[tuple[str, object]]:
     """Yields the closure variables, defaults and globals that a function uses."""
@@ -139,17 +139,17 @@ def _of_function(
             yield from _walk(f"{key} of {name}", cell.cell_contents, visited, depth)
     for index, value in enumerate(function.__defaults__ or ()):
         yield from _walk(f"{name} (default {index})", value, visited, depth)
-    for key in _names(function.__code__):
+    for key in _list_names(function.__code__):
         if key in function.__globals__:
             yield from _walk(f"global {key}", function.__globals__[key], visited, depth)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def _list_names(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _list_names(constant)
 
 
-def _bytes(value: Tensor) -> object:
+def _to_bytes(value: Tensor) -> object:
     return (value.shape, value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

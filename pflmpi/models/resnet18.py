@@ -12,7 +12,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape, require_images
 from pflmpi.models.conv_net import channels_last
 from pflmpi.models.layers import kaiming_normal, linear, uniform
-from pflmpi.models.module_parts import flat, nested
+from pflmpi.models.module_parts import flatten_names, nested
 from pflmpi.tree import Tree, part
 from pflmpi.vmap_lanes import in_lane
 
@@ -58,7 +58,9 @@ class ResidualNetwork(Architecture):
         return *("body/" + name.replace(".", "/") for name in owners), "head"
 
     def init(self, rng: np.random.Generator) -> Tree:
-        weights = {name: _initial(rng, name, tuple(weight.shape)) for name, weight in self._training.named_parameters()}
+        weights = {
+            name: _draw_initial(rng, name, tuple(weight.shape)) for name, weight in self._training.named_parameters()
+        }
         stats = {
             name: torch.full(buffer.shape, float(name.endswith("running_var")))
             for name, buffer in self._training.named_buffers()
@@ -78,7 +80,7 @@ class ResidualNetwork(Architecture):
             )
         # vmap has no batching rule for the average pool of images with channels last (PyTorch 2.14): it warns.
         x = channels_last(x) if x.is_cpu and not in_lane(x) else x
-        weights = {**flat(part(params, "body")), **flat(part(params, "stats"))}
+        weights = {**flatten_names(part(params, "body")), **flatten_names(part(params, "stats"))}
         z = torch.func.functional_call(self._training if training else self._evaluation, weights, (x,), strict=True)
         assert isinstance(z, Tensor)
         return z
@@ -155,7 +157,7 @@ class ResNet18(Model):
         )
 
 
-def _initial(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Tensor:
+def _draw_initial(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Tensor:
     if name.startswith("fc."):
         return uniform(rng, shape, POOLED_FEATURES)
     if len(shape) == 4:

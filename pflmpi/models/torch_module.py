@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape, run_reference
 from pflmpi.models.built_module import Recipe
-from pflmpi.models.head_place import take_head
+from pflmpi.models.head_place import replace_head
 from pflmpi.models.installed_module import InstalledModule
 from pflmpi.models.layers import linear
-from pflmpi.models.module_parts import KeyedDropout, flat, nested, split
+from pflmpi.models.module_parts import KeyedDropout, copy_weights, flatten_names, nested
 from pflmpi.models.module_trial import Findings, examine
 from pflmpi.text import short_repr
 from pflmpi.tree import Tree, part
@@ -75,11 +75,14 @@ class ModuleArchitecture(Architecture):
         else:  # as the module initialised it
             parameters = module.get_submodule(self.recipe.head).named_parameters()
             head = nested({name: value.detach().clone() for name, value in parameters})
-        take_head(module, self.recipe.head)
-        return {**split(module, self.findings.state), "head": {**head, **loaded}}
+        replace_head(module, self.recipe.head)
+        return {**copy_weights(module, self.findings.state), "head": {**head, **loaded}}
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
-        leaves = {**flat(part(params, "body")), **(flat(part(params, "stats")) if self.findings.state else {})}
+        leaves = {
+            **flatten_names(part(params, "body")),
+            **(flatten_names(part(params, "stats")) if self.findings.state else {}),
+        }
         key = self.noise_key(params) if self.draws_noise and training else None
         return self._body(leaves, training, x.device).call(leaves, key, training, x)
 
@@ -91,7 +94,7 @@ class ModuleArchitecture(Architecture):
             with outside_vmap():
                 layer = self.recipe.build(0)[0].get_submodule(self.recipe.head).to(z.device)
                 module = self._heads[z.device] = InstalledModule(layer, (), (), (), self.name)
-        return module.call(flat(head), None, False, z)
+        return module.call(flatten_names(head), None, False, z)
 
     @property
     def state_dict_entries(self) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -147,7 +150,7 @@ class ModuleArchitecture(Architecture):
     def _built(self, device: torch.device) -> InstalledModule:
         with outside_vmap():
             module, _ = self.recipe.build(0)
-            take_head(module.to(device), self.recipe.head)
+            replace_head(module.to(device), self.recipe.head)
             findings = self.findings
             return InstalledModule(module, findings.state, findings.moved, findings.renewed, self.name)
 

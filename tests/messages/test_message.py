@@ -20,7 +20,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.personal import Personal, Received
 from pflmpi.learning.task import Task
-from pflmpi.messages.exact import OnHost, common_shift, magnitudes
+from pflmpi.messages.exact import OnHost, common_shift, largest_magnitudes
 from pflmpi.messages.kinds import (
     ClassMeans,
     Downlink,
@@ -120,11 +120,11 @@ def test_a_large_message_is_added_in_blocks_that_need_little_memory():
 
 def test_the_largest_magnitude_of_each_row_tells_what_is_not_finite():
     leaf = np.array([[1.0, -3.0], [2.0, 0.5], [float("nan"), 9.0], [-float("inf"), 0.0]], np.float32)
-    assert magnitudes(leaf)[:2].tolist() == [3.0, 2.0]
-    assert np.isfinite(magnitudes(leaf)).tolist() == [True, True, False, False]
-    assert magnitudes(np.array([[0.5], [-2.0]])).tolist() == [0.5, 2.0]
-    assert magnitudes(np.empty((2, 0))).tolist() == [0.0, 0.0]
-    assert magnitudes(np.array([[-(2**31)], [7]], np.int32)).tolist() == [2.0**31, 7.0]
+    assert largest_magnitudes(leaf)[:2].tolist() == [3.0, 2.0]
+    assert np.isfinite(largest_magnitudes(leaf)).tolist() == [True, True, False, False]
+    assert largest_magnitudes(np.array([[0.5], [-2.0]])).tolist() == [0.5, 2.0]
+    assert largest_magnitudes(np.empty((2, 0))).tolist() == [0.0, 0.0]
+    assert largest_magnitudes(np.array([[-(2**31)], [7]], np.int32)).tolist() == [2.0**31, 7.0]
 
 
 def test_unpacked_leaves_share_the_memory_of_the_message_but_where_it_is_not_aligned():

@@ -25,7 +25,7 @@ from pflmpi.experiment.build import executor_of, prepare
 from pflmpi.experiment.stored_config import stored_config
 from pflmpi.models import MODELS
 from pflmpi.models.module_parts import KeyedDropout, forward_pass
-from pflmpi.models.noise import dropped
+from pflmpi.models.noise import apply_dropout
 from pflmpi.runtime.executors.base import Loop
 from project import HELPERS
 
@@ -977,7 +977,7 @@ def test_a_layer_of_dropout_draws_anew_in_each_call():
     with forward_pass([layer], key):
         next_pass = layer(x)
     recomputed = layer(x)  # of a pass that called it once
-    assert torch.equal(first, dropped(x, key, 0.5, 0)), "the bits of a layer that is called once"
+    assert torch.equal(first, apply_dropout(x, key, 0.5, 0)), "the bits of a layer that is called once"
     assert torch.equal(first, next_pass) and torch.equal(first, recomputed) and not torch.equal(first, second)
     with forward_pass([layer], None), pytest.raises(ConfigError, match="drop of the module drops in evaluation"):
         layer(x)  # which a module has put in training mode since the start
