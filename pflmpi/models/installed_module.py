@@ -34,22 +34,22 @@ class InstalledModule:
     Args:
         module: with parameters as its class makes them; the leaves get their hooks.
         state: see above.
-        moved: those of the state that training changes; the others depend on the seed alone.
-        renewed: those of the state that the module replaces by new tensors in its forward pass.
+        updated: those of the state that training changes; the others depend on the seed alone.
+        replaced: those of the state that the module replaces by new tensors in its forward pass.
         name: of the model, for errors.
     """
 
     def __init__(
-        self, module: nn.Module, state: Iterable[str], moved: Collection[str], renewed: Iterable[str], name: str
+        self, module: nn.Module, state: Iterable[str], updated: Collection[str], replaced: Iterable[str], name: str
     ) -> None:
         self.leaves: dict[str, Tensor] = {}
         self.training: bool | None = None
-        self.module, self._name, self._renewed = module, name, set(renewed)
+        self.module, self._name, self._replaced = module, name, set(replaced)
         self.dropouts = find_dropouts(module)
         names, places = find_buffers(module), find_slots(module)
         self.parameters = [name for name, _ in module.named_parameters()]
         self.state = [name for name in state if name in names]
-        self._of_seed = [name for name in self.state if name not in moved]
+        self._of_seed = [name for name in self.state if name not in updated]
         self._slots: dict[str, list[Slot]] = {name: places[name] for name in (*self.parameters, *self.state)}
         self._constants = [
             (name, places[name][0], value, value._version) for name, value in names.items() if name not in self.state
@@ -89,7 +89,7 @@ class InstalledModule:
     def install(self, leaves: dict[str, Tensor]) -> None:
         """Puts tensors in the slots."""
         self.leaves = leaves
-        copies = {name: leaves[name].clone() for name in self._renewed}
+        copies = {name: leaves[name].clone() for name in self._replaced}
         self._fill((place, copies.get(name, leaves[name])) for name, places in self._slots.items() for place in places)
         for name, hooks in self.hooks.items():
             leaf = leaves[name]
@@ -103,7 +103,7 @@ class InstalledModule:
         for name in self.state:
             (owner, key), leaf = self._slots[name][0], self.leaves[name]
             if owner[key] is not leaf:
-                self._renewed.add(name)  # later calls put a copy in the slot, which autograd may keep
+                self._replaced.add(name)  # later calls put a copy in the slot, which autograd may keep
                 with torch.no_grad():
                     leaf.copy_(owner[key])
 

@@ -27,11 +27,11 @@ class Findings:
     Attributes:
         num_features: d.
         state: names of the buffers that training changes, or that depend on the seed; the others are constants.
-        moved: those of them that training changes.
-        renewed: those of them that the module replaces by new tensors.
+        updated: those of them that training changes.
+        replaced: those of them that the module replaces by new tensors.
         new_head: whether the head is replaced, as it is for another number of classes than the data has.
         own_head: whether the head does more than x W^T + b.
-        looks_back: whether its backward pass reads the module again, as `torch.utils.checkpoint` does.
+        rereads_module: whether its backward pass reads the module again, as `torch.utils.checkpoint` does.
         entries: the names in its state dict, and the path of each in a model; "" for constants.
         frozen: paths of the parameters with `requires_grad = False`.
         layers: paths of the modules of the body that own parameters, see `Architecture.layers`.
@@ -40,11 +40,11 @@ class Findings:
 
     num_features: int
     state: tuple[str, ...]
-    moved: tuple[str, ...]
-    renewed: tuple[str, ...]
+    updated: tuple[str, ...]
+    replaced: tuple[str, ...]
     new_head: bool
     own_head: bool
-    looks_back: bool
+    rereads_module: bool
     entries: tuple[tuple[str, str], ...]
     frozen: tuple[str, ...]
     layers: tuple[str, ...]
@@ -67,22 +67,22 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None) -> 
     values_before = {key: value.clone() for key, value in before.items()}
     trial.mode(training=True)
     after = find_buffers(module)
-    moved = tuple(key for key, value in values_before.items() if not equal(value, after[key]))
-    state = _find_state(name, recipe, module, moved)
-    renewed = tuple(key for key in state if after[key] is not before[key])
+    updated = tuple(key for key, value in values_before.items() if not equal(value, after[key]))
+    state = _find_state(name, recipe, module, updated)
+    replaced = tuple(key for key in state if after[key] is not before[key])
     head, entries = module.get_submodule(recipe.head), _list_entries(module, recipe.head, state)
     assert isinstance(head, nn.Linear)
     frozen = tuple(path for path, value in parameters(module, recipe.head).items() if not value.requires_grad)
     replace_head(module, recipe.head)
-    body = InstalledModule(module, state, moved, renewed, name)
+    body = InstalledModule(module, state, updated, replaced, name)
     findings = Findings(
         num_features=head.in_features,
         state=state,
-        moved=moved,
-        renewed=renewed,
+        updated=updated,
+        replaced=replaced,
         new_head=head.out_features != recipe.num_classes and not loaded,
         own_head=not is_plain(head),
-        looks_back=trial.looks_back(body),
+        rereads_module=trial.rereads_module(body),
         entries=entries,
         frozen=frozen,
         layers=trial.layers(body.parameters),
@@ -91,11 +91,11 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None) -> 
     return findings, body
 
 
-def _find_state(name: str, recipe: Recipe, module: nn.Module, moved: Sequence[str]) -> tuple[str, ...]:
+def _find_state(name: str, recipe: Recipe, module: nn.Module, updated: Sequence[str]) -> tuple[str, ...]:
     """Returns the buffers that training has changed or that depend on the seed."""
     values = find_buffers(module)
-    of_seed = recipe.buffers_of_seed([key for key in values if key not in moved], module)
-    state = tuple(key for key in values if key in moved or key in of_seed)
+    of_seed = recipe.buffers_of_seed([key for key in values if key not in updated], module)
+    state = tuple(key for key in values if key in updated or key in of_seed)
     for key in state:
         if values[key].dtype not in _STORED:
             what = f"a buffer of {str(values[key].dtype)[6:]}, which checkpoints cannot hold"
@@ -279,7 +279,7 @@ class _Trial:
                 "would share, and which no checkpoint has; keep it in a buffer (register_buffer), or leave it out"
             )
 
-    def looks_back(self, body: InstalledModule) -> bool:
+    def rereads_module(self, body: InstalledModule) -> bool:
         """Whether gradients change if other tensors are installed in the module before its backward pass."""
         values = {name: value.detach() for name, value in self._module.named_parameters()}
         state = {

@@ -57,7 +57,7 @@ class ModuleArchitecture(Architecture):
 
     @property
     def constants(self) -> tuple[str, ...]:
-        names = (name for name in self.findings.state if name not in self.findings.moved)
+        names = (name for name in self.findings.state if name not in self.findings.updated)
         return tuple(f"stats/{name.replace('.', '/')}" for name in names)
 
     @property
@@ -145,14 +145,14 @@ class ModuleArchitecture(Architecture):
     @property
     def _copies(self) -> int:
         """Modules for each device: one is enough if its backward pass does not read it again."""
-        return _COPIES if self.findings.looks_back else 1
+        return _COPIES if self.findings.rereads_module else 1
 
     def _built(self, device: torch.device) -> InstalledModule:
         with outside_vmap():
             module, _ = self.recipe.build(0)
             replace_head(module.to(device), self.recipe.head)
             findings = self.findings
-            return InstalledModule(module, findings.state, findings.moved, findings.renewed, self.name)
+            return InstalledModule(module, findings.state, findings.updated, findings.replaced, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +226,7 @@ class ModuleModel(Model):
             shape=shape,
             num_classes=num_classes,
             num_features=findings.num_features,
-            has_batch_norm=bool(findings.moved),
+            has_batch_norm=bool(findings.updated),
             has_convolution=any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers),
             suits_lanes=not body.hooks
             and not any(isinstance(layer, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for layer in layers),
