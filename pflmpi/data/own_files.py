@@ -114,10 +114,13 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
                 f"sample {missing} has no {what} ({values[missing]}); give each sample one, or leave it out"
             )
     clients, writers = (np.empty(0), None) if arrays.client is None else _sort_clients(arrays.client)
-    classes: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
+    written_labels: tuple[str, ...] = ()
     if task_kind.classes:
         classes, labels = _find_classes(arrays, y)
         num_classes = len(classes)
+        class_names = _find_class_names(classes, arrays.class_names)
+        written_labels = _to_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes)
     else:
         labels = task_kind.labels(y)
         num_classes = task_kind.num_outputs(labels)
@@ -133,8 +136,8 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
     )
     return replace(
         dataset,
-        class_names=() if classes is None else _find_class_names(classes, arrays.class_names),
-        written_labels=() if classes is None else _format_labels(classes),
+        class_names=class_names,
+        written_labels=written_labels,
         written_clients=_format_clients(clients),
         may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
@@ -238,10 +241,6 @@ def _find_class_names(classes: np.ndarray, names: np.ndarray | None) -> tuple[st
         f"class_names has the shape {list(names.shape)}, and y has {len(classes)} classes, up to {classes[-1]}; "
         "give one name for each class, in the order of the labels"
     )
-
-
-def _format_labels(classes: np.ndarray) -> tuple[str, ...]:
-    return _to_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes)
 
 
 def _to_texts(values: np.ndarray) -> tuple[str, ...]:

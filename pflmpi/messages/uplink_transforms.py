@@ -120,7 +120,7 @@ def transform(
     out = [leaf for name in means for _, leaf in tree.leaves(sent[name])]
     old = [leaf for name in means for _, leaf in tree.leaves(received[name])]
     class_means = [tree.leaf(sent[name], "means") for name, kind in sorted(up.items()) if isinstance(kind, ClassMeans)]
-    left = None if residual is None else torch.empty_like(residual)
+    new_residual = None if residual is None else torch.empty_like(residual)
     for row, client in enumerate(clients.tolist()):
         draws = partial(stream, seed, round, client)
         if out:
@@ -130,13 +130,13 @@ def transform(
             change, rest = _transform_change(config, change, waiting, draws)
             for new, leaf, part in zip(out, before, change, strict=True):
                 new[row] = leaf + part
-            if left is not None:
-                left[row] = rest.cpu()
+            if new_residual is not None:
+                new_residual[row] = rest.cpu()
         if config.quantise is not None:
             rounding = draws("uplink/quantise classes")
             for rows in class_means:
                 rows[row] = _round_randomly(rows[row], config.quantise, rounding)
-    return sent, left
+    return sent, new_residual
 
 
 def _transform_change(

@@ -52,8 +52,7 @@ class ConvNet(Architecture):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        names = *self._convolutions, *(f"fc{number}" for number in self._numbers)
-        return *(f"body/{name}" for name in names), "head"
+        return *(f"body/{name}" for name in (*self._convolutions, *self._fully_connected)), "head"
 
     @property
     def pooled(self) -> tuple[int, int]:
@@ -69,8 +68,8 @@ class ConvNet(Architecture):
         for name, inputs, outputs in zip(self._convolutions, before, self.channels, strict=False):
             body[name] = conv(rng, inputs, outputs, self.kernel)
         inputs = self.channels[-1] * self.pooled[0] * self.pooled[1]
-        for number, width in zip(self._numbers, self.widths, strict=True):
-            body[f"fc{number}"] = linear(rng, inputs, width)
+        for name, width in zip(self._fully_connected, self.widths, strict=True):
+            body[name] = linear(rng, inputs, width)
             inputs = width
         return {"body": body, "head": linear(rng, self.num_features, self.num_classes)}
 
@@ -80,19 +79,17 @@ class ConvNet(Architecture):
         for name, padding, pool in zip(self._convolutions, self.padding, self.pools, strict=True):
             x = _block(part(body, name), x, padding, pool)
         x = self._drop(params, x, 0, training).flatten(1)  # in the order C, H, W
-        for number in self._numbers:
-            x = F.relu(affine(part(body, f"fc{number}"), x))
+        for name in self._fully_connected:
+            x = F.relu(affine(part(body, name), x))
         return self._drop(params, x, 1, training)
 
     @property
     def _convolutions(self) -> tuple[str, ...]:
-        """Names of the convolutions."""
         return tuple(f"conv{number}" for number in range(1, len(self.channels) + 1))
 
     @property
-    def _numbers(self) -> range:
-        """Numbers of the fully connected layers."""
-        return range(1, len(self.widths) + 1)
+    def _fully_connected(self) -> tuple[str, ...]:
+        return tuple(f"fc{number}" for number in range(1, len(self.widths) + 1))
 
     def _drop(self, params: Tree, x: Tensor, layer: int, training: bool) -> Tensor:
         p = self.dropout[layer]

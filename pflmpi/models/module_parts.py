@@ -56,14 +56,6 @@ class KeyedDropout(nn.Module):
         result = apply_dropout(x, self.key, self.p, self.number, self._call())
         return x.copy_(result) if self.inplace else result
 
-    def begin(self, key: Tensor | None) -> None:
-        """Begins a forward pass with this key."""
-        self.key, self._calls, self._in_forward = key, 0, True
-
-    def end(self) -> None:
-        """Ends the forward pass."""
-        self._in_forward = False
-
     def _call(self) -> int:
         """Counts a call; returns its number in the forward pass."""
         if self._in_forward:
@@ -82,12 +74,12 @@ class KeyedDropout(nn.Module):
 def forward_pass(dropouts: Iterable[KeyedDropout], key: Tensor | None) -> Iterator[None]:
     """Context of a forward pass, in which dropout layers draw their masks from the key; None: they may not drop."""
     for layer in dropouts:
-        layer.begin(key)
+        layer.key, layer._calls, layer._in_forward = key, 0, True
     try:
         yield
     finally:
         for layer in dropouts:
-            layer.end()
+            layer._in_forward = False
 
 
 def prepare(module: nn.Module, norm: str) -> None:

@@ -66,7 +66,7 @@ def _batch_norm(
 
 
 def _update_running(running: Tensor, of_batch: Tensor, rate: Tensor) -> None:
-    """Moves running statistics towards those of a batch, in place; outside vmap, as they may require no gradient."""
+    """Moves running statistics towards those of a batch, in place: outside vmap, where no gradient forbids that."""
     with outside_vmap(), torch.no_grad():
         running, of_batch, rate = map(of_all_lanes, (running, of_batch, rate))
         running.mul_(1 - rate).add_(of_batch * rate)
