@@ -266,30 +266,29 @@ def _convert_samples(x: np.ndarray, layout: str | None) -> np.ndarray:
         )
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return x[:, None] if x.ndim == 3 else x
-    original = x
+    return _to_float32(x)
+
+
+def _to_float32(x: np.ndarray) -> np.ndarray:
+    """Converts samples [n, ...] to float32; `ValueError` for values that it cannot hold or tell apart."""
     with np.errstate(over="ignore"):  # refused below
-        x = original.astype(np.float32)
-    if not (finite := np.isfinite(x)).all():
-        sample, value = np.nonzero(~finite)[0][0], original[~finite][0].item()
+        values = x.astype(np.float32)
+    if not (finite := np.isfinite(values)).all():
+        sample, value = np.nonzero(~finite)[0][0], x[~finite][0].item()
+        problem = "a value that is not a finite number; fill it in"
         if np.isfinite(value):
-            raise ValueError(
-                f"sample {sample} has the value {value!r}, too large for float32; scale it, or leave the sample out"
-            )
-        raise ValueError(
-            f"sample {sample} has a value that is not a finite number; fill it in, or leave the sample out"
-        )
-    columns = original.reshape(len(original), -1) if original.size else np.empty((1, 0))
-    if (
-        original.dtype.itemsize > 2
-        and original.dtype != np.float32
-        and (column := find_coarse_column(columns)) is not None
-    ):
+            problem = f"the value {value!r}, too large for float32; scale it"
+        raise ValueError(f"sample {sample} has {problem}, or leave the sample out")
+    if x.dtype.itemsize <= 2 or x.dtype == np.float32 or not x.size:
+        return values
+    columns = x.reshape(len(x), -1)
+    if (column := find_coarse_column(columns)) is not None:
         least, most = columns[:, column].min(), columns[:, column].max()
         raise ValueError(
             f"value {column} of the samples is from {least} to {most}, which float32 hardly tells apart; subtract its "
             "mean, or leave it out"
         )
-    return x
+    return values
 
 
 def _guess_layout(x: np.ndarray) -> str:

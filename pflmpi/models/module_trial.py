@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -110,7 +110,7 @@ class _Trial:
         layer = module.get_submodule(head)
         assert isinstance(layer, nn.Linear)
         self._name, self._module, self._head, self._layer = name, module, head, layer
-        self._x = torch.linspace(0, 1, 2 * int(np.prod(shape))).view(2, *shape) if samples is None else samples
+        self._x = torch.linspace(0, 1, 2 * prod(shape)).view(2, *shape) if samples is None else samples
         self._size = "x".join(map(str, shape)) + (", made up with values from 0 to 1" if samples is None else "")
         self.axes: tuple[int, ...] = ()
         self._called: dict[str, int] = {}  # submodules in the order of their first calls, by name
