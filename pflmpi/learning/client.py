@@ -22,17 +22,17 @@ from pflmpi.vmap_lanes import in_vmap, of_all_lanes
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
-    """||a - b||^2 over all leaves of `b` (a may have more parts)."""
-    leaves, others = zip(*((tree.at(a, path), leaf) for path, leaf in tree.leaves(b)), strict=True)
-    distance: Tensor = _SquaredDistance.apply(*leaves, *others)[0]
+    """||a - b||^2 over all leaves of `b`; parts that only `a` has do not count."""
+    b_leaves = dict(tree.leaves(b))
+    distance: Tensor = _SquaredDistance.apply(*(tree.at(a, path) for path in b_leaves), *b_leaves.values())[0]
     return distance
 
 
 class _SquaredDistance(torch.autograd.Function):
-    """The same, and the differences, with the bits of autograd's own formula in fewer operations.
+    """The squared distance and the differences, with the bits of autograd's own formula in fewer operations.
 
-    Autograd's passes over the leaves are as many as all others of a small step. Outside lanes, where `_foreach` exists,
-    all leaves are one call: on a GPU a call for each of a deep network costs more than its training.
+    Autograd's formula would double the operations of a small step. Outside vmap, `_foreach` operations take all leaves
+    in one call: on a GPU, a call per leaf of a deep network costs more than its training.
     """
 
     generate_vmap_rule = True
@@ -54,17 +54,22 @@ class _SquaredDistance(torch.autograd.Function):
         ctx.save_for_backward(*output[1:])
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor | None, *slopes: Tensor | None) -> Any:
-        """Twice the difference by each leaf; `slopes`, by the differences, are for gradients of this gradient."""
-        found: list[Tensor | None] = list(slopes)
-        if slope is not None:
-            differences, twice = ctx.saved_tensors, slope * 2.0
-            one_by_one = in_vmap() or torch.is_grad_enabled()  # `_foreach_mul` has no gradient by a scalar tensor
-            moved = [twice * one for one in differences] if one_by_one else torch._foreach_mul(differences, twice)
-            found = [one if more is None else one + more for one, more in zip(moved, slopes, strict=True)]
-        needed = ctx.needs_input_grad[len(found) :]
-        others = [-one if need and one is not None else None for one, need in zip(found, needed, strict=True)]
-        return *found, *others
+    def backward(ctx: Any, grad_distance: Tensor | None, *grad_differences: Tensor | None) -> Any:
+        """Twice the difference for each leaf; `grad_differences` are not None in second derivatives."""
+        grads: list[Tensor | None] = list(grad_differences)
+        if grad_distance is not None:
+            differences, factor = ctx.saved_tensors, grad_distance * 2.0
+            if in_vmap() or torch.is_grad_enabled():  # `_foreach_mul` has no gradient with respect to a scalar tensor
+                products = [factor * difference for difference in differences]
+            else:
+                products = list(torch._foreach_mul(differences, factor))
+            grads = [
+                product if grad is None else product + grad
+                for product, grad in zip(products, grad_differences, strict=True)
+            ]
+        needed = ctx.needs_input_grad[len(grads) :]
+        other_grads = [-grad if need and grad is not None else None for grad, need in zip(grads, needed, strict=True)]
+        return *grads, *other_grads
 
 
 @dataclass(frozen=True)
@@ -74,23 +79,23 @@ class Padding:
     weight: Tensor  # [B] float32, 1 for real samples, 0 for padding
     share: Tensor  # [B] float32, the weight over the number of real samples
     target: Tensor | None  # [B, K] float32, minus the one-hot label times the share; None where labels are no classes
-    active: Tensor | None  # [] float32, 0 where there is no real sample at all; None: there is one in every lane
-    full: bool = False  # every sample is real, in every lane; known where the model has batch norm
+    active: Tensor | None  # [] float32, 0 for a batch without real samples; None: every lane has a real sample
+    full: bool = False  # no lane has padding; only set where the model has batch norm
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One minibatch, prepared and on the device."""
+    """One prepared minibatch on the device."""
 
     x: Tensor  # [B, C, H, W] float32
     y: Tensor  # [B] int64; of other tasks than classification [B, ...]
     padding: Padding | None = None  # None: every sample is real
-    key: Tensor | None = None  # [] int64, drawn for this batch alone; for what `draws_noise`
+    key: Tensor | None = None  # [] int64, the key of this batch's noise; set for what `draws_noise`
     smoothing: float = 0.0  # share of each label that cross-entropy spreads over all classes
 
     @property
     def active(self) -> Tensor | float:
-        """1 if there is a real sample in the batch, 0 if it is padding alone."""
+        """1 if the batch has a real sample, 0 if it is only padding."""
         return 1.0 if self.padding is None or self.padding.active is None else self.padding.active
 
     @property
@@ -99,29 +104,28 @@ class Batch:
         return float(len(self.y)) if self.padding is None else self.padding.weight.sum()
 
 
-StepBatch = Batch | tuple[Batch, ...]  # what one step takes: a minibatch, or several
+StepBatch = Batch | tuple[Batch, ...]  # the input of one step: a minibatch, or several
+
+_MICRO_BATCH_KEY = 0x1B873593CC9E2D51  # between the noise keys of two micro batches: an odd number of 61 bits
 
 
 def micro_batches(batch: Batch, size: int) -> Iterator[tuple[Batch, Tensor | float]]:
-    """Parts of at most `size` samples, each with its share of the real samples, and noise of its own."""
+    """Parts of at most `size` samples, each with its share of the real samples and its own noise key."""
     count = len(batch.y)
     for number, start in enumerate(range(0, count, size)):
         rows, padding = slice(start, start + size), batch.padding
         weight: Tensor | float = min(size, count - start) / count
         if padding is not None:
             weight = padding.share[rows].sum()
-            scale = 1 / weight.clamp(min=1 / count)  # without a real sample all that is scaled is 0
+            scale = 1 / weight.clamp(min=1 / count)  # without a real sample, everything scaled by it is 0
             target = None if padding.target is None else padding.target[rows] * scale
             padding = replace(padding, weight=padding.weight[rows], share=padding.share[rows] * scale, target=target)
-        key = batch.key + number * _APART % (1 << 62) if batch.key is not None and number else batch.key
+        key = batch.key + number * _MICRO_BATCH_KEY % (1 << 62) if batch.key is not None and number else batch.key
         yield replace(batch, x=batch.x[rows], y=batch.y[rows], padding=padding, key=key), weight
 
 
-_APART = 0x1B873593CC9E2D51  # between the keys of two micro batches: an odd number of 61 bits
-
-
 class Passes(dict[str, Iterable[Batch]]):
-    """Passes by name."""
+    """Passes by name; an unknown name says where passes are declared."""
 
     def __missing__(self, name: str) -> Iterable[Batch]:
         raise LookupError(
@@ -134,12 +138,12 @@ class Passes(dict[str, Iterable[Batch]]):
 class ClientData:
     """A client's data in one round."""
 
-    passes: dict[str, Iterable[Batch]]  # the shuffled passes that the algorithm asked for, by name
+    passes: dict[str, Iterable[Batch]]  # the shuffled passes of `Algorithm.passes`, by name
     train: Iterable[Batch]  # the whole training split once, in stored order
-    class_counts: Tensor  # [K] float32, training samples of each class; [1], of all, where labels are no classes
+    class_counts: Tensor  # [K] float32, training samples per class; [1], their number, where labels are not classes
     learning_rate: Rate  # of this round
     round: int  # counts from 1; 0 in an introduction
-    decay: Rate = 1.0  # the factor on `training.lr` in it, for rates of the algorithm's own
+    decay: Rate = 1.0  # the schedule's factor on `training.lr` in this round, for the algorithm's own learning rates
 
     @property
     def num_samples(self) -> Tensor:
@@ -148,7 +152,7 @@ class ClientData:
 
     @property
     def holds(self) -> Tensor:
-        """[K] bool, the classes this client has training samples of."""
+        """[K] bool, the classes of the client's training samples."""
         return self.class_counts > 0
 
 
@@ -157,55 +161,57 @@ class StoredBatches(Iterable[Batch]):
 
     @abstractmethod
     def with_features(self, split: "StoredBatches", features: Tensor, labels: Tensor) -> "StoredBatches | None":
-        """The same batches with rows of `features` in place of samples; None where samples are transformed.
+        """The same batches with rows of `features` in place of samples; None if samples are transformed.
 
         Args:
             split: the whole training split in stored order.
-            features, labels: [n, ...] of its samples, those of padding at the end.
+            features, labels: [n, ...] of its samples, padding at the end.
         """
 
 
-_MOST_FEATURES = 2**27  # bytes, of all lanes of a call
+_MAX_FEATURE_BYTES = 2**27  # over all lanes of a call
 
 
 def on_features(task: Task, model: Tree, data: ClientData, *passes: str) -> tuple[Task, ClientData]:
-    """The task and the data of a client with features by the model's body, which is fixed, in place of samples.
+    """The task and the client's data with features of the model's fixed body in place of samples.
 
-    Each sample goes through the body once, in evaluation mode, however often it is in the passes; where samples are
-    transformed, or all features are more than 128 MiB, once for every batch that it is in.
+    Each sample goes through the body once, in evaluation mode, however many passes use it; if samples are transformed,
+    or all features together exceed 128 MiB, once per batch instead.
 
     Args:
-        passes: names of those that the data shall have, besides the training split.
+        passes: names of the passes that the returned data has.
     """
     if task.cached_features:
         return task, data
     split = data.train if isinstance(data.train, StoredBatches) else None
-    samples = None if split is None else _features(task, model, split)
+    features_and_labels = None if split is None else _compute_features(task, model, split)
 
-    def through_body(batches: Iterable[Batch]) -> Iterable[Batch]:
+    def to_features(batches: Iterable[Batch]) -> Iterable[Batch]:
         stored = None
-        if split is not None and samples is not None and isinstance(batches, StoredBatches):
-            stored = batches.with_features(split, *samples)
-        return _ThroughBody(task, model, batches) if stored is None else stored
+        if split is not None and features_and_labels is not None and isinstance(batches, StoredBatches):
+            stored = batches.with_features(split, *features_and_labels)
+        return _FeatureBatches(task, model, batches) if stored is None else stored
 
-    named: dict[str, Iterable[Batch]] = {name: through_body(data.passes[name]) for name in passes}
-    of_features = replace(data, passes=Passes(named), train=through_body(data.train))
-    return task.replace(cached_features=True), of_features
+    feature_passes: dict[str, Iterable[Batch]] = {name: to_features(data.passes[name]) for name in passes}
+    feature_data = replace(data, passes=Passes(feature_passes), train=to_features(data.train))
+    return task.replace(cached_features=True), feature_data
 
 
-def _features(task: Task, model: Tree, split: StoredBatches) -> tuple[Tensor, Tensor] | None:
-    """Features and labels [n, ...] of all samples, those of padding at the end; None where they are too many."""
+def _compute_features(task: Task, model: Tree, split: StoredBatches) -> tuple[Tensor, Tensor] | None:
+    """Features and labels [n, ...] of all samples, padding at the end; None if they are too large to keep."""
     batches: list[Batch] = []
-    for batch in _ThroughBody(task, model, split):
+    num_bytes = 0
+    for batch in _FeatureBatches(task, model, split):
         batches.append(batch)
-        if sum(of_all_lanes(batch.x).nbytes for batch in batches) > _MOST_FEATURES:
+        num_bytes += of_all_lanes(batch.x).nbytes
+        if num_bytes > _MAX_FEATURE_BYTES:
             return None
     return torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches])
 
 
 @dataclass(frozen=True)
-class _ThroughBody(Iterable[Batch]):
-    """Batches with features in place of samples, computed when they are asked for."""
+class _FeatureBatches(Iterable[Batch]):
+    """Batches with features in place of samples, computed anew in every pass."""
 
     task: Task
     model: Tree
@@ -222,10 +228,10 @@ Loss = Callable[[Tree, Batch], Tensor]
 
 
 class Counted:
-    """A pass that counts the steps of the training that takes its minibatches.
+    """A pass that counts its steps while a training iterates over it.
 
     Attributes:
-        steps: [] float32, the minibatches so far that had a real sample.
+        steps: [] float32, the number of minibatches so far with a real sample.
     """
 
     def __init__(self, data: ClientData, name: str) -> None:
@@ -262,9 +268,9 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def task_loss(task: Task, scores: Tensor, batch: Batch) -> Tensor:
-    """The mean loss of scores [B, ...] over the real samples of a batch, as the task has it: of classes cross-entropy.
+    """The task's mean loss of scores [B, ...] over the real samples of a batch; cross-entropy for classes.
 
-    Of tokens it is the mean over all positions of the batch that have a label, 0 without any.
+    For tokens it is the mean over all labelled positions of the batch, 0 if there are none.
     """
     if task.kind.cross_entropy:
         return cross_entropy(scores, batch)
@@ -278,14 +284,14 @@ def task_loss(task: Task, scores: Tensor, batch: Batch) -> Tensor:
 
 
 def model_loss(task: Task) -> Loss:
-    """The plain loss: the task's, of the model's own scores."""
+    """The plain local loss: the task's loss of the model's scores."""
     return lambda model, batch: task_loss(task, task.predict(model, batch.x, training=True), batch)
 
 
 def class_means(task: Task, model: Tree, data: ClientData) -> Tree:
     """`{"means": [K, d], "counts": [K]}`: the mean feature of each class over the training split.
 
-    The body is in evaluation mode. Rows of classes that the client does not hold are zero.
+    The body is in evaluation mode. Classes without samples have rows of zeros.
     """
     sums = torch.zeros(task.num_classes, task.num_features, dtype=torch.float64, device=data.class_counts.device)
     classes = torch.arange(task.num_classes, device=sums.device)

@@ -62,7 +62,7 @@ def results(settings, folder):
 def check(settings, folder):
     """The samples that do not go through the body any more; all else is as with a body in each step."""
     found, rows = results(settings, folder / "features")
-    with mock.patch.object(client, "_features", return_value=None):
+    with mock.patch.object(client, "_compute_features", return_value=None):
         expected, all_rows = results(settings, folder / "steps")
     assert found.keys() == expected.keys() and len(found) > 3
     for name, values in found.items():
@@ -102,7 +102,7 @@ def test_transformed_samples_go_through_the_body_in_every_step(executor, tmp_pat
 
 def test_too_many_features_are_not_kept(tmp_path):
     settings = raw({"name": "fedrep", "head_epochs": 3}, MODELS["mlp"], "loop")
-    with mock.patch.object(client, "_MOST_FEATURES", 0):
+    with mock.patch.object(client, "_MAX_FEATURE_BYTES", 0):
         assert check(settings, tmp_path) < 0
 
 
