@@ -1,10 +1,10 @@
-"""Training steps captured in CUDA graphs: one launch a step, on buffers of their own.
+"""Training steps captured in CUDA graphs, on static buffers: one launch per step.
 
-A captured step reads and writes fixed memory. So the state of a pass moves into buffers when its first captured step is
-taken and back at its end, and each batch moves there before its step. Buffers and captures stay for later passes.
+A captured step reads and writes fixed memory. So the state of a pass is copied into buffers before its first captured
+step and back at its end, and each batch is copied before its step. Buffers and captures are kept for later passes.
 
-Nothing is believed of a capture: the first captured step is also taken as it is, and if one bit differs, or the capture
-fails, the log says so once and steps are launched operation by operation.
+Captures are verified: the first captured step is also taken without the graph. If one bit differs, or the capture
+fails, this is logged once and steps are launched operation by operation.
 """
 
 import logging
@@ -20,7 +20,7 @@ from pflmpi.learning.program import Program
 from pflmpi.tree import ALIGNED
 
 Work = Callable[[], object]
-Capture = Callable[[Work], Work]  # notes what the work launches, without running it; the result launches that again
+Capture = Callable[[Work], Work]  # captures what the work launches, without running it; the result launches it
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
 _log = logging.getLogger(__name__)
@@ -28,31 +28,31 @@ _log = logging.getLogger(__name__)
 
 def cuda_graph(work: Work) -> Work:
     """CUDA graph of the work on the current GPU: one launch."""
-    shared = _shared()
-    return _graph(work, shared.stream, shared.pool).replay
+    resources = _graph_resources()
+    return _capture(work, resources.stream, resources.pool).replay
 
 
-def _graph(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
+def _capture(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
     graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
-        # What other threads call meanwhile is no part of it, such as NCCL's, which looks for ranks that are lost.
+        # Calls of other threads do not invalidate it, such as those of NCCL's watchdog.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             work()
         except BaseException:
-            with suppress(RuntimeError):  # the reason is the first error
-                _end(graph, pool)
+            with suppress(RuntimeError):  # the first error has the reason
+                _end_capture(graph, pool)
             raise
-        _end(graph, pool)
+        _end_capture(graph, pool)
     current.wait_stream(stream)
     return graph
 
 
-def _end(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """End a capture; where it has failed, end the allocations for it too, which PyTorch (2.14) does not.
+def _end_capture(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """Ends a capture; if it has failed, ends its allocations too, which PyTorch (2.14) does not.
 
-    As long as a capture is under way, no memory is given back that several streams have used.
+    While a capture is active, memory that several streams have used is not freed.
     """
     try:
         graph.capture_end()
@@ -66,22 +66,22 @@ BY_DEVICE: dict[str, Capture] = {"cuda": cuda_graph}
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """Capture of training steps on a type of device; None if there is none."""
+    """Capture of training steps on a type of device; None if it has none."""
     return BY_DEVICE.get(device.type)
 
 
 @cache  # one line for each reason in a process
-def say_why_not(reason: str) -> None:
-    """Say in the log, once, why a step is not captured."""
+def warn_not_captured(reason: str) -> None:
+    """Logs once why a step is not captured."""
     _log.warning("a training step is not captured in a CUDA graph, but launched operation by operation: %s", reason)
 
 
 class StaticBuffers:
-    """Memory for the state of one kind of training, and the steps that are captured on it."""
+    """Memory for the state of one kind of training, and the steps captured on it."""
 
     def __init__(self) -> None:
         self._state: list[Tensor] = []
-        self._changed: Sequence[Tensor] = ()  # what `put_back` gives to the pass that is under way
+        self._changed: Sequence[Tensor] = ()  # tensors of the current pass that `put_back` updates
         self._captured: dict[Program, tuple[list[Tensor], Work] | None] = {}
 
     def run(
@@ -92,91 +92,90 @@ class StaticBuffers:
         num_changed: int,
         capture: Capture,
     ) -> bool:
-        """Take a step of a pass; False where steps of this program are not captured.
+        """Takes a step of a pass; returns False if steps of this program are not captured.
 
         Args:
-            state: of the pass; `put_back` gives it what captured steps have made of it.
+            state: of the pass; `put_back` updates it.
             num_changed: how many of these tensors, from the first on, a step may change.
         """
         if program not in self._captured:
             self.put_back()
-            self._captured[program] = self._try(program, batch, state, num_changed, capture)
+            self._captured[program] = self._capture_step(program, batch, state, num_changed, capture)
             return True
         captured = self._captured[program]
         if captured is None:
             self.put_back()
             return False
         self._load(state, num_changed)
-        own, launch = captured
-        _copy(own, batch)
+        buffers, launch = captured
+        _copy(buffers, batch)
         launch()
         return True
 
     def put_back(self) -> None:
-        """Give the state of the pass what captured steps have made of it."""
+        """Copies the changed state from the buffers to the tensors of the current pass."""
         _copy(self._changed, self._state[: len(self._changed)])
         self._changed = ()
 
     def abandon(self) -> None:
-        """Forget a pass that is under way; it gets nothing back."""
+        """Drops the current pass without updating its state."""
         self._changed = ()
 
     def _load(self, state: Sequence[Tensor], num_changed: int) -> None:
+        """Copies the state of a new pass into the buffers."""
         if not self._changed:
             if not self._state:
-                own = {id(tensor): _like(tensor, int(tensor.storage_offset())) for tensor in state}
-                self._state = [own[id(tensor)] for tensor in state]  # two phases may have one sum of losses
+                buffers = {id(tensor): _empty_like(tensor, int(tensor.storage_offset())) for tensor in state}
+                self._state = [buffers[id(tensor)] for tensor in state]  # two phases may share the sum of losses
             _copy(self._state, state)
             self._changed = state[:num_changed]
 
-    def _try(
+    def _capture_step(
         self, program: Program, batch: Sequence[Tensor], state: Sequence[Tensor], num_changed: int, capture: Capture
     ) -> tuple[list[Tensor], Work] | None:
-        """Take a step as it is and captured; the capture, with the state loaded, if both have the same bits."""
+        """Takes a step with and without capture; returns the capture, with the state loaded, if the bits agree."""
         captured, reason = None, ""
         if any(tensor.device != batch[0].device for tensor in (*batch, *state)):
             reason = "it reads a tensor of the host, whose value would be fixed"
         else:
             try:
-                own = [_like(tensor, 0) for tensor in batch]
+                buffers = [_empty_like(tensor, 0) for tensor in batch]
                 self._load(state, num_changed)
-                captured = own, capture(lambda: program.run(*own, *program.bind(*self._state)))
-                _copy(own, batch)
+                captured = buffers, capture(lambda: program.run(*buffers, *program.bind(*self._state)))
+                _copy(buffers, batch)
                 captured[1]()
-            except RuntimeError as error:  # what torch raises, also for want of memory
+            except RuntimeError as error:  # also if memory is exhausted
                 captured, reason = None, str(error).splitlines()[0]
         program.run(*batch, *program.bind(*state))
-        if captured is not None and not _same_bits(self._state[:num_changed], state[:num_changed]):
+        if captured is not None and not _have_same_bits(self._state[:num_changed], state[:num_changed]):
             captured, reason = None, "the captured step has other bits"
         if captured is None:
             self.abandon()
         if reason:
-            say_why_not(reason)
+            warn_not_captured(reason)
         return captured
 
 
-def _like(tensor: Tensor, offset: int) -> Tensor:
-    """New memory with the layout of a tensor, which begins as one at that offset, as far as kernels choose by it."""
-    span = (
-        1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        if tensor.numel()
-        else 0
-    )
+def _empty_like(tensor: Tensor, offset: int) -> Tensor:
+    """New memory with the layout of a tensor, and with the alignment of one at that storage offset."""
+    span = 0
+    if tensor.numel():
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     offset %= ALIGNED // tensor.element_size()
     memory = torch.empty(offset + span, dtype=tensor.dtype, device=tensor.device)
     return memory.as_strided(tensor.shape, tensor.stride(), offset)
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors of one layout, those of a type in one call."""
-    targets, sources = [*map(_stored, targets)], [*map(_stored, sources)]
+    """Copies tensors of equal layouts, with one call per type."""
+    targets, sources = [*map(_unexpand, targets)], [*map(_unexpand, sources)]
     for dtype in dict.fromkeys(tensor.dtype for tensor in targets):
         pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
-def _stored(tensor: Tensor) -> Tensor:
-    """The tensor without repetitions: of an expanded axis, the entry that is in memory."""
+def _unexpand(tensor: Tensor) -> Tensor:
+    """The tensor with expanded axes reduced to the one entry that is in memory."""
     strides = tensor.stride()
     if 0 not in strides:
         return tensor
@@ -184,21 +183,21 @@ def _stored(tensor: Tensor) -> Tensor:
     return tensor.as_strided(shape, strides)
 
 
-def _same_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+def _have_same_bits(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     """Whether tensors have the same bits; waits for the device."""
-    pairs = [[tensor.view(_BITS[tensor.element_size()]) for tensor in pair] for pair in zip(some, others, strict=True)]
-    return bool(torch.stack([(tensor == other).all() for tensor, other in pairs]).all())
+    pairs = [[tensor.view(_BITS[tensor.element_size()]) for tensor in pair] for pair in zip(first, second, strict=True)]
+    return bool(torch.stack([(a == b).all() for a, b in pairs]).all())
 
 
-class _Shared(NamedTuple):
+class _GraphResources(NamedTuple):
     """Stream and memory shared by all graphs of this process, which run one after another."""
 
-    stream: torch.cuda.Stream  # on which they are captured; memory of one stream is not used on another
-    pool: Any  # memory for what steps compute on their way
-    first: torch.cuda.CUDAGraph  # of the graphs: PyTorch frees the pool for good with the last graph that uses it
+    stream: torch.cuda.Stream  # for all captures: memory of one stream is not used on another
+    pool: Any  # memory for intermediate results
+    first: torch.cuda.CUDAGraph  # keeps the pool: PyTorch frees it for good with the last graph that uses it
 
 
 @cache
-def _shared() -> _Shared:
+def _graph_resources() -> _GraphResources:
     stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
-    return _Shared(stream, pool, _graph(torch.zeros(1, device="cuda").zero_, stream, pool))
+    return _GraphResources(stream, pool, _capture(torch.zeros(1, device="cuda").zero_, stream, pool))

@@ -1,13 +1,12 @@
-"""Steps of training, traced once in a run and replayed: the same operations without what finds them.
+"""Training steps that are traced once in a run and replayed: the same operations without Python's overhead.
 
-A step of SGD is found anew each time: Python calls the loss, `vmap` turns its operations into those for all lanes,
-autograd notes them and walks back. What reaches the device is the same list of operations step after step. A step is a
-function of the batch and of the state that stays in place during a pass. So the first one of its kind is traced as that
-list, and those that follow, in this pass and in later ones, run it on their own batch and state: the same operations in
-the same order, so the same bits.
+In each step Python calls the loss, `vmap` turns its operations into those of all lanes, and autograd records them and
+walks back; yet what reaches the device is the same list of operations in every step. A step is a function of the batch
+and of state that stays in place during a pass. So the first steps of a kind are traced as that list, and later ones, in
+this pass and in others, run it on their own batch and state: the same operations in the same order, so the same bits.
 
 Two steps of a kind must give the same list. A step that looks at values (`item`, a size that depends on data) is never
-replayed. One that reads a tensor from elsewhere is refused: the next pass would read the tensor of this one.
+replayed. A step that reads any other tensor is refused: the next pass would read the tensor of this one.
 """
 
 from collections import defaultdict
@@ -24,50 +23,50 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from pflmpi.learning.client import StepBatch
-from pflmpi.learning.cuda_graphs import StaticBuffers, capture_on, say_why_not
+from pflmpi.learning.cuda_graphs import StaticBuffers, capture_on, warn_not_captured
 from pflmpi.learning.program import Program, Recording
 from pflmpi.tree import ALIGNED
 from pflmpi.vmap_lanes import behind, in_lane, lane_axis, of_all_lanes, outside_vmap
 
-_replays = True
+_enabled = True
 
 
 @dataclass
-class _Traced:
-    """A kind of step."""
+class _Trace:
+    """The traced steps of one kind."""
 
-    program: Program | None = None  # its operations; None before the first step, and where it cannot be replayed
-    agreed: bool = False  # whether a second step had the same ones
-    possible: bool = True  # whether it can be replayed
+    program: Program | None = None  # the operations; None before the first step, and where it cannot be replayed
+    confirmed: bool = False  # whether a second step had the same operations
+    possible: bool = True  # whether the step can be replayed
 
-    def note(self, recording: Recording) -> bool:
-        """Takes a traced step as the one to replay, once a second one is like it; whether that may be."""
-        before, self.program = self.program, recording.program() if recording.possible else None
-        self.agreed = before is not None and self.program is not None and before.source == self.program.source
-        self.possible = self.agreed or (before is None and self.program is not None)
+    def add(self, recording: Recording) -> bool:
+        """Keeps a recorded step, to be replayed once a second one equals it; returns whether that is possible."""
+        previous, self.program = self.program, recording.program() if recording.possible else None
+        self.confirmed = previous is not None and self.program is not None and previous.source == self.program.source
+        self.possible = self.confirmed or (previous is None and self.program is not None)
         return self.possible
 
 
 @lru_cache(maxsize=2048)
-def _traced(kind: Hashable) -> dict[Hashable, _Traced]:
-    """The traced steps of a kind of training in this run, by the form of a batch."""
-    return defaultdict(_Traced)
+def _traces(kind: Hashable) -> dict[Hashable, _Trace]:
+    """The traces of a kind of training in this run, by the form of a batch."""
+    return defaultdict(_Trace)
 
 
-@lru_cache(maxsize=32)  # they have memory of their own: one for each training of each architecture
-def _static(kind: Hashable) -> StaticBuffers:
+@lru_cache(maxsize=32)  # each has memory of its own: one per training of each architecture
+def _static_buffers(kind: Hashable) -> StaticBuffers:
     """The buffers of a kind of training in this run."""
     return StaticBuffers()
 
 
 class Steps:
-    """Takes the steps of a pass, most of them by replaying one.
+    """Takes the steps of a pass, most of them by replaying a traced one.
 
     Args:
         step: takes one step in place.
-        kind: steps of one kind, with state and batches of one layout, are the same operations; None: nothing is known,
-            so that each step is taken as it is.
-        state: all tensors that a step reads or changes, but for the batch; they stay in place during the pass.
+        kind: steps of one kind, with state and batches of one layout, are the same operations; None: unknown, so that
+            no step is replayed.
+        state: all tensors that a step reads or changes besides the batch; they stay in place during the pass.
         num_changed: how many of them, from the first on, a step may change.
         rates: learning rates that the step takes as numbers.
     """
@@ -82,50 +81,43 @@ class Steps:
     ) -> None:
         self._step, self._rates, self._num_changed = step, rates, num_changed
         self._kind: Hashable = None
-        if kind is not None and _replays:
-            self._state, layout = _behind_lanes(state)
-            self._kind = kind, layout, tuple(map(_begin, self._state))
-        self._traced = _traced(self._kind)  # looked up once a pass, since the key takes long to hash
+        if kind is not None and _enabled:
+            self._state, layout = _unwrap_lanes(state)
+            self._kind = kind, layout, tuple(map(_misalignment, self._state))
+        self._traces = _traces(self._kind)  # looked up once a pass, since the key takes long to hash
         self._bound: dict[Program, tuple[Tensor, ...]] = {}
         self._static: StaticBuffers | None = None
 
     def take(self, batch: StepBatch) -> None:
+        """Takes one step; the state may lag behind captured steps until `end`."""
         if self._kind is None:
             return self._step(batch)
-        tensors, settings = list[Tensor | None](), list[Hashable]()
-        for minibatch in batch if isinstance(batch, tuple) else (batch,):
-            padding = minibatch.padding
-            tensors += [minibatch.x, minibatch.y, minibatch.key]
-            if padding is not None:
-                tensors += [padding.weight, padding.share, padding.target, padding.active]
-            settings += [padding is not None and padding.full, minibatch.smoothing]
-        inputs, layout = _behind_lanes(tensors)
-        form = layout, *settings
-        traced = self._traced[form]
-        if traced.agreed and traced.program is not None:
+        inputs, form = _inputs_and_form(batch)
+        trace = self._traces[form]
+        if trace.confirmed and trace.program is not None:
             with outside_vmap(), torch.no_grad():
-                return self._run(traced.program, inputs)
+                return self._run(trace.program, inputs)
         self._put_back()
-        if not traced.possible:
+        if not trace.possible:
             return self._step(batch)
         with Recording(inputs, self._state) as recording:
             self._step(batch)
-        if recording.possible and recording.elsewhere is not None:
-            raise ReadsElsewhere(recording.elsewhere)
-        if not traced.note(recording) and capture_on(inputs[0].device):
-            say_why_not("it looks at values, or is another one each time")
+        if recording.possible and recording.outside_tensor is not None:
+            raise ReadsElsewhere(recording.outside_tensor)
+        if not trace.add(recording) and capture_on(inputs[0].device):
+            warn_not_captured("it looks at values, or is another one each time")
         return None
 
     def end(self) -> None:
-        """Leave to the state what the steps have made of it; `take` may be late with that."""
+        """Brings the state up to date with all steps."""
         self._put_back()
 
     def _run(self, program: Program, batch: list[Tensor]) -> None:
         capture = capture_on(batch[0].device)
         if capture is not None:
             if self._static is None:
-                self._static = _static(self._kind)
-                self._static.abandon()  # a pass that an error has ended
+                self._static = _static_buffers(self._kind)
+                self._static.abandon()  # of an earlier pass that ended with an error
             if self._static.run(program, batch, self._state, self._num_changed, capture):
                 return
         bound = self._bound.get(program)
@@ -148,28 +140,38 @@ class ReadsElsewhere(Exception):
 
 
 def forget() -> None:
-    """Trace every kind of step anew: what a loss calls may have changed since an earlier run in this process."""
-    _traced.cache_clear()
-    _static.cache_clear()
+    """Clears all traces: the code that a loss calls may have changed since an earlier run in this process."""
+    _traces.cache_clear()
+    _static_buffers.cache_clear()
 
 
 @contextmanager
 def step_by_step() -> Iterator[None]:
-    """Replay nothing meanwhile, to see whether that makes a difference."""
-    global _replays
-    _replays = False
+    """Disables replaying, to compare results with and without it."""
+    global _enabled
+    _enabled = False
     try:
         yield
     finally:
-        _replays = True
+        _enabled = True
 
 
-def _behind_lanes(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], Hashable]:
-    """The tensors, in lanes those of all behind those of one, and what a traced step knows of them.
+def _inputs_and_form(batch: StepBatch) -> tuple[list[Tensor], Hashable]:
+    """The tensors of a batch, and a key of their layout and of the settings that a step depends on."""
+    tensors, settings = list[Tensor | None](), list[Hashable]()
+    for minibatch in batch if isinstance(batch, tuple) else (batch,):
+        padding = minibatch.padding
+        tensors += [minibatch.x, minibatch.y, minibatch.key]
+        if padding is not None:
+            tensors += [padding.weight, padding.share, padding.target, padding.active]
+        settings += [padding is not None and padding.full, minibatch.smoothing]
+    inputs, layout = _unwrap_lanes(tensors)
+    return inputs, (layout, *settings)
 
-    That is their layout, and which of them are one and the same.
-    """
-    behind_lanes: list[Tensor] = []
+
+def _unwrap_lanes(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], Hashable]:
+    """The tensors, in vmap those of all lanes, and a key of their layout and of which of them are identical."""
+    unwrapped: list[Tensor] = []
     layout: list[Hashable] = []
     first: dict[int, int] = {}
     for tensor in tensors:
@@ -179,44 +181,42 @@ def _behind_lanes(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], Hasha
         axis = -1
         if in_lane(tensor):
             axis, tensor = lane_axis(tensor), behind(tensor)
-        layout.append(
-            (tensor.dtype, tensor.shape, tensor.stride(), axis, first.setdefault(id(tensor), len(behind_lanes)))
-        )
-        behind_lanes.append(tensor)
-    return behind_lanes, tuple(layout)
+        layout.append((tensor.dtype, tensor.shape, tensor.stride(), axis, first.setdefault(id(tensor), len(unwrapped))))
+        unwrapped.append(tensor)
+    return unwrapped, tuple(layout)
 
 
-def _begin(tensor: Tensor) -> int:
+def _misalignment(tensor: Tensor) -> int:
     """Offset of a tensor in bytes modulo the alignment by which a GPU's kernels are chosen; 0 on a CPU."""
     return 0 if tensor.is_cpu else int(tensor.storage_offset()) * tensor.element_size() % ALIGNED
 
 
 _VALUES = (bool, int, float, str, bytes, type, Enum, CodeType, BaseModel, torch.dtype, torch.device, type(None))
 _UNKNOWN = object()
-_DEEPEST = 12
+_MAX_DEPTH = 12
 
 
-def contents(function: Callable[..., Any]) -> Hashable:
-    """Key of a function: its code and the values that it closes over, but for tensors; None if not known.
+def function_key(function: Callable[..., Any]) -> Hashable:
+    """Key of a function: its code and the values that it closes over, but for tensors; None if unknown.
 
     >>> def times(factor):
     ...     return lambda x: factor * x
-    >>> contents(times(2)) == contents(times(2)) != contents(times(3))
+    >>> function_key(times(2)) == function_key(times(2)) != function_key(times(3))
     True
     """
     parts = [(path, type(value), value) for path, value in _walk(function, "", 0) if not isinstance(value, Tensor)]
     return None if any(value is _UNKNOWN for _, _, value in parts) else tuple(parts)
 
 
-def name_of(tensor: Tensor, function: Callable[..., Any]) -> str:
-    """The name of what a function closes over that has the memory of a tensor; "" if there is none."""
+def find_tensor_name(tensor: Tensor, function: Callable[..., Any]) -> str:
+    """The name by which a function closes over a tensor, found by its memory; "" if it does not."""
     memory = tensor.untyped_storage()._cdata
-    inside = ((path, value) for path, value in _walk(function, "", 0) if isinstance(value, Tensor))
-    return next((path for path, value in inside if of_all_lanes(value).untyped_storage()._cdata == memory), "")
+    closed_over = ((path, value) for path, value in _walk(function, "", 0) if isinstance(value, Tensor))
+    return next((path for path, value in closed_over if of_all_lanes(value).untyped_storage()._cdata == memory), "")
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """(path, value) of everything that a value is made of."""
+    """(path, value) of everything that a value consists of."""
     if isinstance(value, (*_VALUES, Tensor)):
         yield path, value
         return
@@ -230,10 +230,10 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         parts = {str(key): item for key, item in value.items()}
     elif isinstance(value, (list, tuple)):
-        parts = {str(place): item for place, item in enumerate(value)}
+        parts = {str(index): item for index, item in enumerate(value)}
     elif is_dataclass(value):
         parts = {item.name: getattr(value, item.name) for item in fields(value) if item.compare}
-    if parts is None or depth == _DEEPEST:
+    if parts is None or depth == _MAX_DEPTH:
         yield path, _UNKNOWN
         return
     yield path, type(value)

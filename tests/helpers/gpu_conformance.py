@@ -39,7 +39,7 @@ def check(case, model, executor, device):
     raw = stub_run.settings(case, model, executor, steps=24)
     raw["training"] |= {"rounds": 2, "lr_decay": 0.9}
     captures, launches, said = list[int](), list[int](), _Said()
-    cuda_graphs.say_why_not.cache_clear()
+    cuda_graphs.warn_not_captured.cache_clear()
     logging.getLogger("pflmpi").addHandler(said)
 
     def counted(work):

@@ -46,7 +46,7 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
-    for cache in (cuda_graphs.say_why_not, replay._traced, replay._static):
+    for cache in (cuda_graphs.warn_not_captured, replay._traces, replay._static_buffers):
         cache.cache_clear()
 
 
@@ -184,7 +184,7 @@ def test_trainings_of_many_kinds_keep_their_captures(graph):
 def test_buffers_have_the_layout_and_the_alignment_of_what_they_stand_for():
     whole = torch.arange(24.0)
     for one in (whole[3:9].view(2, 3).t(), whole[:0], whole):
-        own = cuda_graphs._like(one, int(one.storage_offset()))
+        own = cuda_graphs._empty_like(one, int(one.storage_offset()))
         assert (own.shape, own.stride(), own.storage_offset()) == (one.shape, one.stride(), one.storage_offset())
 
 
@@ -310,9 +310,9 @@ def gpu(monkeypatch):
     end = lambda device, pool: found.allocating.remove(pool)  # noqa: E731
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
-    cuda_graphs._shared.cache_clear()
+    cuda_graphs._graph_resources.cache_clear()
     yield found
-    cuda_graphs._shared.cache_clear()
+    cuda_graphs._graph_resources.cache_clear()
 
 
 def test_a_step_can_be_captured_after_the_only_graph_has_gone(gpu):

@@ -16,7 +16,7 @@ from pflmpi.errors import AlgorithmError
 from pflmpi.learning import replay, sgd
 from pflmpi.learning.client import Batch, ClientData, model_loss
 from pflmpi.learning.program import PYTHON_BINDINGS, Recording
-from pflmpi.learning.replay import contents
+from pflmpi.learning.replay import function_key
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
@@ -117,7 +117,7 @@ class Steps:
 
 @pytest.fixture(autouse=True)
 def _nothing_traced():
-    replay._traced.cache_clear()
+    replay._traces.cache_clear()
 
 
 def _both(name, sizes=(6,) * 12, rate=0.1):
@@ -198,10 +198,10 @@ def test_what_a_function_closes_over_is_compared_by_value_but_for_tensors():
         return lambda x: (task, factor, tensor, inner, more)
 
     task = small_task.task()
-    known = contents(loss_of(task, 2.0, torch.ones(2)))
-    assert known == contents(loss_of(task, 2.0, torch.zeros(2))) != contents(loss_of(task, 3.0, torch.ones(2)))
-    assert known != contents(loss_of(task, 2, torch.ones(2))) and hash(known)
-    assert contents(loss_of(task, 2.0, torch.ones(2), iter([]))) is None, "what may be anything is not replayed"
+    known = function_key(loss_of(task, 2.0, torch.ones(2)))
+    assert known == function_key(loss_of(task, 2.0, torch.zeros(2))) != function_key(loss_of(task, 3.0, torch.ones(2)))
+    assert known != function_key(loss_of(task, 2, torch.ones(2))) and hash(known)
+    assert function_key(loss_of(task, 2.0, torch.ones(2), iter([]))) is None, "what may be anything is not replayed"
 
 
 def _recorded(step, weight):
@@ -220,7 +220,7 @@ def test_views_that_change_nothing_and_views_of_the_state_are_no_operations_of_a
 
 
 def test_a_loss_is_not_looked_into_where_no_step_is_replayed(monkeypatch, tmp_path):
-    monkeypatch.setattr(sgd, "contents", None)
+    monkeypatch.setattr(sgd, "function_key", None)
     quick_run.run(quick_run.settings({"algorithm": {"name": "fedavg"}}, runtime={"executor": "loop"}), tmp_path, 1)
 
 

@@ -94,7 +94,7 @@ def test_messages_are_transformed_there_as_on_the_host(case, uplink, executor):
 def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case, model, executor, trainable):
     raw = stub_run.settings(every_algorithm()[case], model, executor, steps=12)
     raw["model"] = {**raw["model"], "trainable": trainable}
-    replay._traced.cache_clear()
+    replay._traces.cache_clear()
     with mock.patch.object(replay.Steps, "_run", autospec=True, side_effect=replay.Steps._run) as runs:
         found = stub_run.run(raw, True)
     with replay.step_by_step():
