@@ -1,7 +1,7 @@
 """Descriptions of an algorithm's diagnostics: numbers, categories, shares and weights of clients in a round.
 
-A checkpoint stores the descriptions, so that any reader draws them by kind without knowing the algorithm. The values
-are arrays that a client keeps (`kept`), that the server keeps (`server`), or that `Algorithm.diagnose` returns.
+Checkpoints store the descriptions, so that any reader draws them by kind without knowing the algorithm. The values are
+arrays of the clients' state (`kept`), of the server's state (`server`), or those that `Algorithm.diagnose` returns.
 Nothing here needs torch.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-NAME = re.compile("[a-z][a-z0-9_]*")  # of a diagnostic: it becomes part of the names of files
+NAME = re.compile("[a-z][a-z0-9_]*")  # of a diagnostic, which becomes part of file names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +19,10 @@ class Diagnostic:
 
     Attributes:
         title: a few words.
-        caption: one or two sentences that say what is seen.
+        caption: one or two sentences that describe the figure.
         unit: of the values; "" for none.
-        kept: path of the values in a client's state; "" if they are elsewhere.
-        server: path of the values in the server's state; "" if they are elsewhere. With neither, `diagnose` returns
+        kept: path of the values in a client's state; "" if they are not there.
+        server: path of the values in the server's state; "" if they are not there. With neither, `diagnose` returns
             them for the participants of the round, in ascending order of their ids.
     """
 
@@ -38,7 +38,7 @@ class PerClient(Diagnostic):
     """A number for each client.
 
     Attributes:
-        known: path of a boolean in a client's state, false where the number has no meaning yet; "" for always.
+        known: path of a boolean in a client's state, false while the number has no meaning; "" if it always has.
         limits: the range of the values, if they have one.
     """
 
@@ -48,14 +48,14 @@ class PerClient(Diagnostic):
 
 @dataclass(frozen=True, kw_only=True)
 class Category(Diagnostic):
-    """A number from 0 to `count` - 1 for each client that names its group; negative for none."""
+    """The group of each client, from 0 to `count` - 1; negative for none."""
 
     count: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntryShare(Diagnostic):
-    """Boolean arrays of a shape common to all clients: which entries are chosen. Drawn as shares and overlaps.
+    """Boolean masks of chosen entries, of one shape for all clients; drawn as shares and overlaps.
 
     The path may name several arrays, such as a head's weight and bias; their entries are counted together.
     """
@@ -66,9 +66,9 @@ class ClientWeights(Diagnostic):
     """Weights of clients (columns) for clients (rows): [N, N] from the server, [P, P] from `diagnose`.
 
     Attributes:
-        clients: with `kept`, the path of the ids [M] whose weights a client keeps, negative for nobody. The weights
-            are [M], or [1 + M] with the client's own first; they count in the rounds in which the client took part.
-        limits: the range of the values, if they have one. Without, the diagonal is not drawn, as a client's own weight
+        clients: with `kept`, the path of the ids [M] of the clients that have the weights, negative for nobody. The
+            weights are [M], or [1 + M] with the client's own first; only those of a round's participants are drawn.
+        limits: the range of the values, if they have one. If not, the diagonal is not drawn, as a client's own weight
             may be far above all others.
     """
 
@@ -78,10 +78,10 @@ class ClientWeights(Diagnostic):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassVectors(Diagnostic):
-    """A vector [K, d] for each class, which the server keeps, or each client, or both. Drawn on a plane.
+    """One vector per class, [K, d], of the server, of each client, or of both; drawn on a plane.
 
     Attributes:
-        kept_known: path of booleans [K] in a client's state, false for classes without a vector; "" for always.
+        kept_known: path of booleans [K] in a client's state, false for classes without a vector; "" if all have one.
         server_known: the same in the server's state.
     """
 
@@ -102,7 +102,7 @@ def to_json(diagnostics: Mapping[str, Diagnostic]) -> dict[str, dict[str, Any]]:
 
 
 def from_json(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Diagnostic]:
-    """The descriptions that `to_json` has written, by name; kinds of a newer version are left out."""
+    """The descriptions from the values of `to_json`, by name; kinds of a newer version are left out."""
     return {
         name: KINDS[description["kind"]](**{key: _plain(value) for key, value in description.items() if key != "kind"})
         for name, description in values.items()

@@ -1,4 +1,4 @@
-"""Early stop: a run ends once a metric has not become better for some rounds. Its metrics alone decide that."""
+"""Early stopping: a run ends once a metric has not improved for some rounds. Only metrics.csv decides that."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pflmpi.learning.main_measure import judged_by, lower_is_better
 from pflmpi.text import pluralize
 
-_WATCHED = (
+_METRICS = (
     *("accuracy_mean", "accuracy_weighted", "accuracy_bottom", "f1_macro", "test_loss", "train_loss"),
     *("unseen_accuracy_mean", "unseen_accuracy_weighted"),
 )
@@ -35,62 +35,61 @@ class EarlyStopConfig(BaseModel):
 
     @field_validator("metric")
     @classmethod
-    def _is_watched(cls, metric: str) -> str:
-        """A measure is looked for among those of the run once these are known."""
-        if metric not in _WATCHED and not metric.endswith(("_mean", "_weighted", "_bottom")):
-            raise ValueError(f"must be one of {', '.join(_WATCHED)}, or a measure's, such as auroc_mean")
+    def _is_column(cls, metric: str) -> str:
+        """The names of measures are checked later, once the run's measures are known."""
+        if metric not in _METRICS and not metric.endswith(("_mean", "_weighted", "_bottom")):
+            raise ValueError(f"must be one of {', '.join(_METRICS)}, or a measure's, such as auroc_mean")
         return metric
 
 
 class EarlyStop:
-    """Whether a run ends, from the lines of its metrics so far; a run that is resumed comes to the same.
+    """Decides from the lines of metrics.csv so far whether a run ends; the same for a resumed run.
 
     Args:
-        config: None: never.
-        lines: of metrics.csv, in their order.
+        config: None: the run never ends early.
+        lines: of metrics.csv, in order.
     """
 
     def __init__(self, config: EarlyStopConfig | None = None, lines: Iterable[Mapping[str, str | int]] = ()) -> None:
         self._config = config
-        self._best, self._best_round, self._last, self._column = math.nan, 0, 0, ""
+        self._best, self._best_round, self._last_round, self._column = math.nan, 0, 0, ""
         for line in lines:
             self.add(line)
 
     @classmethod
     def of(cls, training: Mapping[str, Any], lines: Iterable[Mapping[str, str | int]]) -> "EarlyStop":
-        """From the `training` section of a run as plain values; raises `ValueError` if its `stop` is none."""
+        """From a run's `training` section as plain values; raises `ValueError` if its `stop` is invalid."""
         stop = training.get("stop")
         return cls(None if stop is None else EarlyStopConfig.model_validate(stop), lines)
 
     def add(self, line: Mapping[str, str | int]) -> None:
-        """Note the line of the next round; a round in which the metric was not measured decides nothing."""
+        """Adds the line of the next round; rounds in which the metric was not measured do not count."""
         if self._config is None:
             return
         self._column = judged_by(self._config.metric, line)
         if (text := line.get(self._column, "")) == "":
             return
-        value, self._last = float(text), int(line["round"])
-        if self._best_round == 0 or self._improves(value):
-            self._best, self._best_round = value, self._last
+        value, self._last_round = float(text), int(line["round"])
+        if self._best_round == 0 or self._is_improvement(value, self._config):
+            self._best, self._best_round = value, self._last_round
 
     @property
     def met(self) -> bool:
         """Whether the run ends after the last line."""
-        return self._config is not None and self._last - self._best_round >= self._config.patience
+        return self._config is not None and self._last_round - self._best_round >= self._config.patience
 
     @property
     def why(self) -> str:
-        """The reason in words; "" unless it is met."""
+        """The reason in words; "" if the run does not end."""
         if self._config is None or not self.met:
             return ""
         by = f" by more than {self._config.min_delta:g}" if self._config.min_delta else ""
-        waited = pluralize(self._last - self._best_round, "round")
-        return f"{self._column} has not improved{by} on {self._best:g} of round {self._best_round} for {waited}"
+        rounds = pluralize(self._last_round - self._best_round, "round")
+        return f"{self._column} has not improved{by} on {self._best:g} of round {self._best_round} for {rounds}"
 
-    def _improves(self, value: float) -> bool:
-        """Whether a value is better than the best so far; one that is not finite never is."""
-        assert self._config is not None
+    def _is_improvement(self, value: float, config: EarlyStopConfig) -> bool:
+        """Whether a value is better than the best so far; never if it is not finite."""
         if not math.isfinite(value) or not math.isfinite(self._best):
             return math.isfinite(value)
-        gain = Decimal(repr(value)) - Decimal(repr(self._best))  # exactly that of the decimals in metrics.csv
-        return (-gain if lower_is_better(self._config.metric) else gain) > Decimal(repr(self._config.min_delta))
+        gain = Decimal(repr(value)) - Decimal(repr(self._best))  # exact for the decimals in metrics.csv
+        return (-gain if lower_is_better(config.metric) else gain) > Decimal(repr(config.min_delta))

@@ -1,8 +1,8 @@
-"""Measures of scores against labels, by name or a function from outside the package (`evaluation.measures`).
+"""Measures of scores against labels (`evaluation.measures`), by name or as a user's function.
 
-    f(scores [n, K] float64 as the model gives them, labels [n] or [n, K]) -> a number, NaN where it has no meaning
+    f(scores [n, K] float64, the model's outputs, labels [n] or [n, K]) -> a number, NaN where it is undefined
 
-It is called once for each client, with all its test samples; of tokens, n counts the positions that have a label.
+It is called once per client with all its test samples; for tokens, n is the number of labelled positions.
 """
 
 import re
@@ -17,31 +17,31 @@ from pflmpi.registry import Registry, function
 from pflmpi.text import short_repr
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
-_BINS = 15  # of the confidence
-_TAKEN = (  # what each client has in checkpoints and tables
+_NUM_BINS = 15  # of the confidence
+_RESERVED = (  # names of other arrays and columns in checkpoints and tables
     *("f1", "test_loss", "train_loss", "run", "round", "client", "participant", "train_samples", "test_samples"),
     *("validation_samples", "up_bytes", "down_bytes", "round_seconds", "correct", "total", "loss", "samples"),
 )
-_BEFORE, _AFTER = ("client_", "unseen_", "trained_", "validation_"), ("_mean", "_weighted", "_bottom")  # in columns
+_PREFIXES, _SUFFIXES = ("client_", "unseen_", "trained_", "validation_"), ("_mean", "_weighted", "_bottom")
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 
 
 def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
     """Share of the samples, or of several labels, that are right."""
-    return float((_chosen(scores, labels) == labels).mean())
+    return float((_predict_classes(scores, labels) == labels).mean())
 
 
 def balanced_accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
     """Mean of the accuracy in each class that is there."""
-    chosen = _chosen(scores, labels)
-    return float(np.mean([(chosen[labels == label] == label).mean() for label in np.unique(labels)]))
+    predicted = _predict_classes(scores, labels)
+    return float(np.mean([(predicted[labels == label] == label).mean() for label in np.unique(labels)]))
 
 
 def f1_macro(scores: np.ndarray, labels: np.ndarray) -> float:
     """Plain mean of F1 over the classes that are there or predicted."""
-    truth, chosen = (_one_hot(values, scores.shape[1]) for values in (labels, _chosen(scores, labels)))
-    sizes = truth.sum(0) + chosen.sum(0)
-    return _mean(2 * (truth & chosen).sum(0)[sizes > 0] / sizes[sizes > 0])
+    truth, predicted = (_one_hot(values, scores.shape[1]) for values in (labels, _predict_classes(scores, labels)))
+    sizes = truth.sum(0) + predicted.sum(0)
+    return _nanmean(2 * (truth & predicted).sum(0)[sizes > 0] / sizes[sizes > 0])
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -49,8 +49,9 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
 
     It is the mean over the classes with samples of both kinds.
     """
-    likely = np.exp(_log_softmax(scores)) if labels.ndim == 1 else scores
-    return _mean([_area(*pair) for pair in zip(likely.T, _one_hot(labels, scores.shape[1]).T, strict=True)])
+    probabilities = np.exp(_log_softmax(scores)) if labels.ndim == 1 else scores
+    pairs = zip(probabilities.T, _one_hot(labels, scores.shape[1]).T, strict=True)
+    return _nanmean([_area_under_curve(of_class, positive) for of_class, positive in pairs])
 
 
 def perplexity(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -65,8 +66,8 @@ def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
     """
     confidence = np.exp(_log_softmax(scores).max(1))
     gaps = (scores.argmax(1) == labels) - confidence
-    bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
-    return float(np.abs(np.bincount(bins, gaps, _BINS)).sum() / len(labels))
+    bins = np.minimum((confidence * _NUM_BINS).astype(int), _NUM_BINS - 1)
+    return float(np.abs(np.bincount(bins, gaps, _NUM_BINS)).sum() / len(labels))
 
 
 def mae(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -83,7 +84,7 @@ def r2(scores: np.ndarray, labels: np.ndarray) -> float:
     """Explained share of the variance, mean over outputs that vary."""
     spread = np.square(labels - labels.mean(0)).sum(0)
     error = np.square(labels - scores).sum(0)
-    return _mean(1 - error[spread > 0] / spread[spread > 0])
+    return _nanmean(1 - error[spread > 0] / spread[spread > 0])
 
 
 MEASURES: Registry[Measure] = Registry(
@@ -97,31 +98,31 @@ MEASURES: Registry[Measure] = Registry(
 
 
 def measures_of(names: Sequence[str]) -> dict[str, Measure]:
-    """The measures by the name of their columns, which for one from outside is that of its function.
+    """Measures by column name, which for a user's function is its own name.
 
     Raises:
-        ConfigError: an unknown name, one that is given twice, or one that cannot be that of a column.
+        ConfigError: a name is unknown, repeated, or cannot be the name of a column.
     """
     measures: dict[str, Measure] = {}
     for reference in names:
         measure, name = MEASURES[reference], reference.rpartition(":")[2]
-        own = MEASURES.reference(reference) is not None
-        taken = own and (name in {*MEASURES, *_TAKEN} or name.startswith(_BEFORE) or name.endswith(_AFTER))
-        if name in measures or taken or not _NAME.fullmatch(name):
+        is_users = MEASURES.reference(reference) is not None
+        reserved = name in {*MEASURES, *_RESERVED} or name.startswith(_PREFIXES) or name.endswith(_SUFFIXES)
+        if name in measures or (is_users and reserved) or not _NAME.fullmatch(name):
             raise ConfigError(
                 f"evaluation.measures: {short_repr(reference)} would have the columns {name}_mean, ...; give each "
                 "measure a name of its own, of lower-case letters, digits and underscores, that is no other column's "
-                f"and does not begin with {', '.join(_BEFORE)} or end with {', '.join(_AFTER)}"
+                f"and does not begin with {', '.join(_PREFIXES)} or end with {', '.join(_SUFFIXES)}"
             )
         measures[name] = measure
     return measures
 
 
 def values_of(measures: Mapping[str, Measure], scores: np.ndarray, labels: np.ndarray) -> list[float]:
-    """The value of each measure for the test samples of a client; NaN without any.
+    """The value of each measure over a client's test samples; NaN if it has none.
 
     Raises:
-        RunError: one from outside the package raises, or returns no number.
+        RunError: a user's function raises, or does not return a number.
     """
     if not len(labels):
         return [np.nan] * len(measures)
@@ -136,8 +137,8 @@ def values_of(measures: Mapping[str, Measure], scores: np.ndarray, labels: np.nd
     return values
 
 
-def _chosen(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The class of the highest score [n]; of several labels [n, K] those with a positive one."""
+def _predict_classes(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The class of the highest score [n]; for several labels, whether each score is positive [n, K]."""
     return scores.argmax(1) if labels.ndim == 1 else scores > 0
 
 
@@ -151,16 +152,19 @@ def _log_softmax(scores: np.ndarray) -> np.ndarray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 
 
-def _area(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Share of the pairs of a positive sample and another that are in order, a tie as half; NaN without pairs."""
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum() - (counts - 1) / 2)[place]
-    num = int(positive.sum())
-    pairs = num * (len(scores) - num)
-    return (float(ranks[positive].sum()) - num * (num + 1) / 2) / pairs if pairs else np.nan
+def _area_under_curve(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Share of the pairs of a positive and a negative sample that are in order, ties as half; NaN without pairs."""
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[inverse]
+    num_positive = int(positive.sum())
+    num_pairs = num_positive * (len(scores) - num_positive)
+    if not num_pairs:
+        return np.nan
+    return (float(ranks[positive].sum()) - num_positive * (num_positive + 1) / 2) / num_pairs
 
 
-def _mean(values: ArrayLike) -> float:
-    """The mean of the values that are not NaN; NaN without any."""
-    there = (array := np.asarray(values, np.float64))[~np.isnan(array)]
-    return float(there.mean()) if len(there) else np.nan
+def _nanmean(values: ArrayLike) -> float:
+    """The mean of the values that are not NaN; NaN, without numpy's warning, if there are none."""
+    array = np.asarray(values, np.float64)
+    array = array[~np.isnan(array)]
+    return float(array.mean()) if len(array) else np.nan

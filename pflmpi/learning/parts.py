@@ -1,4 +1,4 @@
-"""Parts of a tree of parameters by path: those of a training, those that travel, those that stay."""
+"""Selecting parts of a parameter tree by path."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
@@ -16,7 +16,7 @@ def has(params: Tree, path: str) -> bool:
 
 
 def overlay(params: Tree, other: Tree) -> Tree:
-    """The leaves of both trees; where both have one at a path, that of the second.
+    """The leaves of both trees; the second tree's where both have one.
 
     >>> overlay({"body": {"conv1": {}}}, {"body": {"fc1": {}}, "head": {}})
     {'body': {'conv1': {}, 'fc1': {}}, 'head': {}}
@@ -29,7 +29,7 @@ def overlay(params: Tree, other: Tree) -> Tree:
 
 
 def take(params: Tree, paths: Iterable[str]) -> Tree:
-    """The subtree of the parts at some paths.
+    """The subtree with the parts at some paths.
 
     >>> take({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ["body/fc1", "head"])
     {'body': {'fc1': {}}, 'head': {}}
@@ -45,7 +45,7 @@ def take(params: Tree, paths: Iterable[str]) -> Tree:
 
 
 def parameters_of(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, ...]]:
-    """Paths of the parameters of each layer, weights before biases: each is of the innermost layer around it.
+    """Paths of the parameters of each layer, weights before biases; each belongs to its innermost layer.
 
     Raises:
         ConfigError: a parameter is in none of the layers.
@@ -55,15 +55,15 @@ def parameters_of(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, .
     """
     owned: dict[str, list[str]] = {layer: [] for layer in layers}
     for path in sorted(dict(tree.leaves(params)), reverse=True):
-        around = [layer for layer in layers if path.startswith(f"{layer}/")]
-        if not around:
+        enclosing = [layer for layer in layers if path.startswith(f"{layer}/")]
+        if not enclosing:
             raise ConfigError(f"{path} of the model is in none of its layers ({', '.join(layers)}); `layers` names all")
-        owned[max(around, key=len)].append(path)
+        owned[max(enclosing, key=len)].append(path)
     return {layer: tuple(paths) for layer, paths in owned.items()}
 
 
 def trained(params: Tree, paths: Iterable[str]) -> Tree:
-    """The parts that a step changes, as `take`; empty for a body or a head of which nothing is trained.
+    """Like `take`, but with an empty body or head for models that train nothing of it.
 
     >>> trained({"head": {}}, ["body", "head"])
     {'body': {}, 'head': {}}
@@ -71,17 +71,17 @@ def trained(params: Tree, paths: Iterable[str]) -> Tree:
     return take({"body": {}, "head": {}, **params}, paths)
 
 
-def others(params: Tree, left_out: tuple[str, ...], prefix: str = "") -> Iterator[str]:
-    """Paths of the largest parts that have nothing of what is left out.
+def others(params: Tree, excluded: tuple[str, ...], prefix: str = "") -> Iterator[str]:
+    """Paths of the largest parts that contain none of the excluded paths.
 
     >>> list(others({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ("body/fc1",)))
     ['body/conv1', 'head']
     """
     for name, value in params.items():
         path = prefix + name
-        if path in left_out:
+        if path in excluded:
             continue
-        if isinstance(value, dict) and any(excluded.startswith(path + "/") for excluded in left_out):
-            yield from others(value, left_out, path + "/")
+        if isinstance(value, dict) and any(other.startswith(path + "/") for other in excluded):
+            yield from others(value, excluded, path + "/")
         else:
             yield path

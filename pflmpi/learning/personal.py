@@ -1,7 +1,7 @@
-"""Descriptions of the model that a client predicts with, as data: a checkpoint stores it, any reader applies it.
+"""Descriptions, as data, of the model with which a client predicts; checkpoints store them for any reader.
 
-An algorithm says it with `Kept`, `Received`, `Merge`, `Add` and `Mix`, or states with `NotAModel` why there is no such
-model. The same description serves tensors during a run and arrays in a checkpoint; nothing here needs torch.
+An algorithm builds one of `Kept`, `Received`, `Merge`, `Add` and `Mix`, or says with `NotAModel` why there is no such
+model. The same description applies to tensors during a run and to arrays in a checkpoint; nothing here needs torch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +16,10 @@ MODEL_PARTS = ("body", "head", "stats")
 
 @dataclass(frozen=True)
 class Kept:
-    """A part of what the client keeps.
+    """A part of the client's state.
 
     Attributes:
-        path: names joined by "/"; "" for all that it keeps.
+        path: names joined by "/"; "" for the whole state.
         at: where the part belongs in the model; "" for a whole model.
     """
 
@@ -42,7 +42,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Merge:
-    """Models laid over one another: where two have an array of the same name, the later one counts."""
+    """Models laid over one another: of arrays with the same name, the later one's is used."""
 
     models: tuple["ModelExpression", ...]
 
@@ -60,7 +60,7 @@ class Mix:
     """share * first + (1 - share) * second, where both have an array; elsewhere the first.
 
     Attributes:
-        share: path of a scalar that the client keeps.
+        share: path of a scalar in the client's state.
         times: a factor on it.
     """
 
@@ -79,7 +79,7 @@ class NotAModel:
 
     Attributes:
         why: what it predicts with, to complete "a client predicts with ...".
-        nearest: the model that the prediction is built on, to compare clients by.
+        nearest: the model on which the prediction is based, for comparing clients.
     """
 
     why: str
@@ -93,8 +93,8 @@ def assemble(model: ModelExpression, client: State, received: State) -> dict[str
     """The body, head and statistics of a model, nested.
 
     Args:
-        model: how it is put together.
-        client: what the client keeps.
+        model: its description.
+        client: the client's state.
         received: the messages by name.
     """
     whole = _assemble(model, client, received)
@@ -102,7 +102,7 @@ def assemble(model: ModelExpression, client: State, received: State) -> dict[str
 
 
 def walk(personal: Personal) -> Iterator[Personal]:
-    """The description and all that it is made of."""
+    """The description and all of its parts."""
     yield personal
     match personal:
         case NotAModel(_, nearest):
@@ -114,12 +114,12 @@ def walk(personal: Personal) -> Iterator[Personal]:
 
 
 def messages(personal: Personal) -> set[str]:
-    """Names of the messages that a model is put together from."""
+    """Names of the messages that a model uses."""
     return {part.message for part in walk(personal) if isinstance(part, Received)}
 
 
 def kept(personal: Personal) -> set[str]:
-    """Paths of a client's state that a model is put together from."""
+    """Paths of the client's state that a model uses."""
     parts = list(walk(personal))
     shares = {part.share for part in parts if isinstance(part, Mix)}
     return shares | {part.path for part in parts if isinstance(part, Kept)}
@@ -147,7 +147,7 @@ def to_json(personal: Personal) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Personal:
-    """The description that `to_json` has written."""
+    """The description from the values of `to_json`."""
     if "not_a_model" in values:
         return NotAModel(values["not_a_model"], _model(values["nearest"]))
     return _model(values)
@@ -176,7 +176,7 @@ def _assemble(model: ModelExpression, client: State, received: State) -> State:
         case Merge(models):
             whole: State = {}
             for part in models:
-                whole = _combine(whole, _assemble(part, client, received), lambda below, above: above, keep=True)
+                whole = _combine(whole, _assemble(part, client, received), lambda first, later: later, union=True)
             return whole
         case Add(first, second):
             a, b = (_assemble(operand, client, received) for operand in (first, second))
@@ -187,9 +187,9 @@ def _assemble(model: ModelExpression, client: State, received: State) -> State:
             return _combine(a, b, _floats(lambda a, b: share * a + (1 - share) * b))
 
 
-def _floats(both: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """As `tree.mix`, for arrays of NumPy and tensors: arrays of integers are the first model's."""
-    return lambda a, b: both(a, b) if "float" in str(a.dtype) else a
+def _floats(combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Like `tree.mix`, but also for arrays of NumPy: other arrays than floating ones are the first model's."""
+    return lambda a, b: combine(a, b) if "float" in str(a.dtype) else a
 
 
 def _at(state: State, path: str) -> Any:
@@ -204,13 +204,13 @@ def _under(at: str, value: Any) -> State:
     return value  # type: ignore[no-any-return]
 
 
-def _combine(first: State, second: State, both: Callable[[Any, Any], Any], keep: bool = False) -> State:
-    """The first state, changed by `both` where the second has an array too; `keep` adds what the second has alone."""
+def _combine(first: State, second: State, function: Callable[[Any, Any], Any], union: bool = False) -> State:
+    """The first state with `function` applied where both have an array; `union` adds the second's other arrays."""
     combined = dict(first)
     for name, value in second.items():
         if name in first:
             nested = isinstance(first[name], Mapping) and isinstance(value, Mapping)
-            combined[name] = _combine(first[name], value, both, keep) if nested else both(first[name], value)
-        elif keep:
+            combined[name] = _combine(first[name], value, function, union) if nested else function(first[name], value)
+        elif union:
             combined[name] = value
     return combined

@@ -1,4 +1,4 @@
-"""The task of a client: initial weights, features, logits. Algorithms are written in these words."""
+"""The learning task as algorithms see it: initial weights, features, logits."""
 
 import dataclasses
 import functools
@@ -21,33 +21,33 @@ from pflmpi.rng import stream
 from pflmpi.tree import Tree
 
 HOST = torch.device("cpu")
-SERVER = -1  # in the place of a client's number
+SERVER = -1  # in place of a client's id
 
 
 class FirstModels(Protocol):
-    """Models that a run begins with in place of drawn ones."""
+    """Stored models from which a run starts instead of drawn ones."""
 
     @property
     def own(self) -> bool:
-        """Whether each client has one of its own."""
+        """Whether there is one model per client."""
 
     def model(self, client: int, like: Tree) -> Tree:
-        """The arrays that the model of a client, or `SERVER`, begins with; the others are drawn."""
+        """The initial arrays of a client's model, or of the `SERVER`'s; arrays that it lacks are drawn."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The learning problem as an algorithm sees it; the same for all clients of a cohort, but for `init`.
+    """The learning problem as an algorithm sees it; except for `init` the same for all clients of a cohort.
 
-    A *model* is a tree `{"body": ..., "head": {"weight": [K, d], "bias": [K]}}`, and `"stats"` where the
-    architecture has batch norm. What is frozen is in none: `features` and `logits` add it.
+    A *model* is a tree `{"body": ..., "head": {"weight": [K, d], "bias": [K]}}`, with `"stats"` if the architecture
+    has batch norm. Frozen parameters are not in it: `features` and `logits` add them.
 
     Attributes:
         frozen: parameters that no client trains.
-        personal: paths of the parameters that stay with a client, by `model.personal`; () where that says nothing.
-        cached_features: whether samples are already features [d] of a frozen body, by `model.cache_features`.
+        personal: paths of the parameters that stay with a client, by `model.personal`; () if it is not set.
+        cached_features: whether samples are already features [d] of the body, as with `model.cache_features`.
         kind: what is predicted.
-        label_shape: of a label; () of a class.
+        label_shape: of a label; () for a class.
     """
 
     architecture: Architecture
@@ -63,8 +63,8 @@ class Task:
     kind: TaskKind = CLASSIFICATION
     label_shape: tuple[int, ...] = ()
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
-    local: LocalTraining | None = field(default=None, compare=False)  # while a client trains
-    client: int = SERVER  # whose model `init` gives; see `of_client`
+    local: LocalTraining | None = field(default=None, compare=False)  # set while a client trains
+    client: int = SERVER  # whose initial model `init` returns; see `of_client`
     first: FirstModels | None = field(default=None, compare=False)
 
     @property
@@ -74,7 +74,7 @@ class Task:
 
     @property
     def score_shape(self) -> tuple[int, ...]:
-        """Of the scores of a sample: (K,), or (T, K) of tokens."""
+        """Shape of a sample's scores: (K,), or (T, K) for tokens."""
         return (*self.kind.score_axes(self.label_shape), self.num_classes)
 
     @property
@@ -87,12 +87,12 @@ class Task:
         if self.training.init == "per_client":
             drawn = without(self.architecture.init(stream(self.seed, 0, self.client, "init")), self.frozen.paths)
         else:
-            drawn = tree.clone(_shared(self.architecture, self.frozen.paths, self.seed))
+            drawn = tree.clone(_init_shared(self.architecture, self.frozen.paths, self.seed))
         return drawn if self.first is None else overlay(drawn, self.first.model(self.client, drawn))
 
     @property
     def init_per_client(self) -> bool:
-        """Whether clients begin with models of their own: `training.init: per_client`, or those of another run."""
+        """Whether clients start from different models: `training.init: per_client`, or those of another run."""
         return self.training.init == "per_client" or (self.first is not None and self.first.own)
 
     def of_client(self, client: int) -> "Task":
@@ -100,12 +100,12 @@ class Task:
         return self.replace(client=client) if self.init_per_client else self
 
     def like(self, *parts: str) -> Tree:
-        """The template of a model, or of some of its parts; parts that it does not have are left out."""
+        """The template of a model, or of some of its parts; parts that it lacks are left out."""
         template = _template(self.architecture, self.frozen.paths)
         return {part: template[part] for part in (parts or tuple(template)) if part in template}
 
     def whole(self, model: Tree) -> Tree:
-        """A model with what is frozen of it, which no client has of its own."""
+        """A model with its frozen parameters."""
         return overlay(self.frozen.on(self.device), model) if self.frozen.paths else model
 
     @property
@@ -126,29 +126,29 @@ class Task:
 
     @property
     def normalisation(self) -> dict[str, np.ndarray]:
-        """Mean and deviation [C] by which `prepare` normalises, float64."""
+        """Mean and standard deviation [C] by which `prepare` normalises, float64."""
         return {"mean": np.array(self.mean), "std": np.array(self.std)}
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Images [..., C, H, W] (uint8), or other samples (float32), as normalised floats; features as they are."""
+        """Images [..., C, H, W] (uint8), or other samples (float32), as normalised floats; features unchanged."""
         if self.cached_features:
             return images
-        x, axes = images.float(), len(self.architecture.shape)
+        x, num_axes = images.float(), len(self.architecture.shape)
         if images.dtype != torch.uint8:
             if not any(self.mean) and set(self.std) == {1.0}:
                 return x
-            shape = (-1, *(1,) * (axes - 1))  # of tensors, since a table may have many columns
-            middle, width = (torch.tensor(values, device=x.device).view(shape) for values in (self.mean, self.std))
-            return x.sub(middle).div_(width)
+            shape = (-1, *(1,) * (num_axes - 1))  # by tensors, since a table may have many columns
+            mean, std = (torch.tensor(values, device=x.device).view(shape) for values in (self.mean, self.std))
+            return x.sub(mean).div_(std)
         if len(set(self.mean)) == len(set(self.std)) == 1:  # one multiply and add instead of broadcasting
             return x.mul_(1 / (255 * self.std[0])).sub_(self.mean[0] / self.std[0])
         x.div_(255)
-        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
-            x.select(-axes, channel).sub_(mean).div_(std)  # by numbers: tensors would have to be copied to the device
+        for channel, (center, width) in enumerate(zip(self.mean, self.std, strict=True)):
+            x.select(-num_axes, channel).sub_(center).div_(width)  # by numbers: tensors would be copied to the device
         return x
 
     def features(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
-        """z = f(body; x), [B, d] in float32, for prepared images x; x itself where that is features already."""
+        """z = f(body; x), [B, d] in float32, for prepared images x; x itself if it is features already."""
         if self.cached_features:
             return x
         with self._precision():
@@ -166,7 +166,7 @@ class Task:
         return self.logits(tree.part({"head": {}, **model}, "head"), self.features(model, x, training))
 
     def replace(self, **changes: object) -> "Task":
-        """The same task on another device, or batched."""
+        """A copy with other fields, such as `device` or `batched`."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def _precision(self) -> AbstractContextManager[object]:
@@ -175,8 +175,8 @@ class Task:
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not self.batched)
 
 
-@functools.lru_cache(maxsize=1)  # a run draws the model of one cohort after another, once for each client
-def _shared(architecture: Architecture, frozen: tuple[str, ...], seed: int) -> Tree:
+@functools.lru_cache(maxsize=1)  # `init` is called per client, one cohort after another
+def _init_shared(architecture: Architecture, frozen: tuple[str, ...], seed: int) -> Tree:
     return without(architecture.init(stream(seed, 0, SERVER, "init")), frozen)
 
 

@@ -1,7 +1,6 @@
 """The `training` section of a configuration, and what follows from it: participants, learning rates, batch order."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -16,13 +15,13 @@ class Pass:
     """A shuffled pass of a client over its training samples, in minibatches.
 
     Attributes:
-        epochs: length in epochs; None for what is configured (`training.epochs` or `training.steps`).
-        steps: length in minibatches, instead of epochs; the samples are shuffled anew as often as needed.
-        held_out: share of the samples, drawn once per client, that is kept apart for the whole run.
-        side: which samples the pass is over: those not held out, or those held out.
+        epochs: length in epochs; None for the configured length (`training.epochs` or `training.steps`).
+        steps: length in minibatches, instead of epochs; the samples are reshuffled as often as needed.
+        held_out: share of the samples, drawn once per client, that is held out for the whole run.
+        side: whether the pass is over the held-out samples or the rest.
         share: of these samples, drawn anew every round; the same for all passes of the round with this share.
-        times: path of an integer that the client keeps: the pass is so many times as long, and empty with 0. So a pass
-            may depend on the client and on what it has done before.
+        times: path of an integer in the client's state that multiplies the length; with 0 the pass is empty. So a pass
+            may depend on the client and its history.
     """
 
     epochs: int | None = None
@@ -149,20 +148,20 @@ class TrainingConfig(BaseModel):
         whole = isinstance(clients, list | tuple) and all(type(client) is int and client >= 0 for client in clients)
         if not whole:
             raise ValueError("must be a list of the ids of clients, such as [7, 9]")
-        return tuple(sorted(set(clients)))  # which can be hashed
+        return tuple(sorted(set(clients)))  # hashable
 
     def decay(self, round: int) -> float:
-        """The factor on learning rates in a round, or in a participation; both count from 1."""
+        """The schedule's factor on learning rates in a round, or in a client's participation; both count from 1."""
         if round <= self.warmup:
             return max(round, 1) / (self.warmup + 1)
-        done = max(round - 1, 0) - self.warmup
+        elapsed = max(round - 1, 0) - self.warmup
         match self.schedule:
             case "step":
-                return float(self.lr_decay ** (done // (self.decay_rounds or 1)))
+                return float(self.lr_decay ** (elapsed // (self.decay_rounds or 1)))
             case "cosine":
-                share = min(done / (self.decay_rounds or max(self.rounds - self.warmup, 1)), 1.0)
+                share = min(elapsed / (self.decay_rounds or max(self.rounds - self.warmup, 1)), 1.0)
                 return self.decay_floor + (1 - self.decay_floor) * (1 + math.cos(math.pi * share)) / 2
-        return float(self.lr_decay**done)
+        return float(self.lr_decay**elapsed)
 
     def learning_rate(self, round: int) -> float:
         return self.lr * self.decay(round)
@@ -173,9 +172,10 @@ class TrainingConfig(BaseModel):
 
     def num_steps(self, samples: int, length: Pass = CONFIGURED) -> int:
         """Number of minibatches of one pass over that many samples."""
-        steps = length.steps if length.steps is not None else self.steps if length.epochs is None else None
-        if steps is not None:
-            return steps
+        if length.steps is not None:
+            return length.steps
+        if length.epochs is None and self.steps is not None:
+            return self.steps
         per_epoch = samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
         return per_epoch * (self.epochs if length.epochs is None else length.epochs)
 
@@ -192,58 +192,59 @@ def round_half_up(value: float) -> int:
 def batch_order(
     rng: np.random.Generator, samples: int, training: TrainingConfig, length: Pass = CONFIGURED, times: int = 1
 ) -> list[np.ndarray]:
-    """The positions (into the samples of the pass) of every batch of one pass.
+    """Indices, into the samples of the pass, of every minibatch of one pass.
 
     Args:
         rng: the stream of this client, round and pass.
-        samples: number of samples that the pass is over.
-        training: gives batch size, `drop_last` and the configured length.
-        length: says how long the pass is.
+        samples: number of samples of the pass.
+        training: has batch size, `drop_last` and the configured length.
+        length: has the length of the pass.
         times: the value of `length.times`.
     """
-    wanted = training.num_steps(samples, length) * times
+    num_steps = training.num_steps(samples, length) * times
     batches: list[np.ndarray] = []
-    for epoch in _epochs(rng, samples, training):
-        if len(batches) >= wanted or not epoch:
+    while len(batches) < num_steps:
+        epoch = _draw_epoch(rng, samples, training)
+        if not epoch:
             break
         batches.extend(epoch)
-    return batches[:wanted]
+    return batches[:num_steps]
 
 
 def num_samples(samples: int, length: Pass) -> int:
-    """Number of a client's training samples that a pass is over."""
+    """Number of a client's training samples that a pass uses."""
     if not length.held_out or samples < 2:
         return samples
-    apart = min(max(1, round_half_up(length.held_out * samples)), samples - 1)
-    return apart if length.side == "held_out" else samples - apart
+    num_held_out = min(max(1, round_half_up(length.held_out * samples)), samples - 1)
+    return num_held_out if length.side == "held_out" else samples - num_held_out
 
 
 def samples_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
-    """The samples that a pass is over, in stored order.
+    """The samples that a pass uses, in stored order.
 
     Args:
         samples: [n] the client's training samples.
-        length: says which share is held out, and which side the pass is over. Of two or more samples at least one
-            is on each side; a single one is on both.
-        rng: the client's stream for this, the same in all rounds.
+        length: has the held-out share, and the side that the pass uses. Two or more samples leave at least one on each
+            side; a single one is on both.
+        rng: the client's stream for held-out samples, the same in all rounds.
     """
     if not length.held_out or len(samples) < 2:
         return samples
-    apart = np.zeros(len(samples), bool)
-    apart[rng.permutation(len(samples))[: num_samples(len(samples), replace(length, side="held_out"))]] = True
-    return samples[apart if length.side == "held_out" else ~apart]
+    held_out = np.zeros(len(samples), bool)
+    held_out[rng.permutation(len(samples))[: num_samples(len(samples), replace(length, side="held_out"))]] = True
+    return samples[held_out if length.side == "held_out" else ~held_out]
 
 
 def share_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
-    """A random share of samples, at least one, in stored order; `rng` is the client's stream for this in a round."""
+    """A random share of samples, at least one, in stored order; `rng` is the client's stream for this round's share."""
     count = max(1, round_half_up(length.share * len(samples)))
     return samples[np.sort(rng.permutation(len(samples))[:count])]
 
 
-def _epochs(rng: np.random.Generator, samples: int, training: TrainingConfig) -> Iterator[list[np.ndarray]]:
-    while True:
-        order = rng.permutation(samples)
-        batches = [order[i : i + training.batch_size] for i in range(0, samples, training.batch_size)]
-        if training.drop_last and batches and len(batches[-1]) < training.batch_size:
-            batches.pop()
-        yield batches
+def _draw_epoch(rng: np.random.Generator, samples: int, training: TrainingConfig) -> list[np.ndarray]:
+    """The minibatches of one epoch."""
+    order = rng.permutation(samples)
+    batches = [order[start : start + training.batch_size] for start in range(0, samples, training.batch_size)]
+    if training.drop_last and batches and len(batches[-1]) < training.batch_size:
+        batches.pop()
+    return batches

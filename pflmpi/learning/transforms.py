@@ -1,9 +1,9 @@
-"""Random changes of training samples, on the device: by name, or a function from outside the package.
+"""Random augmentation of training samples on the device, by name or as a user's function.
 
-    f(x [B, ...] as the dataset has them, key [] int64) -> the changed samples, of the same shape and type
+    f(x [B, ...] in the dataset's form, key [] int64) -> the changed samples, of the same shape and type
 
 `key` is drawn for each batch from the client's own stream and is the only source of randomness (`uniform`), so that
-the bits are the same on any number of ranks, in loop and in lanes. A test never sees a transform.
+the bits are the same on any number of ranks, in loop and in lanes. Test samples are never transformed.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,15 +28,13 @@ def horizontal_flip(x: Tensor, key: Tensor) -> Tensor:
 
 
 def random_crop(x: Tensor, key: Tensor) -> Tensor:
-    """Images moved by up to an eighth of their side; zeros come in.
+    """Images shifted by up to an eighth of their side, filled with zeros.
 
-    As a crop of the image that is padded by an eighth on each side: 4 pixels for 32x32.
+    Equal to a crop of the image padded by an eighth on each side: 4 pixels for 32x32.
     """
     _require_images("random_crop", x)
-    where = uniform(key, (len(x), 2))
-    for axis, draws in ((-2, where[:, 0]), (-1, where[:, 1])):
-        x = _moved(x, axis, draws)
-    return x
+    draws = uniform(key, (len(x), 2))
+    return _shift(_shift(x, -2, draws[:, 0]), -1, draws[:, 1])
 
 
 TRANSFORMS: Registry[Function] = Registry(
@@ -48,7 +46,7 @@ TRANSFORMS: Registry[Function] = Registry(
 
 @dataclass(frozen=True)
 class Transform:
-    """Transforms one after another, each with a key of its own."""
+    """Transforms applied in order, each with its own key."""
 
     names: tuple[str, ...]  # as in `data.transform`
 
@@ -59,10 +57,10 @@ class Transform:
 
 
 def transform_of(names: Sequence[str], samples: Tensor) -> Transform | None:
-    """The transforms with these names, tried on samples [B, ...]; None if there are none.
+    """The transforms with these names, tried on samples [B, ...]; None without names.
 
     Raises:
-        ConfigError: one cannot take such samples, changes their shape or type, or draws random numbers of its own.
+        ConfigError: one fails on such samples, changes their shape or type, or draws random numbers of its own.
     """
     key = torch.tensor(1)
     for name in names:
@@ -84,15 +82,15 @@ def transform_of(names: Sequence[str], samples: Tensor) -> Transform | None:
     return Transform(tuple(names)) if names else None
 
 
-def _moved(x: Tensor, axis: int, draws: Tensor) -> Tensor:
-    """Images moved along an axis, by draws [B] from 0 to 1."""
+def _shift(x: Tensor, axis: int, draws: Tensor) -> Tensor:
+    """Images shifted along an axis by draws [B] from 0 to 1."""
     side = x.shape[axis]
-    most = max(1, side // 8)
-    shift = (draws * (2 * most + 1)).long() - most
-    place = torch.arange(side, device=x.device) + shift.unsqueeze(1)  # [B, side]
+    max_shift = max(1, side // 8)
+    shift = (draws * (2 * max_shift + 1)).long() - max_shift
+    source = torch.arange(side, device=x.device) + shift.unsqueeze(1)  # [B, side]
     shape = (len(x), 1, side, 1) if axis == -2 else (len(x), 1, 1, side)
-    index = place.clamp(0, side - 1).view(shape).expand(x.shape)
-    return x.gather(axis, index) * ((place >= 0) & (place < side)).view(shape).to(x.dtype)
+    index = source.clamp(0, side - 1).view(shape).expand(x.shape)
+    return x.gather(axis, index) * ((source >= 0) & (source < side)).view(shape).to(x.dtype)
 
 
 def _require_images(name: str, x: Tensor) -> None:
