@@ -1,4 +1,4 @@
-"""The algorithms, one file each; a line here, and a word in the list of completion, register one of the package."""
+"""The algorithms, one file each; a new one is registered here and in the list of shell completion."""
 
 from pflmpi.algorithms.apfl import APFL
 from pflmpi.algorithms.base import Algorithm

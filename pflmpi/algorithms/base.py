@@ -1,4 +1,4 @@
-"""The one contract: what an algorithm is.
+"""The contract of an algorithm.
 
 Over the whole run, the runtime does exactly this (see `runtime/rounds.py`):
 
@@ -9,11 +9,11 @@ Over the whole run, the runtime does exactly this (see `runtime/rounds.py`):
         server = server_update(server, up);  down = publish(server), to each participant its answer(up)
         when due: evaluate (adapt, predict) on every client;  write the checkpoint
 
-A newcomer is a client that has never taken part, such as an unseen one (`evaluation.unseen`). When one is tested,
+A newcomer is a client that has never taken part, such as an unseen one (`evaluation.unseen`). It is tested after
 
     client = begin_as_newcomer(init_client, down);  client = train_as_newcomer(client, down) some times;  adapt, predict
 
-and nothing of it is kept or sent; `newcomer` says which of this there is.
+and nothing of it is kept or sent; `newcomer` says whether it trains.
 """
 
 import inspect
@@ -35,10 +35,12 @@ from pflmpi.messages.kinds import Downlink, Mean, Messages, Own, Uplink
 from pflmpi.rng import stream
 from pflmpi.tree import Tree
 
+TRAINED_PARTS = ("body", "head")  # of a model; its "stats" follow the forward passes
+
 
 @dataclass(frozen=True)
 class Newcomer:
-    """How a client that has never taken part joins; it predicts as the others do.
+    """How a client that has never taken part joins; it predicts like the others.
 
     Attributes:
         trains: whether it makes local updates; otherwise it predicts with what it receives.
@@ -52,7 +54,7 @@ class CannotJoin:
     """A client that has never taken part cannot predict.
 
     Attributes:
-        why: for the user.
+        why: the reason, for the user.
     """
 
     why: str
@@ -60,11 +62,11 @@ class CannotJoin:
 
 @dataclass(frozen=True)
 class Round:
-    """A round as the server sees it.
+    """A round on the server.
 
     Attributes:
         number: counts from 1; 0 for the introduction.
-        participants: [P] ascending ids of the clients whose messages have arrived.
+        participants: [P] ascending ids of the clients that sent messages.
         seed: of the run.
     """
 
@@ -88,18 +90,18 @@ class Algorithm(ABC):
         summary: one line for `pflmpi list`.
         paper: authors and where it appeared, for `pflmpi list`.
         predicts_with: names of downlink messages that `adapt` or `predict` reads.
-        adapts_with: names of the passes that `adapt` reads; it is given no others.
+        adapts_with: names of the passes that `adapt` reads; it gets no others.
         unlike_models: whether clients may have different bodies (the messages must still agree in shape).
         introduces: whether every client sends its uplink once before the first round, from `introduce`.
         draws_noise: whether the losses use `Batch.key`, by `pflmpi.learning.client.uniform`.
-        measured: names of the trainings whose loss is the training loss of a client; () for all.
-        partial_work: whether a client may take fewer steps of its pass than configured, as before a deadline.
-        linear_head: whether it computes with the head's "weight" and "bias", so that heads which do more are refused.
-        frozen_head: whether it has a meaning for models whose head is not trained.
+        measured: names of the trainings whose loss is reported as a client's training loss; () for all.
+        partial_work: whether a client may take fewer steps of its pass than configured, because of a deadline.
+        linear_head: whether it computes with the head's "weight" and "bias"; heads with more are then refused.
+        frozen_head: whether it works with models whose head is not trained.
         personal_parts: whether `model.personal` says what stays with a client (`Task.personal`).
-        search: by field, from where to where `pflmpi search` draws it, and "log" where evenly by the logarithm.
-        needs: by field, another field and the values of it without which the first has no effect (and is refused).
-        any_task: whether it has a meaning for labels that are no classes, as its losses are `model_loss`, `task_loss`.
+        search: by field, the range from which `pflmpi search` draws it, with "log" for a logarithmic scale.
+        needs: by field, another field and those values of it with which the first has an effect; else it is refused.
+        any_task: whether it works with labels that are not classes; all losses are `model_loss` or `task_loss` then.
     """
 
     summary: ClassVar[str]
@@ -119,8 +121,8 @@ class Algorithm(ABC):
     any_task: ClassVar[bool] = False
 
     def without_effect(self) -> Mapping[str, tuple[Any, ...]]:
-        """What `needs` says of the fields that have no effect in this object."""
-        return {field: needed for field, needed in self.needs.items() if getattr(self, needed[0]) not in needed[1:]}
+        """The entries of `needs` for the fields that have no effect with this object's values."""
+        return {field: need for field, need in self.needs.items() if getattr(self, need[0]) not in need[1:]}
 
     def check(self, task: Task, participants: int) -> None:
         """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""
@@ -135,61 +137,64 @@ class Algorithm(ABC):
         return {}
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
-        """The shuffled passes over its data that a client makes in a round, by name."""
+        """The shuffled passes of a client over its data in a round, by name."""
         return {"train": Pass()}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
         """Templates of what a client trains in a round, by the name given to `train` or `Phase`.
 
-        With `training.keep_optimizer` the optimizer's state of each is kept; `{}` where that makes no sense.
+        With `training.keep_optimizer` the optimizer state of each is kept; `{}` if that is not possible.
         """
-        return {"train": only(task.like(), ("body", "head"))}
+        return {"train": only(task.like(), TRAINED_PARTS)}
 
     def init_server(self, task: Task) -> Tree:
         """The server's state before the first round."""
         return {}
 
     def init_client(self, task: Task) -> Tree:
-        """What a client keeps between rounds, `{}` if nothing: called once, its result common to all clients.
+        """A client's initial state, `{}` if it keeps nothing; called once for all clients.
 
-        Under `training.init: per_client` it is called for each, with a task whose `init()` is that client's. Where the
-        result depends on the client otherwise, the method is `init_client(self, task, client)`, called for each.
+        With `training.init: per_client` it is called for each client, with a task whose `init()` is that client's. If
+        the state depends on the client otherwise, define `init_client(self, task, client)`, called for each.
         """
         return {}
 
     def init_received(self, task: Task) -> Messages:
-        """What a client has of kept `Own` messages before it takes part; it has the two forms of `init_client`."""
+        """A client's kept `Own` messages before it takes part; has the two forms of `init_client`."""
         return {}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        """What the clients receive, but for kept messages; `Own` ones have one row per receiver, in that order.
+        """The messages to clients, except kept ones; `Own` messages have one row per receiver, in order.
 
-        The bits of a row must not depend on who else receives.
+        The bits of a row must not depend on the other receivers.
         """
         return {}
 
     def introduce(self, task: Task, client: Tree, data: ClientData) -> Messages:
-        """What a client sends before the first round; `data` has no passes."""
+        """A client's messages before the first round; `data` has no passes."""
         raise NotImplementedError
 
     @abstractmethod
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        """The new state of ONE client and its uplink; no client axis, no randomness."""
+        """The new state of ONE client and its messages; no client axis, no randomness."""
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         """The new server state, from the folded uplinks of the participants."""
         return server
 
     def answer(self, task: Task, server: Tree, up: Messages, round: Round) -> Messages:
-        """The kept `Own` messages [P, ...] to the participants; arguments as of `server_update`, which comes after."""
+        """The kept `Own` messages [P, ...] to the participants; called with the arguments of `server_update`, first."""
         raise NotImplementedError
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-        """The client state to evaluate with; it is not kept. `data` has the passes of `adapts_with`."""
+        """The client state for evaluation, which is not kept; `data` has the passes of `adapts_with`."""
         return client
 
     def newcomer(self, task: Task) -> Newcomer | CannotJoin:
-        """How a newcomer joins; by default it trains if clients keep anything; `Own` messages must be made for it."""
+        """How a newcomer joins: by default it trains if clients keep a state.
+
+        If there are `Own` messages that are not kept, it cannot join without `publish_to_newcomers`.
+        """
         down = self.downlink(task)
         own = [name for name, kind in down.items() if isinstance(kind, Own) and not kind.kept]
         if own and type(self).publish_to_newcomers is Algorithm.publish_to_newcomers:
@@ -198,20 +203,20 @@ class Algorithm(ABC):
         return Newcomer(trains=any(tree.leaves(initial_client(self, task.replace(device=HOST), 0))))
 
     def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
-        """What newcomers receive; `Own` messages have one row per newcomer, whose ids are N and more."""
+        """The messages to newcomers; `Own` ones have one row per newcomer, whose ids are N and above."""
         return self.publish(task, server, newcomers[:0])
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
-        """The state that ONE newcomer begins with; `client` is its `init_client`, which is the default."""
+        """The initial state of ONE newcomer; by default its `init_client`, which is given as `client`."""
         return client
 
     def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-        """The state of ONE newcomer after a local update; by default as a participant's, whose message is dropped."""
+        """The state of ONE newcomer after a local update; by default that of `client_update`."""
         return self.client_update(task, client, down, data)[0]
 
     @abstractmethod
     def personal(self, task: Task) -> Personal:
-        """How the model that a client predicts with is put together; stored in every checkpoint."""
+        """The description of the model with which a client predicts; stored in every checkpoint."""
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         """The scores [B, K] of the personal model for prepared images x [B, C, H, W]."""
@@ -220,19 +225,19 @@ class Algorithm(ABC):
         return task.predict(assemble(personal, client, down), x)
 
     def after_training(self, task: Task, down: Messages, up: Messages) -> Messages:
-        """What `predict` reads instead of `down` for the model that local training leaves, before the server answers.
+        """Replaces `down` to predict with the model right after local training, before the server's update.
 
-        By default what is sent to be averaged takes the place of what was received under the same name.
+        By default messages sent to be averaged replace the received ones of the same name.
         """
-        sent = [name for name, kind in self.uplink(task).items() if isinstance(kind, Mean)]
-        return {name: up[name] if name in sent else value for name, value in down.items()}
+        averaged = [name for name, kind in self.uplink(task).items() if isinstance(kind, Mean)]
+        return {name: up[name] if name in averaged else value for name, value in down.items()}
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
-        """What is worth looking at besides scores, by name; stored in every checkpoint and drawn by kind."""
+        """Further values worth reporting, by name; stored in every checkpoint and drawn by kind."""
         return {}
 
     def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Mapping[str, Tensor]:
-        """Values of diagnostics that are in no state, computed every round; arguments as of `server_update`."""
+        """Values of diagnostics that are in no state, computed every round with the arguments of `server_update`."""
         return {}
 
 
@@ -243,28 +248,29 @@ def training_passes(algorithm: Algorithm, task: Task, round: int) -> dict[str, P
 
 
 def only(model: Tree, names: tuple[str, ...]) -> Tree:
-    """The named parts of a tree, those that it has."""
+    """Those of the named parts that a tree has."""
     return {name: model[name] for name in names if name in model}
 
 
 def depends_on_client(algorithm: Algorithm, task: Task) -> bool:
-    """Whether clients begin with states or kept messages of their own, as models and signatures say."""
+    """Whether initial states or kept messages differ between clients."""
     methods = (algorithm.init_client, algorithm.init_received)
     return task.init_per_client or any(_takes_client(method) for method in methods)
 
 
 def initial_client(algorithm: Algorithm, task: Task, client: int) -> Tree:
-    """What a client keeps before the first round, by `init_client` in either form."""
-    return algorithm.init_client(*_arguments(algorithm.init_client, task, client))
+    """A client's state before the first round, by either form of `init_client`."""
+    return algorithm.init_client(*_init_arguments(algorithm.init_client, task, client))
 
 
 def initial_received(algorithm: Algorithm, task: Task, client: int) -> Messages:
-    """What a client has of kept `Own` messages before the first round, by `init_received` in either form."""
-    return algorithm.init_received(*_arguments(algorithm.init_received, task, client))
+    """A client's kept `Own` messages before the first round, by either form of `init_received`."""
+    return algorithm.init_received(*_init_arguments(algorithm.init_received, task, client))
 
 
-def _arguments(method: Callable[..., object], task: Task, client: int) -> tuple[Any, ...]:
-    return (task.of_client(client), client)[: 1 + _takes_client(method)]
+def _init_arguments(method: Callable[..., object], task: Task, client: int) -> tuple[Any, ...]:
+    task = task.of_client(client)
+    return (task, client) if _takes_client(method) else (task,)
 
 
 def _takes_client(method: Callable[..., object]) -> bool:

@@ -1,4 +1,4 @@
-"""Small networks that change features under a condition: the valve of GPFL and the gate of FedCP."""
+"""Small networks that condition features: the valve of GPFL and the gate of FedCP."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from pflmpi.tree import Tree, leaf, part
 
 
 def init_valve(rng: np.random.Generator, num_features: int) -> Tree:
-    """Initial weights of a valve by PyTorch's default law, for features of width d."""
+    """Initial weights of a valve by PyTorch's default initialisation, for features of width d."""
     return {name: _init_layer(rng, num_features, num_features) for name in ("scale", "shift")}
 
 
@@ -29,7 +29,7 @@ def valve(weights: Tree, z: Tensor, condition: Tensor) -> Tensor:
 
 
 def init_gate(rng: np.random.Generator, num_features: int) -> Tree:
-    """Initial weights of a gate by PyTorch's default law, for features of width d."""
+    """Initial weights of a gate by PyTorch's default initialisation, for features of width d."""
     return _init_layer(rng, num_features, 2 * num_features)
 
 

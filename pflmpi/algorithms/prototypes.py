@@ -1,4 +1,4 @@
-"""Class means on the server: how the clients' means become the global ones, and a head that is trained on them."""
+"""Class means on the server: combining the clients' means, and training a head on them."""
 
 from typing import Literal
 
@@ -23,7 +23,7 @@ GLOBAL_MEANS = ClassVectors(  # of a server whose state is what `no_means` and `
 
 
 def no_means(task: Task) -> Tree:
-    """Class means before there are any: `{"means": [K, d] zeros, "known": [K] all false}`."""
+    """The initial class means: `{"means": [K, d] zeros, "known": [K] all false}`."""
     return {
         "means": torch.zeros(task.num_classes, task.num_features),
         "known": torch.zeros(task.num_classes, dtype=torch.bool),
@@ -33,7 +33,7 @@ def no_means(task: Task) -> Tree:
 def combine(up: Tree, previous: Tree, weighting: Weighting) -> Tree:
     """The new global class means, in the form of `no_means`.
 
-    With m_j the uploads of class j and N_j their samples together:
+    With m_j the uploads of class j and N_j their total samples:
 
         samples      C_j = sum_i (n_ij / N_j) c_ij
         clients      C_j = sum_i c_ij / |m_j|
@@ -44,23 +44,23 @@ def combine(up: Tree, previous: Tree, weighting: Weighting) -> Tree:
 
     Args:
         up: `{"labels": [M], "counts": [M], "means": [M, d], ...}`.
-        previous: the means before, of which other entries than "means" and "known" are not read.
+        previous: the previous means; entries other than "means" and "known" are ignored.
     """
     labels, counts, means = (leaf(up, name) for name in ("labels", "counts", "means"))
-    before, known = leaf(previous, "means"), leaf(previous, "known")
+    previous_means, known = leaf(previous, "means"), leaf(previous, "known")
     member = (torch.arange(len(known)).unsqueeze(-1) == labels).to(torch.float64)  # [K, M]
-    uploads = member.sum(1)
+    num_uploads = member.sum(1)
     weights = member if weighting == "clients" else member * counts.double()
     weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
     if weighting == "as_printed":
-        weights = weights / uploads.clamp(min=1).unsqueeze(-1)
-    fresh = uploads > 0
-    combined = torch.where(fresh.unsqueeze(-1), (weights @ means.double()).float(), before)
-    return {"means": combined, "known": known | fresh}
+        weights = weights / num_uploads.clamp(min=1).unsqueeze(-1)
+    uploaded = num_uploads > 0
+    combined = torch.where(uploaded.unsqueeze(-1), (weights @ means.double()).float(), previous_means)
+    return {"means": combined, "known": known | uploaded}
 
 
 def batch_means(z: Tensor, batch: Batch, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Each class's share of a batch, b_j / b [K], and its mean feature [K, d]; 0 for a class that is not there.
+    """Each class's share of a batch, b_j / b [K], and its mean feature [K, d]; 0 for absent classes.
 
     Args:
         z: [B, d] features of the batch.
@@ -77,23 +77,23 @@ def one_hot(batch: Batch, num_classes: int) -> Tensor:
 
 
 def train_head(head: Tree, up: Tree, rng: np.random.Generator, *, lr: float, epochs: int, batch_size: int) -> Tree:
-    """A head after SGD with cross-entropy on uploaded pairs of class mean and label; the argument stays as is.
+    """The head after plain SGD with cross-entropy on uploaded pairs of class mean and label; computed in float64.
 
-    The gradient of the mean over a minibatch of pairs (c, y) is, with p = softmax(W c + b), mean((p - e_y) c^T) by W
-    and mean(p - e_y) by b. Neither momentum nor weight decay. In float64 inside.
+    The gradient of the mean over a minibatch of pairs (c, y) is, with p = softmax(W c + b), mean((p - e_y) c^T) for W
+    and mean(p - e_y) for b.
 
     Args:
         head: `{"weight": [K, d], "bias": [K]}`.
-        up: `{"labels": [M], "means": [M, d], ...}`, as the server gets `ClassMeans`.
-        rng: shuffles the pairs anew in every epoch.
-        epochs: how often every pair is used.
+        up: `{"labels": [M], "means": [M, d], ...}`, the server's form of `ClassMeans`.
+        rng: shuffles the pairs in every epoch.
+        epochs: passes over the pairs.
         batch_size: pairs per step; the last step of an epoch may have fewer.
     """
     weight, bias = leaf(head, "weight").double(), leaf(head, "bias").double()
     means, labels = leaf(up, "means").double(), leaf(up, "labels").long()
     target = F.one_hot(labels, len(bias))
     for _ in range(epochs):
-        for chosen in torch.split(torch.from_numpy(rng.permutation(len(labels))), batch_size):
-            error = ((means[chosen] @ weight.mT + bias).softmax(-1) - target[chosen]) / len(chosen)
-            weight, bias = weight - lr * (error.mT @ means[chosen]), bias - lr * error.sum(0)
+        for batch in torch.split(torch.from_numpy(rng.permutation(len(labels))), batch_size):
+            error = ((means[batch] @ weight.mT + bias).softmax(-1) - target[batch]) / len(batch)
+            weight, bias = weight - lr * (error.mT @ means[batch]), bias - lr * error.sum(0)
     return {"weight": weight.float(), "bias": bias.float()}

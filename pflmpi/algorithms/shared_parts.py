@@ -1,4 +1,4 @@
-"""Algorithms that average some parts of the model and leave the others to each client."""
+"""Base classes of algorithms that average some parts of the model and keep the others with each client."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ ClientWeighting = Annotated[
 class SharedParts(Algorithm):
     """Clients train the whole model; the server averages its shared parts and sends them back.
 
-    Batch-norm statistics are shared or kept, as `training.bn` says. What a client keeps and what it receives make up
-    its personal model.
+    Batch-norm statistics are shared or kept as `training.bn` says. A client's personal model is what it keeps with what
+    it receives.
 
     Attributes:
         shared: the parts of the model that travel; the others are kept.
-        message: what they are called on the way.
-        state: what they are called in the server's state.
-        untrained: the parts that local training leaves as they are.
+        message: their name as a message.
+        state: their name in the server's state.
+        untrained: parts that local training does not change.
     """
 
     shared: ClassVar[tuple[str, ...]] = ("body", "head")
@@ -52,6 +52,7 @@ class SharedParts(Algorithm):
         return task.init()
 
     def like_model(self, task: Task) -> Tree:
+        """The template of `init_model`."""
         return task.like()
 
     def to_share(self, task: Task, model: Tree) -> Tree:
@@ -63,7 +64,7 @@ class SharedParts(Algorithm):
         return {name: value for name, value in model.items() if name not in (*self.shared, *task.shared_stats)}
 
     def whole(self, client: Tree, received: Tree) -> Tree:
-        """The model that local training starts from."""
+        """The model from which local training starts."""
         return {**received, **client}
 
     def loss(self, task: Task) -> Loss:
@@ -71,7 +72,7 @@ class SharedParts(Algorithm):
         return model_loss(task)
 
     def fixed(self, received: Tree) -> Tree:
-        """What the local objective reads besides the model, from what the server sent."""
+        """Further tensors that the local objective reads, made from the received message; see `train`."""
         return {}
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
@@ -81,8 +82,8 @@ class SharedParts(Algorithm):
         return {self.message: Shared(self.to_share(task, self.like_model(task)))}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
-        left_out = ("stats", *self.untrained)
-        return {"train": {name: value for name, value in self.like_model(task).items() if name not in left_out}}
+        excluded = ("stats", *self.untrained)
+        return {"train": {name: value for name, value in self.like_model(task).items() if name not in excluded}}
 
     def init_server(self, task: Task) -> Tree:
         return {self.state: self.to_share(task, self.init_model(task))}
@@ -109,7 +110,7 @@ class SharedParts(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedHead(SharedParts):
-    """Bodies, with their batch-norm statistics, stay with the clients and may differ; one head is under them all."""
+    """Bodies with their batch-norm statistics stay with the clients and may differ; they share one head."""
 
     predicts_with: ClassVar[tuple[str, ...]] = ("head",)
     unlike_models: ClassVar[bool] = True
@@ -131,7 +132,7 @@ class SharedHead(SharedParts):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedSharedParts(SharedParts):
-    """The same, with the weights of the mean as an option."""
+    """`SharedParts` with the weights of the mean as an option."""
 
     weighting: ClientWeighting = "samples"
 
@@ -141,7 +142,7 @@ class WeightedSharedParts(SharedParts):
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalPaths(WeightedSharedParts):
-    """Clients keep what is at some paths of the model, and everything else is averaged."""
+    """Clients keep the parts at some paths of the model; everything else is averaged."""
 
     @abstractmethod
     def kept(self, task: Task) -> tuple[str, ...]:
