@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import only
+from pflmpi.algorithms.base import TRAINED_PARTS, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData, model_loss
@@ -78,7 +78,7 @@ class APFL(FedAvg):
 
         params: Tree = {"alpha": leaf(client, "alpha")}
         for name, model in (("own", part(client, "own")), ("shared", {**down["model"], **client})):
-            params[name], params[f"{name}_stats"] = only(model, ("body", "head")), only(model, ("stats",))
+            params[name], params[f"{name}_stats"] = only(model, TRAINED_PARTS), only(model, ("stats",))
         if self.adaptive:
             rate = data.learning_rate if self.alpha_lr is None else self.alpha_lr * data.decay
             phase = Phase(personal, ("alpha",), rate, plain=True, limits=(0.0, 1.0))
@@ -96,7 +96,7 @@ class APFL(FedAvg):
         return {**client, "own": {**part(client, "own"), **down["model"]}}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
-        model = only(task.like(), ("body", "head"))
+        model = only(task.like(), TRAINED_PARTS)
         return {"own": {"own": model}, "shared": {"shared": model}}
 
     def personal(self, task: Task) -> Personal:

@@ -19,7 +19,7 @@ from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, leaf, part
 
-_WINDOW = 10  # losses whose standard deviation says whether the weights have converged
+_WINDOW = 10  # last losses whose standard deviation decides whether the weights have converged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class FedALA(SharedParts):
 
     def init_client(self, task: Task) -> Tree:
         model = task.init()
-        weights = tree.unflatten({path: torch.ones_like(entry) for path, entry in self._mixed(task, model)})
+        weights = tree.unflatten({path: torch.ones_like(entry) for path, entry in self._mixed_leaves(task, model)})
         return {"model": model, "weights": weights, "again": torch.tensor(0), "start": torch.tensor(0)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
@@ -89,7 +89,7 @@ class FedALA(SharedParts):
     def personal(self, task: Task) -> Personal:
         return Kept("model")
 
-    def _mixed(self, task: Task, model: Tree) -> list[tuple[str, Tensor]]:
+    def _mixed_leaves(self, task: Task, model: Tree) -> list[tuple[str, Tensor]]:
         """The parameters of the highest layers, by path."""
         highest = tuple(f"{layer}/" for layer in [*task.layers][-self.adaptive_layers :])
         return [(path, entry) for path, entry in tree.leaves(model) if path.startswith(highest)]
@@ -98,8 +98,8 @@ class FedALA(SharedParts):
         """Equation 4."""
         entries = dict(tree.leaves(received))
         for path, weight in tree.leaves(weights):
-            before = tree.at(own, path)
-            entries[path] = before + (entries[path] - before) * weight
+            own_entry = tree.at(own, path)
+            entries[path] = own_entry + (entries[path] - own_entry) * weight
         return tree.unflatten(entries)
 
     def _train_weights(self, task: Task, weights: Tree, own: Tree, received: Tree, data: ClientData) -> Tree:
@@ -108,12 +108,12 @@ class FedALA(SharedParts):
         change = {path: tree.at(received, path) - tree.at(own, path) for path, _ in tree.leaves(weights)}
         parts = tuple(weights)
 
-        def once(weights: Tree, batches: Iterable[Batch]) -> tuple[Tree, Tensor]:
+        def train_epoch(weights: Tree, batches: Iterable[Batch]) -> tuple[Tree, Tensor]:
             total, count = torch.zeros_like(data.class_counts[0]), torch.zeros_like(data.class_counts[0])
             for batch in batches:
                 model = tree.clone(self._mix(received, own, weights))
-                slopes, value = gradient(task, model, loss, batch, parts)
-                step = {path: self.weight_lr * tree.at(slopes, path) * change[path] for path in change}
+                grads, value = gradient(task, model, loss, batch, parts)
+                step = {path: self.weight_lr * tree.at(grads, path) * change[path] for path in change}
                 weights = tree.unflatten(
                     {path: (entry - step[path]).clamp(0, 1) for path, entry in tree.leaves(weights)}
                 )
@@ -124,4 +124,5 @@ class FedALA(SharedParts):
             spread = torch.stack(losses[-_WINDOW:]).std(correction=0)
             return (spread < self.threshold) & (len(losses) > _WINDOW)
 
-        return until(task, weights, [data.passes[f"weights{i}"] for i in range(self.longest)], once, converged)
+        passes = [data.passes[f"weights{i}"] for i in range(self.longest)]
+        return until(task, weights, passes, train_epoch, converged)

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.base import TRAINED_PARTS, Algorithm, Round, only
 from pflmpi.algorithms.distances import attention, cosines, inner_products, squared_distances, weighted_sums
 from pflmpi.algorithms.proximal import proximal_loss
 from pflmpi.learning.client import ClientData
@@ -85,16 +85,16 @@ class FedAMP(Algorithm):
     ] = "own"
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"model": Rows(task.like("body", "head"))}
+        return {"model": Rows(task.like(*TRAINED_PARTS))}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"cloud": Own(task.like("body", "head"), kept=True)}
+        return {"cloud": Own(task.like(*TRAINED_PARTS), kept=True)}
 
     def init_client(self, task: Task) -> Tree:
         return {"model": task.init()}
 
     def init_received(self, task: Task) -> Messages:
-        return {"cloud": only(task.init(), ("body", "head"))}
+        return {"cloud": only(task.init(), TRAINED_PARTS)}
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
         return {"model": {**part(client, "model"), **down["cloud"]}}
@@ -104,7 +104,7 @@ class FedAMP(Algorithm):
         loss = proximal_loss(task, self.prox_weight / self.alpha if self.alpha else 0.0)
         begin = {**own, **cloud} if self.start == "cloud" else own
         model = train(task, begin, data.passes["train"], loss, data.learning_rate, fixed={"anchor": cloud})
-        return {"model": model}, {"model": only(model, ("body", "head"))}
+        return {"model": model}, {"model": only(model, TRAINED_PARTS)}
 
     def answer(self, task: Task, server: Tree, up: Messages, round: Round) -> Messages:
         weights = self.weights(up["model"])

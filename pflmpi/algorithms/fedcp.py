@@ -77,15 +77,15 @@ class FedCP(WeightedSharedParts):
         start: Tree = {**down["model"], **client}
 
         def loss(model: Tree, batch: Batch) -> Tensor:
-            received, view = part(model, "received"), leaf(model, "context")
+            received = part(model, "received")
             z = task.features(model, batch.x, training=True)
             assert batch.key is not None
             noise = uniform(batch.key, (len(z), task.num_features))
-            share = gate(part(model, "gate"), z * view, noise)
+            share = gate(part(model, "gate"), z * leaf(model, "context"), noise)
             scores = task.logits(part(model, "head"), share * z) + task.logits(part(received, "head"), (1 - share) * z)
-            # A copy of the statistics, which a forward pass in training changes.
-            fixed = task.features({**received, **tree.clone(only(received, ("stats",)))}, batch.x, training=True)
-            return cross_entropy(scores, batch) + self.alignment_weight * discrepancy(z, fixed, batch)
+            # With a copy of the statistics, which a forward pass in training changes.
+            global_z = task.features({**received, **tree.clone(only(received, ("stats",)))}, batch.x, training=True)
+            return cross_entropy(scores, batch) + self.alignment_weight * discrepancy(z, global_z, batch)
 
         fixed: Tree = {"received": {**down["model"], **only(client, ("stats",))}, "context": context(own)}
         model = train(task, start, data.passes["train"], loss, data.learning_rate, fixed=fixed)
@@ -106,7 +106,7 @@ class FedCP(WeightedSharedParts):
 
 
 def context(head: Tree) -> Tensor:
-    """What a client's head looks at, [d]: the sum of its rows, of length 1."""
+    """The context of a client, [d]: the sum of its head's rows, normalised."""
     return F.normalize(leaf(head, "weight").sum(0), dim=0)
 
 

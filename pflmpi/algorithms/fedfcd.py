@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.algorithms.base import TRAINED_PARTS, Algorithm, Round
 from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, combine, no_means, train_head
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy, on_features
@@ -149,8 +149,8 @@ class FedFCD(Algorithm):
         model, fixed_body, samples = part(client, "model"), task, data
         fixed: Tree = {"received": {**down}}
         if self.variant == "without_hierarchy":
-            whole = [Phase(aligned, ("body", "head"), body_lr)]
-            model = alternate(task, model, data.passes["train"], whole, fixed=fixed)
+            together = Phase(aligned, TRAINED_PARTS, body_lr)
+            model = alternate(task, model, data.passes["train"], [together], fixed=fixed)
         elif self.alternation == "batch":
             model = alternate(task, model, data.passes["train"], [body, head(task)], fixed=fixed)
         else:
@@ -190,5 +190,5 @@ class FedFCD(Algorithm):
 
 
 def _phases(task: Task) -> range:
-    """The numbers of the phases that body and head take in a round: one for each local epoch."""
+    """The numbers of the turns that body and head take in a round: one per local epoch."""
     return range(1, 2 if task.training.steps is not None else task.training.epochs + 1)

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.base import TRAINED_PARTS, Algorithm, Round, only
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance, task_loss
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
@@ -88,10 +88,10 @@ class FedFomo(Algorithm):
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         weights = Rows({"weights": tensor(self.received_models)})
-        return {"model": Rows(task.like(*_mixed(task)), kept=True), "weights": weights}
+        return {"model": Rows(task.like(*_mixed_parts(task)), kept=True), "weights": weights}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        models = with_rows(task.like(*_mixed(task)), self.received_models)
+        models = with_rows(task.like(*_mixed_parts(task)), self.received_models)
         clients = tensor(self.received_models, dtype=torch.int64)
         return {"candidates": Own({"model": models, "clients": clients}, of="model")}
 
@@ -100,45 +100,44 @@ class FedFomo(Algorithm):
         return {"train": Pass(held_out=self.held_out), "held_out": held_out}
 
     def init_server(self, task: Task) -> Tree:
-        n = task.num_clients
+        num_clients = task.num_clients
         return {
-            "affinity": torch.zeros(n, n),
-            "trained": torch.zeros(n, dtype=torch.bool),
+            "affinity": torch.zeros(num_clients, num_clients),
+            "trained": torch.zeros(num_clients, dtype=torch.bool),
             "round": torch.zeros((), dtype=torch.int64),
         }
 
     def init_client(self, task: Task) -> Tree:
-        model = task.init()
-        count = self.received_models
-        alone: Tree = {"clients": torch.full((count,), NOBODY), "shares": torch.eye(1 + count)[0]}
-        return {"model": model, "before": only(model, _mixed(task)), "mix": alone}
+        model, count = task.init(), self.received_models
+        own_model: Tree = {"clients": torch.full((count,), NOBODY), "shares": torch.eye(1 + count)[0]}
+        return {"model": model, "before": only(model, _mixed_parts(task)), "mix": own_model}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return {"candidates": {"clients": self._chosen(task, server, receivers)}}
+        return {"candidates": {"clients": self._choose_candidates(task, server, receivers)}}
 
     def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
         trained = np.flatnonzero(leaf(server, "trained").numpy())
-        chosen = np.full((len(newcomers), self.received_models), NOBODY, np.int64)
-        for row, client in zip(chosen, newcomers.tolist(), strict=True):
-            drawn = stream(task.seed, 0, client, "candidates").permutation(task.num_clients)
-            drawn = drawn[np.isin(drawn, trained)][: len(row)]
+        candidates = np.full((len(newcomers), self.received_models), NOBODY, np.int64)
+        for row, client in zip(candidates, newcomers.tolist(), strict=True):
+            order = stream(task.seed, 0, client, "candidates").permutation(task.num_clients)
+            drawn = order[np.isin(order, trained)][: len(row)]
             row[: len(drawn)] = drawn
-        return {"candidates": {"clients": torch.from_numpy(chosen)}}
+        return {"candidates": {"clients": torch.from_numpy(candidates)}}
 
-    def _chosen(self, task: Task, server: Tree, clients: np.ndarray) -> Tensor:
-        """Whose models some clients [m] are sent after the server's last round, [m, M]."""
-        n, count, round = task.num_clients, self.received_models, int(leaf(server, "round"))
-        draws = draw(partial(stream, task.seed, round, -1, "candidates"), clients, n, count)
-        others = leaf(server, "trained").numpy() & (clients[:, np.newaxis] != np.arange(n))
+    def _choose_candidates(self, task: Task, server: Tree, clients: np.ndarray) -> Tensor:
+        """The clients whose models some clients [m] receive after the server's last round, [m, M]."""
+        num_clients, count, round = task.num_clients, self.received_models, int(leaf(server, "round"))
+        draws = draw(partial(stream, task.seed, round, -1, "candidates"), clients, num_clients, count)
+        eligible = leaf(server, "trained").numpy() & (clients[:, np.newaxis] != np.arange(num_clients))
         epsilon = max(0.0, self.exploration - self.exploration_decay * (round - 1))
         affinity = leaf(server, "affinity").numpy()[clients]
-        return torch.from_numpy(choose(affinity, others, count, epsilon, draws))
+        return torch.from_numpy(choose(affinity, eligible, count, epsilon, draws))
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model, before = part(client, "model"), part(client, "before")
         received, clients = part(down["candidates"], "model"), leaf(down["candidates"], "clients")
         others = [tree.map(lambda leaf, m=m: leaf[m], received) for m in range(self.received_models)]
-        candidates = [only(model, _mixed(task)), *others]
+        candidates = [only(model, _mixed_parts(task)), *others]
         losses = mean_losses(task, [{**model, **other} for other in (before, *candidates)], data.passes["held_out"])
         weights = weigh(losses, before, candidates)
         weights = torch.cat([weights[:1], weights[1:].where(clients != NOBODY, 0)])
@@ -150,8 +149,8 @@ class FedFomo(Algorithm):
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         rows, affinity = torch.from_numpy(round.participants), leaf(server, "affinity")
-        sent = self._chosen(task, server, round.participants)
-        # Where nobody was sent the weight is 0, and it does not matter to whom it is added.
+        sent = self._choose_candidates(task, server, round.participants)
+        # The weight of `NOBODY` is 0, so that adding it to client 0 changes nothing.
         gain = torch.zeros(len(rows), len(affinity)).scatter_add(1, sent.clamp(min=0), leaf(up["weights"], "weights"))
         return {
             "affinity": affinity.index_add(0, rows, gain),
@@ -183,9 +182,9 @@ class FedFomo(Algorithm):
         return Kept("model")
 
 
-def _mixed(task: Task) -> tuple[str, ...]:
+def _mixed_parts(task: Task) -> tuple[str, ...]:
     """The parts of a model that travel and are mixed."""
-    return "body", "head", *task.shared_stats
+    return *TRAINED_PARTS, *task.shared_stats
 
 
 @dataclass(frozen=True)
@@ -193,8 +192,8 @@ class Draws:
     """Random numbers, uniform in [0, 1), for choosing models."""
 
     ties: np.ndarray  # [m, N] decide between equal affinities
-    lot: np.ndarray  # [m, N] decide where a client explores
-    explores: np.ndarray  # [count, m] decide whether it does
+    lot: np.ndarray  # [m, N] choose when a client explores
+    explores: np.ndarray  # [count, m] decide whether a client explores
 
 
 def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Tensor:
@@ -212,17 +211,17 @@ def weigh(losses: Tensor, before: Tree, candidates: list[Tree]) -> Tensor:
     """The raw weights w_n of the candidates, [candidates].
 
     Args:
-        losses: [1 + candidates], first that of the model that they are compared with.
-        before: the model that they are compared with.
-        candidates: models alike.
+        losses: [1 + candidates], that of `before` first.
+        before: the model to which the candidates are compared.
+        candidates: models of the same form.
     """
-    parts = only(before, ("body", "head"))
+    parts = only(before, TRAINED_PARTS)
     distances = torch.stack([squared_distance(candidate, parts) for candidate in candidates]).sqrt()
     return (losses[0] - losses[1:]) / (distances + 1e-5)
 
 
 def shares_of(weights: Tensor) -> Tensor:
-    """max(w_n, 0) / sum_m max(w_m, 0), [candidates]; all of it for the first where no weight is positive."""
+    """max(w_n, 0) / sum_m max(w_m, 0), [candidates]; 1 for the first if no weight is positive."""
     positive = weights.clamp(min=0)
     first = torch.arange(len(weights), device=weights.device) == 0
     positive = torch.where(positive.sum() > 0, positive, first.to(positive.dtype))
@@ -230,7 +229,7 @@ def shares_of(weights: Tensor) -> Tensor:
 
 
 def mix(candidates: list[Tree], shares: Tensor) -> Tree:
-    """The sum of the candidates, each times its share; what is not floating is the first's. shares: [candidates]."""
+    """The sum of the candidates times their shares [candidates]; leaves that are not floating are the first's."""
 
     def combined(*leaves: Tensor) -> Tensor:
         total: Tensor = torch.tensordot(shares, torch.stack(leaves), dims=([0], [0]))
@@ -239,13 +238,17 @@ def mix(candidates: list[Tree], shares: Tensor) -> Tree:
     return tree.mix(combined, candidates[0], *candidates[1:])
 
 
-def draw(stream_after: Callable[[int], np.random.Generator], clients: np.ndarray, n: int, count: int) -> Draws:
-    """The random numbers of some clients [m]: what they are does not depend on who else is among them.
+def draw(
+    stream_after: Callable[[int], np.random.Generator], clients: np.ndarray, num_clients: int, count: int
+) -> Draws:
+    """The random numbers of some clients [m]; those of a client do not depend on the others.
 
     Args:
-        stream_after: from how many numbers to pass over, the generator of the round.
-        n: all clients.
+        stream_after: the round's generator after a number of skipped draws.
+        num_clients: of the whole run.
+        count: models that each client receives.
     """
+    n = num_clients
     ties, lot = (
         np.array([stream_after((table * n + client) * n).random(n) for client in clients.tolist()]).reshape(-1, n)
         for table in (0, 1)
@@ -253,22 +256,22 @@ def draw(stream_after: Callable[[int], np.random.Generator], clients: np.ndarray
     return Draws(ties, lot, stream_after(2 * n * n).random((count, n))[:, clients])
 
 
-def choose(affinity: np.ndarray, left: np.ndarray, count: int, epsilon: float, draws: Draws) -> np.ndarray:
-    """Whose models some clients are sent, [m, count] int64, `NOBODY` where there are no more.
+def choose(affinity: np.ndarray, eligible: np.ndarray, count: int, epsilon: float, draws: Draws) -> np.ndarray:
+    """The clients whose models some clients receive, [m, count] int64; `NOBODY` once none is eligible.
 
     Args:
         affinity: [m, N], of a client (row) to the model of another.
-        left: [m, N] bool, whose models each may be sent.
-        epsilon: the probability, for each of the count, that any model left is chosen and not the best.
+        eligible: [m, N] bool, the clients whose models each may receive.
+        epsilon: the probability, for each of the count, to choose any eligible model instead of the best.
         draws: random numbers of these clients.
     """
-    left, rows = left.copy(), np.arange(len(left))
-    chosen = np.full((len(left), count), NOBODY, np.int64)
-    for m in range(count):
-        explores = (draws.explores[m] < epsilon)[:, np.newaxis]
-        known = np.where(left, affinity, -np.inf)
-        eligible = left & (explores | (known == known.max(1, keepdims=True)))
-        best = np.where(eligible, np.where(explores, draws.lot, draws.ties), -1).argmax(1)
-        chosen[:, m] = np.where(left.any(1), best, NOBODY)
-        left[rows, best] = False
+    remaining, rows = eligible.copy(), np.arange(len(eligible))
+    chosen = np.full((len(eligible), count), NOBODY, np.int64)
+    for index in range(count):
+        explores = (draws.explores[index] < epsilon)[:, np.newaxis]
+        masked = np.where(remaining, affinity, -np.inf)
+        candidates = remaining & (explores | (masked == masked.max(1, keepdims=True)))
+        best = np.where(candidates, np.where(explores, draws.lot, draws.ties), -1).argmax(1)
+        chosen[:, index] = np.where(remaining.any(1), best, NOBODY)
+        remaining[rows, best] = False
     return chosen

@@ -143,7 +143,7 @@ class FedGMH(Algorithm):
         present = self.present(data)
         counts = data.class_counts if present is None else data.class_counts * present
         shares = counts / counts.sum() if mixed or not self.one_head else None
-        start = self.mix(part(model, "head"), self.combined(down["heads"], shares), client)
+        start = self.mix(part(model, "head"), self.combine(down["heads"], shares), client)
         fixed: Tree = {} if present is None else {"present": present.float()}
         loss = model_loss(task) if present is None else present_loss(task)
         model = train(task, {**model, "head": start}, data.passes["train"], loss, data.learning_rate, fixed=fixed)
@@ -158,12 +158,12 @@ class FedGMH(Algorithm):
         return state, {"means": means}
 
     def present(self, data: ClientData) -> Tensor | None:
-        """The labels that the client has in this round, [K] bool; None where labels stay."""
+        """The labels that the client has in this round, [K] bool; None without label turnover."""
         if self.label_turnover is None:
             return None
-        number, held = data.holds.cumsum(0) - 1, data.holds.sum()  # of each label among those held; how many these are
-        gone = (data.round - 1) // self.label_turnover % (held + 1)
-        return data.holds & ((number != gone) | (held == 1))
+        index, num_labels = data.holds.cumsum(0) - 1, data.holds.sum()  # the index of each label among the client's
+        absent = (data.round - 1) // self.label_turnover % (num_labels + 1)
+        return data.holds & ((index != absent) | (num_labels == 1))
 
     def critical_entries(self, before: Tree, after: Tree) -> Tree:
         """Which entries of a head are critical (bool, shaped as the head): the floor(beta L) most important.
@@ -176,35 +176,35 @@ class FedGMH(Algorithm):
             changes = [change.square() for change in changes]
         importance = [(change * leaf(after, name)).abs() for name, change in zip(names, changes, strict=True)]
         if self.ranked == "tensor":
-            weight, bias = (_largest(values.flatten(), self.critical_share) for values in importance)
+            weight, bias = (_mark_largest(values.flatten(), self.critical_share) for values in importance)
         else:
-            flat = _largest(torch.cat([values.flatten() for values in importance]), self.critical_share)
-            weight, bias = torch.split(flat, [values.numel() for values in importance])
+            mask = _mark_largest(torch.cat([values.flatten() for values in importance]), self.critical_share)
+            weight, bias = torch.split(mask, [values.numel() for values in importance])
         return {"weight": weight.view_as(importance[0]), "bias": bias}
 
-    def combined(self, heads: Tree, shares: Tensor | None) -> Tree:
-        """The one head made of those received: sum_s n_ms / n_m h_s."""
+    def combine(self, heads: Tree, shares: Tensor | None) -> Tree:
+        """One head made of those received: sum_s n_ms / n_m h_s."""
         if self.one_head or shares is None:
             return heads
         return tree.map(lambda entry: torch.tensordot(shares, entry, dims=([0], [0])), heads)
 
     def mix(self, own: Tree, received: Tree, client: Tree) -> Tree:
-        """The personal head that local training starts from (eqs. 9 to 11)."""
+        """The personal head from which local training starts (eqs. 9 to 11)."""
         if self.averages:
             return tree.map(lambda entry, shared_entry: (entry + shared_entry) / 2, own, received)
-        critical, others = (received, own) if self.critical_from == "global" else (own, received)
-        return tree.map(torch.where, part(client, "critical"), critical, others)
+        critical, uncritical = (received, own) if self.critical_from == "global" else (own, received)
+        return tree.map(torch.where, part(client, "critical"), critical, uncritical)
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         labels, means = leaf(up["means"], "labels").long(), leaf(up["means"], "means")
         if self.label_turnover is not None:
-            sent = leaf(up["means"], "counts") > 0
-            labels, means = labels[sent], means[sent]
+            present = leaf(up["means"], "counts") > 0
+            labels, means = labels[present], means[present]
         weight, bias = leaf(part(server, "heads"), "weight"), leaf(part(server, "heads"), "bias")
         for _ in range(self.server_epochs):
             for member in _minibatches(labels, len(weight), self.server_batch_size or task.training.batch_size):
-                used = member.any(0)  # of many uploads a step has few
-                weight, bias = self._step(weight, bias, means[used], labels[used], member[:, used])
+                in_step = member.any(0)  # a step uses few of many uploads
+                weight, bias = self._step(weight, bias, means[in_step], labels[in_step], member[:, in_step])
         return {"heads": {"weight": weight, "bias": bias}}
 
     def _step(
@@ -213,9 +213,11 @@ class FedGMH(Algorithm):
         """All heads after one SGD step, each on its own uploads.
 
         Args:
-            weight: [H, K, d];  bias: [H, K]; H is K, or 1 with one global head.
-            means: [M, d];  labels: [M].
-            member: [H, M] bool, the uploads that head h learns from in this step.
+            weight: [H, K, d]; H is K, or 1 with one global head.
+            bias: [H, K].
+            means: [M, d].
+            labels: [M].
+            member: [H, M] bool, the uploads from which head h learns in this step.
         """
         scores = torch.einsum("md,hkd->hmk", means, weight) + bias.unsqueeze(1)
         error = scores.softmax(-1) - F.one_hot(labels, weight.shape[1]).to(scores.dtype)
@@ -241,8 +243,9 @@ class FedGMH(Algorithm):
         model = part(client, "model")
         if self.evaluated == "mixed":
             shares, own = leaf(client, "shares"), part(model, "head")
-            fresh, trained = self.mix(own, self.combined(down["heads"], shares), client), shares.sum() > 0
-            model = {**model, "head": tree.map(lambda new, old: torch.where(trained, new, old), fresh, own)}
+            mixed = self.mix(own, self.combine(down["heads"], shares), client)
+            trained = shares.sum() > 0
+            model = {**model, "head": tree.map(lambda new, old: torch.where(trained, new, old), mixed, own)}
         return task.predict(model, x)
 
     def personal(self, task: Task) -> Personal:
@@ -252,28 +255,28 @@ class FedGMH(Algorithm):
 
 
 def present_loss(task: Task) -> Loss:
-    """The mean cross-entropy over the samples of a batch whose labels the client has, params["present"] [K]; else 0."""
+    """The mean cross-entropy over the batch's samples with present labels, `params["present"]` [K]; 0 without any."""
 
     def loss(params: Tree, batch: Batch) -> Tensor:
-        scores, counted = task.predict(params, batch.x, training=True), leaf(params, "present")[batch.y]
+        scores, present = task.predict(params, batch.x, training=True), leaf(params, "present")[batch.y]
         values = F.cross_entropy(scores, batch.y, reduction="none", label_smoothing=batch.smoothing)
-        share = average(counted, batch)
-        return average(values * counted, batch) / torch.where(share > 0, share, 1.0)
+        share = average(present, batch)
+        return average(values * present, batch) / torch.where(share > 0, share, 1.0)
 
     return loss
 
 
-def _minibatches(labels: Tensor, heads: int, batch_size: int) -> Iterator[Tensor]:
+def _minibatches(labels: Tensor, num_heads: int, batch_size: int) -> Iterator[Tensor]:
     """One [H, M] mask per server step: each head's uploads, in client order, `batch_size` at a time."""
-    own_label = labels == torch.arange(heads).unsqueeze(-1)
-    member = torch.ones_like(own_label) if heads == 1 else own_label
-    number = (member.cumsum(1) - 1) // batch_size
-    steps = -(-int(member.sum(1).max()) // batch_size)
-    return (member & (number == step) for step in range(steps))
+    own_label = labels == torch.arange(num_heads).unsqueeze(-1)
+    member = torch.ones_like(own_label) if num_heads == 1 else own_label
+    step_of_upload = (member.cumsum(1) - 1) // batch_size
+    num_steps = -(-int(member.sum(1).max()) // batch_size)
+    return (member & (step_of_upload == step) for step in range(num_steps))
 
 
-def _largest(values: Tensor, share: float) -> Tensor:
-    """Which of the values [L] are the floor(share L) largest, bool [L]; ties go to the lower index."""
+def _mark_largest(values: Tensor, share: float) -> Tensor:
+    """Mask of the floor(share L) largest of the values [L], bool [L]; ties go to the lower index."""
     order = values.argsort(descending=True, stable=True)
     rank = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
     return rank < int(share * len(values) + 1e-9)

@@ -1,4 +1,4 @@
-"""FedNova: FedAvg that takes the mean of steps, not of models, so that clients with more steps do not count more."""
+"""FedNova: FedAvg with normalised updates, so that clients with more local steps do not count more."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,15 +7,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Round, only
+from pflmpi.algorithms.base import TRAINED_PARTS, Round, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, Counted
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Mean, Messages, Uplink, tensor
 from pflmpi.tree import Tree, leaf, part
-
-_TRAINED = ("body", "head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +26,14 @@ class FedNova(FedAvg):
 
         x <- x - tau_eff sum_i p_i d_i,    tau_eff = sum_i p_i ||a_i||_1,
 
-    p_i = n_i / n over the participants (`weighting`). Where all clients take as many steps it is FedAvg up to rounding.
+    p_i = n_i / n over the participants (`weighting`). With equal numbers of steps it is FedAvg up to rounding.
 
     Up: the direction, ||a_i||_1 and batch-norm statistics (means). Down: the model (shared). Persists: server: the
     model; client: nothing, or its batch-norm statistics with `training.bn: local`. Evaluated: the global model.
 
-    Readings. tau_eff has ||a_i||_1, as the authors' code. Local steps are SGD's, with or without momentum; Adam, and
-    momentum that is kept between rounds, are refused, since their a_i are others. The proximal and the server's own
-    momentum of the paper are left out.
+    Readings. tau_eff uses ||a_i||_1, as the authors' code does. Local steps are SGD's, with or without momentum; Adam
+    and momentum kept between rounds are refused, since their a_i differ. The paper's proximal term and server momentum
+    are left out.
 
     Newcomers: the global model, as for FedAvg.
     """
@@ -52,31 +50,31 @@ class FedNova(FedAvg):
                 )
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        stats = only(task.like(), task.shared_stats)
-        return {"steps": Mean({"direction": task.like(*_TRAINED), "gradients": tensor(), **stats}, by=self.weighting)}
+        direction, stats = task.like(*TRAINED_PARTS), only(task.like(), task.shared_stats)
+        return {"steps": Mean({"direction": direction, "gradients": tensor(), **stats}, by=self.weighting)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         batches = Counted(data, "train")
         state, up = super().client_update(task, client, down, replace(data, passes={"train": batches}))
-        gradients = self._gradients(task, batches.steps)
-        start, end = only(down["model"], _TRAINED), up["model"]
-        direction = tree.map(lambda x, y: (x - y) / gradients.clamp(min=1), start, only(end, _TRAINED))
-        return state, {"steps": {"direction": direction, "gradients": gradients, **only(end, task.shared_stats)}}
+        num_gradients = self._count_gradients(task, batches.steps)
+        start, end = only(down["model"], TRAINED_PARTS), up["model"]
+        direction = tree.map(lambda x, y: (x - y) / num_gradients.clamp(min=1), start, only(end, TRAINED_PARTS))
+        return state, {"steps": {"direction": direction, "gradients": num_gradients, **only(end, task.shared_stats)}}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        return {"model": _moved(part(server, "model"), up["steps"])}
+        return {"model": _apply_steps(part(server, "model"), up["steps"])}
 
     def after_training(self, task: Task, down: Messages, up: Messages) -> Messages:
-        return {"model": _moved(down["model"], up["steps"])}
+        return {"model": _apply_steps(down["model"], up["steps"])}
 
-    def _gradients(self, task: Task, steps: Tensor) -> Tensor:
-        """||a_i||_1 for so many steps."""
+    def _count_gradients(self, task: Task, steps: Tensor) -> Tensor:
+        """||a_i||_1: how many gradients the steps of SGD add up to."""
         rho = task.training.momentum
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else steps
 
 
-def _moved(model: Tree, steps: Tree) -> Tree:
-    """The model after so many gradients in the direction."""
-    gradients = leaf(steps, "gradients")
-    moved = tree.map(lambda x, d: x - gradients * d, only(model, _TRAINED), part(steps, "direction"))
-    return {**model, **only(steps, ("stats",)), **moved}
+def _apply_steps(model: Tree, steps: Tree) -> Tree:
+    """The model moved by a number of gradients along a direction."""
+    num_gradients = leaf(steps, "gradients")
+    trained = tree.map(lambda x, d: x - num_gradients * d, only(model, TRAINED_PARTS), part(steps, "direction"))
+    return {**model, **only(steps, ("stats",)), **trained}

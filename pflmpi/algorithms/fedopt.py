@@ -9,14 +9,12 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Round, only
+from pflmpi.algorithms.base import TRAINED_PARTS, Round, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, part
-
-_TRAINED = ("body", "head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +40,18 @@ class FedAvgM(FedAvg):
 
     def init_server(self, task: Task) -> Tree:
         server = super().init_server(task)
-        return {**server, "velocity": tree.map(torch.zeros_like, only(part(server, "model"), _TRAINED))}
+        return {**server, "velocity": tree.map(torch.zeros_like, only(part(server, "model"), TRAINED_PARTS))}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        old, change = only(part(server, "model"), _TRAINED), _change(server, up)
+        old, change = only(part(server, "model"), TRAINED_PARTS), _change(server, up)
         velocity = tree.map(lambda v, d: self.server_momentum * v + d, part(server, "velocity"), change)
-        moved = tree.map(lambda w, v: w + self.server_lr * v, old, velocity)
-        return {"model": {**up["model"], **moved}, "velocity": velocity}
+        new = tree.map(lambda w, v: w + self.server_lr * v, old, velocity)
+        return {"model": {**up["model"], **new}, "velocity": velocity}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveServer(FedAvg):
-    """The server of Reddi et al., whose rule for v a subclass has."""
+    """The adaptive server of Reddi et al.; subclasses define the update of v."""
 
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
     search: ClassVar = {"server_lr": (0.001, 1.0, "log"), "tau": (1e-5, 0.1, "log")}
@@ -65,20 +63,20 @@ class AdaptiveServer(FedAvg):
 
     @abstractmethod
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
-        """The new v, from the old one and Delta^2."""
+        """The new v, from the previous one and Delta^2."""
 
     def init_server(self, task: Task) -> Tree:
         server = super().init_server(task)
-        trained = only(part(server, "model"), _TRAINED)
-        least = tree.map(lambda leaf: torch.full_like(leaf, self.tau**2), trained)
-        return {**server, "mean": tree.map(torch.zeros_like, trained), "square": least}
+        trained = only(part(server, "model"), TRAINED_PARTS)
+        square = tree.map(lambda leaf: torch.full_like(leaf, self.tau**2), trained)
+        return {**server, "mean": tree.map(torch.zeros_like, trained), "square": square}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        old, change = only(part(server, "model"), _TRAINED), _change(server, up)
+        old, change = only(part(server, "model"), TRAINED_PARTS), _change(server, up)
         mean = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, part(server, "mean"), change)
         square = tree.map(lambda v, d: self.squares(v, d.square()), part(server, "square"), change)
-        moved = tree.map(lambda x, m, v: x + self.server_lr * m / (v.sqrt() + self.tau), old, mean, square)
-        return {"model": {**up["model"], **moved}, "mean": mean, "square": square}
+        new = tree.map(lambda x, m, v: x + self.server_lr * m / (v.sqrt() + self.tau), old, mean, square)
+        return {"model": {**up["model"], **new}, "mean": mean, "square": square}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,4 +144,4 @@ class FedAdam(AdaptiveServer):
 
 def _change(server: Tree, up: Messages) -> Tree:
     """Delta: the mean model of the participants minus the one that they received."""
-    return tree.map(torch.sub, only(up["model"], _TRAINED), only(part(server, "model"), _TRAINED))
+    return tree.map(torch.sub, only(up["model"], TRAINED_PARTS), only(part(server, "model"), TRAINED_PARTS))

@@ -20,8 +20,8 @@ from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Mean, Messages, Own, OwnClasses, Rows, Shared, Uplink, tensor
 from pflmpi.tree import Tree, leaf, part
 
-_LEAST_WEIGHT = 1e-3  # of a head in a combination; smaller ones are left out, as in the authors' code
-_LEAST_VARIANCE = 1e-9  # as a part of the largest squared distance; without it twins without variance have no solution
+_MIN_WEIGHT = 1e-3  # of a head in a combination; smaller ones are dropped, as in the authors' code
+_MIN_VARIANCE = 1e-9  # relative to the largest squared distance; else equal clients without variance have no solution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class FedPAC(Algorithm):
         model: Tree = {**client, **down["body"], "head": down["head"]}
         fixed_body, samples = on_features(task, model, data, "head")
         before = class_means(fixed_body, model, samples)
-        variance = self._variance(fixed_body, model, before, samples)
+        variance = self._feature_variance(fixed_body, model, before, samples)
         known = leaf(down["means"], "known").unsqueeze(-1)
         fixed: Tree = {
             "anchors": torch.where(known > 0, leaf(down["means"], "mean"), leaf(before, "means")),
@@ -115,8 +115,8 @@ class FedPAC(Algorithm):
         def body_loss(model: Tree, batch: Batch) -> Tensor:
             anchors, weight = leaf(model, "anchors"), leaf(model, "weight")
             z = task.features(model, batch.x, training=True)
-            apart = (z - anchors[batch.y]).square().mean(-1)
-            return cross_entropy(task.logits(part(model, "head"), z), batch) + weight * average(apart, batch)
+            distance = (z - anchors[batch.y]).square().mean(-1)
+            return cross_entropy(task.logits(part(model, "head"), z), batch) + weight * average(distance, batch)
 
         head_lr = self.head_lr * data.decay
         model = train(fixed_body, model, samples.passes["head"], head_loss, head_lr, frozen=("body",), name="head")
@@ -132,10 +132,11 @@ class FedPAC(Algorithm):
         }
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        own = np.eye(len(round.participants))
-        weights = torch.from_numpy(self.combination(task, up, round.participants) if self.combine_heads else own)
-        combined = tree.map(lambda heads: (weights @ heads.flatten(1).double()).view_as(heads).float(), up["head"])
         rows = torch.from_numpy(round.participants)
+        weights = torch.eye(len(rows), dtype=torch.float64)
+        if self.combine_heads:
+            weights = torch.from_numpy(self.combination(task, up, round.participants))
+        combined = tree.map(lambda heads: (weights @ heads.flatten(1).double()).view_as(heads).float(), up["head"])
         heads = tree.map(lambda old, new: old.index_copy(0, rows, new), part(server, "heads"), combined)
         return {"body": up["body"], "heads": heads, "means": self._global_means(part(server, "means"), up["after"])}
 
@@ -146,19 +147,19 @@ class FedPAC(Algorithm):
         """[P, P] float64: in each row the weights of the participants' heads for one of them (equation 11)."""
         before, count = up["before"], len(participants)
         h = torch.zeros(count, task.num_classes, task.num_features, dtype=torch.float64)
-        who = torch.from_numpy(np.searchsorted(participants, leaf(before, "clients").numpy()))
-        shares = leaf(before, "counts").double()
-        totals = torch.zeros(count, dtype=torch.float64).index_add(0, who, shares)
-        h[who, leaf(before, "labels").long()] = leaf(before, "means").double() * (shares / totals[who]).unsqueeze(-1)
+        rows = torch.from_numpy(np.searchsorted(participants, leaf(before, "clients").numpy()))
+        counts = leaf(before, "counts").double()
+        totals = torch.zeros(count, dtype=torch.float64).index_add(0, rows, counts)
+        h[rows, leaf(before, "labels").long()] = leaf(before, "means").double() * (counts / totals[rows]).unsqueeze(-1)
         variance = leaf(up["variance"], "value").double().clamp(min=1e-12).numpy()
-        result = np.empty((count, count))
+        weights = np.empty((count, count))
         for i in range(count):
-            apart = (h[i] - h).flatten(1)
-            products = (apart @ apart.T).numpy()
-            result[i] = _least(np.diag(np.maximum(variance, _LEAST_VARIANCE * products.max())) + products)
-        return result
+            differences = (h[i] - h).flatten(1)
+            products = (differences @ differences.T).numpy()
+            weights[i] = _minimize(np.diag(np.maximum(variance, _MIN_VARIANCE * products.max())) + products)
+        return weights
 
-    def _variance(self, task: Task, model: Tree, means: Tree, data: ClientData) -> Tensor:
+    def _feature_variance(self, task: Task, model: Tree, means: Tree, data: ClientData) -> Tensor:
         """V / n of a client's features."""
         total = torch.zeros_like(data.class_counts[0], dtype=torch.float64)
         with torch.no_grad():
@@ -175,23 +176,24 @@ class FedPAC(Algorithm):
         sums = torch.zeros_like(mean, dtype=torch.float64)
         sums = sums.index_add(0, labels, leaf(up, "means").double() * counts.unsqueeze(-1))
         totals = torch.zeros(len(mean), dtype=torch.float64).index_add(0, labels, counts)
-        found = (sums / totals.clamp(min=1).unsqueeze(-1)).float()
-        fresh = totals > 0
+        averages = (sums / totals.clamp(min=1).unsqueeze(-1)).float()
+        uploaded = totals > 0
         return {
-            "mean": torch.where(fresh.unsqueeze(-1), found, mean),
-            "known": torch.maximum(leaf(old, "known"), fresh.float()),
+            "mean": torch.where(uploaded.unsqueeze(-1), averages, mean),
+            "known": torch.maximum(leaf(old, "known"), uploaded.float()),
         }
 
 
-def _least(matrix: np.ndarray) -> np.ndarray:
-    """The a >= 0 with sum 1 for which a' matrix a is least, for a positive definite matrix [P, P].
+def _minimize(matrix: np.ndarray) -> np.ndarray:
+    """The a >= 0 with sum 1 that minimises a' matrix a, for a positive definite matrix [P, P].
 
-    Without the sum it is, up to a factor, the solution of min a' matrix a / 2 - sum a, a least-squares problem.
+    Without the constraint on the sum it is, up to a factor, the solution of min a' matrix a / 2 - sum a, which is a
+    non-negative least-squares problem.
     """
-    optimize: Any = import_module("scipy.optimize")  # here: few runs need it
+    optimize: Any = import_module("scipy.optimize")  # here, since few runs need it
     root = np.linalg.cholesky(matrix).T
     weights, _ = optimize.nnls(root, np.linalg.solve(root.T, np.ones(len(matrix))))
     weights /= weights.sum()
-    kept = weights >= _LEAST_WEIGHT
-    weights = np.where(kept, weights, 0) if kept.any() else weights
+    large = weights >= _MIN_WEIGHT
+    weights = np.where(large, weights, 0) if large.any() else weights
     return np.asarray(weights / weights.sum())

@@ -94,10 +94,10 @@ class FedProto(Algorithm):
             fit = cross_entropy(task.logits(part(model, "head"), z), batch)
             if self.loss_on == "means":
                 share, batch_mean = batch_means(z, batch, len(known))
-                apart: Tensor = torch.linalg.vector_norm(batch_mean - means, dim=-1)  # its gradient at zero is zero
-                return fit + self.prototype_weight * (apart * ((share > 0) & known)).sum()
-            distance = (z - means[batch.y]).square().mean(-1) * known[batch.y]
-            return fit + self.prototype_weight * average(distance, batch)
+                distances: Tensor = torch.linalg.vector_norm(batch_mean - means, dim=-1)  # its gradient at zero is zero
+                return fit + self.prototype_weight * (distances * ((share > 0) & known)).sum()
+            distances = (z - means[batch.y]).square().mean(-1) * known[batch.y]
+            return fit + self.prototype_weight * average(distances, batch)
 
         model = train(task, part(client, "model"), data.passes["train"], loss, data.learning_rate, fixed={**down})
         return {"model": model}, {"means": class_means(task, model, data)}
@@ -116,9 +116,9 @@ class FedProto(Algorithm):
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model, known = part(client, "model"), leaf(down["prototypes"], "known")
         z = task.features(model, x)
-        own = task.logits(part(model, "head"), z)
+        logits = task.logits(part(model, "head"), z)
         if self.predict_with == "head":
-            return own
-        distance = (z.unsqueeze(1) - leaf(down["prototypes"], "means")).square().sum(-1)  # [B, K]
-        nearest = torch.where(known, -distance, -torch.inf)
-        return torch.where(known.any(), nearest, own)
+            return logits
+        distances = (z.unsqueeze(1) - leaf(down["prototypes"], "means")).square().sum(-1)  # [B, K]
+        scores = torch.where(known, -distances, -torch.inf)
+        return torch.where(known.any(), scores, logits)

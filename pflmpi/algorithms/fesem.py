@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.base import TRAINED_PARTS, Algorithm, Round, only
 from pflmpi.algorithms.distances import inner_products, squared_distances, weighted_sums
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
@@ -80,7 +80,7 @@ class FeSEM(Algorithm):
         return {"centre": Own(task.like("body", "head", *task.shared_stats))}
 
     def init_server(self, task: Task) -> Tree:
-        model = only(task.init(), ("body", "head", *task.shared_stats))
+        model = only(task.init(), (*TRAINED_PARTS, *task.shared_stats))
         return {"centres": tree.stack([model] * self.num_clusters), "cluster": torch.full((task.num_clients,), -1)}
 
     def init_client(self, task: Task) -> Tree:
@@ -93,19 +93,19 @@ class FeSEM(Algorithm):
         return self._centres(server, torch.full((len(newcomers),), -1))
 
     def _centres(self, server: Tree, clusters: Tensor) -> Messages:
-        """The centre of the cluster of each receiver [R]; for those without one (-1) the mean of all by clients."""
-        clients = _members(leaf(server, "cluster"), self.num_clusters).sum(1, keepdim=True).mT
-        clients = clients if clients.any() else torch.ones_like(clients)
+        """The centre of each receiver's cluster [R]; for those without one (-1) the mean weighted by clients."""
+        sizes = _members(leaf(server, "cluster"), self.num_clusters).sum(1, keepdim=True).mT
+        sizes = sizes if sizes.any() else torch.ones_like(sizes)
 
-        def chosen(centres: Tensor) -> Tensor:
-            with_mean = torch.cat([centres, weighted_sums(clients / clients.sum(), centres)])
-            return with_mean.index_select(0, clusters % len(with_mean))
+        def select(centres: Tensor) -> Tensor:
+            with_mean = torch.cat([centres, weighted_sums(sizes / sizes.sum(), centres)])
+            return with_mean.index_select(0, clusters % len(with_mean))  # -1 is the mean
 
-        return {"centre": tree.map(chosen, part(server, "centres"))}
+        return {"centre": tree.map(select, part(server, "centres"))}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model = train(task, {**down["centre"], **client}, data.passes["train"], model_loss(task), data.learning_rate)
-        up: Messages = {"model": only(model, ("body", "head", *task.shared_stats))}
+        up: Messages = {"model": only(model, (*TRAINED_PARTS, *task.shared_stats))}
         if self.weighting == "samples":
             up["samples"] = {"count": data.num_samples.to(torch.int32)}
         return only(model, task.local_stats), up
@@ -114,22 +114,22 @@ class FeSEM(Algorithm):
         return {**down, "centre": up["model"]}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        """E-step and M-step on the models of the P participants and, after them, of the K centres before."""
+        """E-step and M-step on the models of the P participants, followed by the K previous centres."""
 
-        def compared(rows: Tensor, old: Tensor) -> Tensor:
+        def compare(rows: Tensor, old: Tensor) -> Tensor:
             return inner_products(torch.cat([rows, old]), from_first=True)
 
-        models, centres, parameters = {**up["model"]}, part(server, "centres"), ("body", "head")
-        products = tree.map(compared, only(models, parameters), only(centres, parameters))
-        clusters, before = self._clusters(products, round)
-        weights = self._weights(up, clusters, before)
+        models, centres = {**up["model"]}, part(server, "centres")
+        products = tree.map(compare, only(models, TRAINED_PARTS), only(centres, TRAINED_PARTS))
+        clusters, previous = self._assign_clusters(products, round)
+        weights = self._weights(up, clusters, previous)
         cluster = leaf(server, "cluster").index_copy(0, torch.from_numpy(round.participants), clusters)
         return {
             "centres": tree.map(lambda rows, old: weighted_sums(weights, torch.cat([rows, old])), models, centres),
             "cluster": cluster,
         }
 
-    def _weights(self, up: Messages, clusters: Tensor, before: Tensor) -> Tensor:
+    def _weights(self, up: Messages, clusters: Tensor, previous: Tensor) -> Tensor:
         """The weight [K, P + K] of each model in each new centre; a centre without members stays as it is."""
         weights = _members(clusters, self.num_clusters)
         if self.weighting == "samples":
@@ -137,11 +137,11 @@ class FeSEM(Algorithm):
         total = weights.sum(1, keepdim=True)
         weights = torch.nn.functional.pad(weights / total.clamp(min=1), (0, self.num_clusters))
         empty = total.flatten() == 0
-        weights[empty, before[empty]] = 1
+        weights[empty, previous[empty]] = 1
         return weights
 
-    def _clusters(self, products: Tree, round: Round) -> tuple[Tensor, Tensor]:
-        """The cluster of each participant [P], and which of the P + K models [K] were the centres before."""
+    def _assign_clusters(self, products: Tree, round: Round) -> tuple[Tensor, Tensor]:
+        """The cluster of each participant [P], and the indices [K] of the previous centres among P + K models."""
         count = len(round.participants)
         centres = torch.arange(count, count + self.num_clusters)
         if round.number == 1:
@@ -150,13 +150,13 @@ class FeSEM(Algorithm):
         return squared_distances(products, centres)[:count].argmin(1), centres
 
     def seeds(self, distances: Tensor, rng: np.random.Generator) -> list[int]:
-        """Which of the models with distances ||w_i - w_j||^2 [P, P] are the first centres, K of them."""
+        """The indices of K first centres by k-means++, from the distances ||w_i - w_j||^2 [P, P] of all models."""
         chosen: list[int] = []
-        chances = np.ones(len(distances))
+        odds = np.ones(len(distances))
         for _ in range(self.num_clusters):
-            # The largest chance over an exponential number: each wins with a probability proportional to its chance.
-            chosen.append(int(np.argmax(chances / rng.exponential(size=len(chances)))))
-            chances = distances[:, chosen].numpy().min(1)
+            # The largest of odds over exponential numbers: each wins with a probability proportional to its odds.
+            chosen.append(int(np.argmax(odds / rng.exponential(size=len(odds)))))
+            odds = distances[:, chosen].numpy().min(1)
         return chosen
 
     def personal(self, task: Task) -> Personal:
@@ -173,6 +173,6 @@ class FeSEM(Algorithm):
         }
 
 
-def _members(cluster: Tensor, clusters: int) -> Tensor:
-    """1 where a client is in a cluster, [K, P] (float64), for the clusters [P] of clients."""
-    return (torch.arange(clusters).unsqueeze(1) == cluster).double()
+def _members(cluster: Tensor, num_clusters: int) -> Tensor:
+    """Membership of clients in clusters, [K, P] (float64), from the cluster of each client [P]."""
+    return (torch.arange(num_clusters).unsqueeze(1) == cluster).double()

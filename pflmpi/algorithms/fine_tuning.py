@@ -1,4 +1,4 @@
-"""Algorithms whose clients fine-tune what they receive to be tested, and FedAvg with it."""
+"""Algorithms whose clients fine-tune the received model before evaluation; FedAvg with fine-tuning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuned(WeightedSharedParts):
-    """A model, or a part of it, is averaged; a client fine-tunes it on its own data to be tested, and keeps nothing."""
+    """A model, or a part of it, is averaged; clients fine-tune it on their own data for evaluation only."""
 
     adapts_with: ClassVar[tuple[str, ...]] = ("fine_tuning",)
     any_task: ClassVar[bool] = True

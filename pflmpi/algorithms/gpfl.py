@@ -92,9 +92,9 @@ class GPFL(WeightedSharedParts):
         shares = data.class_counts / data.num_samples
 
         def loss(model: Tree, batch: Batch) -> Tensor:
-            received, everyone, own = (leaf(model, name) for name in ("received", "everyone", "own"))
+            received, shared, own = (leaf(model, name) for name in ("received", "shared", "own"))
             z = task.features(model, batch.x, training=True)
-            guided = valve(part(model, "valve"), z, everyone)
+            guided = valve(part(model, "valve"), z, shared)
             similarity = F.normalize(guided, dim=-1) @ F.normalize(embeddings(model), dim=-1).mT
             distance = torch.linalg.vector_norm(guided - received[batch.y], dim=-1)
             decay = sum(entry.square().sum() for _, entry in tree.leaves(only(model, ("valve", "embeddings"))))
@@ -106,7 +106,7 @@ class GPFL(WeightedSharedParts):
             )
 
         start = {**down["shared"], **only(client, ("head", *task.local_stats))}
-        fixed: Tree = {"received": received, "everyone": received.mean(0), "own": shares @ received}  # C, g, p_i
+        fixed: Tree = {"received": received, "shared": received.mean(0), "own": shares @ received}  # E, g, p_i
         model = train(task, start, data.passes["train"], loss, data.learning_rate, fixed=fixed)
         return {**self.to_keep(task, model), "label_shares": shares}, {"shared": self.to_share(task, model)}
 

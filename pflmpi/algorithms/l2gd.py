@@ -84,11 +84,11 @@ class L2GD(SharedParts):
             )
 
     def share(self, lr: Rate) -> Rate:
-        """alpha lambda / (n p), the way to the mean that one aggregation step goes."""
+        """alpha lambda / (n p), the share of the way to the mean of one aggregation step."""
         return lr * self.prox_weight * (1 - self.aggregation_probability) / self.aggregation_probability
 
     def runs(self, task: Task, round: int) -> tuple[int, int]:
-        """How many aggregation steps and then how many local steps a round has, for all clients."""
+        """The numbers of aggregation steps and of local steps that follow them in a round, for all clients."""
         coin = stream(task.seed, round, -1, "coin")
         local_steps = int(coin.geometric(self.aggregation_probability))
         aggregations = int(coin.geometric(1 - self.aggregation_probability))
@@ -106,8 +106,8 @@ class L2GD(SharedParts):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         keep = (1 - self.share(data.learning_rate)) ** self.runs(task, data.round)[0]
         own, mean = part(client, "model"), down["mean"]
-        drawn = tree.mix(lambda entry, center: keep * entry + (1 - keep) * center, only(own, tuple(mean)), mean)
-        model = train(task, {**own, **drawn}, data.passes["train"], model_loss(task), data.learning_rate)
+        mixed = tree.mix(lambda entry, center: keep * entry + (1 - keep) * center, only(own, tuple(mean)), mean)
+        model = train(task, {**own, **mixed}, data.passes["train"], model_loss(task), data.learning_rate)
         return {"model": model}, {"model": self.to_share(task, model)}
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model from which one step of SGD makes a good personal one."""
+"""Per-FedAvg: a global model that adapts to a client in one step of SGD."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import only
+from pflmpi.algorithms.base import TRAINED_PARTS, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData, model_loss
@@ -18,8 +18,6 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree
-
-_TRAINED = ("body", "head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,31 +76,31 @@ class PerFedAvg(FedAvg):
 
         def direction(model: Tree, batches: tuple[Batch, ...]) -> tuple[Tree, Tensor]:
             inner, outer, *hessian = batches
-            adapted = step(model, self._aside(task, model, inner), self.inner_lr)
-            slope, value = gradient(task, adapted, loss, outer, _TRAINED)
+            adapted = step(model, self._gradient(task, model, inner), self.inner_lr)
+            grad, value = gradient(task, adapted, loss, outer, TRAINED_PARTS)
             for batch in hessian:
-                product = self._hessian_times(task, model, slope, batch)
-                slope = tree.map(lambda v, hv: v - self.inner_lr * hv, slope, product)
-            return slope, value
+                product = self._hessian_vector_product(task, model, grad, batch)
+                grad = tree.map(lambda v, hv: v - self.inner_lr * hv, grad, product)
+            return grad, value
 
         names = [name for name in ("inner", "train", "hessian") if name in data.passes]
         batches = zip(*(data.passes[name] for name in names), strict=True)
         model = train(task, {**down["model"], **client}, batches, Direction(direction), data.learning_rate)
         return self.to_keep(task, model), {"model": self.to_share(task, model)}
 
-    def _hessian_times(self, task: Task, model: Tree, vector: Tree, batch: Batch) -> Tree:
+    def _hessian_vector_product(self, task: Task, model: Tree, vector: Tree, batch: Batch) -> Tree:
         """H(model; batch) vector, by a central difference of gradients."""
-        ahead = self._aside(task, step(model, vector, -self.difference), batch)
-        behind = self._aside(task, step(model, vector, self.difference), batch)
+        ahead = self._gradient(task, step(model, vector, -self.difference), batch)
+        behind = self._gradient(task, step(model, vector, self.difference), batch)
         return tree.map(lambda a, b: (a - b) / (2 * self.difference), ahead, behind)
 
-    def _aside(self, task: Task, model: Tree, batch: Batch) -> Tree:
+    def _gradient(self, task: Task, model: Tree, batch: Batch) -> Tree:
         """The gradient of the loss; batch-norm statistics stay as they are."""
-        apart = {**model, **tree.clone(only(model, ("stats",)))}
-        return gradient(task, apart, model_loss(task), batch, _TRAINED)[0]
+        copy = {**model, **tree.clone(only(model, ("stats",)))}
+        return gradient(task, copy, model_loss(task), batch, TRAINED_PARTS)[0]
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-        phase = Phase(model_loss(task), _TRAINED, self.inner_lr, plain=True)
+        phase = Phase(model_loss(task), TRAINED_PARTS, self.inner_lr, plain=True)
         return alternate(task, {**down["model"], **client}, data.passes["adapt"], [phase])
 
     def personal(self, task: Task) -> Personal:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.algorithms.base import TRAINED_PARTS, Algorithm, Round
 from pflmpi.algorithms.distances import attention, inner_products, squared_distances, weighted_sums
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
@@ -97,8 +97,9 @@ class PFedCFR(Algorithm):
 
     def _check_thresholds(self, task: Task) -> None:
         layers, ends, rules = self._layers(task)
-        rising = ends == sorted({*ends} & {*range(1, len(layers))}) and self.num_personal_layers is None
-        if len(ends) != len(rules) - 1 or (self.thresholds is not None and not rising):
+        rising = ends == sorted({*ends} & {*range(1, len(layers))})
+        valid = self.thresholds is None or (rising and self.num_personal_layers is None)
+        if len(ends) != len(rules) - 1 or not valid:
             raise ConfigError(
                 f"algorithm.thresholds = {self.thresholds} with algorithm.rules = {rules}, and {len(layers)} layers of "
                 f"{task.architecture.name}: give {len(rules) - 1} rising thresholds from 1 to {len(layers) - 1}, "
@@ -108,33 +109,32 @@ class PFedCFR(Algorithm):
     def split(self, task: Task) -> tuple[list[Layer], list[Layer]]:
         """The personal layers (eq. 10) and the decision layers (eq. 12) in forward order."""
         layers, ends, rules = self._layers(task)
-        groups = [layers[first:end] for first, end in pairwise((0, *ends, len(layers)))]
-        personal = [group for rule, group in zip(rules, groups, strict=True) if rule == "attention"]
-        decision = [group for rule, group in zip(rules, groups, strict=True) if rule == "mean"]
-        return [*chain(*personal)], [*chain(*decision)]
+        layers_by_rule: dict[str, list[Layer]] = {"attention": [], "mean": [], "own": []}
+        for rule, (first, end) in zip(rules, pairwise((0, *ends, len(layers))), strict=True):
+            layers_by_rule[rule] += layers[first:end]
+        return layers_by_rule["attention"], layers_by_rule["mean"]
 
     def _layers(self, task: Task) -> tuple[list[Layer], list[int], list[str]]:
-        """All layers in forward order, the last one of each group but the last, and the groups' rules."""
-        owned = dict(tree.leaves(task.like("body", "head")))
-        modules: list[Layer] = [*task.layers.values()]
-        feature = max(1, next(i for i, (weight, *_) in enumerate(modules) if owned[weight].ndim == 2))
-        layers, r = modules, feature
+        """All layers in forward order, the end of each group but the last, and the groups' rules."""
+        weights = dict(tree.leaves(task.like(*TRAINED_PARTS)))
+        layers: list[Layer] = [*task.layers.values()]
+        r = max(1, next(i for i, (weight, *_) in enumerate(layers) if weights[weight].ndim == 2))
         if self.layer_unit == "tensor":
-            layers, r = [(path,) for path in chain(*modules)], sum(map(len, modules[:feature]))
+            layers, r = [(path,) for path in chain(*layers)], sum(map(len, layers[:r]))
         r = r if self.num_personal_layers is None else self.num_personal_layers
         return layers, [r] if self.thresholds is None else self.thresholds, [*(self.rules or ("attention", "mean"))]
 
     def _parts(self, task: Task, model: Tree) -> Messages:
-        """The personal and the decision layers of a model; those of which it has any."""
+        """The personal and the decision layers of a model, without empty groups."""
         groups = zip(("personal", "decision"), self.split(task), strict=True)
         return {name: take(model, chain(*layers)) for name, layers in groups if layers}
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        parts = self._parts(task, task.like("body", "head")).items()
+        parts = self._parts(task, task.like(*TRAINED_PARTS)).items()
         return {name: Rows(like) if name == "personal" else Mean(like, "clients") for name, like in parts}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        parts = self._parts(task, task.like("body", "head")).items()
+        parts = self._parts(task, task.like(*TRAINED_PARTS)).items()
         return {name: Own(like, kept=True) if name == "personal" else Shared(like) for name, like in parts}
 
     def init_server(self, task: Task) -> Tree:
@@ -185,25 +185,26 @@ class PFedCFR(Algorithm):
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
         return {
             name: ClientWeights(
-                title=f"Weights of the fused layers: {_name(layer)}",
-                caption=f"The weight ζ of a participant's layer {_name(layer)} (column) in another's fused layer.",
+                title=f"Weights of the fused layers: {_layer_name(layer)}",
+                caption=f"The weight ζ of a participant's layer {_layer_name(layer)} (column) in another's fused "
+                "layer.",
             )
-            for name, layer in self._shown(task).items()
+            for name, layer in self._reported_layers(task).items()
         }
 
     def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Mapping[str, Tensor]:
-        return {name: self.weights(up["personal"], layer) for name, layer in self._shown(task).items()}
+        return {name: self.weights(up["personal"], layer) for name, layer in self._reported_layers(task).items()}
 
-    def _shown(self, task: Task) -> dict[str, Layer]:
+    def _reported_layers(self, task: Task) -> dict[str, Layer]:
         """The first and the last personal layer, by the names of their diagnostics."""
         personal, _ = self.split(task)
-        ends = dict.fromkeys((personal[0], personal[-1])) if personal else {}
-        return {f"fusion_weights_{_name(layer).replace('/', '_')}": layer for layer in ends}
+        layers = (personal[0], personal[-1]) if personal else ()
+        return {f"fusion_weights_{_layer_name(layer).replace('/', '_')}": layer for layer in layers}
 
     def personal(self, task: Task) -> Personal:
         return Kept("model")
 
 
-def _name(layer: Layer) -> str:
-    """The module of a layer, or its one tensor."""
+def _layer_name(layer: Layer) -> str:
+    """The module of a layer, or its only tensor."""
     return layer[0].rpartition("/")[0] if len(layer) > 1 else layer[0]

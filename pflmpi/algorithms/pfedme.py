@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Round, only
+from pflmpi.algorithms.base import TRAINED_PARTS, Round, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.proximal import proximal_loss
 from pflmpi.algorithms.shared_parts import ClientWeighting
@@ -80,19 +80,19 @@ class PFedMe(FedAvg):
         loss = proximal_loss(task, self.prox_weight)
         for batch in data.passes["train"]:
             theta = train(task, model, [batch] * self.inner_steps, loss, personal_lr, fixed={"anchor": model})
-            # The gradient of the envelope. Zero on padding alone, where theta has stayed at w.
-            slope = tree.map(lambda w, t: self.prox_weight * (w - t), only(model, ("body", "head")), theta)
-            model = {**theta, **step(only(model, ("body", "head")), slope, data.learning_rate)}
-            personal = _latest(personal, theta, batch)
+            # The gradient of the envelope. Zero on padding alone, where theta stays at w.
+            weights = only(model, TRAINED_PARTS)
+            grad = tree.map(lambda w, t: self.prox_weight * (w - t), weights, theta)
+            model = {**theta, **step(weights, grad, data.learning_rate)}
+            personal = _update_if_real(personal, theta, batch)
         return {"personal": personal}, {"model": self.to_share(task, model)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        def mix(before: Tensor, mean: Tensor) -> Tensor:
-            return (1 - self.server_mix) * before + self.server_mix * mean
+        def mix(previous: Tensor, mean: Tensor) -> Tensor:
+            return (1 - self.server_mix) * previous + self.server_mix * mean
 
-        uploaded = up["model"]
-        mixed = tree.map(mix, only(part(server, "model"), ("body", "head")), uploaded)
-        return {"model": {**uploaded, **mixed}}
+        mixed = tree.map(mix, only(part(server, "model"), TRAINED_PARTS), up["model"])
+        return {"model": {**up["model"], **mixed}}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
         return {}  # theta starts anew on every minibatch
@@ -101,8 +101,8 @@ class PFedMe(FedAvg):
         return Kept("personal")
 
 
-def _latest(before: Tree, after: Tree, batch: Batch) -> Tree:
-    """The tree after a minibatch, or the one before it where that is padding alone."""
+def _update_if_real(before: Tree, after: Tree, batch: Batch) -> Tree:
+    """The tree after a minibatch, or the one before it if the minibatch is only padding."""
     if batch.padding is None or batch.padding.active is None:
         return after
     real = batch.padding.active > 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.base import TRAINED_PARTS, Algorithm, Round, only
 from pflmpi.algorithms.prototypes import Weighting, batch_means, combine, no_means, one_hot
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
 from pflmpi.learning.diagnostics import ClassVectors, Diagnostic, PerClient
@@ -123,7 +123,7 @@ class PFedPM(Algorithm):
             error = (scores - one_hot(batch, len(known))).square() * known
             return average(error.sum(-1), batch)
 
-        phases = [Phase(fit, ("body", "head"), data.learning_rate)]
+        phases = [Phase(fit, TRAINED_PARTS, data.learning_rate)]
         if self.relation:
             phases.append(Phase(relate, ("relation",), self.learning_rate(task, data), name="relation"))
         params = {**part(client, "model"), **only(client, ("relation",))}
@@ -135,36 +135,36 @@ class PFedPM(Algorithm):
         if self.relation:
             state |= {"relation": params["relation"], "mixed": {"means": mixed, "known": known}}
         if self.bounds:
-            slopes = (
-                gradient(task, tree.clone({**part(client, "model"), **fixed}), fit, batch, ("body", "head"))[0]
+            grads = (
+                gradient(task, tree.clone({**part(client, "model"), **fixed}), fit, batch, TRAINED_PARTS)[0]
                 for batch in data.passes["train"]
             )
-            state["bounds"] = self.estimated(slopes, data.passes["train"], client, state)
+            state["bounds"] = self.estimate_bounds(grads, data.passes["train"], client, state)
         return state, {"means": up}
 
-    def estimated(self, slopes: Iterable[Tree], batches: Iterable[Batch], before: Tree, after: Tree) -> Tree:
+    def estimate_bounds(self, grads: Iterable[Tree], batches: Iterable[Batch], before: Tree, after: Tree) -> Tree:
         """The bounds of a round from the gradients at its first model, and the client's state before and after it."""
-        total, lengths = tree.map(torch.zeros_like, only(part(before, "model"), ("body", "head"))), torch.zeros(())
-        for slope in slopes:
-            total, lengths = tree.map(torch.add, total, slope), lengths + _square(slope).sqrt()
+        total, norm_sum = tree.map(torch.zeros_like, only(part(before, "model"), TRAINED_PARTS)), torch.zeros(())
+        for grad in grads:
+            total, norm_sum = tree.map(torch.add, total, grad), norm_sum + _squared_norm(grad).sqrt()
         steps = sum(torch.as_tensor(batch.active) for batch in batches)
-        slope_square = _square(total) / steps**2
+        squared_mean = _squared_norm(total) / steps**2
         known = leaf(part(before, "own"), "known") & leaf(part(after, "own"), "known")
-        moved = leaf(part(after, "own"), "means") - leaf(part(before, "own"), "means")
-        farthest = torch.where(known, torch.linalg.vector_norm(moved, dim=-1), 0.0).max()
+        changes = leaf(part(after, "own"), "means") - leaf(part(before, "own"), "means")
+        largest_change = torch.where(known, torch.linalg.vector_norm(changes, dim=-1), 0.0).max()
         bodies = part(part(after, "model"), "body"), part(part(before, "model"), "body")
-        lipschitz = farthest / _square(tree.map(torch.sub, *bodies)).sqrt()
-        weight = slope_square / (lipschitz * lengths)  # E G is the sum of the lengths
+        lipschitz = largest_change / _squared_norm(tree.map(torch.sub, *bodies)).sqrt()
+        weight = squared_mean / (lipschitz * norm_sum)  # E G is the sum of the norms
         usable = known.any() & weight.isfinite()
         rate = 2 * (weight - self.prototype_weight)
         return {"weight": torch.where(usable, weight, 0.0), "rate": torch.where(usable, rate, 0.0), "known": usable}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
-        relation: dict[str, Tree] = {}
-        if self.relation:
-            drawn = init_relation(stream(0, 0, -1, "template"), task.num_features)
-            relation["relation"] = {"relation": tree.like(drawn)}
-        return {**super().trainings(task), **relation}
+        trainings = super().trainings(task)
+        if not self.relation:
+            return trainings
+        template = tree.like(init_relation(stream(0, 0, -1, "template"), task.num_features))
+        return {**trainings, "relation": {"relation": template}}
 
     def learning_rate(self, task: Task, data: ClientData) -> Rate:
         """The learning rate of the relation module in a round."""
@@ -225,15 +225,15 @@ class PFedPM(Algorithm):
         if not self.relation:
             return task.predict(model, x)
         mixed, known = leaf(part(client, "mixed"), "means"), leaf(part(client, "mixed"), "known")
-        held = leaf(part(client, "own"), "known")
+        own_classes = leaf(part(client, "own"), "known")
         z = task.features(model, x)
-        related = relation_scores(part(client, "relation"), z, mixed).where(known, -torch.inf)
-        ready = held.any() & (known | ~held).all()
-        return torch.where(ready, related, task.logits(part(model, "head"), z))
+        scores = relation_scores(part(client, "relation"), z, mixed).where(known, -torch.inf)
+        ready = own_classes.any() & (known | ~own_classes).all()
+        return torch.where(ready, scores, task.logits(part(model, "head"), z))
 
 
-def _square(values: Tree) -> Tensor:
-    """The squared length of all leaves together."""
+def _squared_norm(values: Tree) -> Tensor:
+    """The squared norm over all leaves."""
     return torch.stack([entry.square().sum() for _, entry in tree.leaves(values)]).sum()
 
 
@@ -241,7 +241,7 @@ CHANNELS, KERNEL, HIDDEN = 8, 3, 64
 
 
 def init_relation(rng: np.random.Generator, num_features: int) -> Tree:
-    """Initial weights by PyTorch's default law, for features of width d."""
+    """Initial weights by PyTorch's default initialisation, for features of width d."""
     fan_in = 2 * KERNEL
     return {
         "conv": {"weight": uniform(rng, (CHANNELS, 2, KERNEL), fan_in), "bias": uniform(rng, (CHANNELS,), fan_in)},
@@ -263,8 +263,8 @@ def relation_scores(weights: Tree, z: Tensor, class_features: Tensor) -> Tensor:
     """
     conv, fc1, fc2 = part(weights, "conv"), part(weights, "fc1"), part(weights, "fc2")
     samples, classes = len(z), len(class_features)
-    both = z.unsqueeze(1).expand(-1, classes, -1), class_features.expand(samples, -1, -1)
-    pairs = torch.stack(both, 2)  # [B, K, 2, d]
+    channels = z.unsqueeze(1).expand(-1, classes, -1), class_features.expand(samples, -1, -1)
+    pairs = torch.stack(channels, 2)  # [B, K, 2, d]
     signals = F.conv1d(pairs.flatten(0, 1), leaf(conv, "weight"), leaf(conv, "bias"), padding=KERNEL // 2)
     hidden = F.relu(F.linear(F.relu(signals).flatten(1), leaf(fc1, "weight"), leaf(fc1, "bias")))
     return F.linear(hidden, leaf(fc2, "weight"), leaf(fc2, "bias")).sigmoid().view(samples, classes)

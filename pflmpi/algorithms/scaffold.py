@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg whose local steps are corrected by what clients would do together."""
+"""SCAFFOLD: FedAvg with control variates that correct the clients' drift."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import CannotJoin, Newcomer, Round, only
+from pflmpi.algorithms.base import TRAINED_PARTS, CannotJoin, Newcomer, Round, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.errors import ConfigError
@@ -19,8 +19,6 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Downlink, Messages, Shared, Sum, Uplink
 from pflmpi.tree import Tree, part
-
-_TRAINED = ("body", "head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +68,10 @@ class Scaffold(FedAvg):
         return {"train": Pass()} | ({"gradient": Pass(epochs=1)} if self.control == "gradient" else {})
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {**super().uplink(task), "change": Sum(task.like(*_TRAINED))}
+        return {**super().uplink(task), "change": Sum(task.like(*TRAINED_PARTS))}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {**super().downlink(task), "control": Shared(task.like(*_TRAINED))}
+        return {**super().downlink(task), "control": Shared(task.like(*TRAINED_PARTS))}
 
     def init_server(self, task: Task) -> Tree:
         return {**super().init_server(task), "control": self._zeros(task)}
@@ -94,41 +92,40 @@ class Scaffold(FedAvg):
         batches, lr, loss = Counted(data, "train"), data.learning_rate, model_loss(task)
 
         def corrected(params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
-            slope, value = gradient(task, params, loss, batch, _TRAINED)
-            return tree.map(torch.add, slope, part(params, "correction")), value
+            grad, value = gradient(task, params, loss, batch, TRAINED_PARTS)
+            return tree.map(torch.add, grad, part(params, "correction")), value
 
         model = train(task, start, batches, Direction(corrected), lr, fixed=correction)
         if self.control == "gradient":
-            new = self._gradient(task, start, data.passes["gradient"])
+            new = self._full_gradient(task, start, data.passes["gradient"])
         else:
             length = batches.steps * lr
-            slope = tree.map(lambda x, y: (x - y) / length, only(start, _TRAINED), only(model, _TRAINED))
-            new = tree.map(lambda c, all, mean: torch.where(length > 0, c - all + mean, c), own, shared, slope)
+            mean_step = tree.map(lambda x, y: (x - y) / length, only(start, TRAINED_PARTS), only(model, TRAINED_PARTS))
+            new = tree.map(lambda c, all, mean: torch.where(length > 0, c - all + mean, c), own, shared, mean_step)
         change = tree.map(torch.sub, new, own)
         state: Tree = {**only(model, task.local_stats), "control": new}
         return state, {"model": self.to_share(task, model), "change": change}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        old, new = part(server, "model"), up["model"]
-        moved = new
+        model: Tree = up["model"]
         if self.server_lr != 1:
-            step = tree.map(lambda x, y: x + self.server_lr * (y - x), only(old, _TRAINED), only(new, _TRAINED))
-            moved = {**new, **step}
+            old, mean = (only(weights, TRAINED_PARTS) for weights in (part(server, "model"), model))
+            model = {**model, **tree.map(lambda x, y: x + self.server_lr * (y - x), old, mean)}
         share = 1 / task.num_clients
         control = tree.map(lambda c, change: c + share * change, part(server, "control"), up["change"])
-        return {"model": moved, "control": control}
+        return {"model": model, "control": control}
 
     def _zeros(self, task: Task) -> Tree:
-        return tree.map(torch.zeros_like, only(task.init(), _TRAINED))
+        return tree.map(torch.zeros_like, only(task.init(), TRAINED_PARTS))
 
-    def _gradient(self, task: Task, model: Tree, batches: Iterable[Batch]) -> Tree:
+    def _full_gradient(self, task: Task, model: Tree, batches: Iterable[Batch]) -> Tree:
         """Gradient of the mean loss over the samples of a pass; batch-norm statistics stay as they are."""
-        total = tree.map(torch.zeros_like, only(model, _TRAINED))
-        count: Tensor | float = 0.0
+        total = tree.map(torch.zeros_like, only(model, TRAINED_PARTS))
+        num_samples: Tensor | float = 0.0
         for batch in batches:
-            apart = {**model, **tree.clone(only(model, ("stats",)))}
-            slope, _ = gradient(task, apart, model_loss(task), batch, _TRAINED)
-            samples = batch.count
-            count = count + samples
-            total = tree.map(lambda sum, new, samples=samples: sum + samples * new, total, slope)
-        return tree.map(lambda sum: sum / torch.as_tensor(count).clamp(min=1), total)
+            copy = {**model, **tree.clone(only(model, ("stats",)))}
+            grad, _ = gradient(task, copy, model_loss(task), batch, TRAINED_PARTS)
+            count = batch.count
+            num_samples = num_samples + count
+            total = tree.map(lambda sum, grad, count=count: sum + count * grad, total, grad)
+        return tree.map(lambda sum: sum / torch.as_tensor(num_samples).clamp(min=1), total)

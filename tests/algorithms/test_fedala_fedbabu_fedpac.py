@@ -132,8 +132,8 @@ def test_fedpac_combines_heads_of_clients_with_the_same_features():
 
 
 def test_fedpac_combines_heads_of_so_many_clients_that_all_weights_are_small(monkeypatch):
-    monkeypatch.setattr(fedpac, "_LEAST_WEIGHT", 0.4)
-    np.testing.assert_allclose(fedpac._least(np.eye(3)), [1 / 3] * 3)
+    monkeypatch.setattr(fedpac, "_MIN_WEIGHT", 0.4)
+    np.testing.assert_allclose(fedpac._minimize(np.eye(3)), [1 / 3] * 3)
 
 
 def test_fedpac_gives_each_participant_its_combination_or_its_own_head_back():
@@ -187,7 +187,7 @@ def test_fedpac_measures_the_variance_of_features():
     task, algorithm = small_task.task(), FedPAC()
     batch, model = small_task.batch(0, size=40), comparisons.model(3)
     data = small_task.data([batch])
-    found = algorithm._variance(task, model, class_means(task, model, data), data)
+    found = algorithm._feature_variance(task, model, class_means(task, model, data), data)
     z, y = task.features(model, batch.x).double(), batch.y
     n, expected = len(y), z.square().sum(1).mean()
     for label in range(3):

@@ -216,7 +216,7 @@ def test_the_server_adds_raw_weights_to_those_sent_and_chooses_the_best_for_each
 def test_exploration_falls_round_by_round(round, epsilon, monkeypatch):
     seen = []
 
-    def record(affinity, left, count, epsilon, draws):
+    def record(affinity, eligible, count, epsilon, draws):
         seen.append(epsilon)
         return np.zeros((len(affinity), count), np.int64)
 
