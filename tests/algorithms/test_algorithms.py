@@ -31,10 +31,6 @@ def step(w: dict, gradient: dict) -> dict:
     return {name: w[name] - LR * gradient[name] for name in w}
 
 
-def same(a: tree.Tree, b: tree.Tree) -> bool:
-    return all(torch.equal(x, y) for (_, x), (_, y) in zip(tree.leaves(a), tree.leaves(b), strict=True))
-
-
 def other(seed: int, like: tree.Tree) -> tree.Tree:
     generator = torch.Generator().manual_seed(seed)
     return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, like)
@@ -73,7 +69,7 @@ def test_fedprox_without_weight_is_fedavg():
     down = {"model": task.init()}
     _, mine = FedProx(prox_weight=0).client_update(task, {}, down, data)
     _, theirs = FedAvg().client_update(task, {}, down, data)
-    assert same(mine["model"], theirs["model"])
+    assert comparisons.same(mine["model"], theirs["model"])
 
 
 def test_fedper_shares_the_body_and_keeps_the_head():
@@ -256,7 +252,7 @@ def test_fedamp_proximal_term_has_a_gradient():
     w, u = small_task.to_numpy(task.init()), small_task.to_numpy(cloud)
     gradient = numpy_network.gradients(w, *small_task.flat(one))
     small_task.assert_close(state["model"], step(w, {k: gradient[k] + 3.0 / 2.0 * (w[k] - u[k]) for k in w}))
-    assert same(up["model"], state["model"])
+    assert comparisons.same(up["model"], state["model"])
 
 
 def test_fedamp_without_alpha_is_local():
@@ -264,7 +260,7 @@ def test_fedamp_without_alpha_is_local():
     down = {"cloud": other(7, task.init())}
     mine, _ = FedAMP(alpha=0).client_update(task, {"model": task.init()}, down, data)
     theirs, _ = Local().client_update(task, {"model": task.init()}, {}, data)
-    assert same(mine["model"], theirs["model"])
+    assert comparisons.same(mine["model"], theirs["model"])
 
 
 def gmh_upload() -> dict:
@@ -378,13 +374,17 @@ def test_fedgmh_can_keep_its_own_critical_entries_and_take_the_others():
     client = everywhere.init_client(task)
     client["critical"] = tree.map(torch.ones_like, client["critical"])
     whole, _ = everywhere.client_update(task, client, {"heads": heads}, data)
-    assert same(first["model"], whole["model"]), "none is critical before: the whole head is the global heads'"
+    assert comparisons.same(first["model"], whole["model"]), (
+        "none is critical before: the whole head is the global heads'"
+    )
 
     second, _ = own.client_update(task, first, {"heads": heads}, data)
     reversed_ = {**first, "critical": tree.map(torch.logical_not, first["critical"])}
     expected, _ = everywhere.client_update(task, reversed_, {"heads": heads}, data)
     unlike, _ = everywhere.client_update(task, first, {"heads": heads}, data)
-    assert same(second["model"], expected["model"]) and not same(second["model"], unlike["model"])
+    assert comparisons.same(second["model"], expected["model"]) and not comparisons.same(
+        second["model"], unlike["model"]
+    )
 
 
 def test_fedgmh_without_critical_entries_keeps_the_local_head():
@@ -394,7 +394,7 @@ def test_fedgmh_without_critical_entries_keeps_the_local_head():
         task, algorithm.init_client(task), {"heads": other(4, algorithm.init_server(task)["heads"])}, data
     )
     theirs, _ = Local().client_update(task, {"model": task.init()}, {}, data)
-    assert same(mine["model"], theirs["model"])
+    assert comparisons.same(mine["model"], theirs["model"])
 
 
 def test_fedgmh_is_evaluated_with_the_new_heads_mixed_in_where_asked():
@@ -409,7 +409,7 @@ def test_fedgmh_is_evaluated_with_the_new_heads_mixed_in_where_asked():
     )
     state, _ = algorithm.client_update(task, client, {"heads": heads}, small_task.data([one]))
     trained, _ = plain.client_update(task, plain.init_client(task), {"heads": heads}, small_task.data([one]))
-    assert same(state["model"], trained["model"]) and "shares" not in trained, "training is the same"
+    assert comparisons.same(state["model"], trained["model"]) and "shares" not in trained, "training is the same"
 
     fresh = other(5, heads)
     share = np.bincount(one.y.numpy(), minlength=small_task.CLASSES) / len(one.y)
@@ -437,7 +437,7 @@ def test_fedgmh_trains_the_same_however_it_is_evaluated(variant):
         algorithm = FedGMH(variant=variant, evaluated=evaluated)
         published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
         states.append(algorithm.client_update(task, algorithm.init_client(task), published, data)[0])
-    assert same(states[0]["model"], states[1]["model"])
+    assert comparisons.same(states[0]["model"], states[1]["model"])
 
 
 @pytest.mark.parametrize("variant, heads", [("full", 2), ("onehead", 1), ("avghead", 2), ("oneavg", 1)])
@@ -481,7 +481,7 @@ def test_fedgmh_without_a_label_is_that_of_a_client_that_never_had_it():
     there = {name: leaf[1:] for name, leaf in message.items()}
     message = {**message, "counts": torch.tensor([0, 2, 1, 1, 5], dtype=torch.int32)}
     new = algorithm.server_update(task, server, {"means": message}, Round(1, np.array([0, 1, 3]), 0))
-    assert same(new, plain.server_update(task, server, {"means": there}, Round(1, np.array([0, 1, 3]), 0)))
+    assert comparisons.same(new, plain.server_update(task, server, {"means": there}, Round(1, np.array([0, 1, 3]), 0)))
 
 
 @pytest.mark.parametrize("variant", ["avghead", "oneavg"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import comparisons
 import numpy_network
 import quick_run
 import small_task
@@ -22,14 +23,9 @@ BODY, HEAD = ("W1", "b1"), ("W2", "b2")
 FEATURES, CLASSES = small_task.FEATURES, small_task.CLASSES
 
 
-def other_model(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small_task.task().init())
-
-
 def received(known=(True, True, True)):
     means = torch.from_numpy(np.random.default_rng(4).normal(size=(CLASSES, FEATURES))).float()
-    return {"head": other_model(2)["head"], "class_means": {"mean": means, "known": torch.tensor(known)}}
+    return {"head": comparisons.model(2)["head"], "class_means": {"mean": means, "known": torch.tensor(known)}}
 
 
 def data_of(passes, lr=0.1):
@@ -59,9 +55,9 @@ def test_body_and_head_take_turns_of_an_epoch_each():
     names = ["body/1", "head/1", "body/2", "head/2"]
     assert dict(algorithm.passes(task, 1)) == dict.fromkeys(names, Pass(epochs=1))
     passes = {name: [small_task.batch(2 * i), small_task.batch(2 * i + 1)] for i, name in enumerate(names)}
-    state, _ = algorithm.client_update(task, {"model": other_model(1)}, down, data_of(passes))
+    state, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, down, data_of(passes))
 
-    w = small_task.to_numpy(other_model(1))
+    w = small_task.to_numpy(comparisons.model(1))
     for name in names:
         for one in passes[name]:
             if name.startswith("body"):
@@ -75,8 +71,8 @@ def test_body_and_head_take_turns_on_every_batch():
     task, down, batches = small_task.task(), received(), [small_task.batch(0), small_task.batch(1)]
     algorithm = FedFCD(align_weight=0.7, body_lr=0.2, head_lr=0.3, alternation="batch")
     assert dict(algorithm.passes(task, 1)) == {"train": Pass()}
-    state, _ = algorithm.client_update(task, {"model": other_model(1)}, down, data_of({"train": batches}))
-    w = small_task.to_numpy(other_model(1))
+    state, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, down, data_of({"train": batches}))
+    w = small_task.to_numpy(comparisons.model(1))
     for one in batches:
         w = descend(w, slopes(w, down, one, 0.7), BODY, 0.2)
         w = descend(w, slopes(w, down, one), HEAD, 0.3)
@@ -87,8 +83,8 @@ def test_without_hierarchy_body_and_head_step_together():
     task, down, batches = small_task.task(lr=0.2), received(), [small_task.batch(0), small_task.batch(1)]
     algorithm = FedFCD(align_weight=0.7, variant="without_hierarchy")
     assert dict(algorithm.passes(task, 1)) == {"train": Pass()}
-    state, _ = algorithm.client_update(task, {"model": other_model(1)}, down, data_of({"train": batches}))
-    w = small_task.to_numpy(other_model(1))
+    state, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, down, data_of({"train": batches}))
+    w = small_task.to_numpy(comparisons.model(1))
     for one in batches:
         w = descend(w, slopes(w, down, one, 0.7), BODY + HEAD, 0.2)
     small_task.assert_close(state["model"], w)
@@ -98,9 +94,9 @@ def test_without_fusion_the_personal_logits_train_and_predict_alone():
     task, down, one = small_task.task(), received(), small_task.batch(0)
     algorithm = FedFCD(align_weight=0.7, variant="without_fusion")
     passes = {"body/1": [one], "head/1": [one]}
-    state, _ = algorithm.client_update(task, {"model": other_model(1)}, down, data_of(passes))
+    state, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, down, data_of(passes))
     alone = {**down, "head": tree.map(torch.zeros_like, down["head"])}
-    w = small_task.to_numpy(other_model(1))
+    w = small_task.to_numpy(comparisons.model(1))
     w = descend(w, slopes(w, alone, one, 0.7), BODY, 0.01)
     small_task.assert_close(state["model"], descend(w, slopes(w, alone, one), HEAD, 0.01))
     assert torch.equal(algorithm.predict(task, state, down, one.x), task.predict(state["model"], one.x))
@@ -110,24 +106,24 @@ def test_samples_of_a_class_without_a_mean_are_not_aligned():
     task, down, one = small_task.task(lr=0.2), received((False, True, False)), small_task.batch(0)
     assert set(one.y.tolist()) == {0, 1, 2}
     passes = {"body/1": [one], "head/1": []}
-    state, _ = FedFCD(align_weight=5).client_update(task, {"model": other_model(1)}, down, data_of(passes))
-    w = small_task.to_numpy(other_model(1))
+    state, _ = FedFCD(align_weight=5).client_update(task, {"model": comparisons.model(1)}, down, data_of(passes))
+    w = small_task.to_numpy(comparisons.model(1))
     small_task.assert_close(state["model"], descend(w, slopes(w, down, one, 5), BODY, 0.2))
 
 
 def test_the_sum_of_both_heads_logits_predicts():
     task, down, x = small_task.task(), received(), small_task.batch(3).x
-    w = small_task.to_numpy(other_model(1))
+    w = small_task.to_numpy(comparisons.model(1))
     z, own = numpy_network.forward(w, x.flatten(1).double().numpy())
     theirs = z @ down["head"]["weight"].double().numpy().T + down["head"]["bias"].double().numpy()
-    scores = FedFCD().predict(task, {"model": other_model(1)}, down, x)
+    scores = FedFCD().predict(task, {"model": comparisons.model(1)}, down, x)
     np.testing.assert_allclose(scores, own + theirs, atol=1e-6)
 
 
 def test_clients_upload_the_class_means_of_their_body_also_before_the_first_round():
     task, down, batches = small_task.task(), received(), [small_task.batch(0), small_task.batch(1)]
     data = data_of({"body/1": batches, "head/1": batches})
-    client = {"model": other_model(1)}
+    client = {"model": comparisons.model(1)}
     state, up = FedFCD(body_lr=0.3).client_update(task, client, down, data)
     before = FedFCD().introduce(task, client, dataclasses.replace(data, passes={}))
     x, y = (np.concatenate(both) for both in zip(*(small_task.flat(one) for one in data.train), strict=True))
@@ -181,8 +177,8 @@ def test_learning_rates_are_those_of_training_unless_given_and_decay_with_it():
     assert FedFCD(head_lr=0.8).learning_rates(task, 0.25) == (0.1, 0.2)
     one, down = small_task.batch(0), received()
     data = dataclasses.replace(data_of({"body/1": [one], "head/1": []}), round=3, decay=0.25)
-    state, _ = FedFCD(align_weight=0, body_lr=0.8).client_update(task, {"model": other_model(1)}, down, data)
-    w = small_task.to_numpy(other_model(1))
+    state, _ = FedFCD(align_weight=0, body_lr=0.8).client_update(task, {"model": comparisons.model(1)}, down, data)
+    w = small_task.to_numpy(comparisons.model(1))
     small_task.assert_close(state["model"], descend(w, slopes(w, down, one), BODY, 0.2))
 
 

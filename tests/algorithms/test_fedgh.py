@@ -4,25 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+import comparisons
 import numpy_network
 import quick_run
 import small_task
-from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedgh import FedGH
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.prototypes import train_head
 
 LR = 0.1
-
-
-def other_model(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small_task.task().init())
-
-
-def same(a, b):
-    return all(torch.equal(x, y) for (_, x), (_, y) in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
 def uploaded(data_seed):
@@ -40,7 +31,7 @@ def uploaded(data_seed):
 
 def test_a_client_trains_body_and_received_head_and_keeps_the_body_alone():
     task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
-    client, head = {"body": other_model(1)["body"]}, other_model(2)["head"]
+    client, head = {"body": comparisons.model(1)["body"]}, comparisons.model(2)["head"]
     state, up = FedGH().client_update(task, client, {"head": head}, small_task.data(batches))
     w = small_task.to_numpy({**client, "head": head})
     for one in batches:  # the second step's body gradient goes through a head that the first has moved
@@ -59,7 +50,7 @@ def test_a_client_trains_body_and_received_head_and_keeps_the_body_alone():
 def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batch_size, pairs):
     task = small_task.task(batch_size=4)
     algorithm = FedGH(global_head_lr=0.3, server_batch_size=server_batch_size, server_epochs=2)
-    server, up, round = {"head": other_model(2)["head"]}, uploaded(0), Round(5, np.array([0, 3]), 9)
+    server, up, round = {"head": comparisons.model(2)["head"]}, uploaded(0), Round(5, np.array([0, 3]), 9)
     found = algorithm.server_update(task, server, up, round)["head"]
 
     weight, bias = (server["head"][name].double().numpy() for name in ("weight", "bias"))
@@ -76,7 +67,7 @@ def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batc
 
 def test_the_fresh_global_head_predicts_on_the_clients_own_body():
     task, x = small_task.task(), small_task.batch(3).x
-    client, head = {"body": other_model(1)["body"]}, other_model(2)["head"]
+    client, head = {"body": comparisons.model(1)["body"]}, comparisons.model(2)["head"]
     _, expected = numpy_network.forward(small_task.to_numpy({**client, "head": head}), x.flatten(1).double().numpy())
     np.testing.assert_allclose(FedGH().predict(task, client, {"head": head}, x), expected, atol=1e-6)
 
@@ -87,7 +78,7 @@ def test_the_first_round_trains_the_body_as_local_training_does():
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
     mine, _ = algorithm.client_update(task, algorithm.init_client(task), down, data)
     theirs, _ = Local().client_update(task, Local().init_client(task), {}, data)
-    assert same(mine["body"], theirs["model"]["body"])
+    assert comparisons.same(mine["body"], theirs["model"]["body"])
 
 
 def test_client_0_does_not_move_the_servers_head_by_its_training():
@@ -96,8 +87,8 @@ def test_client_0_does_not_move_the_servers_head_by_its_training():
     server = algorithm.init_server(task)
     client, down = algorithm.init_client(task), algorithm.publish(task, server, np.arange(4))
     algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
-    assert same(server, algorithm.init_server(task)), "training changed the server's head"
-    assert same(algorithm.publish(task, server, np.arange(4))["head"], task.init()["head"])
+    assert comparisons.same(server, algorithm.init_server(task)), "training changed the server's head"
+    assert comparisons.same(algorithm.publish(task, server, np.arange(4))["head"], task.init()["head"])
 
 
 def test_the_global_head_learns_the_uploaded_means():

@@ -26,10 +26,6 @@ def start(task):
     return FedRep().init_client(task), received
 
 
-def same(a, b):
-    return all(torch.equal(x, y) for (_, x), (_, y) in zip(tree.leaves(a), tree.leaves(b), strict=True))
-
-
 def test_all_head_steps_come_before_all_body_steps_and_each_has_its_own_momentum():
     task = small_task.task(momentum=0.5)
     client, body = start(task)
@@ -52,7 +48,7 @@ def test_the_body_is_fixed_while_the_head_is_trained():
     task = small_task.task(weight_decay=0.1)
     client, body = start(task)
     state, up = FedRep().client_update(task, client, {"body": body}, data([small_task.batch(0)], []))
-    assert same(up["body"], body) and not same(state, client)
+    assert comparisons.same(up["body"], body) and not comparisons.same(state, client)
 
 
 def test_without_head_epochs_the_head_never_moves():
@@ -61,7 +57,7 @@ def test_without_head_epochs_the_head_never_moves():
     assert task.training.num_steps(40, algorithm.passes(task, 1)["head"]) == 0
     client, body = start(task)
     state, up = algorithm.client_update(task, client, {"body": body}, data([], [small_task.batch(0)]))
-    assert same(state, client) and not same(up["body"], body)
+    assert comparisons.same(state, client) and not comparisons.same(up["body"], body)
 
 
 @pytest.mark.parametrize("training, body_steps", [({"epochs": 2}, 8), ({"epochs": 2, "steps": 3}, 3)])
@@ -92,7 +88,7 @@ def test_head_epochs_use_batch_norm_statistics_and_do_not_change_them(bn):
     state, up = FedRep().client_update(task, client, {"body": body}, data([one], []))
     after = {**up["body"], **state}
     np.testing.assert_allclose(after["head"]["weight"], weight - LR * error.T @ z / len(z), atol=1e-6)
-    assert same(after["stats"], before["stats"]) and ("stats" in state) == (bn == "local")
+    assert comparisons.same(after["stats"], before["stats"]) and ("stats" in state) == (bn == "local")
 
     state, up = FedRep().client_update(task, client, {"body": body}, data([], [one]))
-    assert not same({**up["body"], **state}["stats"], before["stats"]), "they follow the body"
+    assert not comparisons.same({**up["body"], **state}["stats"], before["stats"]), "they follow the body"

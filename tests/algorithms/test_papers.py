@@ -122,9 +122,6 @@ def test_data_folders_are_left_to_the_user_and_disks_do_not_fill(path):
         assert one.raw["checkpoint"]["every"] >= 30 and one.raw["checkpoint"]["keep"] == 1
 
 
-# --- figures and settings, typed from the papers ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name, row, column, figure",
     [

@@ -62,9 +62,6 @@ def part_of(model, like):
     return tree.unflatten({path: tree.at(model, path) for path, _ in tree.leaves(like)})
 
 
-# --- the server
-
-
 @pytest.mark.parametrize(
     "fields, layers",
     [
@@ -133,9 +130,6 @@ def test_the_first_reply_is_every_clients_own_initial_feature_layers():
     assert torch.equal(down["decision"]["head"]["weight"], task.init()["head"]["weight"])
 
 
-# --- the client
-
-
 def received(algorithm, task):
     rows = tree.row(models(2), 0)
     paths = {"personal": FEATURE, "decision": DECISION}
@@ -196,9 +190,6 @@ def test_batch_norm_statistics_stay_with_the_client():
     assert not torch.equal(
         tree.at(state["model"], "stats/bn1/running_mean"), tree.at(client["model"], "stats/bn1/running_mean")
     )
-
-
-# --- which layers are which
 
 
 @pytest.mark.parametrize(
@@ -275,9 +266,6 @@ def test_every_group_of_layers_has_its_rule_and_own_layers_neither_travel_nor_ar
     }
 
 
-# --- what is refused
-
-
 def test_a_self_weight_that_can_become_negative_is_refused():
     task = bound("cnn")
     PFedCFR().check(task, 101)
@@ -308,6 +296,3 @@ def test_more_personal_layers_than_the_model_has_are_refused():
     with pytest.raises(ConfigError, match=r"num_personal_layers = 5, but model cnn has 4 layers.*layer_unit = module"):
         PFedCFR(num_personal_layers=5).check(bound("cnn"), 3)
     PFedCFR(num_personal_layers=8, layer_unit="tensor").check(bound("cnn"), 3)
-
-
-# --- whole runs

@@ -26,10 +26,6 @@ K, D = small_task.CLASSES, small_task.FEATURES
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 
 
-def same(a, b):
-    return all(torch.equal(x, y) for (_, x), (_, y) in zip(tree.leaves(a), tree.leaves(b), strict=True))
-
-
 def batch(seed):
     return Batch(small_task.batch(seed, len(LABELS)).x, LABELS)
 
@@ -116,7 +112,7 @@ def test_without_the_second_term_it_is_local(algorithm, received):
     client = client_of(algorithm, task, class_means(1, True, True, True))
     mine, _ = algorithm.client_update(task, client, {"class_means": received}, data)
     theirs, _ = Local().client_update(task, {"model": task.init()}, {}, data)
-    assert same(mine["model"], theirs["model"])
+    assert comparisons.same(mine["model"], theirs["model"])
 
 
 def test_a_norm_of_zero_has_no_gradient_and_no_nan():
@@ -173,7 +169,7 @@ def test_the_bounds_of_corollary_1_are_those_of_the_round():
     assert bounds == pytest.approx({"weight": weight, "rate": 2 * (weight - 0.7), "known": 1.0}, rel=1e-4)
 
     plain, _ = PFedPM(own_weight=0.4, prototype_weight=0.7).client_update(task, client, down, small_task.data(batches))
-    assert same(plain["model"], state["model"]), "watching changes nothing"
+    assert comparisons.same(plain["model"], state["model"]), "watching changes nothing"
     first, _ = algorithm.client_update(task, algorithm.init_client(task), down, small_task.data(batches))
     assert not first["bounds"]["known"]
     assert [*algorithm.diagnostics(task)] == ["weight_bound", "rate_bound", "class_means"]
@@ -291,8 +287,8 @@ def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics():
         algorithm.client_update(task, algorithm.init_client(task), {"class_means": received}, data)[0]
         for algorithm in (PFedPM(relation=True), PFedPM())
     ]
-    assert same(states[0]["model"], states[1]["model"]) and "relation" not in states[1]
-    assert not same(states[0]["model"]["stats"], task.init()["stats"])
+    assert comparisons.same(states[0]["model"], states[1]["model"]) and "relation" not in states[1]
+    assert not comparisons.same(states[0]["model"]["stats"], task.init()["stats"])
 
 
 @pytest.mark.parametrize("client", [0, 3])
@@ -300,7 +296,7 @@ def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics():
 def test_all_clients_begin_with_one_relation_module_unless_each_draws_its_own(init, client):
     task = small_task.task(init=init)
     drawn = init_relation(stream(task.seed, 0, -1 if init == "shared" else client, "relation"), D)
-    assert same(PFedPM(relation=True).init_client(task.of_client(client))["relation"], drawn)
+    assert comparisons.same(PFedPM(relation=True).init_client(task.of_client(client))["relation"], drawn)
 
 
 def test_the_relation_module_has_its_sizes_and_pytorchs_bounds():

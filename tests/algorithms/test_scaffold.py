@@ -19,10 +19,6 @@ from pflmpi.learning.local_training import LocalTraining
 LR = 0.1
 
 
-def names(controls):
-    return small_task.to_numpy(controls)
-
-
 @pytest.mark.parametrize("control", ["steps", "gradient"])
 def test_steps_and_control_variates_are_those_of_algorithm_1(control):
     task, batches = small_task.task(), [small_task.batch(seed) for seed in (0, 1, 2)]
@@ -31,7 +27,7 @@ def test_steps_and_control_variates_are_those_of_algorithm_1(control):
     down = {"model": received, "control": shared}
     state, up = Scaffold(control=control).client_update(task, {"control": own}, down, data)
 
-    x, mine, all = names(received), names(own), names(shared)
+    x, mine, all = small_task.to_numpy(received), small_task.to_numpy(own), small_task.to_numpy(shared)
     y = x
     for one in batches:
         slopes = numpy_network.gradients(y, *small_task.flat(one))
@@ -52,7 +48,7 @@ def test_option_ii_is_the_mean_gradient_of_the_steps():
     zeros = tree.map(torch.zeros_like, received)
     down = {"model": received, "control": zeros}
     state, _ = Scaffold().client_update(task, {"control": zeros}, down, small_task.data(batches, LR))
-    w, total = names(received), None
+    w, total = small_task.to_numpy(received), None
     for one in batches:
         slopes = numpy_network.gradients(w, *small_task.flat(one))
         w = {name: w[name] - LR * slopes[name] for name in w}
@@ -67,7 +63,7 @@ def test_the_server_moves_by_the_mean_change_and_c_by_the_sum_over_all_clients(s
     found = algorithm.server_update(
         task, {"model": old, "control": control}, {"model": mean, "change": changes}, Round(1, np.arange(2), 0)
     )
-    x, y, c, d = map(names, (old, mean, control, changes))
+    x, y, c, d = map(small_task.to_numpy, (old, mean, control, changes))
     small_task.assert_close(found["model"], {name: x[name] + server_lr * (y[name] - x[name]) for name in x})
     small_task.assert_close(found["control"], {name: c[name] + d[name] / 8 for name in c})
     assert algorithm.uplink(task)["model"].by == "clients"
@@ -97,18 +93,6 @@ def test_steps_that_are_no_mean_of_gradients_are_refused(training, tmp_path):
     raw = quick_run.settings(algorithm={"name": "scaffold"}, training=training)
     with pytest.raises(ConfigError, match=r"SCAFFOLD takes the sum of a client's steps for one of its gradients"):
         quick_run.run(raw, tmp_path / "run")
-
-
-def test_the_training_loss_is_the_plain_one(tmp_path):
-    """The correction of the steps has no value of its own, only a gradient."""
-    first = {}
-    for name in ("scaffold", "fedavg"):
-        raw = quick_run.settings(algorithm={"name": name}, training={"rounds": 1})
-        quick_run.run(raw, tmp_path / name)
-        first[name] = (tmp_path / name / "metrics.csv").read_text().splitlines()
-    head = first["fedavg"][0].split(",")
-    place = head.index("train_loss")
-    assert len({lines[1].split(",")[place] for lines in first.values()}) == 1
 
 
 def test_the_training_loss_is_the_plain_one_without_the_correction():
