@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import TRAINED_PARTS, Algorithm, Round
-from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, combine, no_means, train_head
+from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, combine_class_means, initial_class_means, train_head
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy, on_features
 from pflmpi.learning.diagnostics import Diagnostic
@@ -34,8 +34,9 @@ class FedFCD(Algorithm):
         phi_i   <- SGD of CE(h(phi_g; z) + h(phi_i; z), y)
 
     and uploads its class means (eq. 3). Server: phi_g takes SGD steps of cross-entropy on the uploaded pairs of mean
-    and label (eq. 4); global class means C_j by `prototypes.combine` (eq. 5). Prediction (eq. 8): the sum of logits
-    h(phi_g; z) + h(phi_i; z). Before the first round every client uploads the means of its initial body (section 3.3).
+    and label (eq. 4); global class means C_j by `prototypes.combine_class_means` (eq. 5). Prediction (eq. 8): the sum
+    of logits h(phi_g; z) + h(phi_i; z). Before the first round every client uploads the means of its initial body
+    (section 3.3).
 
     Up: label, count and mean of each class held. Down: phi_g (shared), and C_j of the classes held with a flag whether
     there is one; samples of a class without are not aligned. Persists: client: its model (batch-norm statistics too);
@@ -116,7 +117,7 @@ class FedFCD(Algorithm):
         return {f"{side}/{phase}": length for phase in _phases(task) for side in ("body", "head")}
 
     def init_server(self, task: Task) -> Tree:
-        return {"head": part(task.init(), "head"), **no_means(task)}
+        return {"head": part(task.init(), "head"), **initial_class_means(task)}
 
     def init_client(self, task: Task) -> Tree:
         return {"model": task.init()}
@@ -175,7 +176,7 @@ class FedFCD(Algorithm):
             epochs=self.server_epochs,
             batch_size=self.server_batch_size or task.training.batch_size,
         )
-        return {"head": head, **combine(up["means"], server, self.class_mean_weighting)}
+        return {"head": head, **combine_class_means(up["means"], server, self.class_mean_weighting)}
 
     def personal(self, task: Task) -> Personal:
         model = Kept("model")

@@ -127,11 +127,11 @@ class FedFomo(Algorithm):
     def _choose_candidates(self, task: Task, server: Tree, clients: np.ndarray) -> Tensor:
         """The clients whose models some clients [m] receive after the server's last round, [m, M]."""
         num_clients, count, round = task.num_clients, self.received_models, int(leaf(server, "round"))
-        draws = draw(partial(stream, task.seed, round, -1, "candidates"), clients, num_clients, count)
+        draws = draw_numbers(partial(stream, task.seed, round, -1, "candidates"), clients, num_clients, count)
         eligible = leaf(server, "trained").numpy() & (clients[:, np.newaxis] != np.arange(num_clients))
         epsilon = max(0.0, self.exploration - self.exploration_decay * (round - 1))
         affinity = leaf(server, "affinity").numpy()[clients]
-        return torch.from_numpy(choose(affinity, eligible, count, epsilon, draws))
+        return torch.from_numpy(choose_candidates(affinity, eligible, count, epsilon, draws))
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model, before = part(client, "model"), part(client, "before")
@@ -139,10 +139,10 @@ class FedFomo(Algorithm):
         others = [tree.map(lambda leaf, m=m: leaf[m], received) for m in range(self.received_models)]
         candidates = [only(model, _mixed_parts(task)), *others]
         losses = mean_losses(task, [{**model, **other} for other in (before, *candidates)], data.passes["held_out"])
-        weights = weigh(losses, before, candidates)
+        weights = weigh_candidates(losses, before, candidates)
         weights = torch.cat([weights[:1], weights[1:].where(clients != NOBODY, 0)])
-        shares = shares_of(weights)
-        start = mix(candidates, shares)
+        shares = normalize_weights(weights)
+        start = mix_models(candidates, shares)
         model = train(task, {**model, **start}, data.passes["train"], model_loss(task), data.learning_rate)
         state: Tree = {"model": model, "before": start, "mix": {"clients": clients, "shares": shares}}
         return state, {"weights": {"weights": weights[1:]}}
@@ -207,7 +207,7 @@ def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Ten
     return total / samples
 
 
-def weigh(losses: Tensor, before: Tree, candidates: list[Tree]) -> Tensor:
+def weigh_candidates(losses: Tensor, before: Tree, candidates: list[Tree]) -> Tensor:
     """The raw weights w_n of the candidates, [candidates].
 
     Args:
@@ -220,7 +220,7 @@ def weigh(losses: Tensor, before: Tree, candidates: list[Tree]) -> Tensor:
     return (losses[0] - losses[1:]) / (distances + 1e-5)
 
 
-def shares_of(weights: Tensor) -> Tensor:
+def normalize_weights(weights: Tensor) -> Tensor:
     """max(w_n, 0) / sum_m max(w_m, 0), [candidates]; 1 for the first if no weight is positive."""
     positive = weights.clamp(min=0)
     first = torch.arange(len(weights), device=weights.device) == 0
@@ -228,7 +228,7 @@ def shares_of(weights: Tensor) -> Tensor:
     return positive / positive.sum()
 
 
-def mix(candidates: list[Tree], shares: Tensor) -> Tree:
+def mix_models(candidates: list[Tree], shares: Tensor) -> Tree:
     """The sum of the candidates times their shares [candidates]; leaves that are not floating are the first's."""
 
     def combined(*leaves: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def mix(candidates: list[Tree], shares: Tensor) -> Tree:
     return tree.mix(combined, candidates[0], *candidates[1:])
 
 
-def draw(
+def draw_numbers(
     stream_after: Callable[[int], np.random.Generator], clients: np.ndarray, num_clients: int, count: int
 ) -> Draws:
     """The random numbers of some clients [m]; those of a client do not depend on the others.
@@ -256,7 +256,9 @@ def draw(
     return Draws(ties, lot, stream_after(2 * n * n).random((count, n))[:, clients])
 
 
-def choose(affinity: np.ndarray, eligible: np.ndarray, count: int, epsilon: float, draws: Draws) -> np.ndarray:
+def choose_candidates(
+    affinity: np.ndarray, eligible: np.ndarray, count: int, epsilon: float, draws: Draws
+) -> np.ndarray:
     """The clients whose models some clients receive, [m, count] int64; `NOBODY` once none is eligible.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, batch_means, combine, no_means
+from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, batch_means, combine_class_means, initial_class_means
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
 from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.personal import Kept, NotAModel, Personal
@@ -27,7 +27,7 @@ class FedProto(Algorithm):
 
     Client (eqs. 7, 8): min CE(h(f(x)), y) + lambda * mean over the batch of (1/d) ||f(x) - C_y||^2; samples whose class
     has no prototype yet add nothing. With `loss_on: means` the second term is sum_j ||m_j - C_j||_2 over the classes of
-    the batch, m_j their mean features. Server (eq. 6): see `prototypes.combine`.
+    the batch, m_j their mean features. Server (eq. 6): see `prototypes.combine_class_means`.
     Prediction: argmin_j ||f(x) - C_j|| over the classes that have a prototype.
 
     Up: class means and counts of the classes held. Down: all prototypes (shared), as prediction needs them.
@@ -78,7 +78,7 @@ class FedProto(Algorithm):
         return {"prototypes": Shared(like)}
 
     def init_server(self, task: Task) -> Tree:
-        return no_means(task)
+        return initial_class_means(task)
 
     def init_client(self, task: Task) -> Tree:
         return {"model": task.init()}
@@ -103,7 +103,7 @@ class FedProto(Algorithm):
         return {"model": model}, {"means": class_means(task, model, data)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        return combine(up["means"], server, self.class_mean_weighting)
+        return combine_class_means(up["means"], server, self.class_mean_weighting)
 
     def personal(self, task: Task) -> Personal:
         if self.predict_with == "head":

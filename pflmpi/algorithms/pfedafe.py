@@ -14,7 +14,7 @@ from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData, model_loss, task_loss
 from pflmpi.learning.diagnostics import Diagnostic, PerClient
-from pflmpi.learning.parts import overlay, take
+from pflmpi.learning.parts import overlay, select_parts
 from pflmpi.learning.personal import Kept, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate, train
 from pflmpi.learning.task import Task
@@ -132,5 +132,5 @@ class PFedAFE(FedPer):
 def mixed(client: Tree, shared: Tree, beta: Tensor) -> Tree:
     """The client's model with (1 - beta) shared + beta own wherever the server has a value (eq. 5)."""
     own = only(client, ("body", "head", "stats"))
-    body = take(own, dict(tree.leaves(shared)))
+    body = select_parts(own, dict(tree.leaves(shared)))
     return overlay(own, tree.mix(lambda entry, shared_entry: (1 - beta) * shared_entry + beta * entry, body, shared))

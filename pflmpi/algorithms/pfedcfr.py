@@ -17,7 +17,7 @@ from pflmpi.algorithms.distances import attention, inner_products, squared_dista
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
-from pflmpi.learning.parts import overlay, take
+from pflmpi.learning.parts import overlay, select_parts
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -127,7 +127,7 @@ class PFedCFR(Algorithm):
     def _parts(self, task: Task, model: Tree) -> Messages:
         """The personal and the decision layers of a model, without empty groups."""
         groups = zip(("personal", "decision"), self.split(task), strict=True)
-        return {name: take(model, chain(*layers)) for name, layers in groups if layers}
+        return {name: select_parts(model, chain(*layers)) for name, layers in groups if layers}
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         parts = self._parts(task, task.like(*TRAINED_PARTS)).items()
@@ -178,7 +178,7 @@ class PFedCFR(Algorithm):
 
     def weights(self, models: Tree, layer: Layer) -> Tensor:
         """The fusion weights zeta [P, P] of one layer (eq. 10) of the models [P, ...], self weights on the diagonal."""
-        products = tree.map(lambda rows: inner_products(rows, from_first=True), take(models, layer))
+        products = tree.map(lambda rows: inner_products(rows, from_first=True), select_parts(models, layer))
         zeta = attention(squared_distances(products), self.alpha, self.sigma)
         return zeta + torch.diag(1 - zeta.sum(1))
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from pflmpi import tree
 from pflmpi.algorithms.base import TRAINED_PARTS, Algorithm, Round, only
-from pflmpi.algorithms.prototypes import Weighting, batch_means, combine, no_means, one_hot
+from pflmpi.algorithms.prototypes import Weighting, batch_means, combine_class_means, initial_class_means, one_hot
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
 from pflmpi.learning.diagnostics import ClassVectors, Diagnostic, PerClient
 from pflmpi.learning.optimizers import Rate
@@ -37,7 +37,7 @@ class PFedPM(Algorithm):
 
     with m_j the mean feature of the b_j samples of class j among the b of the batch. With `relation` (R-pFedPM) the
     relation module g then takes a step of the mean over samples of sum_j (g([f(x_s); M_ij]) - 1[y_s = j])^2, with the
-    body fixed (eqs. 12, 13; algorithm 1). Server (eq. 7): see `prototypes.combine`.
+    body fixed (eqs. 12, 13; algorithm 1). Server (eq. 7): see `prototypes.combine_class_means`.
     Prediction: the decision module (the head), or with `relation` the class of the highest relation score.
 
     Up: label, count and mean of each class held. Down: C_j, with a flag whether there is one, of the classes held; with
@@ -95,13 +95,13 @@ class PFedPM(Algorithm):
         return {"class_means": shared if self.relation else OwnClasses(one_class)}
 
     def init_server(self, task: Task) -> Tree:
-        return no_means(task)
+        return initial_class_means(task)
 
     def init_client(self, task: Task) -> Tree:
-        state: Tree = {"model": task.init(), "own": no_means(task)}
+        state: Tree = {"model": task.init(), "own": initial_class_means(task)}
         if self.relation:
             state["relation"] = init_relation(stream(task.seed, 0, task.client, "relation"), task.num_features)
-            state["mixed"] = no_means(task)
+            state["mixed"] = initial_class_means(task)
         if self.bounds:
             state["bounds"] = {"weight": torch.zeros(()), "rate": torch.zeros(()), "known": torch.tensor(False)}
         return state
@@ -194,7 +194,7 @@ class PFedPM(Algorithm):
         return (share * known * distance).sum()
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        return combine(up["means"], server, self.class_mean_weighting)
+        return combine_class_means(up["means"], server, self.class_mean_weighting)
 
     def personal(self, task: Task) -> Personal:
         model = Kept("model")

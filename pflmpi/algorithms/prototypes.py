@@ -14,7 +14,7 @@ from pflmpi.tree import Tree, leaf
 
 Weighting = Literal["samples", "clients", "as_printed"]
 
-GLOBAL_MEANS = ClassVectors(  # of a server whose state is what `no_means` and `combine` return
+GLOBAL_MEANS = ClassVectors(  # of a server whose state is what `initial_class_means` and `combine_class_means` return
     title="Class means",
     caption="The class means that the server combines.",
     server="means",
@@ -22,7 +22,7 @@ GLOBAL_MEANS = ClassVectors(  # of a server whose state is what `no_means` and `
 )
 
 
-def no_means(task: Task) -> Tree:
+def initial_class_means(task: Task) -> Tree:
     """The initial class means: `{"means": [K, d] zeros, "known": [K] all false}`."""
     return {
         "means": torch.zeros(task.num_classes, task.num_features),
@@ -30,8 +30,8 @@ def no_means(task: Task) -> Tree:
     }
 
 
-def combine(up: Tree, previous: Tree, weighting: Weighting) -> Tree:
-    """The new global class means, in the form of `no_means`.
+def combine_class_means(up: Tree, previous: Tree, weighting: Weighting) -> Tree:
+    """The new global class means, in the form of `initial_class_means`.
 
     With m_j the uploads of class j and N_j their total samples:
 

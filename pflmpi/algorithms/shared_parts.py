@@ -11,7 +11,7 @@ from pydantic import Field
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.learning.client import ClientData, Loss, model_loss
-from pflmpi.learning.parts import others, overlay, take
+from pflmpi.learning.parts import overlay, remaining_paths, select_parts
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -149,10 +149,10 @@ class PersonalPaths(WeightedSharedParts):
         """Paths of the parts and parameters that stay with a client."""
 
     def to_share(self, task: Task, model: Tree) -> Tree:
-        return take(model, others(model, self.kept(task)))
+        return select_parts(model, remaining_paths(model, self.kept(task)))
 
     def to_keep(self, task: Task, model: Tree) -> Tree:
-        return take(model, self.kept(task))
+        return select_parts(model, self.kept(task))
 
     def whole(self, client: Tree, received: Tree) -> Tree:
         return overlay(received, client)

@@ -28,10 +28,10 @@ def overlay(params: Tree, other: Tree) -> Tree:
     return result
 
 
-def take(params: Tree, paths: Iterable[str]) -> Tree:
+def select_parts(params: Tree, paths: Iterable[str]) -> Tree:
     """The subtree with the parts at some paths.
 
-    >>> take({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ["body/fc1", "head"])
+    >>> select_parts({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ["body/fc1", "head"])
     {'body': {'fc1': {}}, 'head': {}}
     """
     result: Tree = {}
@@ -44,13 +44,13 @@ def take(params: Tree, paths: Iterable[str]) -> Tree:
     return result
 
 
-def parameters_of(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, ...]]:
+def group_by_layer(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, ...]]:
     """Paths of the parameters of each layer, weights before biases; each belongs to its innermost layer.
 
     Raises:
         ConfigError: a parameter is in none of the layers.
 
-    >>> parameters_of(["body", "body/fc1"], {"body": {"fc1": {"bias": 0, "weight": 0}, "token": 0}})
+    >>> group_by_layer(["body", "body/fc1"], {"body": {"fc1": {"bias": 0, "weight": 0}, "token": 0}})
     {'body': ('body/token',), 'body/fc1': ('body/fc1/weight', 'body/fc1/bias')}
     """
     owned: dict[str, list[str]] = {layer: [] for layer in layers}
@@ -62,19 +62,19 @@ def parameters_of(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, .
     return {layer: tuple(paths) for layer, paths in owned.items()}
 
 
-def trained(params: Tree, paths: Iterable[str]) -> Tree:
-    """Like `take`, but with an empty body or head for models that train nothing of it.
+def select_trained(params: Tree, paths: Iterable[str]) -> Tree:
+    """Like `select_parts`, but with an empty body or head for models that train nothing of it.
 
-    >>> trained({"head": {}}, ["body", "head"])
+    >>> select_trained({"head": {}}, ["body", "head"])
     {'body': {}, 'head': {}}
     """
-    return take({"body": {}, "head": {}, **params}, paths)
+    return select_parts({"body": {}, "head": {}, **params}, paths)
 
 
-def others(params: Tree, excluded: tuple[str, ...], prefix: str = "") -> Iterator[str]:
+def remaining_paths(params: Tree, excluded: tuple[str, ...], prefix: str = "") -> Iterator[str]:
     """Paths of the largest parts that contain none of the excluded paths.
 
-    >>> list(others({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ("body/fc1",)))
+    >>> list(remaining_paths({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ("body/fc1",)))
     ['body/conv1', 'head']
     """
     for name, value in params.items():
@@ -82,6 +82,6 @@ def others(params: Tree, excluded: tuple[str, ...], prefix: str = "") -> Iterato
         if path in excluded:
             continue
         if isinstance(value, dict) and any(other.startswith(path + "/") for other in excluded):
-            yield from others(value, excluded, path + "/")
+            yield from remaining_paths(value, excluded, path + "/")
         else:
             yield path

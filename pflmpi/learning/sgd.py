@@ -17,7 +17,7 @@ from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss, StepBatch, micro_batches
 from pflmpi.learning.cuda_graphs import capture_on
 from pflmpi.learning.optimizers import Gradients, Rate, adam_step, clip, initial_state
-from pflmpi.learning.parts import has, others, overlay, trained
+from pflmpi.learning.parts import has, overlay, remaining_paths, select_trained
 from pflmpi.learning.replay import ReadsElsewhere, Steps, find_tensor_name, function_key
 from pflmpi.learning.task import Task
 from pflmpi.models.padded_norm import OverRealSamples
@@ -97,7 +97,7 @@ def train(
     for path in frozen:
         if not has(params, path):
             raise ValueError(f"frozen names {path!r}, which the model does not have; its parts are {', '.join(params)}")
-    parts = tuple(others(params, ("stats", *frozen)))
+    parts = tuple(remaining_paths(params, ("stats", *frozen)))
     return alternate(task, params, batches, [Phase(loss, parts, lr, name=name)], fixed=fixed)
 
 
@@ -166,7 +166,7 @@ def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[st
 
     The parameters are not changed, but batch-norm statistics in `params["stats"]` follow the forward pass in place.
     """
-    weights = tree.map(Tensor.detach, trained(params, parts))
+    weights = tree.map(Tensor.detach, select_trained(params, parts))
     if not task.batched:
         weights = tree.map(lambda leaf: leaf.clone().requires_grad_(True), weights)
     grads, value = gradients(task, overlay(params, weights), weights, loss, batch)
@@ -322,7 +322,7 @@ class PhaseStep:
 
     def __init__(self, task: Task, params: Tree, phase: Phase) -> None:
         self._task, self._params, self._phase = task, params, phase
-        self._trained: Tree = trained(params, phase.parts)
+        self._trained: Tree = select_trained(params, phase.parts)
         self._leaves = [leaf for _, leaf in tree.leaves(self._trained)]
         training = task.training
         self._momentum, self._decay = (0.0, 0.0) if phase.plain else (training.momentum, training.weight_decay)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.learning.local_training import LocalTraining
-from pflmpi.learning.parts import overlay, parameters_of
+from pflmpi.learning.parts import group_by_layer, overlay
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.base import Architecture
 from pflmpi.models.frozen import Frozen, without
@@ -111,7 +111,7 @@ class Task:
     @property
     def layers(self) -> dict[str, tuple[str, ...]]:
         """Paths of the trained parameters of each layer, in forward order; layers without any are left out."""
-        owned = parameters_of(self.architecture.layers, self.like("body", "head"))
+        owned = group_by_layer(self.architecture.layers, self.like("body", "head"))
         return {layer: paths for layer, paths in owned.items() if paths}
 
     @property

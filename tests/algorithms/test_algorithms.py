@@ -21,7 +21,7 @@ from pflmpi.algorithms.fedproto import FedProto
 from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.pfedpm import PFedPM
-from pflmpi.algorithms.prototypes import combine, no_means
+from pflmpi.algorithms.prototypes import combine_class_means, initial_class_means
 from pflmpi.learning.local_training import LocalTraining
 
 LR = 0.1
@@ -144,7 +144,7 @@ def test_fedproto_loss_on_means_counts_no_class_that_is_not_in_the_batch():
 def test_fedproto_sends_the_means_of_the_model_after_training():
     """A defect of public code: features are collected while the model still trains."""
     task, one = small_task.task(), small_task.batch(0)
-    prototypes = no_means(task)
+    prototypes = initial_class_means(task)
     new, up = FedProto().client_update(
         task, {"model": task.init()}, {"prototypes": prototypes}, small_task.data([one], lr=0.5)
     )
@@ -182,7 +182,7 @@ def test_class_means_combine_in_three_ways():
     previous = {"means": torch.full((3, 2), 9.0), "known": torch.tensor([False, True, False])}
     expected = {"samples": [6.0, 1.0], "clients": [4.0, 2.0], "as_printed": [3.0, 0.5]}
     for weighting, first in expected.items():
-        combined = combine(up, previous, weighting)
+        combined = combine_class_means(up, previous, weighting)
         assert combined["means"].tolist() == [first, [9.0, 9.0], [7.0, 7.0]], weighting
         assert combined["known"].tolist() == [True, True, True]
 

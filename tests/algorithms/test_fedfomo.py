@@ -10,7 +10,16 @@ import quick_run
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round, only
-from pflmpi.algorithms.fedfomo import Draws, FedFomo, choose, draw, mean_losses, mix, shares_of, weigh
+from pflmpi.algorithms.fedfomo import (
+    Draws,
+    FedFomo,
+    choose_candidates,
+    draw_numbers,
+    mean_losses,
+    mix_models,
+    normalize_weights,
+    weigh_candidates,
+)
 from pflmpi.analysis.plots import Matrices
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import diagnostics
@@ -60,18 +69,18 @@ def test_losses_are_means_over_samples_of_uneven_and_padded_minibatches():
 def test_a_weight_is_the_gain_over_the_distance():
     before = {"body": {"w": torch.tensor([1.0, 2.0])}, "head": {"b": torch.tensor([0.0])}}
     near = {"body": {"w": torch.tensor([1.0, 5.0])}, "head": {"b": torch.tensor([4.0])}}
-    found = weigh(torch.tensor([2.0, 0.5, 3.0, 2.0]), before, [near, near, before])
+    found = weigh_candidates(torch.tensor([2.0, 0.5, 3.0, 2.0]), before, [near, near, before])
     np.testing.assert_allclose(found, [1.5 / 5.00001, -1 / 5.00001, 0], rtol=1e-6)
 
 
 def test_models_are_mixed_with_the_positive_weights():
     models = [{"w": torch.tensor([value])} for value in (1.0, 10.0, 100.0)]
-    shares = shares_of(torch.tensor([1.0, 3.0, -9.0]))
+    shares = normalize_weights(torch.tensor([1.0, 3.0, -9.0]))
     assert shares.tolist() == [0.25, 0.75, 0]
-    np.testing.assert_allclose(mix(models, shares)["w"], [0.25 * 1 + 0.75 * 10])
-    assert shares_of(torch.tensor([-1.0, 0.0, 0.3])).tolist() == [0, 0, 1], "one weight alone is all of it"
-    assert shares_of(torch.tensor([-1.0, 0.0, -0.3])).tolist() == [1, 0, 0], "no positive weight: the own model"
-    assert comparisons.same(mix(models, torch.tensor([0.0, 0, 1])), models[2])
+    np.testing.assert_allclose(mix_models(models, shares)["w"], [0.25 * 1 + 0.75 * 10])
+    assert normalize_weights(torch.tensor([-1.0, 0.0, 0.3])).tolist() == [0, 0, 1], "one weight alone is all of it"
+    assert normalize_weights(torch.tensor([-1.0, 0.0, -0.3])).tolist() == [1, 0, 0], "no positive weight: the own model"
+    assert comparisons.same(mix_models(models, torch.tensor([0.0, 0, 1])), models[2])
 
 
 def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples():
@@ -156,7 +165,7 @@ def test_the_numbers_of_some_clients_are_theirs_among_all():
     n, count = 7, 3
     whole, some = uniform(stream(1, 4, -1, "candidates"), n, count), np.array([2, 5, 6])
     for clients in (some, np.arange(n), some[:0]):
-        found = draw(lambda skipped: stream(1, 4, -1, "candidates", skipped), clients, n, count)
+        found = draw_numbers(lambda skipped: stream(1, 4, -1, "candidates", skipped), clients, n, count)
         assert np.array_equal(found.ties, whole.ties[clients]) and np.array_equal(found.lot, whole.lot[clients])
         assert np.array_equal(found.explores, whole.explores[:, clients])
 
@@ -164,16 +173,17 @@ def test_the_numbers_of_some_clients_are_theirs_among_all():
 def test_the_best_that_have_trained_are_chosen_and_never_oneself():
     affinity = np.array([[9.0, 1, 5, 3], [4, 9, 2, 7], [1, -2, 9, -3], [0, 6, 8, 9]])
     trained, draws = np.array([True, True, False, True]), uniform(np.random.default_rng(0), 4, 3)
-    found = choose(affinity, others(trained), 3, 0.0, draws)
+    found = choose_candidates(affinity, others(trained), 3, 0.0, draws)
     assert found.tolist() == [[3, 1, NOBODY], [3, 0, NOBODY], [0, 1, 3], [1, 0, NOBODY]]
-    assert (choose(affinity, np.zeros((4, 4), bool), 2, 0.5, draws) == NOBODY).all()
+    assert (choose_candidates(affinity, np.zeros((4, 4), bool), 2, 0.5, draws) == NOBODY).all()
 
 
 def test_ties_decide_between_the_best_and_the_lot_where_a_client_explores():
     affinity, left = np.array([[0.0, 2, 2, 1]]), np.array([[False, True, True, True]])
     ties, lot = np.array([[0.9, 0.1, 0.2, 0.9]]), np.array([[0.9, 0.6, 0.3, 0.8]])
     explores = np.array([[0.5], [0.5]])
-    greedy, exploring = (choose(affinity, left, 2, epsilon, Draws(ties, lot, explores)) for epsilon in (0.0, 1.0))
+    draws = Draws(ties, lot, explores)
+    greedy, exploring = (choose_candidates(affinity, left, 2, epsilon, draws) for epsilon in (0.0, 1.0))
     assert greedy.tolist() == [[2, 1]] and exploring.tolist() == [[3, 1]]
 
 
@@ -182,9 +192,9 @@ def test_equal_affinities_are_chosen_with_equal_chances_and_epsilon_explores():
     n, best = 5, np.array([0.0, 2, 0, 2, 0])
     affinity = np.tile(best, (n, 1))
     rng, left = np.random.default_rng(7), others(np.ones(n, bool))
-    greedy = [choose(affinity, left, 1, 0.0, uniform(rng, n, 1))[0, 0] for _ in range(3000)]
+    greedy = [choose_candidates(affinity, left, 1, 0.0, uniform(rng, n, 1))[0, 0] for _ in range(3000)]
     np.testing.assert_allclose(np.bincount(greedy, minlength=n) / 3000, [0, 0.5, 0, 0.5, 0], atol=0.05)
-    some = np.array([choose(affinity, left, 2, 0.4, uniform(rng, n, 2))[0] for _ in range(3000)])
+    some = np.array([choose_candidates(affinity, left, 2, 0.4, uniform(rng, n, 2))[0] for _ in range(3000)])
     # The first: one of all four with 0.4, else one of the two best.
     np.testing.assert_allclose(np.bincount(some[:, 0], minlength=n) / 3000, [0, 0.4, 0.1, 0.4, 0.1], atol=0.05)
     assert (some[:, 0] != some[:, 1]).all() and (some != 0).all()
@@ -220,7 +230,7 @@ def test_exploration_falls_round_by_round(round, epsilon, monkeypatch):
         seen.append(epsilon)
         return np.zeros((len(affinity), count), np.int64)
 
-    monkeypatch.setattr("pflmpi.algorithms.fedfomo.choose", record)
+    monkeypatch.setattr("pflmpi.algorithms.fedfomo.choose_candidates", record)
     algorithm, task = FedFomo(received_models=1), small_task.task()
     algorithm.publish(task, algorithm.init_server(task) | {"round": torch.tensor(round)}, np.array([0]))
     np.testing.assert_allclose(seen, [epsilon], atol=1e-12)

@@ -8,7 +8,7 @@ from pflmpi import tree
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.pfedcfr import PFedCFR
 from pflmpi.errors import ConfigError
-from pflmpi.learning.parts import parameters_of
+from pflmpi.learning.parts import group_by_layer
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.torch_module import module_model
@@ -60,7 +60,7 @@ def task(kind):
 @pytest.mark.parametrize("kind", MIDDLE)
 def test_every_parameter_is_of_one_layer(kind):
     own = task(kind)
-    layers = parameters_of(own.architecture.layers, own.like("body", "head"))
+    layers = group_by_layer(own.architecture.layers, own.like("body", "head"))
     assert {*layers} == {"body/first", "body/middle", "head", *(["body"] if kind == "token" else [])}
     assert {*layers["body/middle"]} == MIDDLE[kind] and layers.get("body", ("body/token",)) == ("body/token",)
 
@@ -109,4 +109,4 @@ def test_layers_are_in_the_order_in_which_they_are_called():
 
 def test_a_parameter_of_no_layer_is_refused():
     with pytest.raises(ConfigError, match=r"body/fc2/weight .* none of its layers \(body/fc1\)"):
-        parameters_of(["body/fc1"], {"body": {"fc2": {"weight": torch.zeros(1)}}})
+        group_by_layer(["body/fc1"], {"body": {"fc2": {"weight": torch.zeros(1)}}})
