@@ -11,7 +11,7 @@ from pflmpi.text import format_decimal
 
 _LOWER_IS_BETTER = ("loss", "error", "mae", "mse", "mape", "nll", "perplexity")  # suffixes of measures, such as rmse
 _PERCENT = ("accuracy", "balanced_accuracy", "f1_macro")
-_NAME = re.compile("[a-z][a-z0-9_]*", re.ASCII)
+MEASURE_NAME = re.compile("[a-z][a-z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def main_measure(config: Mapping[str, Any], measured: Container[str]) -> MainMea
     names = ["accuracy", "test_loss"]
     if isinstance(measures, list | tuple) and measures:  # unverified: the run may come from anyone
         first = str(measures[0]).rpartition(":")[2]
-        names = [first, *names] if _NAME.fullmatch(first) else names
+        names = [first, *names] if MEASURE_NAME.fullmatch(first) else names
     candidates = [MainMeasure(name) for name in names]
     return next((measure for measure in candidates if measure.column in measured), candidates[0])
 

@@ -5,7 +5,6 @@
 It is called once per client with all its test samples; for tokens, n is the number of labelled positions.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from pflmpi import outside
 from pflmpi.errors import ConfigError, RunError
+from pflmpi.learning.main_measure import MEASURE_NAME
 from pflmpi.registry import Registry, function
 from pflmpi.text import short_repr
 
@@ -23,7 +23,6 @@ _RESERVED = (  # names of other arrays and columns in checkpoints and tables
     *("validation_samples", "up_bytes", "down_bytes", "round_seconds", "correct", "total", "loss", "samples"),
 )
 _PREFIXES, _SUFFIXES = ("client_", "unseen_", "trained_", "validation_"), ("_mean", "_weighted", "_bottom")
-_NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 
 
 def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -108,7 +107,7 @@ def measures_of(names: Sequence[str]) -> dict[str, Measure]:
         measure, name = MEASURES[reference], reference.rpartition(":")[2]
         is_users = MEASURES.reference(reference) is not None
         reserved = name in {*MEASURES, *_RESERVED} or name.startswith(_PREFIXES) or name.endswith(_SUFFIXES)
-        if name in measures or (is_users and reserved) or not _NAME.fullmatch(name):
+        if name in measures or (is_users and reserved) or not MEASURE_NAME.fullmatch(name):
             raise ConfigError(
                 f"evaluation.measures: {short_repr(reference)} would have the columns {name}_mean, ...; give each "
                 "measure a name of its own, of lower-case letters, digits and underscores, that is no other column's "
