@@ -1,4 +1,4 @@
-"""APFL: every client mixes a model of its own with the global one, in a proportion that it learns."""
+"""APFL: every client mixes a personal model with the global one, in a learned proportion."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ class APFL(FedAvg):
         if self.adaptive:
             rate = data.learning_rate if self.alpha_lr is None else self.alpha_lr * data.decay
             phase = Phase(personal, ("alpha",), rate, plain=True, limits=(0.0, 1.0))
-            # Only alpha is kept: the batch-norm statistics follow this minibatch when the models train on it.
+            # Only alpha: the batch-norm statistics follow this minibatch when the models train on it.
             params["alpha"] = alternate(task, params, islice(data.passes["train"], 1), [phase])["alpha"]
         # v before w: its gradient is at the w before the minibatch.
         lr = data.learning_rate

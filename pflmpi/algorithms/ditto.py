@@ -1,4 +1,4 @@
-"""Ditto: FedAvg, and beside it a personal model per client that is drawn to the global one."""
+"""Ditto: FedAvg, and beside it a personal model per client with a proximal term towards the global one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""FedAMP: every client has its own cloud model, drawn towards the clients that are like it."""
+"""FedAMP: every client has its own cloud model, a mix that favours similar clients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ class FedAMP(Algorithm):
 
     def _by_cosine(self, models: Tree) -> Tensor:
         scores = (self.cosine_scale * cosines(tree.map(inner_products, models))).fill_diagonal_(-torch.inf)
-        if len(scores) == 1:  # nobody else to hear from
+        if len(scores) == 1:  # no other participant
             return torch.zeros_like(scores)
         return (1 - self.self_weight) * scores.softmax(1)
 

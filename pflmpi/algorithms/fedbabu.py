@@ -1,4 +1,4 @@
-"""FedBABU: a shared body under a head that never changes, fine-tuned by each client to be tested."""
+"""FedBABU: a shared body with a fixed head, fine-tuned by each client before evaluation."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +13,7 @@ class FedBABU(FineTuned):
     """Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
 
     Algorithm 1: clients train the body by cross-entropy, theta_ext <- theta_ext - lr grad, and the head with learning
-    rate 0, so that it stays as drawn at the start, the same for all. The server averages the bodies with weights
+    rate 0, so that it keeps its initial weights, the same for all. The server averages the bodies with weights
     n_i / n. To be tested, a client fine-tunes the fresh body and that head on its own data for `fine_tuning_epochs`
     (tau_f, 5 in the paper).
 

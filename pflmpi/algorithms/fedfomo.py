@@ -1,4 +1,4 @@
-"""FedFomo: every client weighs a few models of others by what they do for it on samples that it holds out."""
+"""FedFomo: every client mixes a few others' models, weighted by their gain on its held-out samples."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

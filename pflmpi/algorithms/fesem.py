@@ -1,4 +1,4 @@
-"""FeSEM: several global models, each the mean of the clients that are nearest to it."""
+"""FeSEM: several global models, each the mean of the clients nearest to it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""L2GD: personal models that are drawn to their mean, in rounds that a coin decides."""
+"""L2GD: personal models pulled to their mean, with random numbers of steps between aggregations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class L2GD(SharedParts):
 
         x_i <- (1 - alpha lambda / (n p))^m x_i + (1 - (1 - alpha lambda / (n p))^m) mean(x).
 
-    The lengths of both runs are geometric, drawn for each round by itself: they depend on seed and round alone.
+    The lengths of both runs are geometric and drawn for each round separately: they depend only on seed and round.
 
     Up: x_i (mean over clients). Down: the mean (shared). Persists: server: the mean; client: x_i.
     Evaluated: x_i after the local steps of the round.
@@ -46,7 +46,7 @@ class L2GD(SharedParts):
     local step is that of the other methods; an aggregation step then goes lr lambda (1 - p) / p of the way to the
     mean, which the paper's alpha keeps within 1/2. f_i is sampled in minibatches; the paper has its full gradient.
     Aggregations before the first local step are left out: nothing has been averaged yet. The number of local steps
-    is drawn, 1/p on average, and `training.epochs` and `training.steps` have no say in it. Batch-norm statistics that
+    is drawn, 1/p on average; `training.epochs` and `training.steps` have no effect on it. Batch-norm statistics that
     are averaged move as the weights do.
 
     Newcomers: x_i begins as the mean and takes the local steps of a round; ours, the paper has a fixed set of clients.

@@ -1,4 +1,4 @@
-"""Local training without any communication: the line that collaboration has to beat."""
+"""Local training without communication: the baseline that collaboration has to beat."""
 
 from dataclasses import dataclass
 from typing import ClassVar

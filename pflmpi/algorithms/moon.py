@@ -1,4 +1,4 @@
-"""MOON: FedAvg whose clients draw their features to the global model's and away from those of their last model."""
+"""MOON: FedAvg with a contrastive loss: features near the global model's and far from those of the last local model."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -53,7 +53,7 @@ class Moon(FedAvg):
         return {**super().init_client(task), "last": last, "trained": torch.tensor(0.0)}
 
     def newcomer(self, task: Task) -> Newcomer | CannotJoin:
-        return Newcomer(trains=bool(task.local_stats))  # what else it keeps is for its training alone
+        return Newcomer(trains=bool(task.local_stats))  # the rest of its state is only for training
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         start = {**down["model"], **only(client, task.local_stats)}

@@ -1,4 +1,4 @@
-"""pFedAFE: every client mixes the shared body with its own, in a proportion that it learns anew in every round."""
+"""pFedAFE: every client mixes the shared body with its own, in a proportion learned anew in every round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ class PFedAFE(FedPer):
         return torch.where(leaf(client, "trained"), beta, 0.0)
 
     def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-        return self.client_update(task, client, down, data)[0]  # not FedPer's: it has a body of its own
+        return self.client_update(task, client, down, data)[0]  # unlike FedPer's, it trains a body of its own
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         return mixed(client, down["body"], self.mixing_ratio(task, client, down["body"], data))

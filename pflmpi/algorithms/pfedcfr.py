@@ -1,4 +1,4 @@
-"""pFedCFR: layers that extract features are fused for each client, layers that decide are averaged for all."""
+"""pFedCFR: feature layers are fused for each client, decision layers are averaged for all."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""pFedPM: personal models held near a mix of own and global class means, with an optional relation module."""
+"""pFedPM: personal models regularised to a mix of own and global class means, with an optional relation module."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

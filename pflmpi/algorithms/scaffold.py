@@ -83,7 +83,7 @@ class Scaffold(FedAvg):
         return {"model": part(server, "model"), "control": part(server, "control")}
 
     def newcomer(self, task: Task) -> Newcomer | CannotJoin:
-        return Newcomer(trains=bool(task.local_stats))  # what else it keeps is for its training alone
+        return Newcomer(trains=bool(task.local_stats))  # the rest of its state is only for training
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         own, shared, received = part(client, "control"), down["control"], down["model"]
