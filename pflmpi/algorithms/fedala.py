@@ -36,15 +36,15 @@ class FedALA(SharedParts):
     Up: the model (mean by samples). Down: the model (shared). Persists: server: the model; client: its model, W_i, and
     how many passes are due for W_i. Evaluated: the client's model after its local training.
 
-    Readings. The first time a client takes part it has no model of its own and starts from the global one. Converged
-    means, as in the authors' code, that the last 10 losses have a standard deviation below `threshold`; a loss here
-    is the mean over an epoch, in the authors' code that of its last batch, and after `longest` epochs training of W_i
-    ends in any case. The share of the data is drawn anew every round, without order; the authors' code takes a random
-    stretch of the stored samples. A layer is weight and bias together; the authors count tensors, their 2 is our 1.
-    The authors' code mixes the global model into that of every client before a test; here a client's model changes and
-    is tested as it left its last training, as with the other algorithms.
+    Readings. In its first participation a client has no model of its own and starts from the global one. As in the
+    authors' code, W_i has converged once the last 10 losses have a standard deviation below `threshold`; here a loss is
+    the mean over an epoch, in their code that of its last batch, and training of W_i ends after `longest` epochs at the
+    latest. The share of the data is a random subset drawn every round; the authors' code takes a random stretch of the
+    stored samples. A layer is weight and bias together; the authors count tensors, so that their 2 is our 1. The
+    authors' code mixes the global model into every client's before a test; here a client is tested with the model that
+    its last training left, as with the other algorithms.
 
-    Newcomers: take part for the first time, from the global model; ours, the paper has no clients that join later.
+    Newcomers: train as in a first participation, from the global model; ours, the paper has no clients that join later.
     """
 
     summary: ClassVar[str] = "own and global model mixed, a learned weight for each entry"

@@ -36,20 +36,20 @@ class FedAMP(Algorithm):
     Up: the model. Down: the client's own u_i, the answer to it.
     Persists: client: w_i and u_i. Evaluated: w_i.
 
-    Departures. With partial participation the messages pass among the participants of the round, and a client
-    uses its u_i when it next takes part; before, u_i is the initial model. Where the sum of the xi_ij exceeds 1,
-    which the paper excludes by the choice of alpha, they are divided by it and the self weight is 0, so that u_i
+    Departures. With partial participation messages pass between the participants of the round, and a client uses its
+    u_i in its next participation; its first u_i is the initial model. If the xi_ij of a client sum to more than 1,
+    which the paper excludes by the choice of alpha, they are divided by the sum and the self weight is 0, so that u_i
     stays a convex combination. Distances and cosines are over the whole parameter vector (batch-norm statistics stay
-    local). A participant alone in its round has a self weight of 1.
+    local). The only participant of a round has a self weight of 1.
 
-    A step pulls by lr lambda / alpha, which is 1e-4 lr with the paper's values: all but local training, since it starts
-    from the own w_i. To have the clients meet, choose `start: cloud`, or a smaller alpha (and sigma, whose ratio sets
-    the weights); with `weighting: cosine` alpha does nothing but this.
+    The proximal step is lr lambda / alpha, which is 1e-4 lr with the paper's values: almost local training, since it
+    starts from the own w_i. For stronger collaboration choose `start: cloud`, or a smaller alpha (with sigma, since
+    their ratio sets the weights); with `weighting: cosine` alpha has no other effect.
 
-    The values of the heuristic's two constants here, 10 and 0.5, are ours: the authors have no public code for it.
+    The default constants of the heuristic, 10 and 0.5, are ours: the authors have no public code for it.
 
-    Newcomers: the server knows no model of theirs to compare, so their u_i is the mean of the others' cloud models,
-    with which w_i begins too, whatever `start` is; ours, the paper has a fixed set of clients.
+    Newcomers: the server has no model of theirs to compare, so their u_i is the mean of the others' cloud models, and
+    w_i starts from it whatever `start` is; ours, the paper has a fixed set of clients.
     """
 
     summary: ClassVar[str] = "a cloud model per client, by attentive message passing"

@@ -22,9 +22,9 @@ class FedBABU(FineTuned):
 
     Newcomers: the shared body under that head, fine-tuned as for everybody; this is what the paper tests.
 
-    Readings. What is fine-tuned: the abstract has the head, the authors' code the whole model (the default). At which
-    rate: that of the round; the authors' code takes the last of training's, after its steps down. The authors' code
-    averages plainly, over clients with as many samples each; `weighting: clients` does that.
+    Readings. The abstract fine-tunes the head, the authors' code the whole model (the default). The learning rate is
+    that of the round; the authors' code takes the last one of training, after its decay. The authors' code averages
+    plainly, over clients with equally many samples; `weighting: clients` does that.
     """
 
     summary: ClassVar[str] = "a shared body under a fixed head, fine-tuned to be tested"

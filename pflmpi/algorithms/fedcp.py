@@ -40,12 +40,12 @@ class FedCP(WeightedSharedParts):
     gate; client: h_i, and its batch-norm statistics with `training.bn: local`. Evaluated: h_i(r * z) + h_g((1 - r) * z)
     with the fresh body, global head and gate.
 
-    Readings. The gate draws Gumbel noise while it trains and none when the model is tested; the authors' code has it
-    there too, so that their accuracy is random. v_i is that of h_i as the round begins, from the first round on, where
-    the authors have random numbers. A participant receives all three parts; the authors give the body to every client
-    and the rest to participants. Batch norm in f_g uses the batch's own statistics, as in f_i, so that z and u are
-    equal before the first step. lambda = 5 is theirs for a learning rate of 0.005; a much larger one needs a smaller
-    lambda, or the features cannot leave those of f_g.
+    Readings. The gate has Gumbel noise in training only; the authors' code has it in tests too, so that their accuracy
+    is random. v_i is that of h_i at the start of the round, also in the first one, where the authors use random
+    numbers. A participant receives all three parts; the authors send the body to every client and the rest to
+    participants. Batch norm in f_g uses the batch's statistics, as in f_i, so that z and u are equal before the first
+    step. lambda = 5 is the authors' value for a learning rate of 0.005; a much larger rate needs a smaller lambda, or
+    the features cannot leave those of f_g.
 
     Newcomers: h_i begins as the global head h_g and is trained as a participant's; ours, the paper has no clients that
     join later.

@@ -28,32 +28,31 @@ from pflmpi.tree import Tree, leaf, part
 class FedFomo(Algorithm):
     """Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
 
-    Client i measures the mean loss L_i on its held out samples of its model as the last local training began, theta',
-    and of the candidates theta_n: its model as that training ended, and up to M models of others. It mixes, with
+    On its held-out samples client i measures the mean loss L_i of theta', its model before its last local training, and
+    of the candidates theta_n: its model after that training, and up to M models of other clients. It mixes them by
 
         w_n = (L_i(theta') - L_i(theta_n)) / (||theta_n - theta'|| + 1e-5),
         theta <- theta' + sum_n max(w_n, 0) / sum_m max(w_m, 0) (theta_n - theta'),
 
-    and then trains theta on its other samples. Server: keeps the affinities P [N, N], P_in += w_n; whoever takes part
-    next is sent, M times, the last model of the client of highest P_in among those not chosen yet, or with probability
-    epsilon of any of them.
+    and then trains theta on its other samples. The server keeps the affinities P [N, N], P_in += w_n. A participant of
+    the next round receives M models: each is that of the remaining client n with the highest P_in or, with probability
+    epsilon, of any remaining client.
 
-    Up: the model and the raw w_n of the models received. The model stays with its client until it is chosen, and goes
-    from there to whom it is for. Down: M models and whose they are, M (4 numbers of parameters + 8) bytes also where
-    there are fewer candidates. Persists: client: its model and theta' (batch-norm statistics too), and of its last mix,
-    for reports alone, whose models it was sent and the shares max(w_n, 0) / sum_m max(w_m, 0), its own first; server:
-    P, who has trained, and the round. Evaluated: the client's model after its training.
+    Up: the model and the raw w_n of the received models. The model stays with its client until it is chosen, and is
+    sent from there to its receivers. Down: M models and the ids of their clients, M (4 x parameters + 8) bytes even
+    with fewer candidates. Persists: client: its model and theta' (batch-norm statistics too), and for reports the ids
+    of the clients in its last mix and the shares max(w_n, 0) / sum_m max(w_m, 0), its own first; server: P, which
+    clients have trained, and the round. Evaluated: the client's model after its training.
 
     Readings. A client's own model is always a candidate and need not be sent, so M counts others, and the paper's
-    P = diag(1, ..., 1) at the start is P = 0. Where no w_n is positive the client goes on with its own model, as it is
-    after training; theta', which the equation leaves, would undo every round that does worse on a few held out samples.
-    A model that has never been trained is no candidate. epsilon falls by `exploration_decay` a round, from 0.3 by 0.05
-    as in the authors' runs, and equal affinities are put in random order. The held out samples are drawn once.
-    Distances are over weights and biases in the L2 norm (the authors' code: L1).
+    initial P = diag(1, ..., 1) is P = 0. If no w_n is positive the client continues with its own model after training;
+    by the equation it would be theta', which would undo every round that does worse on a few held-out samples. A model
+    that has never been trained is not a candidate. epsilon falls by `exploration_decay` per round, from 0.3 by 0.05 as
+    in the authors' runs; ties between affinities are broken at random. The held-out samples are drawn once. Distances
+    are over weights and biases in the L2 norm (the authors' code: L1).
 
-    Newcomers: are sent M models, any of those that have been trained (nothing is known of what they are worth to them),
-    mix and train as in a first round, and again with the same models if they make more updates; ours, the paper has a
-    fixed set of clients.
+    Newcomers: receive M models, any of those that have been trained (their affinities are unknown), then mix and train
+    as in a first round, and again with the same models in further updates; ours, the paper has a fixed set of clients.
     """
 
     summary: ClassVar[str] = "every client weighs others' models on held out samples"

@@ -41,21 +41,22 @@ class FedGMH(Algorithm):
     `avghead` averages own and mixed head, eq. 10 (GMH-a); `oneavg` averages own and the one global head,
     eq. 11 (GMH-oa).
 
-    Readings. Before a client's first training psi is all false. One server epoch a round (`server_epochs`), in client
-    order, a step for every uploaded mean, as eq. 6 writes it; `server_batch_size: null` takes minibatches of the
-    clients' batch size, mostly one step a round. Heads without uploads stay. What is tested is not said.
-    A public repository with the paper's settings (youcaihua1/FedGMH) reverses eq. 9, so that critical entries stay the
-    client's own and the others become the global heads' (`critical_from: own`); has
-    |(theta^E - theta^0)^2 theta^E| in eq. 8 (`importance: squared_change`) and takes the floor(beta L) of the weight
-    and of the bias each (`ranked: tensor`); and tests in the last 20 rounds alone, after mixing (`evaluated: mixed`,
-    and `figure: best20` in a table).
+    Readings. Before a client's first training psi is all false. One server epoch per round (`server_epochs`), in client
+    order, with a step for every uploaded mean, as in eq. 6; `server_batch_size: null` takes minibatches of the clients'
+    batch size, mostly one step per round. Heads without uploads do not change. The paper does not say which model is
+    tested. A public repository with the paper's settings (youcaihua1/FedGMH) reverses eq. 9, so that critical entries
+    stay the client's own and the others are replaced by the global heads' (`critical_from: own`); uses
+    |(theta^E - theta^0)^2 theta^E| in eq. 8 (`importance: squared_change`) and the floor(beta L) largest of weight and
+    bias each (`ranked: tensor`); and tests only in the last 20 rounds, after mixing (`evaluated: mixed`, and
+    `figure: best20` in a table).
 
-    Labels that come and go (section 2.3.5), with `label_turnover: T`, our schedule: for T rounds a client is without
-    its first label, for T without the second and so on, then for T it has all; a single one stays. It trains on, and
-    mixes the heads of, those it has; for the other it sends zeros and a count of 0 (4 |S| bytes more for counts).
+    Label turnover (section 2.3.5), by `label_turnover: T`, is our schedule: for T rounds a client lacks its first
+    label, for T rounds its second and so on, then for T rounds it has all; an only label stays. It trains on the labels
+    that it has and mixes their heads; for the missing one it sends zeros and a count of 0 (counts are 4 |S| bytes).
 
     Newcomers: ours. They train as in a first round, from the initial weights, with psi all false in the first update;
-    heads act from the second on (`evaluation.unseen_updates`); with `avghead`, `oneavg`, `critical_from: own` at once.
+    the global heads matter from the second on (`evaluation.unseen_updates`), and at once with `avghead`, `oneavg` and
+    `critical_from: own`.
     """
 
     summary: ClassVar[str] = "one global head per label, mixed in at critical entries"

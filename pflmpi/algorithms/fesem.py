@@ -26,23 +26,24 @@ from pflmpi.tree import Tree, leaf, part
 class FeSEM(Algorithm):
     """Xie et al., Multi-Center Federated Learning: Clients Clustering for Better Personalization, WWW Journal 2023.
 
-    Client: starts from the centre of its cluster, local SGD. Server, once a round: E-step, a participant belongs to
-    the nearest centre, r_i = argmin_k ||w_i - W_k||_2; M-step, W_k = mean of its members.
+    Client: local SGD from the centre of its cluster. Server, once per round: E-step, a participant is assigned to the
+    nearest centre, r_i = argmin_k ||w_i - W_k||_2; M-step, W_k = mean of its members.
 
     Up: the model, and with `weighting: samples` the number of samples. Down: the client's own centre. Persists:
     server: the K centres and every client's cluster (-1 before it has one); client: nothing, or its batch-norm
     statistics with `training.bn: local`. Evaluated: the centre of the client's cluster.
 
-    Readings. The first centres are members: after the first round's training K of its participants are drawn, each
-    with a probability proportional to its squared distance from those drawn before (k-means++). The mean is the plain
-    one; `weighting: samples` weights by n_i. Equally near centres: the first. A centre without members stays as it is.
+    Readings. The initial centres are models of participants: after the training of the first round K of them are drawn
+    by k-means++, each with a probability proportional to its squared distance from those already drawn. The mean is
+    plain; `weighting: samples` weights by n_i. Of equally near centres the first is taken. A centre without members
+    does not change.
 
-    Departures. With partial participation the members are those of the round's participants, and the others keep
-    their cluster. A client that has none yet receives the mean of the centres, weighted by their clients. Distances
-    are over the parameters; batch-norm statistics are averaged with them (`bn: average`) or stay with the client.
+    Departures. With partial participation only the round's participants are members, and the others keep their cluster.
+    A client without a cluster receives the mean of the centres, weighted by their numbers of clients. Distances are
+    over the parameters; batch-norm statistics are averaged with them (`bn: average`) or stay with the client.
 
-    Newcomers: have no cluster before they take part, and predict with the same mean of the centres; ours, the paper has
-    a fixed set of clients.
+    Newcomers: have no cluster and predict with the same mean of the centres; ours, the paper has a fixed set of
+    clients.
     """
 
     summary: ClassVar[str] = "K global models, each client trains and uses the nearest"

@@ -44,18 +44,18 @@ class PFedCFR(Algorithm):
 
     Readings. `num_personal_layers: null` is the paper's threshold by function (eq. 8): the layers before the first
     fully connected one, and at least the first (r = 1 of 2 for its DNN, 2 of 4 for its CNN). A layer is a module,
-    weight and bias together; `layer_unit: tensor` numbers tensors, as for ResNet-18, where r = 56 of 64 was best
+    weight and bias together; `layer_unit: tensor` counts tensors, as for ResNet-18, where r = 56 of 64 was best
     (here resnet18 with `hidden`, and null is 60). The general form (eqs. 7, 8) has a rule for each group of layers:
-    with `thresholds` [l_1, l_2, ...] layers 1 to l_1 have the first of `rules`, l_1 + 1 to l_2 the second and so on:
-    attention is eqs. 10 and 11, mean eqs. 12 and 13, and own layers are neither sent nor pulled.
-    Local training starts from what was received, or with `start: local` from the own model. Batch-norm statistics are
-    no layers, for they are not among the 64: they stay with the client, whatever `training.bn`.
+    with `thresholds` [l_1, l_2, ...] layers 1 to l_1 have the first of `rules`, l_1 + 1 to l_2 the second and so on;
+    attention is eqs. 10 and 11, mean eqs. 12 and 13, and own layers are neither sent nor in the proximal term. Local
+    training starts from the received layers, or with `start: local` from the own model. Batch-norm statistics are not
+    layers, as they are not among the 64: they stay with the client, whatever `training.bn` says.
 
-    Departures. With partial participation the participants of the round are fused, and a client uses its layers
-    when it next takes part. Where a self weight could become negative, the configuration is refused.
+    Departures. With partial participation the layers of the round's participants are fused, and a client uses its
+    fused layers in its next participation. A configuration with which a self weight could be negative is refused.
 
-    Newcomers: the server knows no layers of theirs to compare, so they get the mean of the others' fused layers beside
-    the common ones, and train from these, whatever `start` is; ours, the paper has a fixed set of clients.
+    Newcomers: the server has no layers of theirs to compare, so they receive the mean of the others' fused layers with
+    the common ones, and train from these whatever `start` is; ours, the paper has a fixed set of clients.
     """
 
     summary: ClassVar[str] = "feature layers fused by distance, decision layers averaged"
