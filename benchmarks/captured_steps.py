@@ -52,10 +52,10 @@ def launches() -> Iterator[list[float]]:
 
         return launch
 
-    steps, as_on_a_gpu = sgd._steps, functools.cache(AsOnAGpu)
+    steps, as_on_a_gpu = sgd._make_steps, functools.cache(AsOnAGpu)
     with (
         mock.patch.dict(cuda_graphs.BY_DEVICE, cpu=capture),
-        mock.patch.object(sgd, "_steps", lambda task, *rest: steps(as_on_a_gpu(task), *rest)),  # type: ignore[arg-type]
+        mock.patch.object(sgd, "_make_steps", lambda task, *rest: steps(as_on_a_gpu(task), *rest)),  # type: ignore[arg-type]
         mock.patch.object(ClientBatches, "_together", lambda self: 100),  # as many batches at once as on a GPU
     ):
         yield times
