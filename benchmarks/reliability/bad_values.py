@@ -11,8 +11,9 @@ import yaml
 import quick_run
 from every_algorithm import TRAINING
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.config.load import SECTIONS, fields_model
-from pflmpi.data.partitions import PARTITIONS, section_model
+from pflmpi.config.fields import fields_model, partition_model
+from pflmpi.config.load import SECTIONS
+from pflmpi.data.partitions import PARTITIONS
 from pflmpi.models import MODELS
 from raw_files import write_idx
 from reliability.trials import Result, Trial, command
@@ -93,7 +94,7 @@ def _keys() -> Iterator[tuple[str, str | None, str, Any]]:
     for section, kind in SECTIONS.items():
         yield from ((section, None, key, field) for key, field in kind.model_fields.items())
     for name in PARTITIONS:
-        yield from (("partition", name, key, field) for key, field in section_model(name).model_fields.items())
+        yield from (("partition", name, key, field) for key, field in partition_model(name).model_fields.items())
     for section, registry in (("model", MODELS), ("algorithm", ALGORITHMS)):
         yield section, None, "name", None
         for name, kind in registry.items():

@@ -64,6 +64,19 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_packed(tmp_
     assert f"launch/pack: cannot write {tmp_path}/no/folder/env.tar" in done.stderr
 
 
+IMPORT_ALL = """
+import importlib
+from pathlib import Path
+for path in sorted([*Path().glob("*.py"), *Path().glob("reliability/*.py")]):
+    importlib.import_module(".".join(path.with_suffix("").parts))
+"""
+
+
+def test_every_benchmark_can_be_imported():
+    done = processes.call([sys.executable, "-c", IMPORT_ALL], timeout=100, cwd=ROOT / "benchmarks")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_the_bare_loop_and_pflmpi_do_the_same_work(tmp_path):
     words = ["--folder", str(tmp_path), "--works", "tiny", "tiny-fedgh", "--peers", "bare", "pflmpi", "--passes", "1"]
