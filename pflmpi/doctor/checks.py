@@ -53,13 +53,13 @@ def find_problems(all_ranks: Group) -> list[Problem]:
     """The problems of these ranks; those that several ranks have in the same words are one."""
     problems: dict[tuple[str, str], set[int]] = {}
     for check in CHECKS:
-        for what, group in findings(check, all_ranks):
+        for what, group in run_check(check, all_ranks):
             remedy = check.remedy if isinstance(check.remedy, str) else check.remedy(group, all_ranks)
             problems.setdefault((what, remedy), set()).update(rank_numbers(group))
     return [Problem(what, remedy, tuple(sorted(where))) for (what, remedy), where in problems.items()]
 
 
-def findings(check: Check, all_ranks: Group) -> list[tuple[str, Group]]:
+def run_check(check: Check, all_ranks: Group) -> list[tuple[str, Group]]:
     """What a check finds, and on which ranks."""
     checked, find = [facts for facts in all_ranks if check.applies(facts)], check.find
     return (
@@ -78,7 +78,7 @@ def rank_numbers(group: Iterable[RankFacts]) -> tuple[int, ...]:
     return tuple(facts.rank for facts in group)
 
 
-def remedy_of_no_connection(mpi: bool) -> str:
+def advise_connection(mpi: bool) -> str:
     network = "OMPI_MCA_btl_tcp_if_include" if mpi else "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
     return (
         "see in the launcher's output whether all ranks have started, check for a firewall between the hosts, and name "
@@ -86,18 +86,18 @@ def remedy_of_no_connection(mpi: bool) -> str:
     )
 
 
-def _all(_: RankFacts) -> bool:
+def _is_any(_: RankFacts) -> bool:
     return True
 
 
-def _hosts(text: Callable[[Group], str]) -> Find:
+def _per_host(text: Callable[[Group], str]) -> Find:
     """Finds what is wrong host by host; "" is nothing."""
     return lambda all_ranks: (
         (what, group) for group in group_by(all_ranks, lambda facts: facts.host).values() if (what := text(group))
     )
 
 
-def _differs(text: str, value: Callable[[RankFacts], str]) -> Find:
+def _find_minority(text: str, value: Callable[[RankFacts], str]) -> Find:
     """Finds the ranks whose value is not the one that most have (of two, that of the lowest rank).
 
     Args:
@@ -114,23 +114,23 @@ def _differs(text: str, value: Callable[[RankFacts], str]) -> Find:
     return find
 
 
-def _same_version(package: str) -> Check:
-    value = _differs(f"{package} is {_HERE}", lambda facts: facts.versions.get(package) or "missing")
-    return Check(_all, value, _ENVIRONMENT)
+def _check_version(package: str) -> Check:
+    value = _find_minority(f"{package} is {_VALUES_DIFFER}", lambda facts: facts.versions.get(package) or "missing")
+    return Check(_is_any, value, _ENVIRONMENT)
 
 
-def _split_world(facts: RankFacts) -> bool:
+def _is_split_world(facts: RankFacts) -> bool:
     """Whether the launcher has started more ranks than MPI sees: each is a world of its own."""
     return facts.mpi.used and 0 < facts.mpi.world != facts.size
 
 
-def _split_worlds(all_ranks: Group) -> Iterator[tuple[str, Group]]:
+def _find_split_worlds(all_ranks: Group) -> Iterator[tuple[str, Group]]:
     for facts in all_ranks:
         seen = f"MPI sees {facts.mpi.world}: {facts.size} worlds of size {facts.mpi.world}"
         yield f"{_LAUNCHERS[facts.launcher]} has started {facts.size} ranks, but {seen}", [facts]
 
 
-def _remedy_of_split_world(group: Group, _: Group) -> str:
+def _advise_launcher(group: Group, _: Group) -> str:
     facts = group[0]
     own = f"the mpirun of {facts.mpi.library}"
     if not facts.slurm:
@@ -139,7 +139,7 @@ def _remedy_of_split_world(group: Group, _: Group) -> str:
     return f"start with {flag} (`srun --mpi=list` shows what this Slurm has), or {own}"
 
 
-def _broken(all_ranks: Group) -> Iterator[tuple[str, Group]]:
+def _find_broken_packages(all_ranks: Group) -> Iterator[tuple[str, Group]]:
     """What cannot be imported, but for torch: without it a rank has no device, which is a problem already."""
     for facts in all_ranks:
         for name, why in facts.broken.items():
@@ -151,7 +151,7 @@ def _lacks_data(facts: RankFacts) -> bool:
     return bool(facts.data.error) and not facts.data.download
 
 
-def _remedy_of_data(_: Group, all_ranks: Group) -> str:
+def _advise_data(_: Group, all_ranks: Group) -> str:
     good = [facts.rank for facts in all_ranks if not _lacks_data(facts) and facts.data.root]
     if not good:
         return "set data.root or PFLMPI_DATA to a folder that all hosts see at the same path"
@@ -161,70 +161,72 @@ def _remedy_of_data(_: Group, all_ranks: Group) -> str:
     )
 
 
-def _shared_gpus(all_ranks: Group) -> Iterator[tuple[str, Group]]:
+def _find_shared_gpus(all_ranks: Group) -> Iterator[tuple[str, Group]]:
     for (_, uuid), group in group_by(all_ranks, lambda facts: (facts.host, facts.device.uuid)).items():
         if len(group) > 1:
-            yield f"{_ranks(group)} share one GPU ({group[0].device.name}, {uuid})", group
+            yield f"{_count_ranks(group)} share one GPU ({group[0].device.name}, {uuid})", group
 
 
-def _omp(facts: RankFacts) -> int:
+def _count_omp_threads(facts: RankFacts) -> int:
     """The threads of OMP_NUM_THREADS, which may be a list for nested loops; 0 if it is no number."""
     first = (facts.machine.omp or "").split(",")[0].strip()
     return int(first) if first.isdecimal() else 0
 
 
-def _threads(facts: RankFacts) -> int:
+def _count_threads(facts: RankFacts) -> int:
     """The most threads that a rank starts; without OMP_NUM_THREADS a library starts one for each core."""
-    return max(len(facts.machine.cores) if facts.machine.omp is None else _omp(facts), facts.settings.threads)
+    return max(
+        len(facts.machine.cores) if facts.machine.omp is None else _count_omp_threads(facts), facts.settings.threads
+    )
 
 
-def _num_cores(group: Group) -> int:
+def _count_cores(group: Group) -> int:
     """How many cores the ranks have together; 0 if unknown."""
     return len(set().union(*(facts.machine.cores for facts in group)))
 
 
-def _ranks(group: Group) -> str:
+def _count_ranks(group: Group) -> str:
     return pluralize(len(group), "rank")
 
 
-def _too_many_threads(group: Group) -> str:
-    num_cores, threads = _num_cores(group), [_threads(facts) for facts in group]
+def _describe_excess_threads(group: Group) -> str:
+    num_cores, threads = _count_cores(group), [_count_threads(facts) for facts in group]
     if not num_cores or max(threads) == 1 or sum(threads) <= num_cores:
         return ""
     unset = " (OMP_NUM_THREADS is not set)" if all(facts.machine.omp is None for facts in group) else ""
     each = " each" if len(group) > 1 else ""
-    return f"{_ranks(group)} with {max(threads)} threads{each}{unset} on {pluralize(num_cores, 'core')}"
+    return f"{_count_ranks(group)} with {max(threads)} threads{each}{unset} on {pluralize(num_cores, 'core')}"
 
 
-def _remedy_of_threads(group: Group, _: Group) -> str:
-    fitting = max(_num_cores(group) // len(group), 1)
+def _advise_threads(group: Group, _: Group) -> str:
+    fitting = max(_count_cores(group) // len(group), 1)
     own = f" and set runtime.threads={fitting}" if any(facts.settings.threads > fitting for facts in group) else ""
     return f"export OMP_NUM_THREADS={fitting}{own}, or give them more cores (--cpus-per-task)"
 
 
-def _too_many_ranks(group: Group) -> str:
-    cores = _num_cores(group)
-    return f"{_ranks(group)} on {pluralize(cores, 'core')}" if 0 < cores < len(group) else ""
+def _describe_excess_ranks(group: Group) -> str:
+    cores = _count_cores(group)
+    return f"{_count_ranks(group)} on {pluralize(cores, 'core')}" if 0 < cores < len(group) else ""
 
 
-def _little_memory(group: Group) -> str:
+def _describe_low_memory(group: Group) -> str:
     free = min(facts.machine.memory_free for facts in group)
     if not any(facts.machine.memory for facts in group) or free >= _MEMORY * len(group):
         return ""
-    return f"{format_bytes(free)} of memory are left for {_ranks(group)}, and each needs {format_bytes(_MEMORY)}"
+    return f"{format_bytes(free)} of memory are left for {_count_ranks(group)}, and each needs {format_bytes(_MEMORY)}"
 
 
-def _little_shared_memory(group: Group) -> str:
+def _describe_low_shared_memory(group: Group) -> str:
     free = min(facts.machine.shared_free or 0 for facts in group)
     few = len(group) > 1 and free < _SHARED * len(group)
-    return f"/dev/shm has {format_bytes(free)} left for the messages of {_ranks(group)}" if few else ""
+    return f"/dev/shm has {format_bytes(free)} left for the messages of {_count_ranks(group)}" if few else ""
 
 
-_HERE = "{here} here, and {there} on {others}"
+_VALUES_DIFFER = "{here} here, and {there} on {others}"
 _ENVIRONMENT = (
     "use one environment on all hosts: on a shared file system, activated or module-loaded in the batch script"
 )
-_AGAIN = "install the package again (pip install --force-reinstall NAME), alike on all hosts"
+_REINSTALL = "install the package again (pip install --force-reinstall NAME), alike on all hosts"
 _SHARED_FILE = "keep it on a file system that all hosts share"
 _OTHER_FOLDER = "choose a folder (--out) on a file system that all hosts share and that you can write"
 
@@ -237,7 +239,7 @@ CHECKS = (  # causes before what follows
         "load the cluster's MPI module and pip install mpi4py, or pip install 'pflmpi[mpi]', which installs both; "
         "torchrun, and srun without --mpi, need no MPI",
     ),
-    Check(_split_world, _split_worlds, _remedy_of_split_world),
+    Check(_is_split_world, _find_split_worlds, _advise_launcher),
     Check(
         lambda facts: facts.launcher == "unclear",
         "it is unclear how this was started ({connection})",
@@ -245,21 +247,21 @@ CHECKS = (  # causes before what follows
     ),
     Check(
         lambda facts: bool(
-            facts.launcher != "unclear" and facts.connection and not facts.mpi.error and not _split_world(facts)
+            facts.launcher != "unclear" and facts.connection and not facts.mpi.error and not _is_split_world(facts)
         ),
         "no connection to the other ranks ({connection})",
-        lambda group, _: remedy_of_no_connection(group[0].mpi.used),
+        lambda group, _: advise_connection(group[0].mpi.used),
     ),
     Check(
         lambda facts: facts.launcher == "alone" and facts.slurm.get("tasks", "") not in ("", "0", "1"),
         "Slurm has given this job {slurm[tasks]} tasks, but this is one process: a world of size 1, on one node",
         "start with srun pflmpi ... (torch.distributed), srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), mpirun",
     ),
-    *map(_same_version, ("python", "pflmpi", *PACKAGES)),
-    Check(_all, _broken, _AGAIN),
+    *map(_check_version, ("python", "pflmpi", *PACKAGES)),
+    Check(_is_any, _find_broken_packages, _REINSTALL),
     Check(
         lambda facts: facts.mpi.used and bool(facts.mpi.library),
-        _differs(f"MPI is {_HERE}", lambda facts: facts.mpi.library),
+        _find_minority(f"MPI is {_VALUES_DIFFER}", lambda facts: facts.mpi.library),
         _ENVIRONMENT,
     ),
     Check(
@@ -269,49 +271,49 @@ CHECKS = (  # causes before what follows
     ),
     Check(
         lambda facts: not facts.settings.error,
-        _differs("the configuration is not that of {others}", lambda facts: facts.settings.digest),
+        _find_minority("the configuration is not that of {others}", lambda facts: facts.settings.digest),
         _SHARED_FILE,
     ),
     Check(
         lambda facts: bool(facts.device.name) and (facts.rank > 0 or facts.size == 1),  # rank 0 may have no clients
-        _differs(f"the device is {_HERE}: results would depend on it", lambda facts: facts.device.name),
+        _find_minority(f"the device is {_VALUES_DIFFER}: results would depend on it", lambda facts: facts.device.name),
         "choose nodes with the same devices (--constraint, --gpus=TYPE:N), or set runtime.device=cpu",
     ),
-    Check(_lacks_data, "data: {data.error}", _remedy_of_data),
+    Check(_lacks_data, "data: {data.error}", _advise_data),
     Check(
         lambda facts: not _lacks_data(facts),
-        _differs("data: the files have other sizes or names than on {others}", lambda facts: facts.data.digest),
+        _find_minority("data: the files have other sizes or names than on {others}", lambda facts: facts.data.digest),
         "copy the same files to all hosts, or use a folder that they share",
     ),
     Check(
         lambda facts: bool(facts.device.error),
         "{device.error}",
-        lambda group, _: _AGAIN if "torch" in group[0].broken else "",
+        lambda group, _: _REINSTALL if "torch" in group[0].broken else "",
     ),
     Check(
         lambda facts: bool(facts.device.uuid),
-        _shared_gpus,
+        _find_shared_gpus,
         "give each its own (--ntasks-per-node as many as --gpus-per-node), or start fewer; "
         "clients are shared out among ranks, so one rank per GPU is fastest. Where they must share it, start NVIDIA's "
         "MPS first (nvidia-cuda-mps-control -d); without it they take turns",
     ),
-    Check(_all, _hosts(_too_many_threads), _remedy_of_threads),
+    Check(_is_any, _per_host(_describe_excess_threads), _advise_threads),
     Check(
-        _all,
-        _hosts(_too_many_ranks),
+        _is_any,
+        _per_host(_describe_excess_ranks),
         lambda group, _: (
-            f"start at most {_num_cores(group)} on a host (--ntasks-per-node), or let them have more cores "
+            f"start at most {_count_cores(group)} on a host (--ntasks-per-node), or let them have more cores "
             "(--cpus-per-task; mpirun --bind-to none if they were bound to the same ones)"
         ),
     ),
     Check(
-        _all,
-        _hosts(_little_memory),
+        _is_any,
+        _per_host(_describe_low_memory),
         "start fewer ranks on a host, or request more memory (--mem, --mem-per-cpu)",
     ),
     Check(
         lambda facts: facts.machine.shared_free is not None,
-        _hosts(_little_shared_memory),
+        _per_host(_describe_low_shared_memory),
         f"{format_bytes(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g",
     ),
     Check(
@@ -331,7 +333,7 @@ CHECKS = (  # causes before what follows
     ),
     Check(
         lambda facts: not facts.folder.error and facts.folder.free < _DISK,
-        _hosts(
+        _per_host(
             lambda group: f"{format_bytes(group[0].folder.free)} are left on the file system of {group[0].folder.path}"
         ),
         "free space (see also your quota), or choose another folder (--out)",

@@ -50,10 +50,10 @@ _SLURM = {
     "gpus": "SLURM_STEP_GPUS",
     "mpi": "SLURM_MPI_TYPE",
 }
-_MPI_LIMIT = 30.0  # seconds for MPI to start with one rank
-_LAUNCHERS = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
-_NAME = ".pflmpi-doctor"
-_MESSAGE = 1 << 20  # bytes of one that is tried
+_MPI_TIMEOUT = 30.0  # seconds for MPI to start with one rank
+_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
+_PROBE = ".pflmpi-doctor"
+_MESSAGE_BYTES = 1 << 20  # bytes of one that is tried
 
 
 class _Facts(BaseModel):
@@ -141,25 +141,25 @@ class RankFacts(_Facts):
     broken: dict[str, str] = {}  # package that cannot be imported -> the reason
 
 
-def rank_facts(launch: Launch, config: "Config | None", settings: Settings, environ: Mapping[str, str]) -> RankFacts:
+def collect_facts(launch: Launch, config: "Config | None", settings: Settings, environ: Mapping[str, str]) -> RankFacts:
     """Facts that a rank collects before it is connected to the others: the slow part."""
-    versions, broken = _packages()
+    versions, broken = _read_versions()
     return RankFacts(
         rank=launch.rank,
         size=launch.size,
         launcher=launch.kind,
         host=socket.gethostname(),
         settings=settings,
-        machine=_machine(environ),
-        device=torch_facts(environ),
+        machine=_read_machine(environ),
+        device=read_torch(environ),
         data=find_data(config, environ),
-        slurm=_slurm(environ),
+        slurm=_read_slurm(environ),
         versions=versions,
         broken=broken,
     )
 
 
-def all_facts(
+def gather_facts(
     facts: RankFacts,
     config: "Config | None",
     transport: Transport,
@@ -173,7 +173,7 @@ def all_facts(
         TransportError: a rank was lost, or did not answer in time.
     """
     library = find_mpi(launch, facts.settings.transport, environ)
-    with probe_file(folder) if transport.rank == 0 else nullcontext("") as name:
+    with hold_probe_file(folder) if transport.rank == 0 else nullcontext("") as name:
         place = inspect_folder(folder, transport.broadcast_text(name))
         transport.barrier()  # the file stays until all ranks have looked for it
     device = try_device(facts.device, transport.peers, transport.rank, config)
@@ -186,7 +186,7 @@ def all_facts(
     return ranks
 
 
-def _machine(environ: Mapping[str, str]) -> Machine:
+def _read_machine(environ: Mapping[str, str]) -> Machine:
     total, free = machine.memory()
     return Machine(
         cores=machine.cores(),
@@ -197,7 +197,7 @@ def _machine(environ: Mapping[str, str]) -> Machine:
     )
 
 
-def _slurm(environ: Mapping[str, str]) -> dict[str, str]:
+def _read_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     if "SLURM_JOB_ID" not in environ:
         return {}
     variables = {name: environ.get(variable, "") for name, variable in _SLURM.items()}
@@ -206,7 +206,7 @@ def _slurm(environ: Mapping[str, str]) -> dict[str, str]:
     return {**variables, "tasks": num_tasks(environ) or ""}
 
 
-def _packages() -> tuple[dict[str, str], dict[str, str]]:
+def _read_versions() -> tuple[dict[str, str], dict[str, str]]:
     """The version of each package ("" if it is not installed), and why those that cannot be imported cannot.
 
     mpi4py is not imported here, because it would start MPI.
@@ -217,11 +217,11 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
             import_module(module)
         except (ImportError, OSError) as error:
             broken[package] = first_line(error)
-    versions = {package: _version(package) for package in PACKAGES}
+    versions = {package: _find_version(package) for package in PACKAGES}
     return {"python": platform.python_version(), "pflmpi": pflmpi.__version__, **versions}, broken
 
 
-def _version(package: str) -> str:
+def _find_version(package: str) -> str:
     """The version that is loaded, or else the one that is installed."""
     if package in sys.modules:
         return str(getattr(sys.modules[package], "__version__", "unknown"))
@@ -234,7 +234,7 @@ def _version(package: str) -> str:
 # --- devices and MPI
 
 
-def torch_facts(environ: Mapping[str, str]) -> Device:
+def read_torch(environ: Mapping[str, str]) -> Device:
     """What torch can use."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -250,7 +250,7 @@ def torch_facts(environ: Mapping[str, str]) -> Device:
     return Device(visible=visible, gpus=gpus, gloo=gloo, nccl=version, platform=platform)
 
 
-def visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[machine.Gpu, ...]:
+def find_visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[machine.Gpu, ...]:
     """The GPUs that this rank sees and may use; none where torch or the driver fails, which `try_device` says."""
     try:
         return () if config and config.runtime.device == "cpu" else machine.gpus(environ.get("CUDA_VISIBLE_DEVICES"))
@@ -271,7 +271,7 @@ def try_device(device: Device, peers: Sequence[Peer], rank: int, config: "Config
             machine.gpus(device.visible)  # to have its error
         placed = place(peers, runtime, training)
         if placed.number[rank] is not None:
-            about = gpu(device_of(placed, rank))
+            about = read_gpu(device_of(placed, rank))
     except PflmpiError as error:
         about = {"error": str(error)}
     except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
@@ -301,18 +301,18 @@ def try_messages(transport: Transport, config: "Config | None") -> str:
 
         return torch.zeros(size, dtype=torch.uint8, device=device)
 
-    whole, moved = part(_MESSAGE), size * _MESSAGE
+    whole, moved = part(_MESSAGE_BYTES), size * _MESSAGE_BYTES
     calls = (
         lambda: transport.broadcast(whole),
-        lambda: transport.exchange({(rank + 1) % size: whole}, {(rank - 1) % size: _MESSAGE}, moved, empty=part),
+        lambda: transport.exchange({(rank + 1) % size: whole}, {(rank - 1) % size: _MESSAGE_BYTES}, moved, empty=part),
     )
-    seconds = transport.maximum(np.array([_seconds(transport, call) for call in calls]))
+    seconds = transport.maximum(np.array([_time_call(transport, call) for call in calls]))
     way = between_gpus.text or {"mpi": "MPI", "torch": "gloo"}.get(transport.name, transport.name)
     to_all, to_the_next = (f"{1e3 * value:.3g} ms" for value in seconds)
     return f"{way}: 1 MiB from rank 0 to all in {to_all}, to the next rank in {to_the_next}"
 
 
-def _seconds(transport: Transport, call: Callable[[], object]) -> float:
+def _time_call(transport: Transport, call: Callable[[], object]) -> float:
     """Seconds of a second call, which finds connections and buffers made."""
     call()
     transport.barrier()
@@ -321,7 +321,7 @@ def _seconds(transport: Transport, call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def gpu(chosen: "torch.device") -> dict[str, Any]:
+def read_gpu(chosen: "torch.device") -> dict[str, Any]:
     """What a GPU is; asking for its memory starts it, which fails where it cannot be used."""
     import torch
 
@@ -333,19 +333,19 @@ def gpu(chosen: "torch.device") -> dict[str, Any]:
 def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
     """The MPI library that connects the ranks; without a launcher, the one that is installed."""
     if launch.kind == "alone":
-        return mpi_in_subprocess(environ)
+        return try_mpi(environ)
     connects = launch.kind == "mpi" if transport == "auto" else transport == "mpi"
     if connects and launch.kind != "torchrun":  # MPI cannot connect torchrun's ranks, and asking it would start it
-        return mpi_in_this_process(launch.rank)
+        return start_mpi(launch.rank)
     return Mpi()
 
 
-def mpi_in_this_process(rank: int = 0) -> Mpi:
+def start_mpi(rank: int = 0) -> Mpi:
     """MPI as this process sees it, started if need be."""
     try:
         from pflmpi.transports.mpi import start, world_size
 
-        start(_MPI_LIMIT, partial(exit_unconnected, rank, {}))
+        start(_MPI_TIMEOUT, partial(exit_unconnected, rank, {}))
     except (ImportError, RuntimeError, OSError) as error:
         return Mpi(used=True, error=first_line(error))
     library = mpi_library.loaded()
@@ -354,9 +354,9 @@ def mpi_in_this_process(rank: int = 0) -> Mpi:
     return Mpi(used=True, library=library.name, world=world_size(), device_buffers=library.device_buffers)
 
 
-def mpi_in_subprocess(environ: Mapping[str, str]) -> Mpi:
+def try_mpi(environ: Mapping[str, str]) -> Mpi:
     """MPI as a process of one rank sees it: starting MPI may end a process, or hang."""
-    for_one = {name: text for name, text in environ.items() if not name.startswith(_LAUNCHERS)}
+    for_one = {name: text for name, text in environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
     try:
         with tempfile.TemporaryDirectory() as folder:  # Open MPI leaves empty folders behind
             done = subprocess.run(
@@ -365,10 +365,10 @@ def mpi_in_subprocess(environ: Mapping[str, str]) -> Mpi:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=_MPI_LIMIT,
+                timeout=_MPI_TIMEOUT,
             )
     except subprocess.TimeoutExpired:
-        return Mpi(error=f"it did not start within {_MPI_LIMIT:.0f} s")
+        return Mpi(error=f"it did not start within {_MPI_TIMEOUT:.0f} s")
     except OSError as error:
         return Mpi(error=f"it could not be tried: {first_line(error)}")
     lines = done.stdout.splitlines()
@@ -441,9 +441,9 @@ def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
 
 
 @contextmanager
-def probe_file(folder: Path) -> Iterator[str]:
+def hold_probe_file(folder: Path) -> Iterator[str]:
     """Keep a locked file in the folder, for the other ranks to look for; gives its name, "" where none can be made."""
-    path = machine.nearest_existing(folder, os.path.lexists) / f"{_NAME}-{socket.gethostname()}-{os.getpid()}.shared"
+    path = machine.nearest_existing(folder, os.path.lexists) / f"{_PROBE}-{socket.gethostname()}-{os.getpid()}.shared"
     try:
         file = path.open("xb")
     except OSError:
@@ -465,7 +465,7 @@ def inspect_folder(folder: Path, shared: str) -> Folder:
         shared: the name of rank 0's probe file, "" if there is none.
     """
     place = machine.nearest_existing(folder, os.path.lexists)
-    probe = place / f"{_NAME}-{socket.gethostname()}-{os.getpid()}{TEMPORARY}"
+    probe = place / f"{_PROBE}-{socket.gethostname()}-{os.getpid()}{TEMPORARY}"
     try:
         with probe.open("wb") as file:
             file.write(bytes(4096))
@@ -494,9 +494,9 @@ def _is_locked(path: Path) -> bool | None:
 
 
 if __name__ == "__main__":
-    answer = mpi_in_this_process()
+    answer = start_mpi()
     if answer.world:
         from pflmpi.transports.mpi import MpiTransport
 
-        MpiTransport(_MPI_LIMIT).close()  # without it, MPI may leave shared memory behind
+        MpiTransport(_MPI_TIMEOUT).close()  # without it, MPI may leave shared memory behind
     print(answer.model_dump_json())

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from rich.table import Table
 
-from pflmpi.doctor.checks import Problem, find_problems, group_by, rank_numbers, remedy_of_no_connection
+from pflmpi.doctor.checks import Problem, advise_connection, find_problems, group_by, rank_numbers
 from pflmpi.doctor.facts import (
     RankFacts,
-    all_facts,
+    collect_facts,
     find_mpi,
+    find_visible_gpus,
+    gather_facts,
     inspect_folder,
-    rank_facts,
     read_config,
     try_device,
-    visible_gpus,
 )
 from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
 from pflmpi.machine import requested_gpus
@@ -36,10 +36,10 @@ from pflmpi.transports.peers import Peer
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
 
-_FOUND = 1  # the exit code of a problem
-_LIMIT = 60.0  # seconds for the other ranks to come, and to answer
-_HEAD_START = 3.0  # seconds for the other ranks to report too: a launcher stops them once one has ended
-_ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
+_PROBLEMS_FOUND = 1  # the exit code of a problem
+_TIMEOUT = 60.0  # seconds for the other ranks to come, and to answer
+_REPORT_SECONDS = 3.0  # seconds for the other ranks to report too: a launcher stops them once one has ended
+_MAX_ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
 _log = logging.getLogger(__name__)
 
 
@@ -54,13 +54,13 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
     Raises:
         ConfigError: there is one rank only, and the configuration cannot be used.
     """
-    launch, unclear = _launch(environ)
+    launch, unclear = _detect_launch(environ)
     requested, settings = read_config(config, run)
     if launch.kind == "alone" and config is not None and settings.error:
         raise ConfigError(settings.error)
     folder = (run or Path("runs")).absolute()
-    facts = rank_facts(launch, requested, settings, environ)
-    here = Peer.here(facts.machine.cores, visible_gpus(requested, environ), requested_gpus(environ))
+    facts = collect_facts(launch, requested, settings, environ)
+    here = Peer.here(facts.machine.cores, find_visible_gpus(requested, environ), requested_gpus(environ))
 
     def unconnected(error: str) -> int:
         device = try_device(facts.device, [here], 0, requested)
@@ -72,7 +72,7 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
         return unconnected(unclear)
     try:
         transport = _connect(launch, requested, facts, here, as_json)
-        all_ranks = all_facts(facts, requested, transport, launch, folder, environ)
+        all_ranks = gather_facts(facts, requested, transport, launch, folder, environ)
         shown = str(_check_and_show(all_ranks, config, environ, as_json)) if all_ranks else ""
         code = int(transport.broadcast_text(shown))
     except (PflmpiError, ImportError, RuntimeError, OSError) as error:
@@ -84,7 +84,7 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
     return code
 
 
-def _launch(environ: Mapping[str, str]) -> tuple[Launch, str]:
+def _detect_launch(environ: Mapping[str, str]) -> tuple[Launch, str]:
     """How this was started, and why that is unclear if it is."""
     try:
         return detect(environ), ""
@@ -95,25 +95,25 @@ def _launch(environ: Mapping[str, str]) -> tuple[Launch, str]:
 def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Peer, as_json: bool) -> Transport:
     """The transport that a run would use."""
     if launch.size == 1:
-        transport = open_transport("inprocess", ALONE, _LIMIT)
+        transport = open_transport("inprocess", ALONE, _TIMEOUT)
         introduce(transport, here)
         return transport
     late = Problem(
-        f"not all ranks have come within {_LIMIT:.0f} s, or MPI hangs",
-        remedy_of_no_connection(launch.kind == "mpi"),
+        f"not all ranks have come within {_TIMEOUT:.0f} s, or MPI hangs",
+        advise_connection(launch.kind == "mpi"),
         (launch.rank,),
     )
 
     def end(_: str) -> NoReturn:
         if as_json and launch.rank == 0:
-            show([facts], [late], as_json)
+            show_facts([facts], [late], as_json)
         else:
             print(f"problem: {late.line([facts])}", file=sys.stderr if as_json else sys.stdout)
         flush_output()
-        time.sleep(_HEAD_START)
-        os._exit(_FOUND)
+        time.sleep(_REPORT_SECONDS)
+        os._exit(_PROBLEMS_FOUND)
 
-    transport = open_transport(config.runtime.transport if config else "auto", launch, _LIMIT, late=end)
+    transport = open_transport(config.runtime.transport if config else "auto", launch, _TIMEOUT, late=end)
     introduce(transport, here)
     return transport
 
@@ -125,8 +125,8 @@ def _check_and_show(all_ranks: list[RankFacts], config: Path | None, environ: Ma
         code = UserError.exit_code
     else:
         problems = find_problems(all_ranks)
-        show(all_ranks, problems, as_json)
-        code = _FOUND if problems else 0
+        show_facts(all_ranks, problems, as_json)
+        code = _PROBLEMS_FOUND if problems else 0
     flush_output()
     write_exit_code(environ, code)
     return code
@@ -140,31 +140,31 @@ def _report_unconnected(
     facts = facts.model_copy(update={"mpi": library, "folder": place})
     problems = find_problems([facts])
     if launch.rank == 0:
-        show([facts], problems, as_json)
-        write_exit_code(environ, _FOUND)
+        show_facts([facts], problems, as_json)
+        write_exit_code(environ, _PROBLEMS_FOUND)
     else:
         show_problems([facts], problems, sys.stderr if as_json else sys.stdout)
     flush_output()
     if launch.size > 1:
-        time.sleep(_HEAD_START)
-        os._exit(_FOUND)  # a transport that is half connected may hang when it is closed
-    return _FOUND
+        time.sleep(_REPORT_SECONDS)
+        os._exit(_PROBLEMS_FOUND)  # a transport that is half connected may hang when it is closed
+    return _PROBLEMS_FOUND
 
 
-def show(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], as_json: bool = False) -> None:
+def show_facts(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], as_json: bool = False) -> None:
     """Print the tables and the problems, or one JSON object."""
     if as_json:
         listed = [{"problem": found.what, "remedy": found.remedy, "ranks": found.ranks} for found in problems]
-        print_json({"problems": listed, "ranks": [_rank(facts) for facts in all_ranks]})
+        print_json({"problems": listed, "ranks": [_rank_as_json(facts) for facts in all_ranks]})
         return
     # Plain text: mpirun gives its ranks a terminal of no size, and forwards what they write to wherever its own goes.
     terminal = console(force_terminal=False, highlight=False)
-    terminal.print(_ranks(all_ranks))
-    terminal.print(_common(all_ranks))
+    terminal.print(_ranks_table(all_ranks))
+    terminal.print(_common_table(all_ranks))
     show_problems(all_ranks, problems)
 
 
-def _rank(facts: RankFacts) -> dict[str, Any]:
+def _rank_as_json(facts: RankFacts) -> dict[str, Any]:
     return {
         "rank": facts.rank,
         "host": facts.host,
@@ -203,45 +203,45 @@ def show_problems(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], f
         print("no problems found", file=file)
 
 
-def _ranks(all_ranks: Sequence[RankFacts]) -> Table:
+def _ranks_table(all_ranks: Sequence[RankFacts]) -> Table:
     table = Table("rank", "host", "device", "free memory", "threads", "cores")
-    groups = group_by(all_ranks, _row if len(all_ranks) > _ROWS else lambda facts: (str(facts.rank),))
+    groups = group_by(all_ranks, _row_key if len(all_ranks) > _MAX_ROWS else lambda facts: (str(facts.rank),))
     for group in groups.values():
         memory = min((facts.machine for facts in group), key=lambda machine: machine.memory_free)
         cores = {facts.machine.cores for facts in group}
         table.add_row(
             format_ranges(rank_numbers(group)),
             join_truncated(list(dict.fromkeys(facts.host for facts in group)), most=2),
-            _device(min(group, key=lambda facts: facts.device.memory_free)),
-            _free(memory.memory_free, memory.memory),
-            _threads(group[0]),
+            _format_device(min(group, key=lambda facts: facts.device.memory_free)),
+            _format_free(memory.memory_free, memory.memory),
+            _format_threads(group[0]),
             format_ranges(min(cores)) if len(cores) == 1 else f"{len(min(cores))} each",
         )
     return table
 
 
-def _row(facts: RankFacts) -> tuple[str, ...]:
+def _row_key(facts: RankFacts) -> tuple[str, ...]:
     """What ranks in the same row have in common."""
-    return facts.device.name, str(facts.machine.memory >> 30), _threads(facts), str(len(facts.machine.cores))
+    return facts.device.name, str(facts.machine.memory >> 30), _format_threads(facts), str(len(facts.machine.cores))
 
 
-def _device(facts: RankFacts) -> str:
+def _format_device(facts: RankFacts) -> str:
     if not facts.device.uuid:
         return facts.device.name or "none"
-    return f"{facts.device.name}, {_free(facts.device.memory_free, facts.device.memory)}"
+    return f"{facts.device.name}, {_format_free(facts.device.memory_free, facts.device.memory)}"
 
 
-def _free(free: int, total: int) -> str:
+def _format_free(free: int, total: int) -> str:
     return f"{free / scaled_bytes(total)[0]:.3g} of {format_bytes(total)}"
 
 
-def _threads(facts: RankFacts) -> str:
+def _format_threads(facts: RankFacts) -> str:
     return f"{facts.settings.threads}, OMP {'not set' if facts.machine.omp is None else facts.machine.omp}"
 
 
-def _common(all_ranks: Sequence[RankFacts]) -> Table:
+def _common_table(all_ranks: Sequence[RankFacts]) -> Table:
     table = Table("", "", "ranks", show_header=False)
-    for name, text in _TEXTS.items():
+    for name, text in _COMMON_ROWS.items():
         for value, group in group_by(all_ranks, text).items():
             table.add_row(name, value, "all" if len(group) == len(all_ranks) else format_ranges(rank_numbers(group)))
     free = {
@@ -253,14 +253,14 @@ def _common(all_ranks: Sequence[RankFacts]) -> Table:
     return table
 
 
-def _launcher(facts: RankFacts) -> str:
+def _format_launcher(facts: RankFacts) -> str:
     names = {"mpi": "mpirun or srun with MPI", "slurm": "srun without MPI", "alone": "nothing"}
     return f"{names.get(facts.launcher, facts.launcher)}, {pluralize(facts.size, 'rank')}" + (
         ", not connected" if facts.connection else ""
     )
 
 
-def _mpi(facts: RankFacts) -> str:
+def _format_mpi(facts: RankFacts) -> str:
     if facts.mpi.error:
         return f"none ({facts.mpi.error})"
     if not facts.mpi.library:
@@ -269,14 +269,14 @@ def _mpi(facts: RankFacts) -> str:
     return f"{facts.mpi.library}; sends GPU buffers: {buffers}"
 
 
-def _folder(facts: RankFacts) -> str:
+def _format_folder(facts: RankFacts) -> str:
     if facts.folder.error:
         return f"{facts.folder.path}: {facts.folder.error}"
     same = {True: "; the same for all ranks", False: "; not rank 0's", None: ""}
     return f"{facts.folder.path}: written{same[facts.folder.seen if facts.size > 1 else None]}"
 
 
-def _data(facts: RankFacts) -> str:
+def _format_data(facts: RankFacts) -> str:
     if facts.data.error:
         return "missing, to be downloaded" if facts.data.download else "missing"
     if facts.data.name:
@@ -286,15 +286,15 @@ def _data(facts: RankFacts) -> str:
     return facts.data.root or "no data folder is set"
 
 
-_TEXTS: dict[str, Callable[[RankFacts], str]] = {
-    "started by": _launcher,
-    "MPI": _mpi,
+_COMMON_ROWS: dict[str, Callable[[RankFacts], str]] = {
+    "started by": _format_launcher,
+    "MPI": _format_mpi,
     "torch.distributed": lambda facts: (
         f"gloo: {'yes' if facts.device.gloo else 'no'}; {facts.device.platform or 'NCCL'}: {facts.device.nccl or 'no'}"
     ),
     "messages": lambda facts: facts.messages or "not used",
     "Slurm": lambda facts: ", ".join(f"{name} {text}" for name, text in facts.slurm.items() if text) or "no job",
-    "run folder": _folder,
-    "data": _data,
+    "run folder": _format_folder,
+    "data": _format_data,
     "versions": lambda facts: ", ".join(f"{name} {version or 'missing'}" for name, version in facts.versions.items()),
 }

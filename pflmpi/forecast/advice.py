@@ -18,7 +18,7 @@ def problems(forecast: Forecast, folder: Path) -> list[str]:
     Args:
         folder: where the run would be, or the first folder above it that is there.
     """
-    return [*_nodes(forecast), *_gpus(forecast), *_disk(forecast, folder)]
+    return [*_check_nodes(forecast), *_check_gpus(forecast), *_check_disk(forecast, folder)]
 
 
 def node_bytes(forecast: Forecast, node: int) -> float:
@@ -44,7 +44,7 @@ def useless(forecast: Forecast) -> Iterator[str]:
     }
     idle = [rank for rank in range(1, count) if rank not in busy]
     if idle and forecast.rounds:
-        yield f"{text.format_ranks(idle)} will have nothing to do: {_why_idle(forecast)}"
+        yield f"{text.format_ranks(idle)} will have nothing to do: {_explain_idle(forecast)}"
     if note := advise_fewer_ranks(forecast.setup, forecast.rounds):
         yield note
     for node in range(forecast.resources.nodes):
@@ -58,7 +58,7 @@ def useless(forecast: Forecast) -> Iterator[str]:
             return
 
 
-def _why_idle(forecast: Forecast) -> str:
+def _explain_idle(forecast: Forecast) -> str:
     n, placement = forecast.setup.task.num_clients, forecast.setup.placement
     groups = len(placement.groups)
     if groups < min(n, len(placement.computing_ranks)):
@@ -71,16 +71,16 @@ def _why_idle(forecast: Forecast) -> str:
     return "no client is left for them; take fewer ranks"
 
 
-def _nodes(forecast: Forecast) -> Iterator[str]:
+def _check_nodes(forecast: Forecast) -> Iterator[str]:
     needs = [node_bytes(forecast, node) for node in range(forecast.resources.nodes)]
     largest = max(range(len(needs)), key=needs.__getitem__)
     has = forecast.resources.memory
     if needs[largest] > has:
-        change = _less_memory(forecast, largest)
+        change = _advise_less_memory(forecast, largest)
         yield f"node {largest} needs {format_bytes(needs[largest])} of memory and has {format_bytes(has)}: {change}"
 
 
-def _less_memory(forecast: Forecast, node: int) -> str:
+def _advise_less_memory(forecast: Forecast, node: int) -> str:
     """What to change for less memory on a node: its largest part decides."""
     config = forecast.experiment.config
     ranks = [forecast.memory[rank] for rank in forecast.ranks.of_node[node]]
@@ -95,22 +95,22 @@ def _less_memory(forecast: Forecast, node: int) -> str:
         disk = ", set runtime.state=disk" if config.runtime.state == "memory" else ""
         return f"most of it is the state of the clients that live there; take more nodes{disk}{kept}"
     if largest == "work":
-        return f"most of it is for computing; lower {_batches(config)}, or take fewer ranks per node"
+        return f"most of it is for computing; lower {_name_batch_settings(config)}, or take fewer ranks per node"
     return "take fewer ranks per node; a rank can compute many clients"
 
 
-def _gpus(forecast: Forecast) -> Iterator[str]:
+def _check_gpus(forecast: Forecast) -> Iterator[str]:
     needs, has = gpu_bytes(forecast), forecast.gpu_memory
     if not needs or has is None or max(needs.values()) <= has:
         return
     (node, number), needed = max(needs.items(), key=lambda item: item[1])
     sharing = forecast.ranks.device.count((node, number))
     fewer = f"; {sharing} ranks share it: take one rank per GPU" if sharing > 1 else ""
-    change = f"lower {_batches(forecast.experiment.config)}{fewer}"
+    change = f"lower {_name_batch_settings(forecast.experiment.config)}{fewer}"
     yield f"GPU {number} of node {node} needs {format_bytes(needed)} and has {format_bytes(has)}: {change}"
 
 
-def _disk(forecast: Forecast, folder: Path) -> Iterator[str]:
+def _check_disk(forecast: Forecast, folder: Path) -> Iterator[str]:
     folder, config = machine.nearest_existing(folder), forecast.experiment.config
     settings, checkpoints, state = config.checkpoint, forecast.disk.most, forecast.state_on_disk
     scratch = folder_of(config.runtime, folder)
@@ -131,7 +131,7 @@ def _disk(forecast: Forecast, folder: Path) -> Iterator[str]:
         )
 
 
-def _batches(config: Config) -> str:
+def _name_batch_settings(config: Config) -> str:
     """Settings that decide how much is computed at once."""
     lanes = f"runtime.lanes (now {config.runtime.lanes}), " if config.runtime.executor == "lanes" else ""
     return (

@@ -27,12 +27,14 @@ class Budget:
     hours: float  # of the whole sweep
     jobs: int  # runs at a time
     tasks: Sequence[CellTask]  # all cells
-    work: dict[str, float]  # steps x parameters of a round by `but_seed`; not of those for which they are not known
+    work: dict[
+        str, float
+    ]  # steps x parameters of a round by `config_without_seed`; not of those for which they are not known
     seconds_per_round: dict[str, float]  # likewise, of cells that have run
 
     def seconds(self, task: CellTask) -> float:
         """Seconds that a run still needs: as the same configuration took, else by its work; inf if unknown."""
-        key, rounds = but_seed(task), task.rounds - task.done if task.command else 0
+        key, rounds = config_without_seed(task), task.rounds - task.done if task.command else 0
         if not rounds:
             return 0.0
         if key in self.seconds_per_round:
@@ -44,7 +46,7 @@ class Budget:
         """All tasks by the time that they still need (a stable sort)."""
 
         def cost(task: CellTask) -> tuple[float, float]:
-            return self.seconds(task), self.work.get(but_seed(task), inf) * (task.rounds - task.done)
+            return self.seconds(task), self.work.get(config_without_seed(task), inf) * (task.rounds - task.done)
 
         return sorted(self.tasks, key=cost)
 
@@ -69,24 +71,24 @@ class Budget:
         return f"about {sum(finite) / self.jobs / 3600:.2f} h{more}"
 
 
-def but_seed(task: CellTask) -> str:
+def config_without_seed(task: CellTask) -> str:
     """The configuration of a run as text, but for its seed."""
     return json.dumps({**task.cell.raw, "seed": None}, sort_keys=True)
 
 
 def seconds_per_round(tasks: Sequence[CellTask], out: Path) -> dict[str, float]:
-    """Median seconds of a round of the cells that have run, by `but_seed`; the first round warms up."""
+    """Median seconds of a round of the cells that have run, by `config_without_seed`; the first round warms up."""
     by_configuration: dict[str, list[float]] = {}
     for task in tasks:
         if task.done > 1:
             lines = metrics_file.read(task.cell.run(out))[1 : task.done]
             seconds = [float(line["seconds"]) for line in lines if line["seconds"]]  # not of those that were lost
-            by_configuration.setdefault(but_seed(task), []).extend(seconds)
+            by_configuration.setdefault(config_without_seed(task), []).extend(seconds)
     return {key: median(seconds) for key, seconds in by_configuration.items() if seconds}
 
 
 def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[int, int], None]) -> dict[str, float]:
-    """Steps x parameters of a round, by `but_seed`: the first seed stands for the others; no step is taken.
+    """Steps x parameters of a round, by `config_without_seed`: the first seed stands for the others; no step is taken.
 
     What a run would warn of is left to it.
 
@@ -95,13 +97,13 @@ def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[i
     """
     first: dict[str, Config] = {}
     for task, config in tasks:
-        first.setdefault(but_seed(task), config)
+        first.setdefault(config_without_seed(task), config)
     work: dict[str, float] = {}
     for number, (key, config) in enumerate(first.items()):
         update(number, len(first))
         logging.disable(logging.WARNING)
         try:
-            work[key] = _work(config)
+            work[key] = _count_work(config)
         except UserError:
             continue  # the run itself will say why
         finally:
@@ -109,7 +111,7 @@ def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[i
     return work
 
 
-def _work(config: Config) -> float:
+def _count_work(config: Config) -> float:
     experiment, training = prepare(config, HOST), config.training
     samples, n = experiment.federation.num_train, experiment.federation.num_clients
     steps = np.array([training.num_steps(int(count)) for count in samples])

@@ -22,7 +22,7 @@ from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.shard import ID_BYTES
 
-_FEW = 3  # clients; the server's state is made for so many, one and two more to see how it grows
+_FEW_CLIENTS = 3  # clients; the server's state is made for so many, one and two more to see how it grows
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StateSizes:
         return replace(self, client=np.where(trained, self.client, self.first)).hosted(setup.placement)
 
 
-def state_sizes(experiment: Experiment) -> StateSizes:
+def compute_state_sizes(experiment: Experiment) -> StateSizes:
     """Sizes of the state of an experiment, without making it: for many clients it may not fit here."""
     whole, first = [], []
     for task, template in zip(experiment.tasks, experiment.templates, strict=True):
@@ -59,10 +59,12 @@ def state_sizes(experiment: Experiment) -> StateSizes:
         common = {OPTIMIZER, RESIDUAL} if own_start else {name for name in template if name != RECEIVED}
         whole.append(tree.num_bytes(template))
         first.append(tree.num_bytes({name: value for name, value in template.items() if name not in common}))
-    servers, messages = zip(*(_server_and_received(experiment, _FEW + more) for more in range(3)), strict=True)
-    more, cohort = experiment.federation.num_clients - _FEW, experiment.cohort
+    servers, messages = zip(
+        *(_count_server_and_received(experiment, _FEW_CLIENTS + more) for more in range(3)), strict=True
+    )
+    more, cohort = experiment.federation.num_clients - _FEW_CLIENTS, experiment.cohort
     clients = np.array(whole, np.int64)[cohort], np.array(first, np.int64)[cohort]
-    return StateSizes(*clients, _for_more(more, *servers), _for_more(more, *messages))
+    return StateSizes(*clients, _extrapolate_size(more, *servers), _extrapolate_size(more, *messages))
 
 
 def data_bytes(federation: Federation) -> int:
@@ -87,7 +89,7 @@ def mapped_bytes(federation: Federation) -> int:
     return federation.dataset.images.nbytes if isinstance(owner, mmap.mmap) else 0
 
 
-def _server_and_received(experiment: Experiment, clients: int) -> tuple[int, int]:
+def _count_server_and_received(experiment: Experiment, clients: int) -> tuple[int, int]:
     """Bytes of the server's first state for so many clients, and of the stored messages that are no part of it."""
     algorithm, task = experiment.config.algorithm, experiment.tasks[0].replace(device=HOST, num_clients=clients)
     server = algorithm.init_server(task)
@@ -98,7 +100,7 @@ def _server_and_received(experiment: Experiment, clients: int) -> tuple[int, int
     return tree.num_bytes(server), sum(leaf.nbytes for _, leaf in leaves if id(leaf) not in of_server)
 
 
-def _for_more(more: int, first: int, second: int, third: int) -> int:
+def _extrapolate_size(more: int, first: int, second: int, third: int) -> int:
     """Bytes for so many clients more than in the first state; the others have one and two more.
 
     Leaves have a fixed size or grow with the clients or with their pairs, so their sizes lie on a parabola.
@@ -108,15 +110,15 @@ def _for_more(more: int, first: int, second: int, third: int) -> int:
 
 # --- what the checkpoints take on disk
 
-_LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
+_MAX_CHECKPOINTS = 200  # checkpoints; later ones are taken to be like these
 _NEVER = -1
 # Bytes of HDF5 and of text, as files of small runs have them: of a round file, and of the clients' rows of a round.
 _ROUND_FILE, _ROWS_FILE = 20 * 2**10, 16 * 2**10
-_ONCE = 2**24  # bytes of rows from which on equal ones are surely stored once
+_SHARED_ROW_BYTES = 2**24  # bytes of rows from which on equal ones are surely stored once
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskForecast:
     """Bytes on disk, about: what is kept, and some for files; see `_ROUND_FILE`."""
 
     first: int  # the checkpoint before the first round, with every client
@@ -126,42 +128,45 @@ class Disk:
     count: int  # number of checkpoints
 
 
-def disk(setup: Setup, config: Config, sizes: StateSizes) -> Disk:
+def forecast_disk(setup: Setup, config: Config, sizes: StateSizes) -> DiskForecast:
     """What the checkpoints take, with `checkpoint.every` and `checkpoint.keep`; nothing is written."""
     settings = config.checkpoint
     count = 1 + -(-setup.task.training.rounds // settings.every)
     rounds_ahead = schedule(setup, config.evaluation, settings, None)
-    saves = list(islice((now for now in rounds_ahead if now.saves), _LOOKED_AT))
-    rows, rounds = np.array([_rows(save, sizes) for save in saves]), np.array([_round(save, sizes) for save in saves])
+    saves = list(islice((now for now in rounds_ahead if now.saves), _MAX_CHECKPOINTS))
+    rows, rounds = (
+        np.array([_count_row_bytes(save, sizes) for save in saves]),
+        np.array([_count_round_file_bytes(save, sizes) for save in saves]),
+    )
     written = rows + rounds
-    stays = _stays(saves, rows, rounds, settings.keep) if settings.keep else np.cumsum(written)
+    stays = _count_kept_bytes(saves, rows, rounds, settings.keep) if settings.keep else np.cumsum(written)
     most = int((written + np.append(0, stays[:-1])).max())
     later = float(written[1:].mean()) if len(written) > 1 else 0.0
     added = 0.0 if settings.keep else (count - len(saves)) * later
-    return Disk(int(written[0]), later, int(most + added), int(stays[-1] + added), count)
+    return DiskForecast(int(written[0]), later, int(most + added), int(stays[-1] + added), count)
 
 
-def _rows(save: RoundSchedule, sizes: StateSizes) -> int:
+def _count_row_bytes(save: RoundSchedule, sizes: StateSizes) -> int:
     """Bytes of the rows of clients that a checkpoint writes."""
     clients = save.unsaved
     if not len(clients):
         return 0
     rows = int(sizes.client[clients].sum())
-    if save.opening and rows > _ONCE:  # what all clients of a cohort begin with is one row on each rank
+    if save.opening and rows > _SHARED_ROW_BYTES:  # what all clients of a cohort begin with is one row on each rank
         _, first = np.unique(save.setup.executor.cohort[clients], return_index=True)
         common = int((sizes.client - sizes.first)[clients[first]].sum())
         rows = int(sizes.first[clients].sum()) + common * sum(1 for rows_of_rank in save.rows if len(rows_of_rank))
     return rows + ID_BYTES * len(clients) + _ROWS_FILE
 
 
-def _round(save: RoundSchedule, sizes: StateSizes) -> int:
+def _count_round_file_bytes(save: RoundSchedule, sizes: StateSizes) -> int:
     """Bytes of a round file: the server, messages that models are made of, and numbers of clients and classes."""
     n, classes = save.setup.task.num_clients, save.setup.task.num_classes
     measured = 8 * n * (4 + (2 * classes + 2 + len(save.setup.executor.measures)) * save.evaluates)
     return sizes.server + sizes.received + measured + _ROUND_FILE
 
 
-def _stays(saves: Sequence[RoundSchedule], rows: np.ndarray, rounds: np.ndarray, keep: int) -> np.ndarray:
+def _count_kept_bytes(saves: Sequence[RoundSchedule], rows: np.ndarray, rounds: np.ndarray, keep: int) -> np.ndarray:
     """Bytes [S] that stay after each checkpoint, at most: the newest round files, and the rows files they need."""
     newest = np.full((len(saves), len(saves[0].setup.executor.cohort)), _NEVER)
     stays = []

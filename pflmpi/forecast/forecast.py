@@ -13,9 +13,9 @@ import numpy as np
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import Experiment, complete, draft, load_federation, prepare, setup
-from pflmpi.forecast.bytes import Disk, StateSizes, data_bytes, disk, mapped_bytes, state_sizes
-from pflmpi.forecast.measuring import Costs, Measured, ProcessMemory, measured_steps, resident
-from pflmpi.forecast.memory import RankMemory, rank_memory
+from pflmpi.forecast.bytes import DiskForecast, StateSizes, compute_state_sizes, data_bytes, forecast_disk, mapped_bytes
+from pflmpi.forecast.measuring import Costs, Measurement, ProcessMemory, measure_cohorts, read_resident
+from pflmpi.forecast.memory import RankMemory, forecast_memory
 from pflmpi.forecast.ranks import Ranks, TransportName, lay_out
 from pflmpi.learning.task import HOST
 from pflmpi.machine import own_memory
@@ -25,8 +25,8 @@ from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
 from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 
-_CONTROL = 2  # calls of a round besides those that move messages: the report, and whether all go on
-_LEAST, _MOST = 20, 200  # rounds that are looked at, so that one with an evaluation is among them
+_CONTROL_CALLS = 2  # calls of a round besides those that move messages: the report, and whether all go on
+_MIN_ROUNDS, _MAX_ROUNDS = 20, 200  # rounds that are looked at, so that one with an evaluation is among them
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Forecast:
     rounds: Sequence[RoundSchedule]
     sizes: StateSizes
     memory: list[RankMemory]
-    disk: Disk
+    disk: DiskForecast
     transport: TransportName
-    measured: Measured
+    measured: Measurement
     loading: float
 
     @property
@@ -116,7 +116,7 @@ class Forecast:
             return None
         train, test = compute_seconds(self.ranks, self.resources.cores, self.rounds, self.measured.costs)
         moved = sum(wire for _, _, wire in self.bytes_per_round())
-        calls = _CONTROL + float(np.mean([sum(call.moved > 0 for call in plan.calls) for plan in self.rounds]))
+        calls = _CONTROL_CALLS + float(np.mean([sum(call.moved > 0 for call in plan.calls) for plan in self.rounds]))
         here = self.resources
         return Seconds(train, message_seconds(moved, calls, here.ranks, here.nodes, here.delay, here.rate), test)
 
@@ -136,26 +136,26 @@ def predict(config: Config, resources: Resources) -> Forecast:
     Raises:
         UserError: a configuration that cannot run, data that is not there, ranks that do not fit the nodes.
     """
-    transport, began = _transport(config, resources.ranks), time.perf_counter()
+    transport, began = _choose_transport(config, resources.ranks), time.perf_counter()
     ranks = lay_out(config.runtime, resources.ranks, resources.nodes, resources.gpus, resources.cores, transport)
     on_gpu = any(number is not None for number in ranks.gpu)
-    experiment, process = _load(replace(config, runtime=ranks.runtime), on_gpu)
+    experiment, process = _load_experiment(replace(config, runtime=ranks.runtime), on_gpu)
     ready = setup(experiment, ranks.count, ranks.slots)
     loading = time.perf_counter() - began
-    sizes = state_sizes(experiment)
-    looked_at = min(max(_LEAST, config.evaluation.every), _MOST)
+    sizes = compute_state_sizes(experiment)
+    looked_at = min(max(_MIN_ROUNDS, config.evaluation.every), _MAX_ROUNDS)
     opening, *rounds = islice(schedule(ready, config.evaluation, config.checkpoint, None), 1 + looked_at)
-    measured = measured_steps(ready, rounds, sizes, on_gpu, process.resident)
+    measured = measure_cohorts(ready, rounds, sizes, on_gpu, process.resident)
     of_gpu = resources.gpu_memory or math.inf
     on_gpus = experiment.most_resident(of_gpu * ranks.runtime.gpu_memory)
     on_disk = config.runtime.state == "disk"
-    memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, on_disk, on_gpus)
-    laid = disk(ready, config, sizes)
+    memory = forecast_memory(ready, ranks, rounds, sizes, measured.costs, process, on_disk, on_gpus)
+    laid = forecast_disk(ready, config, sizes)
     parts = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, laid, transport)
     return Forecast(*parts, measured, loading)
 
 
-def _transport(config: Config, ranks: int) -> TransportName:
+def _choose_transport(config: Config, ranks: int) -> TransportName:
     if ranks == 1:
         return "inprocess"
     if config.runtime.transport == "inprocess":
@@ -163,14 +163,14 @@ def _transport(config: Config, ranks: int) -> TransportName:
     return "mpi" if config.runtime.transport == "mpi" else "torch"
 
 
-def _load(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
+def _load_experiment(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
     """The experiment as on the machines of the run, on this one's device; memory of this process with it."""
     if not on_gpu:
         refuse_on_cpu(config.training)
     files = own_memory("RssFile")  # which processes of a node share; 0 where the system does not say
     federation = load_federation(config)
     config = prepare(config, HOST, ("GPU",) if on_gpu else (), federation).config
-    loaded, mapped = resident(), mapped_bytes(federation)
+    loaded, mapped = read_resident(), mapped_bytes(federation)
     read = min(mapped, max(own_memory("RssFile") - files, 0))  # of what is mapped
     data = data_bytes(federation)
     here = own_device(config.runtime) if on_gpu else HOST
@@ -202,18 +202,22 @@ def compute_seconds(ranks: Ranks, cores: int, rounds: Sequence[RoundSchedule], c
     """Seconds of training and of testing on the slowest rank; `cores` of a node, the first `rounds`."""
 
     def testing(plan: RoundSchedule) -> float:
-        seconds = _slowest(
+        seconds = _slowest_rank_seconds(
             ranks, cores, plan.testing, lambda group: costs.test(group).seconds + costs.validation(group)
         )
         if plan.tests_trained:
-            seconds += _slowest(ranks, cores, plan.training, lambda group: costs.test(group).seconds)
-        return seconds + (_slowest(ranks, cores, plan.unseen.groups, costs.unseen) if plan.unseen else 0.0)
+            seconds += _slowest_rank_seconds(ranks, cores, plan.training, lambda group: costs.test(group).seconds)
+        return seconds + (_slowest_rank_seconds(ranks, cores, plan.unseen.groups, costs.unseen) if plan.unseen else 0.0)
 
-    train = [_slowest(ranks, cores, plan.training, lambda group: costs.train(group).seconds) for plan in rounds]
+    train = [
+        _slowest_rank_seconds(ranks, cores, plan.training, lambda group: costs.train(group).seconds) for plan in rounds
+    ]
     return float(np.mean(train)), float(np.mean([testing(plan) for plan in rounds]))
 
 
-def _slowest(ranks: Ranks, cores: int, groups: list[list[ClientGroup]], cost: Callable[[ClientGroup], float]) -> float:
+def _slowest_rank_seconds(
+    ranks: Ranks, cores: int, groups: list[list[ClientGroup]], cost: Callable[[ClientGroup], float]
+) -> float:
     """Seconds of the slowest rank for its groups, beside the ranks of its node that compute at the same time."""
     busy = Counter(device for device, of_rank in zip(ranks.device, groups, strict=True) if of_rank)
     slowest = 0.0

@@ -24,7 +24,7 @@ _UNITS = {"K": 1 << 10, "": _MIB, "M": _MIB, "G": 1 << 30, "T": 1 << 40}  # of -
 MARGIN = 1.5  # of the time that rounds took before
 START_UP = 600  # seconds, besides, to import torch on all ranks and to read data
 # What a run has recorded in place of these: it is not compared.
-_CHOSEN = {"runtime.executor": "auto", "runtime.lanes": None, "data.split": "auto"}
+_RESOLVED_BY_RUN = {"runtime.executor": "auto", "runtime.lanes": None, "data.split": "auto"}
 
 
 class Unmeasured(ConfigError):
@@ -46,16 +46,16 @@ def sized(batch: BatchScript, runs: Mapping[Path, Config], out: Path, environ: M
     # Configurations that differ in the seed alone need about the same.
     configs = {repr({**config.resolved(), "seed": None}): config for config in runs.values()}.values()
     if batch.options.get("ntasks") == "auto":
-        number = _ranks_of_use(effective(batch.options, batch.others), configs, partition(where, environ)[1])
-        batch = _with(batch, "ntasks", str(number))
+        number = _count_useful_ranks(effective(batch.options, batch.others), configs, partition(where, environ)[1])
+        batch = _set_option(batch, "ntasks", str(number))
     if (memory := batch.options.get("mem")) and (memory == "auto" or not batch.array):
-        batch = _with_memory(batch, configs)
+        batch = _set_memory(batch, configs)
     if batch.options.get("time") == "auto":
-        batch = _with(batch, "time", str(_minutes(batch, runs, out, where, environ)))
+        batch = _set_option(batch, "time", str(_estimate_minutes(batch, runs, out, where, environ)))
     return batch
 
 
-def _with(batch: BatchScript, option: str, value: str) -> BatchScript:
+def _set_option(batch: BatchScript, option: str, value: str) -> BatchScript:
     return replace(batch, options={**batch.options, option: value})
 
 
@@ -64,7 +64,7 @@ def _predict(config: Config, options: Options, ranks: int, cores: int) -> Foreca
     return predict(config, Resources(ranks, _nodes(options), _gpus(options), cores, 0, None, None, None))
 
 
-def _ranks_of_use(options: Options, configs: Collection[Config], cores: int) -> int:
+def _count_useful_ranks(options: Options, configs: Collection[Config], cores: int) -> int:
     """As many ranks as have clients to train at the same time, and one that serves, if none of them does.
 
     Args:
@@ -78,7 +78,7 @@ def _ranks_of_use(options: Options, configs: Collection[Config], cores: int) -> 
             "the number of ranks"
         )
     for config in configs:
-        width = max(_number(options, "cpus-per-task", 1), config.runtime.threads)
+        width = max(_parse_number(options, "cpus-per-task", 1), config.runtime.threads)
         slots = nodes * gpus + 1 if gpus else nodes * max(cores // width, 1)
         rounds = _predict(config, options, slots, cores or slots).rounds
         busy = [[bool(groups) for groups in scheduled.training] for scheduled in rounds]
@@ -86,7 +86,7 @@ def _ranks_of_use(options: Options, configs: Collection[Config], cores: int) -> 
     return number
 
 
-def _with_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript:
+def _set_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript:
     """The job with `--mem=auto` replaced and, where that could be counted, what a node needs."""
     options, memory = effective(batch.options, batch.others), batch.options["mem"] or ""
     nodes, needed = _nodes(options), 0
@@ -100,32 +100,34 @@ def _with_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript
             show(UserError(f"--mem={memory} is not compared with what the run needs: {error}"))
             return batch
         needed = max(needed, ceil(max(node_bytes(forecast, node) for node in range(nodes))))
-    if memory != "auto" and bytes_of(memory) < needed:
+    if memory != "auto" and parse_memory(memory) < needed:
         raise ConfigError(
             f"--mem={memory}: plan counts {format_bytes(needed)} for a node, with {pluralize(number, 'rank')} on "
             f"{pluralize(nodes, 'node')}; give --mem={ceil(needed / _MIB)}M or auto, take more nodes, or, where you "
             f"have seen it fit, write -- --mem={memory}"
         )
     sufficient = f"{ceil(needed / _MIB)}M" if memory == "auto" else memory
-    return replace(_with(batch, "mem", sufficient), planned_memory=needed)
+    return replace(_set_option(batch, "mem", sufficient), planned_memory=needed)
 
 
-def bytes_of(text: str) -> float:
+def parse_memory(text: str) -> float:
     """Bytes in what `--mem` takes; infinite for 0, all of a node, and for what is no such thing, which sbatch refuses.
 
-    >>> bytes_of("150"), bytes_of("2G"), bytes_of("0")
+    >>> parse_memory("150"), parse_memory("2G"), parse_memory("0")
     (157286400.0, 2147483648.0, inf)
     """
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
     return float(match[1]) * _UNITS[match[2]] or float("inf") if match else float("inf")
 
 
-def _minutes(batch: BatchScript, runs: Mapping[Path, Config], out: Path, where: str, environ: Mapping[str, str]) -> int:
+def _estimate_minutes(
+    batch: BatchScript, runs: Mapping[Path, Config], out: Path, where: str, environ: Mapping[str, str]
+) -> int:
     """Minutes of a job for the longest of its tasks, at most those of its partition if it is requeued."""
     options, needs = effective(batch.options, batch.others), []
     for run, config in runs.items():
         number = ranks(options, config.runtime.threads)[0]
-        per_round = _seconds_per_round(run, config, number, out, where)
+        per_round = _read_seconds_per_round(run, config, number, out, where)
         if per_round is None:
             on = f"{pluralize(number, 'rank')} in " if number else ""
             raise Unmeasured(
@@ -145,7 +147,7 @@ def _minutes(batch: BatchScript, runs: Mapping[Path, Config], out: Path, where: 
     return int(limit // 60) if needed > limit else ceil(needed / 60)
 
 
-def _seconds_per_round(run: Path, config: Config, number: int | None, out: Path, where: str) -> float | None:
+def _read_seconds_per_round(run: Path, config: Config, number: int | None, out: Path, where: str) -> float | None:
     """Seconds of a round in the slowest run of a configuration, of any seed, in its folder or beside it.
 
     A run counts that a job has computed, on this partition and with this number of ranks, as far as that is known.
@@ -157,29 +159,30 @@ def _seconds_per_round(run: Path, config: Config, number: int | None, out: Path,
         state = run_status(folder) if partitions in ([], [None], [where]) else None
         if state is None or state.per_round is None or (None not in (number, state.ranks) and number != state.ranks):
             continue
-        if _same(stored.read(folder), config):
+        if _is_same_config(stored.read(folder), config):
             seconds.append(state.per_round)
     return max(seconds, default=None)
 
 
-def _same(values: Mapping[str, object], config: Config) -> bool:
+def _is_same_config(values: Mapping[str, object], config: Config) -> bool:
     """Whether a run has this configuration, but for its seed, its length and what says where files are."""
     old, new = by_key(values), by_key(yaml_file.parse(yaml_file.dump(config.resolved()), ""))
     free = {*FREE_ON_RESUME, "seed"} - {"runtime.device"}
     return all(
-        old.get(key) == value or key in free or (key in _CHOSEN and value == _CHOSEN[key]) for key, value in new.items()
+        old.get(key) == value or key in free or (key in _RESOLVED_BY_RUN and value == _RESOLVED_BY_RUN[key])
+        for key, value in new.items()
     )
 
 
 def _nodes(options: Options) -> int:
-    return _number(options, "nodes", 1)
+    return _parse_number(options, "nodes", 1)
 
 
 def _gpus(options: Options) -> int:
-    return _number(options, "gpus-per-node", 0)
+    return _parse_number(options, "gpus-per-node", 0)
 
 
-def _number(options: Options, name: str, default: int) -> int:
+def _parse_number(options: Options, name: str, default: int) -> int:
     """The number that an option gives, such as 2 of `--gpus-per-node=a100:2`."""
     text = options.get(name)
     if text is None:

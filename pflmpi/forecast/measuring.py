@@ -28,7 +28,7 @@ from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
 
 _REPEATS = 3
-_LONG = 2.0  # seconds; a longer call is made once
+_LONG_SECONDS = 2.0  # seconds; a longer call is made once
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class ProcessMemory:
     shared: int  # of both, what processes of a node have in common
 
 
-def measure(call: Callable[[], object], device: torch.device) -> Cost:
+def measure_call(call: Callable[[], object], device: torch.device) -> Cost:
     host, on_gpu = _reset_peaks(device)
-    first = _seconds_of(call, device)
-    times = [_seconds_of(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
+    first = _time_call(call, device)
+    times = [_time_call(call, device) for _ in range(_REPEATS if first < _LONG_SECONDS else 0)]
     peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return Cost(statistics.median(times or [first]), max(own_memory("VmHWM") - host, 0), peak - on_gpu)
 
 
-def resident() -> int:
+def read_resident() -> int:
     """Resident bytes of this process; its peak where the system does not say."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system
@@ -67,7 +67,7 @@ def resident() -> int:
 
 def _reset_peaks(device: torch.device) -> tuple[int, int]:
     """Resets the peaks; returns the bytes in use on the host and on the GPU."""
-    host = resident()
+    host = read_resident()
     with contextlib.suppress(OSError):  # the peak is then that of the whole process, which is more
         Path("/proc/self/clear_refs").write_text("5")
     if device.type != "cuda":
@@ -78,7 +78,7 @@ def _reset_peaks(device: torch.device) -> tuple[int, int]:
     return host, torch.cuda.memory_reserved(device)
 
 
-def _seconds_of(call: Callable[[], object], device: torch.device) -> float:
+def _time_call(call: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call, to its end; on a CPU those that this thread computes, whatever else runs there."""
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
     began = clock()
@@ -88,7 +88,7 @@ def _seconds_of(call: Callable[[], object], device: torch.device) -> float:
     return clock() - began
 
 
-_FEW, _MORE = 2, 6  # steps of the two measured trainings, whose difference is the cost of a step
+_SHORT_STEPS, _LONG_STEPS = 2, 6  # steps of the two measured trainings, whose difference is the cost of a step
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ class Costs:
 
     def train(self, group: ClientGroup) -> Cost:
         cost = self._cohort(group)
-        return _scaled(cost.train, cost.train.seconds + cost.step * self._steps(group), len(group) / cost.lanes)
+        return _scale(cost.train, cost.train.seconds + cost.step * self._steps(group), len(group) / cost.lanes)
 
     def test(self, group: ClientGroup) -> Cost:
         """Cost of a test, with the adapting before it."""
         cost, executor = self._cohort(group), self.setup.executor
         adapting = cost.step * self._steps(group) if executor.adapts else 0.0
         seconds = cost.test.seconds * int(executor.federation.num_test[group].max()) / cost.tests + adapting
-        return _scaled(cost.test, seconds, len(group) / cost.lanes)
+        return _scale(cost.test, seconds, len(group) / cost.lanes)
 
     def validation(self, group: ClientGroup) -> float:
         """Seconds of a test on validation samples; 0 where there are none."""
@@ -142,7 +142,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Costs measured on this machine."""
 
     costs: Costs | None = None  # None where they could not be measured
@@ -150,9 +150,9 @@ class Measured:
     remarks: tuple[str, ...] = ()  # what the user should know of all this
 
 
-def measured_steps(
+def measure_cohorts(
     setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes, on_gpu: bool, before: float
-) -> Measured:
+) -> Measurement:
     """Costs of all cohorts on the device of the experiment; takes a few seconds.
 
     Args:
@@ -160,12 +160,12 @@ def measured_steps(
         before: bytes of this process before anything was computed.
     """
     if not rounds:
-        return Measured()
+        return Measurement()
     groups = [_largest_group(setup, rounds, cohort) for cohort in range(len(setup.executor.tasks))]
     needed = 2 * sizes.server + 4 * max(map(len, groups)) * int(sizes.client.max())
     if needed > machine.memory().free / 2:
         needs = "measuring them needs more memory than there is here"
-        return Measured(remarks=(f"seconds and activations are not predicted: {needs}",))
+        return Measurement(remarks=(f"seconds and activations are not predicted: {needs}",))
     device = setup.executor.tasks[0].device
     remarks: tuple[str, ...] = ()
     if on_gpu and device.type == "cpu":
@@ -174,28 +174,30 @@ def measured_steps(
             "is (srun --gpus=1 pflmpi plan ...)",
         )
     server = setup.algorithm.init_server(setup.task)
-    costs = {cohort: _measured(setup, server, group, before) for cohort, group in enumerate(groups)}
-    return Measured(Costs(setup, costs), machine.device_name(device), remarks)
+    costs = {cohort: _measure_cohort(setup, server, group, before) for cohort, group in enumerate(groups)}
+    return Measurement(Costs(setup, costs), machine.device_name(device), remarks)
 
 
-def _measured(setup: Setup, server: Tree, group: ClientGroup, before: float) -> CohortCost:
+def _measure_cohort(setup: Setup, server: Tree, group: ClientGroup, before: float) -> CohortCost:
     """Cost of a group, from two trainings of a few steps and a test."""
     executor, device = setup.executor, setup.executor.device
     members = executor.cohort == executor.cohort[group[0]]
     federation = executor.federation
     samples, tests = int(federation.num_train[members].max()), max(int(federation.num_test[members].max()), 1)
     width = min(setup.task.training.batch_size, samples)
-    (states, few, once), (_, more, _) = (_trial(setup, server, group, steps, width, tests) for steps in (_FEW, _MORE))
-    measure(few, device)
-    measure(once, device)
-    library = max(resident() - before - tree.num_bytes(states) - tree.num_bytes(server), 0)
-    short, test = measure(few, device), measure(once, device)
-    step = max(measure(more, device).seconds - short.seconds, 0.0) / (_MORE - _FEW)
-    train = replace(short, seconds=max(short.seconds - _FEW * step, 0.0))
+    (states, few, once), (_, more, _) = (
+        _make_trial(setup, server, group, steps, width, tests) for steps in (_SHORT_STEPS, _LONG_STEPS)
+    )
+    measure_call(few, device)
+    measure_call(once, device)
+    library = max(read_resident() - before - tree.num_bytes(states) - tree.num_bytes(server), 0)
+    short, test = measure_call(few, device), measure_call(once, device)
+    step = max(measure_call(more, device).seconds - short.seconds, 0.0) / (_LONG_STEPS - _SHORT_STEPS)
+    train = replace(short, seconds=max(short.seconds - _SHORT_STEPS * step, 0.0))
     return CohortCost(len(group), train, step, test, tests, library)
 
 
-def _trial(
+def _make_trial(
     setup: Setup, server: Tree, clients: np.ndarray, steps: int, width: int, tests: int
 ) -> tuple[Tree, Callable[[], object], Callable[[], object]]:
     """States of the clients of one group, and calls that train and test them: on so many batches and test samples."""
@@ -215,7 +217,7 @@ def _trial(
     )
     host = executor.task(clients).replace(device=HOST)
     states = tree.stack([initial_client(algorithm, host, int(client)) for client in clients])
-    published, homes = algorithm.publish(task, server, clients), Homes(np.zeros(task.num_clients, np.int64), _zeros)
+    published, homes = algorithm.publish(task, server, clients), Homes(np.zeros(task.num_clients, np.int64), _zero_rows)
     reply = send_down(InProcessTransport(), setup.declared, published, [[clients]], homes=homes)
     first: list[Tree] = [{**initial_received(algorithm, task, int(client))} for client in clients]
     down: Messages = {**reply.for_clients(clients), **tree.stack(first)}  # type: ignore[dict-item]
@@ -230,7 +232,7 @@ def _trial(
     return states, lambda: executor.update(clients, states, down, 1)(), test_once
 
 
-def _zeros(name: str, like: Tree, clients: np.ndarray) -> Tree:
+def _zero_rows(name: str, like: Tree, clients: np.ndarray) -> Tree:
     """Zeros in the place of the rows that clients keep; see `Homes`."""
     return tree.map(lambda leaf: torch.zeros(len(clients), *leaf.shape, dtype=leaf.dtype), like)
 
@@ -242,5 +244,5 @@ def _largest_group(setup: Setup, rounds: Sequence[RoundSchedule], cohort: int) -
     return max((group for group in groups if setup.executor.cohort[group[0]] == cohort), key=len)
 
 
-def _scaled(cost: Cost, seconds: float, share: float) -> Cost:
+def _scale(cost: Cost, seconds: float, share: float) -> Cost:
     return Cost(seconds * share, cost.memory * share, cost.device * share)

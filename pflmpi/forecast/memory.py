@@ -16,8 +16,8 @@ from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, STAGED
 
-_CHECKPOINTS = 3  # one is written, two wait; see `store.writer`
-_FRAGMENTS = 1.25  # freed memory that is too small for what comes next stays: up to a quarter more was seen in runs
+_PENDING_CHECKPOINTS = 3  # one is written, two wait; see `store.writer`
+_FRAGMENTATION = 1.25  # freed memory that is too small for what comes next stays: up to a quarter more was seen in runs
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RankMemory:
         return self.base + self.data + self.state + self.work + self.checkpoint
 
 
-def rank_memory(
+def forecast_memory(
     setup: Setup,
     ranks: Ranks,
     rounds: Sequence[RoundSchedule],
@@ -59,7 +59,7 @@ def rank_memory(
         most_resident: bytes of samples that a GPU holds; of more it has those of the clients that are computed.
     """
     library = max(cohort.library for cohort in costs.cohorts.values()) if costs else 0.0
-    hosted, waiting = sizes.at_the_end(setup), _waiting(setup, rounds, sizes)
+    hosted, waiting = sizes.at_the_end(setup), _unwritten_bytes(setup, rounds, sizes)
     up = setup.declared.returned_bytes(np.arange(setup.task.num_clients))
     federation, features = setup.executor.federation, setup.task.cached_features
     sent = np.maximum(federation.num_train, federation.num_test) * federation.dataset.images[:1].nbytes
@@ -67,15 +67,15 @@ def rank_memory(
     memory = []
     for rank, gpu in enumerate(ranks.gpu):
         on_gpu, server = gpu is not None, sizes.server
-        moments = [(0.0, 0.0), *(_fullest(plan, rank, up, server, costs, on_gpu) for plan in rounds)]
+        moments = [(0.0, 0.0), *(_peak_bytes(plan, rank, up, server, costs, on_gpu) for plan in rounds)]
         work, device = (max(values) for values in zip(*moments, strict=True))
         nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
         pool = pool_bytes(setup, rank)
         goes_up = pool > most_resident and not features
-        in_transit = _in_transit(rounds, rank, up + sizes.client + (sent if goes_up else 0)) if on_gpu else 0.0
+        in_transit = _transit_bytes(rounds, rank, up + sizes.client + (sent if goes_up else 0)) if on_gpu else 0.0
         if on_gpu:
-            device += CONTEXT + (0 if goes_up else pool) + in_transit + _summed_there(setup, rounds, rank) + nccl
-            device += _under_way(rounds, rank, ranks.messages)
+            device += CONTEXT + (0 if goes_up else pool) + in_transit + _sum_bytes(setup, rounds, rank) + nccl
+            device += _exchange_bytes(rounds, rank, ranks.messages)
             device += sum(task.frozen.num_bytes for task in setup.executor.tasks)
         computes = any(plan.training[rank] or plan.testing[rank] for plan in rounds)
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
@@ -87,7 +87,7 @@ def rank_memory(
                 base=process.program + (library if computes else 0.0),
                 data=process.data + (pool if computes and features and not on_gpu else 0),
                 state=state,
-                work=_FRAGMENTS * work + in_transit,
+                work=_FRAGMENTATION * work + in_transit,
                 checkpoint=checkpoint,
                 shared=process.shared,
                 device=device,
@@ -97,19 +97,19 @@ def rank_memory(
     return memory
 
 
-def _in_transit(rounds: Sequence[RoundSchedule], rank: int, moved: np.ndarray) -> float:
+def _transit_bytes(rounds: Sequence[RoundSchedule], rank: int, moved: np.ndarray) -> float:
     """Bytes of the groups that are copied while a GPU computes another; `moved` [N] of each client. See `transfers`."""
     return 2.0 * max((float(moved[group].sum()) for plan in rounds for group in plan.training[rank]), default=0.0)
 
 
-def _summed_there(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> float:
+def _sum_bytes(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> float:
     """Bytes of a GPU for the messages that stay there until they are summed, and for their sum, in int64."""
     entries = setup.declared.entries
     most = max((sum(map(len, plan.training[rank])) for plan in rounds), default=0)
     return min(most * entries.size, MOST_MESSAGE_BYTES) + 8.0 * entries.count if most else 0.0
 
 
-def _under_way(rounds: Sequence[RoundSchedule], rank: int, messages: GpuMessages) -> float:
+def _exchange_bytes(rounds: Sequence[RoundSchedule], rank: int, messages: GpuMessages) -> float:
     """Bytes of a GPU for parts between ranks in the fullest call: what is summed there, or passes through it."""
     peers = len(messages.ranks) - 1 if messages.nccl and rank in messages.ranks else 0
     calls = [(call, np.inf) for plan in rounds for call in plan.uplink]
@@ -124,15 +124,15 @@ def _sends_parts(call: Traffic) -> bool:
     return int(call.sent.max()) >= SMALLEST_GPU_MESSAGE * (len(call.sent) - 1)
 
 
-def _waiting(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -> np.ndarray:
+def _unwritten_bytes(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -> np.ndarray:
     """[R] bytes of clients' rows that wait to be written, at most."""
     first = [sizes.first[setup.placement.hosted(rank)].sum() for rank in range(setup.placement.ranks)]
-    later = [[_CHECKPOINTS * sizes.client[rows].sum() for rows in plan.rows] for plan in rounds if plan.saves]
+    later = [[_PENDING_CHECKPOINTS * sizes.client[rows].sum() for rows in plan.rows] for plan in rounds if plan.saves]
     most: np.ndarray = np.array([first, *later]).max(0)
     return most
 
 
-def _fullest(
+def _peak_bytes(
     now: RoundSchedule, rank: int, up: np.ndarray, server: int, costs: Costs | None, on_gpu: bool
 ) -> tuple[float, float]:
     """Peak bytes of a round on the host and on the GPU, besides what stays.
@@ -148,8 +148,8 @@ def _fullest(
     fold, serve = sum(2.0 * call.sent[rank] + call.received[rank] for call in now.uplink), reply
     train, test = (0.0, 0.0), (0.0, 0.0)
     if costs:
-        train = _largest(map(costs.train, now.training[rank]), on_gpu)
-        test = _largest(map(costs.test, now.testing[rank]), on_gpu)
+        train = _max_bytes(map(costs.train, now.training[rank]), on_gpu)
+        test = _max_bytes(map(costs.test, now.testing[rank]), on_gpu)
     if rank == 0:  # it gathers, and updates the server with what is folded, beside the state before
         folded = float(now.setup.declared.folded_bytes(now.participants))
         fold += folded + (messages if now.setup.declared.gathered and len(now.training) > 1 else 0.0)  # own rows twice
@@ -159,7 +159,7 @@ def _fullest(
     return reply + most, max(train[1], test[1])
 
 
-def _largest(calls: Iterable[Cost], on_gpu: bool) -> tuple[float, float]:
+def _max_bytes(calls: Iterable[Cost], on_gpu: bool) -> tuple[float, float]:
     """Bytes of the largest call on the host and on the GPU; one that was measured on a CPU stands for the GPU."""
     costs = list(calls)
     host = max((cost.memory for cost in costs), default=0.0)

@@ -66,10 +66,10 @@ def lay_out(
         runtime = runtime.model_copy(update={"server": "dedicated"})
     messages = gpu_messages(placed, transport, runtime.between_gpus)
     if transport == "mpi" and messages.text and runtime.between_gpus == "auto":  # its library is known on its nodes
-        messages = replace(messages, text=f"{_where_it_can(placed)}; `pflmpi doctor` there says which")
+        messages = replace(messages, text=f"{_describe_mpi_route(placed)}; `pflmpi doctor` there says which")
     return Ranks(tuple(node), placed.number, placed.slots, runtime, messages, placed.remark())
 
 
-def _where_it_can(placed: GpuPlacement) -> str:
+def _describe_mpi_route(placed: GpuPlacement) -> str:
     able = replace(placed, peers=tuple(replace(peer, device_buffers=True) for peer in placed.peers))
     return f"{gpu_messages(able, 'mpi', 'auto').text}, if the library can, else through the host"

@@ -24,18 +24,18 @@ def fresh_process() -> Iterator[None]:
         raise ConfigError(f"in_process=True with torch's default device {torch.get_default_device()}; set it to None")
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     drawn = random.getstate(), np.random.get_state()
-    attributes = [(owner, name, getattr(owner, name), fresh) for owner, name, fresh in _attributes()]
+    attributes = [(owner, name, getattr(owner, name), fresh) for owner, name, fresh in _list_attributes()]
     modes = torch.get_num_threads(), torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     autocast = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
     environ = {name: os.environ.get(name) for name in _VARIABLES}
     try:
         with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-            _set(modes[0], torch.float32, 0, dict.fromkeys(autocast, False))
+            _apply(modes[0], torch.float32, 0, dict.fromkeys(autocast, False))
             for owner, name, _, fresh in attributes:
                 setattr(owner, name, fresh)
             yield
     finally:
-        _set(*modes, autocast)
+        _apply(*modes, autocast)
         for owner, name, before, _ in attributes:
             setattr(owner, name, before)
         for name, value in environ.items():
@@ -47,7 +47,7 @@ def fresh_process() -> Iterator[None]:
 _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")  # which `runtime.devices` sets
 
 
-def _attributes() -> list[tuple[Any, str, object]]:
+def _list_attributes() -> list[tuple[Any, str, object]]:
     """Settings of torch that are attributes, with the values that a new process computes with."""
     backends: Any = torch.backends  # which does not declare them
     mkldnn, cudnn = backends.mkldnn, backends.cudnn
@@ -57,7 +57,7 @@ def _attributes() -> list[tuple[Any, str, object]]:
     return [*((kernel, "fp32_precision", "ieee") for kernel in kernels), *switches, filled]
 
 
-def _set(threads: int, dtype: torch.dtype, mode: int, autocast: dict[str, bool]) -> None:
+def _apply(threads: int, dtype: torch.dtype, mode: int, autocast: dict[str, bool]) -> None:
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
     torch.set_deterministic_debug_mode(mode)

@@ -110,7 +110,7 @@ def run(
     return open_run(start(checked, folder, ranks, on_round, resume, quiet))
 
 
-def row(line: Mapping[str, object]) -> Row:
+def parse_row(line: Mapping[str, object]) -> Row:
     """A line of metrics.csv as numbers; NaN where a round has no value."""
     return {
         name: int(str(value)) if metrics_file.is_count(name) else float(str(value) or "nan")
@@ -118,7 +118,7 @@ def row(line: Mapping[str, object]) -> Row:
     }
 
 
-_EVERY = 0.1  # seconds between two looks at the rounds
+_POLL_SECONDS = 0.1  # seconds between two looks at the rounds
 
 
 def _run_in_processes(
@@ -134,13 +134,13 @@ def _run_in_processes(
         words += [] if on_round is None else ["--rounds-file", str(rounds)]
         words += [*(["--continue"] if resume else []), *(["--quiet"] if quiet else [])]
         with rounds.open("rb") as lines:
-            code = _watch(words, lines, on_round)
+            code = _run_command(words, lines, on_round)
         if code != 0:
-            raise recorded(errors) or _unexplained(code, folder)
+            raise recorded(errors) or _explain_exit_code(code, folder)
     return folder
 
 
-def _watch(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -> int:
+def _run_command(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -> int:
     """Exit code of `pflmpi WORDS`; where this process is interrupted, the other one stops after its round first."""
     environ = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}  # of a notebook: no terminal
     environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)  # as here
@@ -154,14 +154,14 @@ def _watch(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -> int:
         env=environ,
         start_new_session=True,  # an interrupt reaches this process alone, which decides
     ) as process:
-        shower = threading.Thread(target=_show, args=(process,), name="pflmpi-progress", daemon=True)
+        shower = threading.Thread(target=_show_stderr, args=(process,), name="pflmpi-progress", daemon=True)
         shower.start()
         try:
-            while _ended(process, _EVERY) is None:
-                _tell(rounds, on_round)
-            _tell(rounds, on_round)
+            while _wait(process, _POLL_SECONDS) is None:
+                _report_rounds(rounds, on_round)
+            _report_rounds(rounds, on_round)
         except BaseException:
-            _stop(process)
+            _stop_process(process)
             raise
         finally:
             shower.join()
@@ -170,22 +170,22 @@ def _watch(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -> int:
     return process.returncode
 
 
-def _tell(rounds: BinaryIO, on_round: OnRound | None) -> None:
+def _report_rounds(rounds: BinaryIO, on_round: OnRound | None) -> None:
     """Call the user's function for the rounds that have come since the last time."""
     while on_round is not None and (line := rounds.readline()):
         if not line.endswith(b"\n"):  # it is being written
             rounds.seek(-len(line), os.SEEK_CUR)
             return
-        on_round(row(json.loads(line)))
+        on_round(parse_row(json.loads(line)))
 
 
-def _ended(process: "subprocess.Popen[str]", seconds: float) -> int | None:
+def _wait(process: "subprocess.Popen[str]", seconds: float) -> int | None:
     with suppress(subprocess.TimeoutExpired):
         return process.wait(seconds)
     return None
 
 
-def _stop(process: "subprocess.Popen[str]") -> None:
+def _stop_process(process: "subprocess.Popen[str]") -> None:
     """Let a run end after its round; at another interrupt, kill it."""
     assert process.stdin is not None
     with suppress(OSError):
@@ -199,7 +199,7 @@ def _stop(process: "subprocess.Popen[str]") -> None:
         raise
 
 
-def _show(process: "subprocess.Popen[str]") -> None:
+def _show_stderr(process: "subprocess.Popen[str]") -> None:
     """Show what a process says where this one shows things, which in a notebook is no file."""
     assert process.stderr is not None
     show_round = round_display()
@@ -210,7 +210,7 @@ def _show(process: "subprocess.Popen[str]") -> None:
             print(line, end="", file=sys.stderr, flush=True)
 
 
-def _unexplained(code: int, folder: Path) -> Exception:
+def _explain_exit_code(code: int, folder: Path) -> Exception:
     if code == Stopped.exit_code:
         return Stopped(f"the run was asked to stop; go on with resume=True, out={str(folder)!r}")
     how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
@@ -250,7 +250,7 @@ def _stop_at_interrupt(stop: Stop) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-_runs = count()  # of this process, whose ranks meet anew for each
+_run_numbers = count()  # of this process, whose ranks meet anew for each
 
 
 def _run_on_this_rank(
@@ -266,7 +266,7 @@ def _run_on_this_rank(
 
     An error that all ranks know of is raised on all. One of this rank alone ends all ranks: they would wait for it.
     """
-    launch = replace(detect(os.environ), runs=next(_runs))
+    launch = replace(detect(os.environ), runs=next(_run_numbers))
     num_ranks(ranks, config, launch)
     config = parse(config.resolved())
     transport = connect(config, launch)
@@ -285,7 +285,7 @@ def _run_on_this_rank(
             early_signals.begun()
             placed, context = context_of(config, transport, launch, stop)
             context = replace(context, announce=partial(show_start, config, folder, context, launch, quiet))
-            observe = _telling(progress, on_round, stop, raised)
+            observe = _make_observer(progress, on_round, stop, raised)
             run = experiment.run(placed, folder, context, observe, resume="if_there" if resumes else "never")
         transport.close(goes_on=True)
     except (CollectiveError, Stopped) as reason:  # on every rank
@@ -299,7 +299,7 @@ def _run_on_this_rank(
             raise reason.error from reason
         raise Stopped(f"{reason}; go on with resume=True, out={str(folder)!r}") from reason
     except BaseException as error:
-        _end_all(transport, error)
+        _abort_all(transport, error)
         raise
     if launch.rank == 0:
         write_exit_code(os.environ, "")  # the process goes on, and says itself how it ended
@@ -308,7 +308,7 @@ def _run_on_this_rank(
     return run
 
 
-def _telling(show_round: Observer, on_round: OnRound | None, stop: Stop, raised: list[Exception]) -> Observer:
+def _make_observer(show_round: Observer, on_round: OnRound | None, stop: Stop, raised: list[Exception]) -> Observer:
     """An observer for the user's function too; what that raises stops all ranks after the round."""
 
     def tell(round: Progress) -> None:
@@ -316,7 +316,7 @@ def _telling(show_round: Observer, on_round: OnRound | None, stop: Stop, raised:
         if on_round is None or raised:
             return
         try:
-            on_round(row(round.columns))
+            on_round(parse_row(round.columns))
         except Exception as error:
             raised.append(error)
             stop.reason = stop.reason or "on_round raised an error"
@@ -324,7 +324,7 @@ def _telling(show_round: Observer, on_round: OnRound | None, stop: Stop, raised:
     return tell
 
 
-def _end_all(transport: Transport, error: BaseException) -> None:
+def _abort_all(transport: Transport, error: BaseException) -> None:
     """End all ranks if there are others: they wait for this one."""
     if transport.size > 1:
         where = None if isinstance(error, PflmpiError) or not isinstance(error, Exception) else outside.cause(error)

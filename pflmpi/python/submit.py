@@ -145,10 +145,10 @@ def submit(
     """
     if cluster not in ("slurm", "local"):
         raise ConfigError(f"cluster = {cluster!r}: must be 'slurm' or 'local'")
-    path, folder = _file(config, None if out is None else as_path("out", out))
+    path, folder = _locate_config(config, None if out is None else as_path("out", out))
     table = not isinstance(config, Checked) and not yaml_file.read(path).keys().isdisjoint(("rows", "runs_of"))
     words = [*(["--array"] if table else []), str(path), *([] if folder is None else ["--out", str(folder)])]
-    chosen = _options(words, options)
+    chosen = _parse_options(words, options)
     chosen.sbatch = list(sbatch)
     pending = pending_work(chosen)
     if pending is not None and cluster == "slurm":
@@ -156,7 +156,7 @@ def submit(
     if pending is None:
         return [] if table else Job("", folder or Path("runs", path.stem), Path(os.devnull))
     if cluster == "local":
-        return _local(pending, chosen.ntasks, chosen.jobs or 1)
+        return _start_local(pending, chosen.ntasks, chosen.jobs or 1)
     number, log = submit_to_slurm(chosen, pending)
     if not table:
         return Job(number, pending.out, Path(log))
@@ -166,7 +166,7 @@ def submit(
     return [Job(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in runs]
 
 
-def _options(words: list[str], options: Mapping[str, object]) -> Namespace:
+def _parse_options(words: list[str], options: Mapping[str, object]) -> Namespace:
     """The options of `pflmpi submit`, as its command line checks them."""
     for name, value in options.items():
         if name not in _OPTIONS:
@@ -182,7 +182,7 @@ def _options(words: list[str], options: Mapping[str, object]) -> Namespace:
         raise ConfigError(refusal.getvalue().strip().rpartition("error: ")[2]) from None
 
 
-def _local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Job]:
+def _start_local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Job]:
     """Start processes that do what is pending."""
     make_folders(pending.out)
     id, pool = f"local-{time.time_ns()}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
@@ -197,7 +197,7 @@ def _local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Jo
     return [start(f"{id}_{task}", run, f"--cell={task}") for task, run in zip(pending.tasks, pending.runs, strict=True)]
 
 
-def _file(config: "Checked | str | PathLike[str]", out: Path | None) -> tuple[Path, Path | None]:
+def _locate_config(config: "Checked | str | PathLike[str]", out: Path | None) -> tuple[Path, Path | None]:
     """The file of a configuration, for a `Config` one beside the folder of its run, and that folder."""
     if not isinstance(config, Checked):
         return as_path("config", config, "a pflmpi.Config, or the path of a YAML file"), out

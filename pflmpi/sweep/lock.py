@@ -27,7 +27,7 @@ def locked(folder: Path, shared: bool = False) -> Iterator[int]:
         f"another sweep works in {folder}, or a job array, or runs left behind by a killed one "
         f"(`pgrep -af {folder}` shows those on this machine); wait for them, end them, or choose another --out"
     )
-    with _held(folder / ".lock", fcntl.LOCK_SH if shared else fcntl.LOCK_EX, busy) as descriptor:
+    with _hold(folder / ".lock", fcntl.LOCK_SH if shared else fcntl.LOCK_EX, busy) as descriptor:
         yield descriptor
 
 
@@ -35,12 +35,12 @@ def locked(folder: Path, shared: bool = False) -> Iterator[int]:
 def cell_locked(run: Path) -> Iterator[int]:
     """Hold the lock of one run in the folder of a sweep, like `locked`; its file is beside the run."""
     busy = f"another task works on {run}, or a process left behind by a killed one; wait for it, or end it"
-    with _held(run.with_name(f".{run.name}.lock"), fcntl.LOCK_EX, busy) as descriptor:
+    with _hold(run.with_name(f".{run.name}.lock"), fcntl.LOCK_EX, busy) as descriptor:
         yield descriptor
 
 
 @contextmanager
-def _held(path: Path, operation: int, busy: str) -> Iterator[int]:
+def _hold(path: Path, operation: int, busy: str) -> Iterator[int]:
     with refusing(f"the sweep folder {path.parent}", "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

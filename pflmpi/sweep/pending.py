@@ -109,7 +109,7 @@ def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunSt
     """State of a run's folder for this configuration."""
     rounds = config.training.rounds
     if not run_folder.rounds(run):
-        return RunState("start", problem=_without_checkpoints(run))
+        return RunState("start", problem=_explain_lost_checkpoints(run))
     try:
         changes = allowed_changes(run, config)
         changed_code(run, config, code_may_change)
@@ -122,12 +122,12 @@ def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunSt
     if done > rounds:
         problem = f"{run} has reached round {done}, but training.rounds is {rounds} now; use another --out"
         return RunState("other", problem=problem)
-    if done == rounds or _stopped_early(run, config, done):
+    if done == rounds or _has_stopped_early(run, config, done):
         return RunState("done", done)
     return RunState("continue", done, changes=changes)
 
 
-def _without_checkpoints(run: Path) -> str:
+def _explain_lost_checkpoints(run: Path) -> str:
     """Why a run without a checkpoint is not to be deleted; "" where it has no figures of a round."""
     lines = metrics_file.text(run).count(b"\n") - 1
     if lines < 1:
@@ -136,7 +136,7 @@ def _without_checkpoints(run: Path) -> str:
     return f"{run} has metrics of {pluralize(lines, 'round')} and no checkpoint; {how}"
 
 
-def _stopped_early(run: Path, config: Config, done: int) -> bool:
+def _has_stopped_early(run: Path, config: Config, done: int) -> bool:
     """Whether a run with a checkpoint of round `done` has nothing left to do by `training.stop`."""
     if config.training.stop is None:
         return False
@@ -150,7 +150,7 @@ def unfinished(task: CellTask, config: Config, out: Path) -> str:
     """Why a run whose process ended with 0 is not done, as where its launcher has started no rank; "" if it is."""
     run = task.cell.run(out)
     done = max(run_folder.rounds(run), default=0)
-    if done == task.rounds or _stopped_early(run, config, done):
+    if done == task.rounds or _has_stopped_early(run, config, done):
         return ""
     return f"ended with 0 and {done} of {task.rounds} rounds: the launcher has started no rank, or has lost it"
 

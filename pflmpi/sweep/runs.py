@@ -106,7 +106,7 @@ def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-_WINDOW = 1800.0  # seconds over which the speed is measured: rounds of different cells differ in length
+_SPEED_WINDOW = 1800.0  # seconds over which the speed is measured: rounds of different cells differ in length
 
 
 @dataclass
@@ -157,7 +157,7 @@ def run_cells(
         for name, task in started.items()
     ]
     polls = run_all(commands, environments, *locks)
-    with _noted_signals() as signals, closing(polls), SweepProgress(tasks, out) as progress:
+    with _collect_signals() as signals, closing(polls), SweepProgress(tasks, out) as progress:
         for states in polls:
             if signals:
                 break
@@ -168,7 +168,7 @@ def run_cells(
                     outcome.stopped.append(name)
                     text = "stopped"
                 elif code:
-                    outcome.failed[name] = _cause(started[name].cell.log(out), code)
+                    outcome.failed[name] = _find_cause(started[name].cell.log(out), code)
                 elif problem := record(started[name]):
                     outcome.failed[name] = problem
                 if name in outcome.failed:
@@ -181,7 +181,7 @@ def run_cells(
 
 
 @contextmanager
-def _noted_signals() -> Iterator[list[int]]:
+def _collect_signals() -> Iterator[list[int]]:
     """Yield a list that collects stop signals: an exception in the middle of a start would lose a process."""
     noted: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -196,7 +196,7 @@ def _noted_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _cause(log: Path, code: int) -> str:
+def _find_cause(log: Path, code: int) -> str:
     """The error that a run printed, or else its last line."""
     if code < 0:
         return f"killed by signal {-code}"
@@ -216,7 +216,7 @@ class SweepProgress:
         self._bars = Progress(
             *(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
             console=self._console,
-            speed_estimate_period=_WINDOW,
+            speed_estimate_period=_SPEED_WINDOW,
             disable=not self._console.is_terminal,
         )
         self._rounds = {task.cell.name: task.done if task.command else task.rounds for task in tasks}

@@ -50,10 +50,10 @@ class Trial:
         return f"{self.row}, {self.column}, {self.number}"
 
 
-def rounds_at(step: int, steps: int, rounds: int) -> int:
+def count_rounds(step: int, steps: int, rounds: int) -> int:
     """The rounds of a trial at the end of a step, counted from 0, if it is to have `rounds` after the last.
 
-    >>> [rounds_at(step, 3, 90) for step in range(3)], [rounds_at(step, 3, 2) for step in range(3)]
+    >>> [count_rounds(step, 3, 90) for step in range(3)], [count_rounds(step, 3, 2) for step in range(3)]
     ([10, 30, 90], [1, 1, 2])
     """
     return max(1, round(rounds / float(_FACTOR ** (steps - 1 - step))))
@@ -92,7 +92,7 @@ def trials(
         for number in range(budget):
             values = {} if number == 0 else {key: _draw(key, ranges[key], cell.row, number, seed) for key in ranges}
             raw = override(cell.raw, [f"{key}={json.dumps(value)}" for key, value in values.items()])
-            raw = _with_fixed_schedule({**raw, "seed": seed}, config)
+            raw = _fix_schedule({**raw, "seed": seed}, config)
             of_cell.append(Trial(cell.row, cell.column, number, raw, config.training.rounds, values))
         drawn[cell.row, cell.column] = of_cell
     return drawn
@@ -103,7 +103,7 @@ def _draw(key: str, values: Range | Sequence[Any], row: str, number: int, seed: 
     return values.draw(rng) if isinstance(values, Range) else values[int(rng.integers(len(values)))]
 
 
-def _with_fixed_schedule(raw: dict[str, Any], config: "Config") -> dict[str, Any]:
+def _fix_schedule(raw: dict[str, Any], config: "Config") -> dict[str, Any]:
     """The configuration with a cosine over all rounds said in numbers, so that a trial can go on to more rounds."""
     training = config.training
     if training.schedule != "cosine" or training.decay_rounds is not None:
@@ -113,7 +113,7 @@ def _with_fixed_schedule(raw: dict[str, Any], config: "Config") -> dict[str, Any
 
 def step_table(table: SweepTable, some: Sequence[Trial], step: int, steps: int, seed: int) -> SweepTable:
     """A table whose rows are the trials of a step."""
-    rows = {trial.name: _sections(trial.raw, rounds=rounds_at(step, steps, trial.rounds)) for trial in some}
+    rows = {trial.name: _sections(trial.raw, rounds=count_rounds(step, steps, trial.rounds)) for trial in some}
     about = {"title": f"Trials of: {table.title}", "source": "none; a step of a search", "seeds": [seed]}
     return SweepTable.model_validate({**about, "columns": {_COLUMN: {}}, "rows": rows})
 

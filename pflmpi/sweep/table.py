@@ -45,7 +45,7 @@ Sections = dict[str, Any]
 
 
 _METRICS = ("mean", "weighted", "spread", "bottom", "f1", "unseen", "train_loss", "test_loss", "parameters")
-_OF_RUNS = ("base", "columns", "rows", "exceptions", "seeds")
+_RUN_KEYS = ("base", "columns", "rows", "exceptions", "seeds")
 
 
 class ExceptionRule(BaseModel):
@@ -140,18 +140,18 @@ def load(path: Path) -> SweepTable:
         raise ConfigError(f"{path} is a folder; give a table file, YAML with title, source, seeds, rows and columns")
     raw = yaml_file.read(path)
     if "runs_of" in raw:
-        raw = {**_runs_of(path, raw), **raw}
+        raw = {**_read_runs_of(path, raw), **raw}
     try:
-        table = _located(section("table", SweepTable, raw), path.parent)
+        table = _locate(section("table", SweepTable, raw), path.parent)
         _check(table)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return table
 
 
-def _runs_of(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _read_runs_of(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the runs, from the file that has them."""
-    name, own = str(raw["runs_of"]), [key for key in _OF_RUNS if key in raw]
+    name, own = str(raw["runs_of"]), [key for key in _RUN_KEYS if key in raw]
     other = path.parent / name
     if name != other.name:
         raise ConfigError(f"{path}: runs_of = {name!r} is not in the folder of this file; name one that is")
@@ -160,7 +160,7 @@ def _runs_of(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     sections = yaml_file.read(other)
     if "runs_of" in sections:
         raise ConfigError(f"{path}: runs_of = {other.name!r} has no runs of its own; name {sections['runs_of']!r}")
-    return {key: sections[key] for key in _OF_RUNS if key in sections}
+    return {key: sections[key] for key in _RUN_KEYS if key in sections}
 
 
 def safe(name: str) -> str:
@@ -177,7 +177,7 @@ def like(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)  # a name may contain brackets
 
 
-def _located(table: SweepTable, folder: Path) -> SweepTable:
+def _locate(table: SweepTable, folder: Path) -> SweepTable:
     """The table with the files that its sections name made absolute."""
     changes = {
         "base": located(table.base, folder),

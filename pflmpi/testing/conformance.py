@@ -61,8 +61,10 @@ class Runs:
 def same_bits(runs: Runs, executor: str, ranks: int, server: str = "auto") -> None:
     """On that many ranks the state has the bits of a run on one, and unseen clients have the same scores."""
     (several, digest), (one, expected_digest) = runs.get(executor, ranks, server), runs.get(executor)
-    assert digest == expected_digest, f"executor {executor}: other bits on {ranks} ranks: {_differing(one, several)}"
-    scores, expected = (_scores(folder, 3, "unseen_correct") for folder in (several, one))
+    assert digest == expected_digest, (
+        f"executor {executor}: other bits on {ranks} ranks: {_describe_difference(one, several)}"
+    )
+    scores, expected = (_read_metric(folder, 3, "unseen_correct") for folder in (several, one))
     assert np.array_equal(scores, expected), f"unseen clients on {ranks} ranks: {scores}, on one {expected}"
 
 
@@ -77,9 +79,9 @@ def exact_continuation(runs: Runs, absent: str, executor: str = "loop") -> None:
     run(settings(raw, training={"rounds": 1}), parts, 3)
     resume(parts, ("training.rounds=2",), ranks=1)
     continued = resume(parts, ("training.rounds=3",), ranks=2)
-    assert continued == unbroken, f"other bits after a continuation: {_differing(whole, parts)}"
+    assert continued == unbroken, f"other bits after a continuation: {_describe_difference(whole, parts)}"
     for name in ("correct", "total", "participants", "unseen_correct"):
-        expected, scores = (_scores(folder, 3, name) for folder in (whole, parts))
+        expected, scores = (_read_metric(folder, 3, name) for folder in (whole, parts))
         assert np.array_equal(scores, expected), f"other {name} after a continuation: {scores}, unbroken {expected}"
 
 
@@ -159,7 +161,7 @@ def state_of(folder: Path, round: int = 3) -> dict[str, np.ndarray]:
     return state
 
 
-def _differing(one: Path, other: Path) -> str:
+def _describe_difference(one: Path, other: Path) -> str:
     """The first arrays that differ after the last round of two runs, by path."""
     server, clients = differing_arrays(*(open_run(folder).round(3) for folder in (one, other)))
     paths = [f"server/{path}" for path in server]
@@ -167,7 +169,7 @@ def _differing(one: Path, other: Path) -> str:
     return join_truncated(paths) if paths else "the digests differ, and no array does"
 
 
-def _scores(folder: Path, round: int, name: str) -> np.ndarray:
+def _read_metric(folder: Path, round: int, name: str) -> np.ndarray:
     """A metric of a round; nothing where a stated refusal leaves it out."""
     return run_folder.read_metrics(folder, round).get(name, np.empty(0, np.int64))
 

@@ -45,7 +45,7 @@ def settings(base: Mapping[str, Any] | None = None, **sections: Any) -> dict[str
     return result
 
 
-def _place(transport: Transport) -> RankContext:
+def _make_context(transport: Transport) -> RankContext:
     return RankContext(transport, torch.device("cpu"), 2)
 
 
@@ -53,7 +53,7 @@ def run(raw: dict[str, Any], folder: Path, ranks: int = 1) -> str:
     """Run an experiment and return the digest of its last round."""
     torch.set_num_threads(1)
     config = configuration.parse(raw)
-    _on(ranks, lambda transport: experiment.run(config, folder, _place(transport), lambda progress: None))
+    _run_on(ranks, lambda transport: experiment.run(config, folder, _make_context(transport), lambda progress: None))
     return digest(folder)
 
 
@@ -61,7 +61,7 @@ def resume(folder: Path, overrides: tuple[str, ...] = (), ranks: int = 1, change
     """Continue a run and return the digest of its last round."""
     config = stored_config(folder, overrides)
     go = partial(experiment.run, resume="always", changed_code=changed_code)
-    _on(ranks, lambda transport: go(config, folder, _place(transport), lambda progress: None))
+    _run_on(ranks, lambda transport: go(config, folder, _make_context(transport), lambda progress: None))
     return digest(folder)
 
 
@@ -69,7 +69,7 @@ def digest(folder: Path) -> str:
     return run_folder.digest(folder, run_folder.rounds(folder)[-1])
 
 
-def _on(ranks: int, function: Any) -> None:
+def _run_on(ranks: int, function: Any) -> None:
     try:
         run_ranks(ranks, function)
     except CollectiveError as agreed:

@@ -11,7 +11,7 @@ import pytest
 import table_file
 from pflmpi.analysis.table import closeness
 from pflmpi.config.yaml_file import dump
-from pflmpi.forecast.budget import Budget, but_seed
+from pflmpi.forecast.budget import Budget, config_without_seed
 from pflmpi.store import config_file, metrics_file
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.table import cells, load
@@ -165,7 +165,7 @@ def test_what_is_run_next_are_the_published_cells_that_no_file_has_cheapest_firs
     assert [missing for *_, missing in gpu_tables.cells([], [], 1)] == [False, False, True]
     assert sum(missing for *_, missing in gpu_tables.cells([table], [], None)) == 5
     tasks = [CellTask(cell, "start", 0, 2, ("run",)) for cell in missing]
-    seconds = {but_seed(tasks[0]): 900.0, but_seed(tasks[1]): 90.0}
+    seconds = {config_without_seed(tasks[0]): 900.0, config_without_seed(tasks[1]): 90.0}
     assert gpu_tables.plan(Budget(0, 2, tasks, {}, seconds)).splitlines() == [
         "      180 s     0.03 h  small/Local/many (M)/seed0",
         "      180 s     0.05 h  small/Local/many (M)/seed1",

@@ -132,7 +132,7 @@ def test_two_ranks_on_one_gpu_are_named(tmp_path):
         "from pflmpi import machine\n"
         "from pflmpi.doctor import facts\n"
         "machine.gpus = lambda visible: (machine.Gpu('4-2', 'GPU of a test', 1 << 33),)\n"
-        "facts.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
+        "facts.read_gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
         "                           'memory': 1 << 33, 'memory_free': 1 << 32}\n",
     )
     config = write(tmp_path, runtime={"server": "shared", "device": "auto"})
@@ -232,7 +232,7 @@ def test_a_configuration_that_is_wrong_everywhere_is_wrong_use(tmp_path):
 
 
 def test_a_lock_that_rank_0_holds_is_looked_for(tmp_path, monkeypatch):
-    with facts.probe_file(tmp_path) as name:
+    with facts.hold_probe_file(tmp_path) as name:
         assert facts.inspect_folder(tmp_path, name).lock_seen is True
         monkeypatch.setattr(facts.fcntl, "flock", lambda *_: None)  # as where locks hold on one host only
         assert facts.inspect_folder(tmp_path, name).lock_seen is False

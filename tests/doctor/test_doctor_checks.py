@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pflmpi.doctor import run
-from pflmpi.doctor.checks import CHECKS, Problem, find_problems, findings
-from pflmpi.doctor.facts import PACKAGES, RankFacts, inspect_folder, probe_file
+from pflmpi.doctor.checks import CHECKS, Problem, find_problems, run_check
+from pflmpi.doctor.facts import PACKAGES, RankFacts, hold_probe_file, inspect_folder
 
 GIB = 1 << 30
 GPU = {"name": "A100", "gpus": 1, "uuid": "GPU-1", "memory": 80 * GIB, "memory_free": 70 * GIB, "gloo": True}
@@ -158,7 +158,7 @@ def test_each_check_has_a_case_in_which_it_finds_something():
     others = {"versions": dict.fromkeys(("python", "pflmpi", *PACKAGES), "0")}
     cases = [*(changes for changes, _ in CASES.values()), [{}, others]]
     worlds = [[RankFacts.model_validate(one) for one in world(*changes)] for changes in cases]
-    assert [check.find for check in CHECKS if not any(findings(check, everyone) for everyone in worlds)] == []
+    assert [check.find for check in CHECKS if not any(run_check(check, everyone) for everyone in worlds)] == []
 
 
 def test_facts_of_another_version_are_read():
@@ -170,7 +170,7 @@ def test_facts_of_another_version_are_read():
 
 
 def test_rank_0s_file_is_looked_for(tmp_path):
-    with probe_file(tmp_path) as name:
+    with hold_probe_file(tmp_path) as name:
         assert inspect_folder(tmp_path, name).seen is True
         assert inspect_folder(tmp_path, "other").seen is False
     assert inspect_folder(tmp_path, "").seen is None and list(tmp_path.iterdir()) == []
@@ -183,7 +183,7 @@ def show(capsys, everyone):
     facts = [RankFacts.model_validate(one) for one in everyone]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")  # not as wide as the terminal in which the tests run
-        run.show(facts, [Problem("something is wrong", "put it right", (0, 1))])
+        run.show_facts(facts, [Problem("something is wrong", "put it right", (0, 1))])
     return capsys.readouterr().out.splitlines()
 
 

@@ -6,7 +6,7 @@ import pytest
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
-from pflmpi.forecast.bytes import state_sizes
+from pflmpi.forecast.bytes import compute_state_sizes
 from pflmpi.messages.traffic import wire_bytes
 from pflmpi.runtime.client_state import allocate
 from pflmpi.store import metrics_file
@@ -89,7 +89,7 @@ def test_state_of_a_rank_is_that_of_its_population(name, absent):
 def test_state_of_unlike_models_is_that_of_the_population():
     world = planned({**quick_run.settings(MESSAGES["fedproto"]), "model": MODELS}, 3)
     check_population(world.experiment, world.setup)
-    assert len(np.unique(state_sizes(world.experiment).client)) == 2
+    assert len(np.unique(compute_state_sizes(world.experiment).client)) == 2
 
 
 def check_population(experiment, setup):
@@ -98,7 +98,7 @@ def check_population(experiment, setup):
         hosted = setup.placement.hosted(rank)
         population = allocate(experiment.cohort, hosted, experiment.templates)
         found.append(sum(tree.num_bytes(rows.rows) for rows in population.cohorts))
-    assert state_sizes(experiment).hosted(setup.placement).tolist() == found
+    assert compute_state_sizes(experiment).hosted(setup.placement).tolist() == found
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp", "fedfomo", "fesem", "fedgmh-full"])
@@ -109,4 +109,4 @@ def test_the_servers_state_is_known_without_making_it(name):
 def check_server(raw):
     world = planned(raw, 1)
     made = world.setup.algorithm.init_server(world.setup.task)
-    assert state_sizes(world.experiment).server == tree.num_bytes(made)
+    assert compute_state_sizes(world.experiment).server == tree.num_bytes(made)

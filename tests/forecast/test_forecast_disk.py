@@ -5,7 +5,7 @@ import pytest
 
 import quick_run
 from every_algorithm import every_algorithm
-from pflmpi.forecast.bytes import disk, state_sizes
+from pflmpi.forecast.bytes import compute_state_sizes, forecast_disk
 from planned_run import planned, planned_and_run
 
 TOLERANCE = 0.02  # of rows and states; what HDF5 and texts take in small files is only about known
@@ -13,7 +13,7 @@ LARGE = {"name": "mlp", "hidden": 2000}
 
 
 def forecast_of(world):
-    return disk(world.setup, world.experiment.config, state_sizes(world.experiment))
+    return forecast_disk(world.setup, world.experiment.config, compute_state_sizes(world.experiment))
 
 
 def on_disk(folder):
@@ -71,7 +71,7 @@ def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not():
 def test_more_checkpoints_than_are_looked_at_go_on_like_these(monkeypatch):
     world = planned(quick_run.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
     whole = forecast_of(world)
-    monkeypatch.setattr("pflmpi.forecast.bytes._LOOKED_AT", 15)
+    monkeypatch.setattr("pflmpi.forecast.bytes._MAX_CHECKPOINTS", 15)
     part = forecast_of(world)
     assert part.count == whole.count == 31
     assert part.last == pytest.approx(whole.last, rel=0.05)  # who takes part differs from round to round

@@ -10,9 +10,9 @@ import pytest
 import quick_run
 from pflmpi import tree
 from pflmpi.forecast import memory
-from pflmpi.forecast.bytes import pool_bytes, state_sizes
+from pflmpi.forecast.bytes import compute_state_sizes, pool_bytes
 from pflmpi.forecast.measuring import ProcessMemory
-from pflmpi.forecast.memory import rank_memory
+from pflmpi.forecast.memory import forecast_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
 from pflmpi.messages.traffic import Traffic
@@ -24,7 +24,9 @@ from planned_run import planned
 def of_one_rank(world, gpus):
     laid_out = lay_out(world.experiment.config.runtime, 1, 1, gpus, 2)
     _, *rounds = world.schedule()
-    return rank_memory(world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0))[0]
+    return forecast_memory(
+        world.setup, laid_out, rounds, compute_state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
+    )[0]
 
 
 @pytest.mark.parametrize(("algorithm", "kept"), [("fedavg", 0), ("ditto", 1)])  # models that a client keeps
@@ -51,10 +53,10 @@ def test_the_samples_of_its_clients_are_on_the_gpu_of_a_rank(algorithm):
     raw = quick_run.settings(algorithm={"name": algorithm}, runtime={"device": "auto"})
     world = planned(raw, 2)
     laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), world.schedule()
-    args = world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
-    with_samples = [one.device for one in rank_memory(*args)]
+    args = world.setup, laid_out, rounds, compute_state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
+    with_samples = [one.device for one in forecast_memory(*args)]
     with mock.patch.object(memory, "pool_bytes", lambda *_: 0):
-        without = [one.device for one in rank_memory(*args)]
+        without = [one.device for one in forecast_memory(*args)]
     dataset = world.experiment.federation.dataset
     for rank, more in enumerate(np.subtract(with_samples, without)):
         mine = world.setup.samples(rank)
@@ -72,16 +74,16 @@ def test_what_is_summed_on_a_gpu_or_passes_through_it_counts(nccl, rank, expecte
         Traffic(np.array([0, 1, 90]), np.array([9, 1, 40]), True),
     )
     plan = cast(Any, SimpleNamespace(uplink=[up], calls=[up, down]))
-    assert memory._under_way([plan], rank, GpuMessages((1, 2, 3) if nccl else (), "", nccl)) == expected
+    assert memory._exchange_bytes([plan], rank, GpuMessages((1, 2, 3) if nccl else (), "", nccl)) == expected
 
 
 def test_a_rank_counts_what_its_gpu_sums():
     world = planned(quick_run.settings(runtime={"device": "auto"}), 2)
     laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), world.schedule()
-    args = world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
-    found = rank_memory(*args)
-    with mock.patch.object(memory, "_under_way", lambda *_: 0.0):
-        without = rank_memory(*args)
+    args = world.setup, laid_out, rounds, compute_state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
+    found = forecast_memory(*args)
+    with mock.patch.object(memory, "_exchange_bytes", lambda *_: 0.0):
+        without = forecast_memory(*args)
     for rank, (some, none) in enumerate(zip(found, without, strict=True)):
         most = max(call.sent[rank] + call.received[rank] for plan in rounds for call in plan.uplink)
         assert some.device - none.device >= most > 0

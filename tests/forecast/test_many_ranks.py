@@ -3,10 +3,10 @@
 import sys
 
 import quick_run
-from pflmpi.forecast.bytes import disk, state_sizes
+from pflmpi.forecast.bytes import compute_state_sizes, forecast_disk
 from pflmpi.forecast.forecast import compute_seconds
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs, ProcessMemory
-from pflmpi.forecast.memory import rank_memory
+from pflmpi.forecast.memory import forecast_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.messages.traffic import wire_bytes
 from planned_run import planned
@@ -18,7 +18,7 @@ def calls_of_functions(ranks):
     """Calls of functions, and steps of generators, for a forecast on one node."""
     raw = quick_run.settings(partition={"name": "iid", "clients": 200}, runtime={"executor": "loop"})
     world = planned(raw, ranks)
-    laid_out, sizes = lay_out(world.experiment.config.runtime, ranks, 1, 0, 2), state_sizes(world.experiment)
+    laid_out, sizes = lay_out(world.experiment.config.runtime, ranks, 1, 0, 2), compute_state_sizes(world.experiment)
     costs = Costs(world.setup, {0: CohortCost(1, SAME, 1.0, SAME, 1)})
     count = 0
 
@@ -29,10 +29,10 @@ def calls_of_functions(ranks):
     sys.setprofile(note)
     try:
         _, *rounds = world.schedule()
-        disk(world.setup, world.experiment.config, sizes)
+        forecast_disk(world.setup, world.experiment.config, sizes)
         compute_seconds(laid_out, 2, rounds, costs)
         assert all(sum(wire_bytes(one.calls)) for one in rounds)
-        rank_memory(world.setup, laid_out, rounds, sizes, costs, ProcessMemory(0, 0, 0, 0))
+        forecast_memory(world.setup, laid_out, rounds, sizes, costs, ProcessMemory(0, 0, 0, 0))
     finally:
         sys.setprofile(None)
     return count

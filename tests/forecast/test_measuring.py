@@ -9,8 +9,8 @@ import torch
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.forecast import measuring
-from pflmpi.forecast.bytes import state_sizes
-from pflmpi.forecast.measuring import CohortCost, Cost, Costs, measure, measured_steps, resident
+from pflmpi.forecast.bytes import compute_state_sizes
+from pflmpi.forecast.measuring import CohortCost, Cost, Costs, measure_call, measure_cohorts, read_resident
 from pflmpi.machine import own_memory
 from pflmpi.runtime.executors.base import Executor
 from planned_run import planned
@@ -19,12 +19,12 @@ MEGABYTE = 2**20
 
 
 def test_memory_of_a_process_is_more_than_that_of_its_files():
-    assert resident() > own_memory("RssFile") > 0
+    assert read_resident() > own_memory("RssFile") > 0
 
 
 def test_the_memory_of_a_call_is_what_it_needs_besides():
     kept = np.ones(16 * MEGABYTE, np.uint8)
-    found = measure(lambda: kept + np.ones(64 * MEGABYTE, np.uint8)[: len(kept)], torch.device("cpu"))
+    found = measure_call(lambda: kept + np.ones(64 * MEGABYTE, np.uint8)[: len(kept)], torch.device("cpu"))
     assert 60 * MEGABYTE < found.memory < 120 * MEGABYTE
     assert found.seconds > 0 and found.device == 0
 
@@ -45,9 +45,9 @@ def test_a_few_steps_are_measured_however_long_a_training_is(name, training):
         return Cost(1.0 + 0.5 * (steps[-1] == 6), 7.0, 0.0)
 
     sizes = planned(quick_run.settings(every_algorithm()[name]), 1)
-    with mock.patch.object(measuring, "measure", timed), mock.patch.object(Executor, "update", noted):
+    with mock.patch.object(measuring, "measure_call", timed), mock.patch.object(Executor, "update", noted):
         rounds = list(run.schedule())[1:3]
-        found = measured_steps(run.setup, rounds, state_sizes(sizes.experiment), False, 0.0)
+        found = measure_cohorts(run.setup, rounds, compute_state_sizes(sizes.experiment), False, 0.0)
     assert set(steps) == {2, 6} and found.costs is not None
     (cost,) = found.costs.cohorts.values()
     assert (cost.step, cost.train.seconds, cost.train.memory) == (0.125, 0.75, 7.0)

@@ -135,8 +135,8 @@ def test_says_what_does_not_fit_on_a_gpu(machine):
 
 def test_a_gpu_holds_no_more_samples_than_a_run_lets_it(machine, monkeypatch):
     most = []
-    rank_memory = forecast.rank_memory
-    monkeypatch.setattr(forecast, "rank_memory", lambda *args: most.append(args[-1]) or rank_memory(*args))
+    rank_memory = forecast.forecast_memory
+    monkeypatch.setattr(forecast, "forecast_memory", lambda *args: most.append(args[-1]) or rank_memory(*args))
     config = machine.config(runtime={"device": "auto", "gpu_memory": 0.5})
     for options in ([], ["-s", "data.resident=host"], ["-s", "data.resident=device"]):
         machine.plan(config, "--gpus", 1, "--gpu-memory", 4, *options)
@@ -173,17 +173,17 @@ def test_says_what_does_not_fit_on_disk(machine, monkeypatch):
     )
     few.disk = SimpleNamespace(most=500)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=499))
-    (problem,) = advice._disk(few, machine.folder / "not" / "there")
+    (problem,) = advice._check_disk(few, machine.folder / "not" / "there")
     assert problem.startswith(
         f"checkpoints need 500 B and {machine.folder} has 499 B free: keep not all (checkpoint.keep"
     )
     few.disk.most = 499
-    assert not list(advice._disk(few, machine.folder))
+    assert not list(advice._check_disk(few, machine.folder))
     few.state_on_disk = 1000
-    (problem,) = advice._disk(few, machine.folder)
+    (problem,) = advice._check_disk(few, machine.folder)
     assert problem.startswith(f"checkpoints need 499 B and the state of clients 1000 B and {machine.folder} has")
     config.runtime = RuntimeConfig(state="disk", scratch=str(machine.folder.parent))  # 500 B on each node
-    (problem,) = advice._disk(few, machine.folder)
+    (problem,) = advice._check_disk(few, machine.folder)
     assert problem.endswith("has 499 B free: name another runtime.scratch")
 
 

@@ -133,7 +133,7 @@ def test_a_notebook_has_one_display_for_all_rounds(notebook, tmp_path, capsys):
 
 def test_the_rounds_of_other_processes_are_in_one_display_too(notebook, capsys):
     lines = ["fedavg on digits\n", "round 1/2  participants 3\n", "round 2/2  participants 3\n", "pflmpi: a warning\n"]
-    from_python._show(SimpleNamespace(stderr=lines))
+    from_python._show_stderr(SimpleNamespace(stderr=lines))
     assert notebook == [["round 1/2  participants 3", "round 2/2  participants 3"]]
     assert capsys.readouterr().err == "fedavg on digits\npflmpi: a warning\n"
 

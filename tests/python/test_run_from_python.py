@@ -21,7 +21,7 @@ from pflmpi.config.keywords import Config
 from pflmpi.errors import ConfigError, DataError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
-from pflmpi.python.run import Row, _tell, row
+from pflmpi.python.run import Row, _report_rounds, parse_row
 from pflmpi.store import run_folder
 from project import ROOT
 
@@ -226,7 +226,7 @@ def test_the_names_of_the_package_are_listed_before_they_are_imported():
 
 
 def test_a_line_becomes_numbers_and_what_is_missing_nan():
-    line = row({"round": 1, "participants": 3, "accuracy_mean": "0.5", "accuracy_weighted": "", "up_bytes": 10})
+    line = parse_row({"round": 1, "participants": 3, "accuracy_mean": "0.5", "accuracy_weighted": "", "up_bytes": 10})
     assert (line["round"], line["participants"], line["accuracy_mean"], line["up_bytes"]) == (1, 3, 0.5, 10)
     assert math.isnan(line["accuracy_weighted"]) and isinstance(line["round"], int)
 
@@ -237,7 +237,7 @@ def test_a_round_is_told_once_its_line_is_whole(tmp_path):
         for text, expected in (('{"round": 1}\n{"rou', [1]), ('nd": 2', [1]), ("}\n", [1, 2])):
             file.write(text)
             file.flush()
-            _tell(rounds, lambda line: told.append(line["round"]))
+            _report_rounds(rounds, lambda line: told.append(line["round"]))
             assert told == expected
 
 

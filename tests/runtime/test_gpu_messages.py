@@ -13,7 +13,7 @@ from test_gpu_placement import SITUATIONS
 import stub_run
 from every_algorithm import every_algorithm
 from pflmpi import machine, tree
-from pflmpi.doctor.facts import torch_facts
+from pflmpi.doctor.facts import read_torch
 from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import broadcast_tree
 from pflmpi.messages.packing import pack
@@ -38,7 +38,7 @@ def test_amds_library_goes_by_its_name(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")
     assert way("one node, a rank for each GPU", "torch").text == "RCCL from GPU to GPU, on ranks 0-3"
     assert machine.gpu_platform() == ("HIP 6.4.43482", "RCCL")
-    assert torch_facts({}).platform == "HIP 6.4.43482, RCCL"
+    assert read_torch({}).platform == "HIP 6.4.43482, RCCL"
 
 
 @pytest.mark.parametrize("name", SITUATIONS)

@@ -12,9 +12,9 @@ import stub_run
 from every_algorithm import every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.experiment import build
-from pflmpi.forecast.bytes import pool_bytes, state_sizes
+from pflmpi.forecast.bytes import compute_state_sizes, pool_bytes
 from pflmpi.forecast.measuring import ProcessMemory
-from pflmpi.forecast.memory import rank_memory
+from pflmpi.forecast.memory import forecast_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
 from planned_run import planned
@@ -78,8 +78,8 @@ def test_a_plan_counts_the_samples_on_their_way():
     raw = quick_run.settings(CASES["ditto"], runtime={"executor": "loop", "device": "auto"})
     world = planned(raw, 1)
     laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 1, 1, 1, 2), world.schedule()
-    args = world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0), False
-    (resident,), (on_host,) = rank_memory(*args), rank_memory(*args, most_resident=0.0)
+    args = world.setup, laid_out, rounds, compute_state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0), False
+    (resident,), (on_host,) = forecast_memory(*args), forecast_memory(*args, most_resident=0.0)
     federation, groups = world.setup.executor.federation, [group for plan in rounds for group in plan.training[0]]
     sent = 2 * max(federation.num_train[group].sum() for group in groups) * federation.dataset.images[:1].nbytes
     assert resident.device - on_host.device == pool_bytes(world.setup, 0) - sent

@@ -12,7 +12,7 @@ from pflmpi.cli import main
 from pflmpi.config.load import parse
 from pflmpi.errors import Stopped
 from pflmpi.experiment.build import prepare
-from pflmpi.forecast.budget import Budget, but_seed, seconds_per_round, work_per_round
+from pflmpi.forecast.budget import Budget, config_without_seed, seconds_per_round, work_per_round
 from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.table import Cell, cells, load
@@ -35,8 +35,15 @@ def task(row, seed=0, done=0, rounds=100):
     )
 
 
-WORK = {but_seed(task("dear")): 10.0, but_seed(task("cheap", seed=9)): 1.0, but_seed(task("large")): 1000.0}
-SECONDS = {but_seed(task("dear")): 10.0, but_seed(task("cheap")): 2.0}  # 1 and 2 for a unit of work
+WORK = {
+    config_without_seed(task("dear")): 10.0,
+    config_without_seed(task("cheap", seed=9)): 1.0,
+    config_without_seed(task("large")): 1000.0,
+}
+SECONDS = {
+    config_without_seed(task("dear")): 10.0,
+    config_without_seed(task("cheap")): 2.0,
+}  # 1 and 2 for a unit of work
 
 
 def test_a_run_costs_what_its_like_has_taken_else_what_its_work_takes():
@@ -76,7 +83,7 @@ def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_
     counts: list[tuple[int, int]] = []
     work = work_per_round(tasks, lambda done, total: counts.append((done, total)))
     assert counts == [(0, 2), (1, 2)], "one seed stands for the others"
-    (local,) = {but_seed(task) for task, _ in tasks if task.cell.name.startswith("Local")}
+    (local,) = {config_without_seed(task) for task, _ in tasks if task.cell.name.startswith("Local")}
     assert work == {local: 3 * 7 * (64 * 4 + 4 + 4 * 10 + 10)}, "clients, steps, parameters"
     assert not caplog.records, "each run warns of what it does"
 
@@ -89,7 +96,7 @@ def test_cells_that_have_run_say_how_long_a_round_takes(tmp_path):
         folder.mkdir(parents=True)
         lines = [f"{number},{value}" for number, value in enumerate(seconds, 1)]
         (folder / "metrics.csv").write_text("\n".join(["round,seconds", *lines]) + "\n")
-    assert seconds_per_round([one, other, task("cheap", done=1)], tmp_path) == {but_seed(one): 3.0}
+    assert seconds_per_round([one, other, task("cheap", done=1)], tmp_path) == {config_without_seed(one): 3.0}
 
 
 def test_a_dry_run_shows_the_order_and_what_should_fit(tmp_path, capsys):
