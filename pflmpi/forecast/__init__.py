@@ -1,1 +1,1 @@
-"""What a run will need, said before it starts: memory, bytes, disk and seconds."""
+"""Predicts memory, traffic, disk and seconds of a run before it starts."""

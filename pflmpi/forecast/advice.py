@@ -1,4 +1,4 @@
-"""What will not fit, what to change, and which ranks would be idle."""
+"""Advice on a forecast: what does not fit, what to change, and which ranks would be idle."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ from pflmpi.text import format_bytes
 
 
 def problems(forecast: Forecast, folder: Path) -> list[str]:
-    """What will not fit, each with what to change.
+    """Returns what does not fit, each with what to change.
 
     Args:
-        folder: where the run would be, or the first folder above it that is there.
+        folder: of the run; need not exist yet.
     """
     return [*_check_nodes(forecast), *_check_gpus(forecast), *_check_disk(forecast, folder)]
 
 
 def node_bytes(forecast: Forecast, node: int) -> float:
-    """Bytes that the ranks of a node need; what they share counts once."""
+    """Bytes that the ranks of a node need; memory that they share counts once."""
     ranks = [forecast.memory[rank] for rank in forecast.ranks.of_node[node]]
     return sum(rank.total - rank.shared for rank in ranks) + max(rank.shared for rank in ranks)
 
@@ -37,7 +37,7 @@ def gpu_bytes(forecast: Forecast) -> dict[tuple[int, int], float]:
 
 
 def useless(forecast: Forecast) -> Iterator[str]:
-    """Which ranks would have nothing to do, or would wait for others, and why."""
+    """Yields which ranks would be idle or compete for cores, and why."""
     count, cores, threads = forecast.ranks.count, forecast.resources.cores, forecast.ranks.runtime.threads
     busy = {
         rank for rank in range(count) if any(round.training[rank] or round.testing[rank] for round in forecast.rounds)
@@ -81,7 +81,7 @@ def _check_nodes(forecast: Forecast) -> Iterator[str]:
 
 
 def _advise_less_memory(forecast: Forecast, node: int) -> str:
-    """What to change for less memory on a node: its largest part decides."""
+    """Returns what to change so that a node needs less memory; its largest part decides."""
     config = forecast.experiment.config
     ranks = [forecast.memory[rank] for rank in forecast.ranks.of_node[node]]
     parts = {name: sum(getattr(rank, name) for rank in ranks) for name in ("base", "state", "work", "data")}
@@ -90,10 +90,10 @@ def _advise_less_memory(forecast: Forecast, node: int) -> str:
     if largest == "state":
         if node == 0 and forecast.sizes.server > parts["state"] / 4:
             return "most of it is the server's state; give rank 0 a node with more memory"
-        replies = config.evaluation.absent == "last_received" and config.algorithm.predicts_with
-        kept = " or set evaluation.absent = 'latest', which keeps no replies" if replies else ""
+        keeps_replies = config.evaluation.absent == "last_received" and config.algorithm.predicts_with
+        latest = " or set evaluation.absent = 'latest', which keeps no replies" if keeps_replies else ""
         disk = ", set runtime.state=disk" if config.runtime.state == "memory" else ""
-        return f"most of it is the state of the clients that live there; take more nodes{disk}{kept}"
+        return f"most of it is the state of the clients that live there; take more nodes{disk}{latest}"
     if largest == "work":
         return f"most of it is for computing; lower {_name_batch_settings(config)}, or take fewer ranks per node"
     return "take fewer ranks per node; a rank can compute many clients"
@@ -132,7 +132,7 @@ def _check_disk(forecast: Forecast, folder: Path) -> Iterator[str]:
 
 
 def _name_batch_settings(config: Config) -> str:
-    """Settings that decide how much is computed at once."""
+    """Names the settings that decide how much is computed at once."""
     lanes = f"runtime.lanes (now {config.runtime.lanes}), " if config.runtime.executor == "lanes" else ""
     return (
         f"{lanes}training.batch_size (now {config.training.batch_size}) or "

@@ -1,4 +1,4 @@
-"""Time budget of a sweep: the cheapest runs first, by seconds of cells that have run, else by steps x parameters."""
+"""Time budget of a sweep: the cheapest runs first, by measured seconds of a round, else by steps x parameters."""
 
 import json
 import logging
@@ -22,18 +22,16 @@ from pflmpi.text import pluralize
 
 @dataclass(frozen=True)
 class Budget:
-    """What a sweep may take, and what its runs cost."""
+    """The time that a sweep may take, and what its runs cost."""
 
     hours: float  # of the whole sweep
     jobs: int  # runs at a time
     tasks: Sequence[CellTask]  # all cells
-    work: dict[
-        str, float
-    ]  # steps x parameters of a round by `config_without_seed`; not of those for which they are not known
+    work: dict[str, float]  # steps x parameters of a round by `config_without_seed`, where known
     seconds_per_round: dict[str, float]  # likewise, of cells that have run
 
     def seconds(self, task: CellTask) -> float:
-        """Seconds that a run still needs: as the same configuration took, else by its work; inf if unknown."""
+        """Estimates the seconds that a run still needs: as its configuration took, else by its work, else inf."""
         key, rounds = config_without_seed(task), task.rounds - task.done if task.command else 0
         if not rounds:
             return 0.0
@@ -43,7 +41,7 @@ class Budget:
         return rounds * self.work[key] * median(speeds) if speeds and key in self.work else inf
 
     def cheapest_first(self) -> list[CellTask]:
-        """All tasks by the time that they still need (a stable sort)."""
+        """All tasks, sorted by the time that they still need (stable)."""
 
         def cost(task: CellTask) -> tuple[float, float]:
             return self.seconds(task), self.work.get(config_without_seed(task), inf) * (task.rounds - task.done)
@@ -51,7 +49,7 @@ class Budget:
         return sorted(self.tasks, key=cost)
 
     def expected(self, seconds: float) -> str:
-        """How many of the runs should fit into the seconds that are left, in words."""
+        """Says how many of the runs should fit into the seconds that are left."""
         to_do = [task for task in self.cheapest_first() if task.command]
         if to_do and not self.seconds_per_round:
             runs = pluralize(len(to_do), "run")
@@ -64,7 +62,7 @@ class Budget:
         return f"budget {self.hours:g} h: {runs}; they need {self.needed(to_do)}"
 
     def needed(self, tasks: Sequence[CellTask]) -> str:
-        """The hours that the runs need together, in words."""
+        """Says how many hours the runs need together."""
         finite = [seconds for task in tasks if (seconds := self.seconds(task)) < inf]
         unknown = len(tasks) - len(finite)
         more = f", and {pluralize(unknown, 'run')} of unknown length" if unknown else ""
@@ -72,7 +70,7 @@ class Budget:
 
 
 def config_without_seed(task: CellTask) -> str:
-    """The configuration of a run as text, but for its seed."""
+    """The configuration of a run as JSON, its seed left out."""
     return json.dumps({**task.cell.raw, "seed": None}, sort_keys=True)
 
 
@@ -82,26 +80,24 @@ def seconds_per_round(tasks: Sequence[CellTask], out: Path) -> dict[str, float]:
     for task in tasks:
         if task.done > 1:
             lines = metrics_file.read(task.cell.run(out))[1 : task.done]
-            seconds = [float(line["seconds"]) for line in lines if line["seconds"]]  # not of those that were lost
+            seconds = [float(line["seconds"]) for line in lines if line["seconds"]]  # a lost round has none
             by_configuration.setdefault(config_without_seed(task), []).extend(seconds)
     return {key: median(seconds) for key, seconds in by_configuration.items() if seconds}
 
 
 def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[int, int], None]) -> dict[str, float]:
-    """Steps x parameters of a round, by `config_without_seed`: the first seed stands for the others; no step is taken.
-
-    What a run would warn of is left to it.
+    """Counts steps x parameters of a round by `config_without_seed`; nothing is trained.
 
     Args:
         update: called with the number of configurations that were read, and of all.
     """
-    first: dict[str, Config] = {}
+    configs: dict[str, Config] = {}  # of the first seed, which stands for the others
     for task, config in tasks:
-        first.setdefault(config_without_seed(task), config)
+        configs.setdefault(config_without_seed(task), config)
     work: dict[str, float] = {}
-    for number, (key, config) in enumerate(first.items()):
-        update(number, len(first))
-        logging.disable(logging.WARNING)
+    for number, (key, config) in enumerate(configs.items()):
+        update(number, len(configs))
+        logging.disable(logging.WARNING)  # the run itself will warn
         try:
             work[key] = _count_work(config)
         except UserError:

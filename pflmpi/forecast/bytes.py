@@ -1,4 +1,4 @@
-"""Bytes of the data, of what is kept between rounds, and of checkpoints on disk."""
+"""Bytes of the data, of the state between rounds, and of checkpoints on disk."""
 
 import mmap
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.shard import ID_BYTES
 
-_FEW_CLIENTS = 3  # clients; the server's state is made for so many, one and two more to see how it grows
+_FEW_CLIENTS = 3  # the server's state is made for so many clients, one and two more, to see how it grows
 
 
 @dataclass(frozen=True)
 class StateSizes:
-    """Bytes of what is kept between rounds.
+    """Bytes of the state between rounds.
 
     Attributes:
-        client: [N] of each client; what it keeps, and the reply that it is tested with where that is kept.
-        first: [N] those of them that a client has before it trains, besides what it has in common with all others.
-        server: of the server's state.
-        received: of the messages that a checkpoint holds besides, because personal models are made of them.
+        client: [N] state of each client, with the stored reply that it is tested with, if any.
+        first: [N] the part of it that differs between clients before they train.
+        server: state of the server.
+        received: messages that a checkpoint stores besides, because personal models are made of them.
     """
 
     client: np.ndarray
@@ -42,29 +42,32 @@ class StateSizes:
     received: int
 
     def hosted(self, placement: Placement) -> np.ndarray:
-        """[R] bytes of the clients that live on each rank, once all have trained."""
+        """[R] bytes of the clients on each rank, once all have trained."""
         return np.array([int(self.client[placement.hosted(rank)].sum()) for rank in range(placement.ranks)], np.int64)
 
     def at_the_end(self, setup: Setup) -> np.ndarray:
-        """[R] bytes of the clients that live on each rank after the last round."""
+        """[R] bytes of the clients on each rank after the last round."""
         trained = setup.executor.participation.counts(setup.task.training.rounds) > 0
         return replace(self, client=np.where(trained, self.client, self.first)).hosted(setup.placement)
 
 
 def compute_state_sizes(experiment: Experiment) -> StateSizes:
-    """Sizes of the state of an experiment, without making it: for many clients it may not fit here."""
-    whole, first = [], []
+    """Computes the sizes without allocating the state, which may not fit on this machine."""
+    client, first = [], []
     for task, template in zip(experiment.tasks, experiment.templates, strict=True):
         own_start = depends_on_client(experiment.config.algorithm, task)
         common = {OPTIMIZER, RESIDUAL} if own_start else {name for name in template if name != RECEIVED}
-        whole.append(tree.num_bytes(template))
+        client.append(tree.num_bytes(template))
         first.append(tree.num_bytes({name: value for name, value in template.items() if name not in common}))
-    servers, messages = zip(
-        *(_count_server_and_received(experiment, _FEW_CLIENTS + more) for more in range(3)), strict=True
+    sizes = [_count_server_and_received(experiment, _FEW_CLIENTS + more) for more in range(3)]
+    servers, received = zip(*sizes, strict=True)
+    more = experiment.federation.num_clients - _FEW_CLIENTS
+    return StateSizes(
+        client=np.array(client, np.int64)[experiment.cohort],
+        first=np.array(first, np.int64)[experiment.cohort],
+        server=_extrapolate_size(more, *servers),
+        received=_extrapolate_size(more, *received),
     )
-    more, cohort = experiment.federation.num_clients - _FEW_CLIENTS, experiment.cohort
-    clients = np.array(whole, np.int64)[cohort], np.array(first, np.int64)[cohort]
-    return StateSizes(*clients, _extrapolate_size(more, *servers), _extrapolate_size(more, *messages))
 
 
 def data_bytes(federation: Federation) -> int:
@@ -74,7 +77,7 @@ def data_bytes(federation: Federation) -> int:
 
 
 def pool_bytes(setup: Setup, rank: int) -> int:
-    """Bytes of the samples, or features, and labels that a rank has of its own."""
+    """Bytes of samples (or cached features) and labels in the memory of a rank."""
     dataset, samples, task = setup.executor.federation.dataset, setup.samples(rank), setup.task
     sample_bytes = 4 * task.num_features if task.cached_features else dataset.images[:1].nbytes
     count = len(dataset.labels) if samples is None else len(samples)
@@ -82,7 +85,7 @@ def pool_bytes(setup: Setup, rank: int) -> int:
 
 
 def mapped_bytes(federation: Federation) -> int:
-    """Bytes of samples that are mapped from a file, which ranks share."""
+    """Bytes of samples that are mapped from a file, whose pages ranks share."""
     owner: object = federation.dataset.images
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
@@ -90,7 +93,7 @@ def mapped_bytes(federation: Federation) -> int:
 
 
 def _count_server_and_received(experiment: Experiment, clients: int) -> tuple[int, int]:
-    """Bytes of the server's first state for so many clients, and of the stored messages that are no part of it."""
+    """Bytes of the server's initial state for so many clients, and of stored messages that are not part of it."""
     algorithm, task = experiment.config.algorithm, experiment.tasks[0].replace(device=HOST, num_clients=clients)
     server = algorithm.init_server(task)
     names = stored_messages(algorithm, task, experiment.templates)
@@ -101,53 +104,51 @@ def _count_server_and_received(experiment: Experiment, clients: int) -> tuple[in
 
 
 def _extrapolate_size(more: int, first: int, second: int, third: int) -> int:
-    """Bytes for so many clients more than in the first state; the others have one and two more.
+    """Bytes for `more` clients than `first` has; `second` and `third` have one and two more than it.
 
-    Leaves have a fixed size or grow with the clients or with their pairs, so their sizes lie on a parabola.
+    Leaves have a fixed size, or grow with the clients or with pairs of clients, so sizes lie on a parabola.
     """
     return first + more * (second - first) + more * (more - 1) // 2 * (third - 2 * second + first)
 
 
-# --- what the checkpoints take on disk
+# --- checkpoints on disk
 
-_MAX_CHECKPOINTS = 200  # checkpoints; later ones are taken to be like these
+_MAX_CHECKPOINTS = 200  # that are computed; later ones are assumed to be like these
 _NEVER = -1
-# Bytes of HDF5 and of text, as files of small runs have them: of a round file, and of the clients' rows of a round.
+# Overhead in bytes of HDF5 and text, as measured in small runs: of a round file, and of a round's shards.
 _ROUND_FILE, _ROWS_FILE = 20 * 2**10, 16 * 2**10
-_SHARED_ROW_BYTES = 2**24  # bytes of rows from which on equal ones are surely stored once
+_SHARED_ROW_BYTES = 2**24  # from so many bytes on, equal rows are surely stored once
 
 
 @dataclass(frozen=True)
 class DiskForecast:
-    """Bytes on disk, about: what is kept, and some for files; see `_ROUND_FILE`."""
+    """Approximate bytes of checkpoints."""
 
     first: int  # the checkpoint before the first round, with every client
-    later: float  # the mean of the others
-    most: int  # all that is there at once, at most
-    last: int  # all that stays
+    later: float  # mean of the others
+    most: int  # peak of all that are on disk at once
+    last: int  # all that stay
     count: int  # number of checkpoints
 
 
 def forecast_disk(setup: Setup, config: Config, sizes: StateSizes) -> DiskForecast:
-    """What the checkpoints take, with `checkpoint.every` and `checkpoint.keep`; nothing is written."""
+    """Computes the bytes of checkpoints from `checkpoint.every` and `checkpoint.keep`; writes nothing."""
     settings = config.checkpoint
     count = 1 + -(-setup.task.training.rounds // settings.every)
     rounds_ahead = schedule(setup, config.evaluation, settings, None)
-    saves = list(islice((now for now in rounds_ahead if now.saves), _MAX_CHECKPOINTS))
-    rows, rounds = (
-        np.array([_count_row_bytes(save, sizes) for save in saves]),
-        np.array([_count_round_file_bytes(save, sizes) for save in saves]),
-    )
-    written = rows + rounds
-    stays = _count_kept_bytes(saves, rows, rounds, settings.keep) if settings.keep else np.cumsum(written)
-    most = int((written + np.append(0, stays[:-1])).max())
+    saves = list(islice((plan for plan in rounds_ahead if plan.saves), _MAX_CHECKPOINTS))
+    rows = np.array([_count_row_bytes(save, sizes) for save in saves])
+    round_files = np.array([_count_round_file_bytes(save, sizes) for save in saves])
+    written = rows + round_files
+    kept = _count_kept_bytes(saves, rows, round_files, settings.keep) if settings.keep else np.cumsum(written)
+    most = int((written + np.append(0, kept[:-1])).max())
     later = float(written[1:].mean()) if len(written) > 1 else 0.0
     added = 0.0 if settings.keep else (count - len(saves)) * later
-    return DiskForecast(int(written[0]), later, int(most + added), int(stays[-1] + added), count)
+    return DiskForecast(int(written[0]), later, int(most + added), int(kept[-1] + added), count)
 
 
 def _count_row_bytes(save: RoundSchedule, sizes: StateSizes) -> int:
-    """Bytes of the rows of clients that a checkpoint writes."""
+    """Bytes of the clients' rows that a checkpoint writes."""
     clients = save.unsaved
     if not len(clients):
         return 0
@@ -160,20 +161,22 @@ def _count_row_bytes(save: RoundSchedule, sizes: StateSizes) -> int:
 
 
 def _count_round_file_bytes(save: RoundSchedule, sizes: StateSizes) -> int:
-    """Bytes of a round file: the server, messages that models are made of, and numbers of clients and classes."""
+    """Bytes of a round file: the server, stored messages, and metrics of clients and classes."""
     n, classes = save.setup.task.num_clients, save.setup.task.num_classes
     measured = 8 * n * (4 + (2 * classes + 2 + len(save.setup.executor.measures)) * save.evaluates)
     return sizes.server + sizes.received + measured + _ROUND_FILE
 
 
-def _count_kept_bytes(saves: Sequence[RoundSchedule], rows: np.ndarray, rounds: np.ndarray, keep: int) -> np.ndarray:
-    """Bytes [S] that stay after each checkpoint, at most: the newest round files, and the rows files they need."""
+def _count_kept_bytes(
+    saves: Sequence[RoundSchedule], rows: np.ndarray, round_files: np.ndarray, keep: int
+) -> np.ndarray:
+    """Bytes [S] on disk after each checkpoint, at most: the newest `keep` round files, and the shards they need."""
     newest = np.full((len(saves), len(saves[0].setup.executor.cohort)), _NEVER)
-    stays = []
-    for last, save in enumerate(saves):
-        newest[last] = newest[last - 1] if last else _NEVER
-        newest[last, save.unsaved] = last
-        kept = slice(max(0, last - keep + 1), last + 1)
+    kept_bytes = []
+    for number, save in enumerate(saves):
+        newest[number] = newest[number - 1] if number else _NEVER
+        newest[number, save.unsaved] = number
+        kept = slice(max(0, number - keep + 1), number + 1)
         needed = np.unique(newest[kept])
-        stays.append(rounds[kept].sum() + rows[needed[needed != _NEVER]].sum())
-    return np.array(stays)
+        kept_bytes.append(round_files[kept].sum() + rows[needed[needed != _NEVER]].sum())
+    return np.array(kept_bytes)

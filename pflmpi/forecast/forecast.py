@@ -1,4 +1,4 @@
-"""Forecast of a run, from its configuration and the machines that it is to run on."""
+"""Forecast of a run from its configuration and the machines it is planned for."""
 
 import math
 import time
@@ -25,8 +25,8 @@ from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
 from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 
-_CONTROL_CALLS = 2  # calls of a round besides those that move messages: the report, and whether all go on
-_MIN_ROUNDS, _MAX_ROUNDS = 20, 200  # rounds that are looked at, so that one with an evaluation is among them
+_CONTROL_CALLS = 2  # collective calls of a round besides messages: the report, and the agreement to go on
+_MIN_ROUNDS, _MAX_ROUNDS = 20, 200  # rounds that are scheduled, so that one with an evaluation is among them
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Resources:
     Attributes:
         ranks, nodes: how many.
         gpus, cores: of each node.
-        memory, gpu_memory: bytes of a node and of a GPU; None where it is not known.
-        delay: seconds between nodes, one way; None where it is not known.
-        rate: bytes per second between nodes; None where it is not known.
+        memory, gpu_memory: bytes of a node and of a GPU; None if unknown.
+        delay: seconds between nodes, one way; None if unknown.
+        rate: bytes per second between nodes; None if unknown.
     """
 
     ranks: int
@@ -53,11 +53,11 @@ class Resources:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a round, on average; without those of the server, of checkpoints, and of sums of messages."""
+    """Mean seconds of a round, without the server, checkpoints and the summation of messages."""
 
     train: float  # of the slowest rank
-    messages: float | None  # between nodes; None where a link is not known
-    test: float  # of the slowest rank; a round without an evaluation counts with 0
+    messages: float | None  # between nodes; None if the link is unknown
+    test: float  # of the slowest rank; 0 for a round without an evaluation
 
     @property
     def round(self) -> float:
@@ -71,9 +71,9 @@ class Forecast:
 
     Attributes:
         experiment, setup, ranks: what would run, and where.
-        opening, rounds: what precedes the first round, and the first rounds.
-        measured: of this machine; remarks on all of it.
-        loading: seconds until data and setup were ready, alone on this machine.
+        opening, rounds: schedule of what precedes the first round, and of the first rounds.
+        measured: costs on this machine.
+        loading: seconds to load data and set up, in one process on this machine.
     """
 
     resources: Resources
@@ -91,7 +91,7 @@ class Forecast:
 
     @property
     def gpu_memory(self) -> float | None:
-        """Bytes of a GPU that the run may take; None where they are not known."""
+        """Bytes of a GPU that the run may use; None if unknown."""
         whole = self.resources.gpu_memory
         return None if whole is None else whole * self.ranks.runtime.gpu_memory
 
@@ -102,16 +102,16 @@ class Forecast:
         return int(self.sizes.at_the_end(self.setup).sum()) if on_disk else 0
 
     def start_up(self, imports: float) -> float:
-        """Seconds, about, until all ranks are ready: those of a node take turns on its cores.
+        """Approximate seconds until all ranks are ready; ranks of a node take turns on its cores.
 
         Args:
-            imports: seconds that one process needs before it reads data.
+            imports: seconds of one process before it reads data.
         """
         return (imports + self.loading) * max(len(self.ranks.of_node[0]) / self.resources.cores, 1.0)
 
     @cached_property
     def seconds(self) -> Seconds | None:
-        """Estimated seconds of a round; None where nothing could be measured."""
+        """Estimated seconds of a round; None if nothing could be measured."""
         if not self.measured.costs:
             return None
         train, test = compute_seconds(self.ranks, self.resources.cores, self.rounds, self.measured.costs)
@@ -121,7 +121,7 @@ class Forecast:
         return Seconds(train, message_seconds(moved, calls, here.ranks, here.nodes, here.delay, here.rate), test)
 
     def bytes_per_round(self) -> list[tuple[str, float, float]]:
-        """For each way its name, logical bytes and bytes between ranks: the mean of the first rounds."""
+        """Returns (direction, logical bytes, bytes between ranks) for up and down: means of the first rounds."""
         if not self.rounds:
             return [("up", 0.0, 0.0), ("down", 0.0, 0.0)]
         logical = np.sum([(plan.up_bytes.sum(), plan.down_bytes.sum()) for plan in self.rounds], 0)
@@ -131,28 +131,38 @@ class Forecast:
 
 
 def predict(config: Config, resources: Resources) -> Forecast:
-    """Forecast of a run; the data is read, a few steps of each cohort are trained, nothing is written.
+    """Forecasts a run: reads the data, trains a few steps of each cohort, and writes nothing.
 
     Raises:
-        UserError: a configuration that cannot run, data that is not there, ranks that do not fit the nodes.
+        UserError: the configuration cannot run, data is missing, or the ranks do not fit the nodes.
     """
-    transport, began = _choose_transport(config, resources.ranks), time.perf_counter()
+    began = time.perf_counter()
+    transport = _choose_transport(config, resources.ranks)
     ranks = lay_out(config.runtime, resources.ranks, resources.nodes, resources.gpus, resources.cores, transport)
     on_gpu = any(number is not None for number in ranks.gpu)
     experiment, process = _load_experiment(replace(config, runtime=ranks.runtime), on_gpu)
     ready = setup(experiment, ranks.count, ranks.slots)
     loading = time.perf_counter() - began
     sizes = compute_state_sizes(experiment)
-    looked_at = min(max(_MIN_ROUNDS, config.evaluation.every), _MAX_ROUNDS)
-    opening, *rounds = islice(schedule(ready, config.evaluation, config.checkpoint, None), 1 + looked_at)
+    num_rounds = min(max(_MIN_ROUNDS, config.evaluation.every), _MAX_ROUNDS)
+    opening, *rounds = islice(schedule(ready, config.evaluation, config.checkpoint, None), 1 + num_rounds)
     measured = measure_cohorts(ready, rounds, sizes, on_gpu, process.resident)
-    of_gpu = resources.gpu_memory or math.inf
-    on_gpus = experiment.most_resident(of_gpu * ranks.runtime.gpu_memory)
+    most_resident = experiment.most_resident((resources.gpu_memory or math.inf) * ranks.runtime.gpu_memory)
     on_disk = config.runtime.state == "disk"
-    memory = forecast_memory(ready, ranks, rounds, sizes, measured.costs, process, on_disk, on_gpus)
-    laid = forecast_disk(ready, config, sizes)
-    parts = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, laid, transport)
-    return Forecast(*parts, measured, loading)
+    return Forecast(
+        resources=resources,
+        experiment=experiment,
+        setup=ready,
+        ranks=ranks,
+        opening=opening,
+        rounds=rounds,
+        sizes=sizes,
+        memory=forecast_memory(ready, ranks, rounds, sizes, measured.costs, process, on_disk, most_resident),
+        disk=forecast_disk(ready, config, sizes),
+        transport=transport,
+        measured=measured,
+        loading=loading,
+    )
 
 
 def _choose_transport(config: Config, ranks: int) -> TransportName:
@@ -164,10 +174,10 @@ def _choose_transport(config: Config, ranks: int) -> TransportName:
 
 
 def _load_experiment(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
-    """The experiment as on the machines of the run, on this one's device; memory of this process with it."""
+    """Prepares the experiment as the run would, on this machine's device; also returns this process's memory."""
     if not on_gpu:
         refuse_on_cpu(config.training)
-    files = own_memory("RssFile")  # which processes of a node share; 0 where the system does not say
+    files = own_memory("RssFile")  # which processes of a node share; 0 if the system does not say
     federation = load_federation(config)
     config = prepare(config, HOST, ("GPU",) if on_gpu else (), federation).config
     loaded, mapped = read_resident(), mapped_bytes(federation)
@@ -186,7 +196,7 @@ def _load_experiment(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessM
 def message_seconds(
     moved: float, calls: float, ranks: int, nodes: int, delay: float | None, rate: float | None
 ) -> float | None:
-    """Bytes that leave a node over the rate of its link, and each call's hops down a tree of the nodes.
+    """Seconds for the bytes that leave a node over its link, and for each call's hops down a tree of the nodes.
 
     >>> message_seconds(moved=4e6, calls=2, ranks=4, nodes=4, delay=0.01, rate=1e6)  # 3 MB leave; 2 calls of 2 hops
     3.04
@@ -199,7 +209,12 @@ def message_seconds(
 
 
 def compute_seconds(ranks: Ranks, cores: int, rounds: Sequence[RoundSchedule], costs: Costs) -> tuple[float, float]:
-    """Seconds of training and of testing on the slowest rank; `cores` of a node, the first `rounds`."""
+    """Mean seconds of training and of testing on the slowest rank.
+
+    Args:
+        cores: of a node.
+        rounds: the first rounds of the run.
+    """
 
     def testing(plan: RoundSchedule) -> float:
         seconds = _slowest_rank_seconds(
@@ -218,7 +233,7 @@ def compute_seconds(ranks: Ranks, cores: int, rounds: Sequence[RoundSchedule], c
 def _slowest_rank_seconds(
     ranks: Ranks, cores: int, groups: list[list[ClientGroup]], cost: Callable[[ClientGroup], float]
 ) -> float:
-    """Seconds of the slowest rank for its groups, beside the ranks of its node that compute at the same time."""
+    """Seconds of the slowest rank for its groups, given that busy ranks share a GPU, or a node's cores."""
     busy = Counter(device for device, of_rank in zip(ranks.device, groups, strict=True) if of_rank)
     slowest = 0.0
     for device, of_rank in zip(ranks.device, groups, strict=True):

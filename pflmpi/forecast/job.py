@@ -1,4 +1,4 @@
-"""What a Slurm job needs: ranks and memory as `plan` counts them, time as earlier runs took it."""
+"""Resources of a Slurm job: ranks and memory as `plan` forecasts them, time as earlier runs took it."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -6,9 +6,9 @@ from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
+from pflmpi.cluster import submission
 from pflmpi.cluster.batch_script import BatchScript, Options, effective, ranks
 from pflmpi.cluster.status import clock, run_status
-from pflmpi.cluster.submission import partition, partition_name
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key
@@ -21,37 +21,39 @@ from pflmpi.text import format_bytes, pluralize
 
 _MIB = 1 << 20
 _UNITS = {"K": 1 << 10, "": _MIB, "M": _MIB, "G": 1 << 30, "T": 1 << 40}  # of --mem
-MARGIN = 1.5  # of the time that rounds took before
-START_UP = 600  # seconds, besides, to import torch on all ranks and to read data
-# What a run has recorded in place of these: it is not compared.
+MARGIN = 1.5  # times the seconds of earlier rounds
+START_UP = 600  # further seconds to import torch on all ranks and to read data
+# Values that a run replaces by what it has chosen; they are not compared with what it has recorded.
 _RESOLVED_BY_RUN = {"runtime.executor": "auto", "runtime.lanes": None, "data.split": "auto"}
 
 
 class Unmeasured(ConfigError):
-    """No earlier run says how long the rounds of a job will take."""
+    """No earlier run tells how long the rounds of a job will take."""
 
 
 def sized(batch: BatchScript, runs: Mapping[Path, Config], out: Path, environ: Mapping[str, str]) -> BatchScript:
-    """The job with what it needs in place of `auto`, and the memory that was counted for it.
+    """Returns the job with `auto` options replaced, and the memory that was forecast for it.
 
     Args:
-        runs: what is to do: folders of runs, each with its configuration. The largest and the longest decide.
+        runs: the configuration of each run folder of the job; the largest and the longest decide.
         out: folder of the run, or of the sweep.
 
     Raises:
-        ConfigError: `--mem` is less than one run needs, or what is `auto` cannot be known.
-        Unmeasured: that is `--time`.
+        ConfigError: `--mem` is less than a run needs, or an `auto` option cannot be determined.
+        Unmeasured: `--time=auto` cannot be determined.
     """
-    where = partition_name(effective(batch.options, batch.others), environ)
+    partition = submission.partition_name(effective(batch.options, batch.others), environ)
     # Configurations that differ in the seed alone need about the same.
     configs = {repr({**config.resolved(), "seed": None}): config for config in runs.values()}.values()
     if batch.options.get("ntasks") == "auto":
-        number = _count_useful_ranks(effective(batch.options, batch.others), configs, partition(where, environ)[1])
-        batch = _set_option(batch, "ntasks", str(number))
+        num_ranks = _count_useful_ranks(
+            effective(batch.options, batch.others), configs, submission.partition(partition, environ)[1]
+        )
+        batch = _set_option(batch, "ntasks", str(num_ranks))
     if (memory := batch.options.get("mem")) and (memory == "auto" or not batch.array):
         batch = _set_memory(batch, configs)
     if batch.options.get("time") == "auto":
-        batch = _set_option(batch, "time", str(_estimate_minutes(batch, runs, out, where, environ)))
+        batch = _set_option(batch, "time", str(_estimate_minutes(batch, runs, out, partition, environ)))
     return batch
 
 
@@ -60,18 +62,18 @@ def _set_option(batch: BatchScript, option: str, value: str) -> BatchScript:
 
 
 def _predict(config: Config, options: Options, ranks: int, cores: int) -> Forecast:
-    """The forecast of a run in a job; `cores` of a node."""
+    """Forecasts a run in a job on nodes with so many cores."""
     return predict(config, Resources(ranks, _nodes(options), _gpus(options), cores, 0, None, None, None))
 
 
 def _count_useful_ranks(options: Options, configs: Collection[Config], cores: int) -> int:
-    """As many ranks as have clients to train at the same time, and one that serves, if none of them does.
+    """Counts the ranks that have clients to train at the same time, and a dedicated server's rank if there is one.
 
     Args:
-        cores: of a node, each for a thread of a rank; on GPUs there is a rank for each, and one that serves.
+        cores: of a node, each for a thread of a rank; nodes with GPUs get a rank per GPU, and one for the server.
     """
     nodes, gpus = _nodes(options), _gpus(options)
-    number = nodes
+    num_ranks = nodes
     if not gpus and not cores:
         raise ConfigError(
             "--ntasks=auto: Slurm does not say how many cores a node of the partition has; give --gpus-per-node, or "
@@ -81,19 +83,20 @@ def _count_useful_ranks(options: Options, configs: Collection[Config], cores: in
         width = max(_parse_number(options, "cpus-per-task", 1), config.runtime.threads)
         slots = nodes * gpus + 1 if gpus else nodes * max(cores // width, 1)
         rounds = _predict(config, options, slots, cores or slots).rounds
-        busy = [[bool(groups) for groups in scheduled.training] for scheduled in rounds]
-        number = max(number, max(map(sum, busy), default=0) + (not any(of_ranks[0] for of_ranks in busy)))
-    return number
+        busy = [[bool(groups) for groups in plan.training] for plan in rounds]  # by round and rank
+        has_dedicated_server = not any(of_ranks[0] for of_ranks in busy)
+        num_ranks = max(num_ranks, max(map(sum, busy), default=0) + has_dedicated_server)
+    return num_ranks
 
 
 def _set_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript:
-    """The job with `--mem=auto` replaced and, where that could be counted, what a node needs."""
+    """Returns the job with `--mem=auto` replaced, and its planned memory set if it could be forecast."""
     options, memory = effective(batch.options, batch.others), batch.options["mem"] or ""
     nodes, needed = _nodes(options), 0
     for config in configs:
-        number = ranks(options, config.runtime.threads)[0] or 1
+        num_ranks = ranks(options, config.runtime.threads)[0] or 1
         try:
-            forecast = _predict(config, options, number, ceil(number / nodes))
+            forecast = _predict(config, options, num_ranks, ceil(num_ranks / nodes))
         except UserError as error:
             if memory == "auto":
                 raise
@@ -102,7 +105,7 @@ def _set_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript:
         needed = max(needed, ceil(max(node_bytes(forecast, node) for node in range(nodes))))
     if memory != "auto" and parse_memory(memory) < needed:
         raise ConfigError(
-            f"--mem={memory}: plan counts {format_bytes(needed)} for a node, with {pluralize(number, 'rank')} on "
+            f"--mem={memory}: plan counts {format_bytes(needed)} for a node, with {pluralize(num_ranks, 'rank')} on "
             f"{pluralize(nodes, 'node')}; give --mem={ceil(needed / _MIB)}M or auto, take more nodes, or, where you "
             f"have seen it fit, write -- --mem={memory}"
         )
@@ -111,7 +114,7 @@ def _set_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript:
 
 
 def parse_memory(text: str) -> float:
-    """Bytes in what `--mem` takes; infinite for 0, all of a node, and for what is no such thing, which sbatch refuses.
+    """Bytes of a `--mem` value; infinite for 0 (all of a node) and for invalid text, which sbatch refuses.
 
     >>> parse_memory("150"), parse_memory("2G"), parse_memory("0")
     (157286400.0, 2147483648.0, inf)
@@ -121,43 +124,47 @@ def parse_memory(text: str) -> float:
 
 
 def _estimate_minutes(
-    batch: BatchScript, runs: Mapping[Path, Config], out: Path, where: str, environ: Mapping[str, str]
+    batch: BatchScript, runs: Mapping[Path, Config], out: Path, partition: str, environ: Mapping[str, str]
 ) -> int:
-    """Minutes of a job for the longest of its tasks, at most those of its partition if it is requeued."""
+    """Estimates the minutes of the longest task; a job that requeues itself gets at most its partition's limit."""
     options, needs = effective(batch.options, batch.others), []
     for run, config in runs.items():
-        number = ranks(options, config.runtime.threads)[0]
-        per_round = _read_seconds_per_round(run, config, number, out, where)
+        num_ranks = ranks(options, config.runtime.threads)[0]
+        per_round = _read_seconds_per_round(run, config, num_ranks, out, partition)
         if per_round is None:
-            on = f"{pluralize(number, 'rank')} in " if number else ""
+            on = f"{pluralize(num_ranks, 'rank')} in " if num_ranks else ""
             raise Unmeasured(
                 f"--time=auto: no run of this configuration, in {run} or beside it, has been computed by {on}a job on "
-                f"{where or 'the default partition'}; give a --time, or --trial: a job of a few minutes then measures "
-                "it first, and what that computes is kept"
+                f"{partition or 'the default partition'}; give a --time, or --trial: a job of a few minutes then "
+                "measures it first, and what that computes is kept"
             )
         needs.append(START_UP + MARGIN * per_round * (config.training.rounds - max(run_folder.rounds(run), default=0)))
     size = len(batch.packs[0]) if batch.packs else 1  # runs of a task, one after another
     needed = max(sum(needs[first : first + size]) for first in range(0, len(needs), size))
-    limit = partition(where, environ)[0]
+    limit = submission.partition(partition, environ)[0]
     if needed > limit and not batch.requeue:
         raise ConfigError(
-            f"--time=auto: the job needs {clock(needed)}, and {where or 'the default partition'} allows "
+            f"--time=auto: the job needs {clock(needed)}, and {partition or 'the default partition'} allows "
             f"{clock(limit)}; take more ranks or another partition, or add --requeue, by which it goes on in a next job"
         )
     return int(limit // 60) if needed > limit else ceil(needed / 60)
 
 
-def _read_seconds_per_round(run: Path, config: Config, number: int | None, out: Path, where: str) -> float | None:
-    """Seconds of a round in the slowest run of a configuration, of any seed, in its folder or beside it.
+def _read_seconds_per_round(
+    run: Path, config: Config, num_ranks: int | None, out: Path, partition: str
+) -> float | None:
+    """Reads the seconds of a round of the slowest run with this configuration and any seed, in `run` or beside it.
 
-    A run counts that a job has computed, on this partition and with this number of ranks, as far as that is known.
+    Only runs of jobs count, with the same partition and number of ranks where both are known.
     """
     seconds = []
     for folder in sorted(path.parent for path in run.parent.glob("*/jobs.txt")):
         submissions = job_file.submissions(folder) or job_file.submissions(out)
-        partitions = [*(submission.partition for submission in submissions.values())][-1:]
-        state = run_status(folder) if partitions in ([], [None], [where]) else None
-        if state is None or state.per_round is None or (None not in (number, state.ranks) and number != state.ranks):
+        partitions = [record.partition for record in submissions.values()][-1:]
+        state = run_status(folder) if partitions in ([], [None], [partition]) else None
+        if state is None or state.per_round is None:
+            continue
+        if num_ranks is not None and state.ranks is not None and num_ranks != state.ranks:
             continue
         if _is_same_config(stored.read(folder), config):
             seconds.append(state.per_round)
@@ -165,7 +172,7 @@ def _read_seconds_per_round(run: Path, config: Config, number: int | None, out: 
 
 
 def _is_same_config(values: Mapping[str, object], config: Config) -> bool:
-    """Whether a run has this configuration, but for its seed, its length and what says where files are."""
+    """Whether a run has this configuration; seed, length and keys that may change on resume do not matter."""
     old, new = by_key(values), by_key(yaml_file.parse(yaml_file.dump(config.resolved()), ""))
     free = {*FREE_ON_RESUME, "seed"} - {"runtime.device"}
     return all(
@@ -183,7 +190,7 @@ def _gpus(options: Options) -> int:
 
 
 def _parse_number(options: Options, name: str, default: int) -> int:
-    """The number that an option gives, such as 2 of `--gpus-per-node=a100:2`."""
+    """The number in an option, such as 2 in `--gpus-per-node=a100:2`."""
     text = options.get(name)
     if text is None:
         return default

@@ -1,4 +1,4 @@
-"""Seconds and memory of a few real steps of each cohort, in this process on this machine."""
+"""Measures seconds and memory of a few real steps of each cohort, in this process."""
 
 import contextlib
 import ctypes
@@ -44,10 +44,10 @@ class Cost:
 class ProcessMemory:
     """Bytes of a process that has loaded the data and computed nothing."""
 
-    resident: int  # all that it has
-    program: int  # without the data
-    data: int  # samples and who holds which
-    shared: int  # of both, what processes of a node have in common
+    resident: int  # all of it
+    program: int  # all but the data
+    data: int  # samples, and the partition
+    shared: int  # the part of it that processes of a node share
 
 
 def measure_call(call: Callable[[], object], device: torch.device) -> Cost:
@@ -79,7 +79,7 @@ def _reset_peaks(device: torch.device) -> tuple[int, int]:
 
 
 def _time_call(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, to its end; on a CPU those that this thread computes, whatever else runs there."""
+    """Seconds of one call, to its end; on a CPU those of this thread, so that other processes do not count."""
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
     began = clock()
     call()
@@ -88,7 +88,7 @@ def _time_call(call: Callable[[], object], device: torch.device) -> float:
     return clock() - began
 
 
-_SHORT_STEPS, _LONG_STEPS = 2, 6  # steps of the two measured trainings, whose difference is the cost of a step
+_SHORT_STEPS, _LONG_STEPS = 2, 6  # steps of the two measured trainings, whose difference gives the cost of a step
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class CohortCost:
     """Cost of a call of the executor for clients of one cohort."""
 
     lanes: int  # clients in the measured call
-    train: Cost  # a training of no steps; its memory is that of a few
+    train: Cost  # of a training without its steps; its memory is that of `_SHORT_STEPS`
     step: float  # seconds of a step
     test: Cost
-    tests: int  # samples of a client in it
-    library: float = 0.0  # bytes that the first call brings into memory to stay
+    tests: int  # samples of a client in that test
+    library: float = 0.0  # bytes that the first call loads, and that stay
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class Costs:
         return _scale(cost.train, cost.train.seconds + cost.step * self._steps(group), len(group) / cost.lanes)
 
     def test(self, group: ClientGroup) -> Cost:
-        """Cost of a test, with the adapting before it."""
+        """Cost of a test, with the adaptation before it."""
         cost, executor = self._cohort(group), self.setup.executor
-        adapting = cost.step * self._steps(group) if executor.adapts else 0.0
-        seconds = cost.test.seconds * int(executor.federation.num_test[group].max()) / cost.tests + adapting
+        adaptation = cost.step * self._steps(group) if executor.adapts else 0.0
+        seconds = cost.test.seconds * int(executor.federation.num_test[group].max()) / cost.tests + adaptation
         return _scale(cost.test, seconds, len(group) / cost.lanes)
 
     def validation(self, group: ClientGroup) -> float:
@@ -147,13 +147,13 @@ class Measurement:
 
     costs: Costs | None = None  # None where they could not be measured
     device: str = ""  # what they were measured on
-    remarks: tuple[str, ...] = ()  # what the user should know of all this
+    remarks: tuple[str, ...] = ()  # caveats for the user
 
 
 def measure_cohorts(
     setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes, on_gpu: bool, before: float
 ) -> Measurement:
-    """Costs of all cohorts on the device of the experiment; takes a few seconds.
+    """Measures the costs of all cohorts on the device of the experiment; takes a few seconds.
 
     Args:
         on_gpu: whether ranks compute on GPUs; steps on this CPU stand for theirs if there is none here.
@@ -179,20 +179,19 @@ def measure_cohorts(
 
 
 def _measure_cohort(setup: Setup, server: Tree, group: ClientGroup, before: float) -> CohortCost:
-    """Cost of a group, from two trainings of a few steps and a test."""
+    """Measures the cost of a group, by two trainings of a few steps and a test."""
     executor, device = setup.executor, setup.executor.device
     members = executor.cohort == executor.cohort[group[0]]
     federation = executor.federation
     samples, tests = int(federation.num_train[members].max()), max(int(federation.num_test[members].max()), 1)
     width = min(setup.task.training.batch_size, samples)
-    (states, few, once), (_, more, _) = (
-        _make_trial(setup, server, group, steps, width, tests) for steps in (_SHORT_STEPS, _LONG_STEPS)
-    )
-    measure_call(few, device)
-    measure_call(once, device)
+    states, train_short, test_once = _make_trial(setup, server, group, _SHORT_STEPS, width, tests)
+    _, train_long, _ = _make_trial(setup, server, group, _LONG_STEPS, width, tests)
+    measure_call(train_short, device)
+    measure_call(test_once, device)
     library = max(read_resident() - before - tree.num_bytes(states) - tree.num_bytes(server), 0)
-    short, test = measure_call(few, device), measure_call(once, device)
-    step = max(measure_call(more, device).seconds - short.seconds, 0.0) / (_LONG_STEPS - _SHORT_STEPS)
+    short, test = measure_call(train_short, device), measure_call(test_once, device)
+    step = max(measure_call(train_long, device).seconds - short.seconds, 0.0) / (_LONG_STEPS - _SHORT_STEPS)
     train = replace(short, seconds=max(short.seconds - _SHORT_STEPS * step, 0.0))
     return CohortCost(len(group), train, step, test, tests, library)
 
@@ -200,7 +199,7 @@ def _measure_cohort(setup: Setup, server: Tree, group: ClientGroup, before: floa
 def _make_trial(
     setup: Setup, server: Tree, clients: np.ndarray, steps: int, width: int, tests: int
 ) -> tuple[Tree, Callable[[], object], Callable[[], object]]:
-    """States of the clients of one group, and calls that train and test them: on so many batches and test samples."""
+    """Returns the states of a group, and calls that train it for `steps` and test it on `tests` samples a client."""
     training, algorithm, task = setup.task.training, setup.algorithm, setup.task
     if training.steps is not None:
         training = training.model_copy(update={"steps": steps})
@@ -219,21 +218,21 @@ def _make_trial(
     states = tree.stack([initial_client(algorithm, host, int(client)) for client in clients])
     published, homes = algorithm.publish(task, server, clients), Homes(np.zeros(task.num_clients, np.int64), _zero_rows)
     reply = send_down(InProcessTransport(), setup.declared, published, [[clients]], homes=homes)
-    first: list[Tree] = [{**initial_received(algorithm, task, int(client))} for client in clients]
-    down: Messages = {**reply.for_clients(clients), **tree.stack(first)}  # type: ignore[dict-item]
+    received: list[Tree] = [{**initial_received(algorithm, task, int(client))} for client in clients]
+    down: Messages = {**reply.for_clients(clients), **tree.stack(received)}  # type: ignore[dict-item]
 
     def test_once() -> object:
         read = {name: value for name, value in down.items() if name in algorithm.predicts_with}
         if not setup.shares_model:
             return executor.evaluate(clients, states, read, 1)()
-        received = {name: tree.row(message, 0) for name, message in read.items()}
-        return evaluation.evaluate_together(executor, clients, received, 1)()
+        shared = {name: tree.row(message, 0) for name, message in read.items()}
+        return evaluation.evaluate_together(executor, clients, shared, 1)()
 
     return states, lambda: executor.update(clients, states, down, 1)(), test_once
 
 
 def _zero_rows(name: str, like: Tree, clients: np.ndarray) -> Tree:
-    """Zeros in the place of the rows that clients keep; see `Homes`."""
+    """Zeros in place of rows that clients keep; see `Homes`."""
     return tree.map(lambda leaf: torch.zeros(len(clients), *leaf.shape, dtype=leaf.dtype), like)
 
 

@@ -1,4 +1,4 @@
-"""Memory that each rank will need, on the host and on its GPU."""
+"""Forecast of the memory of each rank, on the host and on its GPU."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,22 +17,22 @@ from pflmpi.runtime.setup import Setup
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, STAGED
 
 _PENDING_CHECKPOINTS = 3  # one is written, two wait; see `store.writer`
-_FRAGMENTATION = 1.25  # freed memory that is too small for what comes next stays: up to a quarter more was seen in runs
+_FRAGMENTATION = 1.25  # runs have used up to a quarter more, because freed blocks are too small to be used again
 
 
 @dataclass(frozen=True)
 class RankMemory:
     """Bytes of one rank."""
 
-    clients: int  # whose state is kept here: none where an algorithm keeps nothing
+    clients: int  # number of clients whose state is on this rank
     base: float  # program and libraries
-    data: float  # samples and who holds which
-    state: float  # of the clients that live here, and of the server on rank 0
-    work: float  # messages, copies and activations at the fullest moment of a round
-    checkpoint: float  # rows that are waiting to be written
-    shared: float  # of all these, what the ranks of a node have in common
-    device: float  # on its GPU, with its samples, and what CUDA and NCCL take; 0 without plan
-    nccl: float = 0.0  # of these, what NCCL takes at most; see `gpu_messages`
+    data: float  # samples, and the partition
+    state: float  # of the clients on this rank, and of the server on rank 0
+    work: float  # messages, copies and activations at the peak of a round
+    checkpoint: float  # rows that wait to be written
+    shared: float  # the part of all these that the ranks of a node share
+    device: float  # on its GPU, with samples, the CUDA context and NCCL; 0 without one
+    nccl: float  # the part of `device` that NCCL takes at most; see `gpu_messages`
 
     @property
     def total(self) -> float:
@@ -50,35 +50,36 @@ def forecast_memory(
     on_disk: bool = False,
     most_resident: float = math.inf,
 ) -> list[RankMemory]:
-    """Memory of each rank.
+    """Forecasts the memory of each rank.
 
     Args:
-        rounds: the first ones.
+        rounds: the first rounds of the run.
         costs: None leaves activations out.
-        on_disk: whether the state of clients is in a mapped file, whose pages the system takes back.
-        most_resident: bytes of samples that a GPU holds; of more it has those of the clients that are computed.
+        on_disk: whether clients' state is in a memory-mapped file, whose pages the system can reclaim.
+        most_resident: bytes of samples that a GPU may hold; a larger pool stays on the host, and the samples of the
+            clients that are computed are copied.
     """
     library = max(cohort.library for cohort in costs.cohorts.values()) if costs else 0.0
-    hosted, waiting = sizes.at_the_end(setup), _unwritten_bytes(setup, rounds, sizes)
+    hosted, unwritten = sizes.at_the_end(setup), _unwritten_bytes(setup, rounds, sizes)
     up = setup.declared.returned_bytes(np.arange(setup.task.num_clients))
     federation, features = setup.executor.federation, setup.task.cached_features
-    sent = np.maximum(federation.num_train, federation.num_test) * federation.dataset.images[:1].nbytes
-    parts = any(_sends_parts(call) for plan in rounds for call in (*plan.uplink, *plan.downlink))
+    samples = np.maximum(federation.num_train, federation.num_test) * federation.dataset.images[:1].nbytes
+    large = any(_has_large_parts(call) for plan in rounds for call in (*plan.uplink, *plan.downlink))
     memory = []
     for rank, gpu in enumerate(ranks.gpu):
         on_gpu, server = gpu is not None, sizes.server
-        moments = [(0.0, 0.0), *(_peak_bytes(plan, rank, up, server, costs, on_gpu) for plan in rounds)]
-        work, device = (max(values) for values in zip(*moments, strict=True))
-        nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
+        peaks = [(0.0, 0.0), *(_peak_bytes(plan, rank, up, server, costs, on_gpu) for plan in rounds)]
+        work, device = (max(values) for values in zip(*peaks, strict=True))
+        nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), large)
         pool = pool_bytes(setup, rank)
-        goes_up = pool > most_resident and not features
-        in_transit = _transit_bytes(rounds, rank, up + sizes.client + (sent if goes_up else 0)) if on_gpu else 0.0
+        is_copied = pool > most_resident and not features
+        in_transit = _transit_bytes(rounds, rank, up + sizes.client + (samples if is_copied else 0)) if on_gpu else 0.0
         if on_gpu:
-            device += CONTEXT + (0 if goes_up else pool) + in_transit + _sum_bytes(setup, rounds, rank) + nccl
+            device += CONTEXT + (0 if is_copied else pool) + in_transit + _sum_bytes(setup, rounds, rank) + nccl
             device += _exchange_bytes(rounds, rank, ranks.messages)
             device += sum(task.frozen.num_bytes for task in setup.executor.tasks)
         computes = any(plan.training[rank] or plan.testing[rank] for plan in rounds)
-        state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
+        state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(unwritten[rank])
         if rank == 0:
             state, checkpoint = state + server, checkpoint + server + sizes.received
         memory.append(
@@ -98,19 +99,22 @@ def forecast_memory(
 
 
 def _transit_bytes(rounds: Sequence[RoundSchedule], rank: int, moved: np.ndarray) -> float:
-    """Bytes of the groups that are copied while a GPU computes another; `moved` [N] of each client. See `transfers`."""
+    """Bytes of the groups that are copied while a GPU computes another; `moved`: [N] bytes of each client.
+
+    See `runtime.executors.transfers`.
+    """
     return 2.0 * max((float(moved[group].sum()) for plan in rounds for group in plan.training[rank]), default=0.0)
 
 
 def _sum_bytes(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> float:
-    """Bytes of a GPU for the messages that stay there until they are summed, and for their sum, in int64."""
+    """Bytes on a GPU of the messages that are summed there, and of their sum in int64."""
     entries = setup.declared.entries
     most = max((sum(map(len, plan.training[rank])) for plan in rounds), default=0)
     return min(most * entries.size, MOST_MESSAGE_BYTES) + 8.0 * entries.count if most else 0.0
 
 
 def _exchange_bytes(rounds: Sequence[RoundSchedule], rank: int, messages: GpuMessages) -> float:
-    """Bytes of a GPU for parts between ranks in the fullest call: what is summed there, or passes through it."""
+    """Bytes on a GPU of what the largest call sends and receives, to be summed there or to pass through it."""
     peers = len(messages.ranks) - 1 if messages.nccl and rank in messages.ranks else 0
     calls = [(call, np.inf) for plan in rounds for call in plan.uplink]
     calls += [(call, STAGED * peers) for plan in rounds for call in plan.calls]
@@ -119,8 +123,8 @@ def _exchange_bytes(rounds: Sequence[RoundSchedule], rank: int, messages: GpuMes
     )
 
 
-def _sends_parts(call: Traffic) -> bool:
-    """Whether ranks exchange parts that go from GPU to GPU."""
+def _has_large_parts(call: Traffic) -> bool:
+    """Whether ranks exchange parts that are large enough to go from GPU to GPU."""
     return int(call.sent.max()) >= SMALLEST_GPU_MESSAGE * (len(call.sent) - 1)
 
 
@@ -133,34 +137,34 @@ def _unwritten_bytes(setup: Setup, rounds: Sequence[RoundSchedule], sizes: State
 
 
 def _peak_bytes(
-    now: RoundSchedule, rank: int, up: np.ndarray, server: int, costs: Costs | None, on_gpu: bool
+    plan: RoundSchedule, rank: int, up: np.ndarray, server: int, costs: Costs | None, on_gpu: bool
 ) -> tuple[float, float]:
-    """Peak bytes of a round on the host and on the GPU, besides what stays.
+    """Peak bytes of a round on the host and on the GPU, besides the state.
 
     Args:
-        up: [N] of a message.
-        server: of the server's state.
+        up: [N] bytes of a client's message.
+        server: bytes of the server's state.
     """
-    messages = float(sum(up[group].sum() for group in now.training[rank]))
-    reply = float(sum(call.received[rank] for call in now.downlink))
-    reply += now.setup.declared.shared_bytes if rank == 0 else 0  # which others receive
+    declared = plan.setup.declared
+    messages = float(sum(up[group].sum() for group in plan.training[rank]))
+    reply = float(sum(call.received[rank] for call in plan.downlink))
+    reply += declared.shared_bytes if rank == 0 else 0  # which others receive
     # Parts, or sums, and what is sent.
-    fold, serve = sum(2.0 * call.sent[rank] + call.received[rank] for call in now.uplink), reply
+    fold, serve = sum(2.0 * call.sent[rank] + call.received[rank] for call in plan.uplink), reply
     train, test = (0.0, 0.0), (0.0, 0.0)
     if costs:
-        train = _max_bytes(map(costs.train, now.training[rank]), on_gpu)
-        test = _max_bytes(map(costs.test, now.testing[rank]), on_gpu)
-    if rank == 0:  # it gathers, and updates the server with what is folded, beside the state before
-        folded = float(now.setup.declared.folded_bytes(now.participants))
-        fold += folded + (messages if now.setup.declared.gathered and len(now.training) > 1 else 0.0)  # own rows twice
-        rows = now.setup.declared.rows_bytes(len(now.participants), len(now.receivers))
-        serve += folded + server + sum(rows.values())
-    most = max(messages + train[0], messages + fold, serve, test[0])
-    return reply + most, max(train[1], test[1])
+        train = _max_bytes(map(costs.train, plan.training[rank]), on_gpu)
+        test = _max_bytes(map(costs.test, plan.testing[rank]), on_gpu)
+    if rank == 0:  # it gathers, and holds the sums and the updated server beside the state before
+        folded = float(declared.folded_bytes(plan.participants))
+        fold += folded + (messages if declared.gathered and len(plan.training) > 1 else 0.0)  # its own rows twice
+        serve += folded + server + sum(declared.rows_bytes(len(plan.participants), len(plan.receivers)).values())
+    peak = max(messages + train[0], messages + fold, serve, test[0])
+    return reply + peak, max(train[1], test[1])
 
 
 def _max_bytes(calls: Iterable[Cost], on_gpu: bool) -> tuple[float, float]:
-    """Bytes of the largest call on the host and on the GPU; one that was measured on a CPU stands for the GPU."""
+    """Bytes of the largest call on the host and on the GPU; where only a CPU was measured, its bytes stand for both."""
     costs = list(calls)
     host = max((cost.memory for cost in costs), default=0.0)
     device = max((cost.device for cost in costs), default=0.0)

@@ -1,4 +1,4 @@
-"""Where the ranks of a run would be: their nodes, their GPUs, and which share one."""
+"""Layout of a planned run: the node and the GPU of each rank."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,12 +17,12 @@ TransportName = Literal["inprocess", "mpi", "torch"]
 class Ranks:
     """The ranks of a run."""
 
-    node: tuple[int, ...]  # [R] the node of each
-    gpu: tuple[int | None, ...]  # [R] the number of its GPU on its node; None for the CPU
-    slots: int  # how many ranks can compute at once on all nodes
-    runtime: RuntimeConfig  # the settings, with what follows from the ranks
+    node: tuple[int, ...]  # [R] node of each rank
+    gpu: tuple[int | None, ...]  # [R] number of its GPU on its node; None for the CPU
+    slots: int  # number of ranks that can compute at the same time
+    runtime: RuntimeConfig  # with runtime.server resolved
     messages: GpuMessages  # how large messages reach the GPUs
-    remark: str  # what a user should know of it; "" for nothing
+    remark: str  # a caveat for the user, or ""
 
     @property
     def count(self) -> int:
@@ -37,14 +37,14 @@ class Ranks:
 
     @cached_property
     def device(self) -> list[tuple[int, int | None]]:
-        """[R] the node of each rank, and its GPU there or None for the CPU."""
+        """[R] (node, GPU number or None for the CPU) of each rank."""
         return list(zip(self.node, self.gpu, strict=True))
 
 
 def lay_out(
     runtime: RuntimeConfig, ranks: int, nodes: int, gpus: int, cores: int, transport: TransportName = "torch"
 ) -> Ranks:
-    """Ranks in blocks as even as they can be: the first on the first node, and so on.
+    """Lays out ranks over nodes in consecutive, even blocks.
 
     Args:
         gpus, cores: of each node.
@@ -58,16 +58,16 @@ def lay_out(
         raise ConfigError("runtime.device = 'cuda', and no GPUs; say how many a node has with --gpus")
     if runtime.gpus is not None and runtime.gpus > gpus > 0:
         raise ConfigError(f"runtime.gpus = {runtime.gpus}, and --gpus {gpus}; lower it or leave it null")
-    node = [node for node in range(nodes) for _ in range(ranks // nodes + (node < ranks % nodes))]
-    gpus_of_node = [tuple(Gpu(f"{where}/{i}", "GPU", 0) for i in range(gpus)) for where in range(nodes)]
-    peers = [Peer(str(where), rank, tuple(range(cores)), gpus_of_node[where]) for rank, where in enumerate(node)]
+    node_of = [node for node in range(nodes) for _ in range(ranks // nodes + (node < ranks % nodes))]
+    gpus_of = [tuple(Gpu(f"{node}/{i}", "GPU", 0) for i in range(gpus)) for node in range(nodes)]
+    peers = [Peer(str(node), rank, tuple(range(cores)), gpus_of[node]) for rank, node in enumerate(node_of)]
     placed = place_ranks(peers, runtime)
     if placed.serves_only:
         runtime = runtime.model_copy(update={"server": "dedicated"})
     messages = gpu_messages(placed, transport, runtime.between_gpus)
-    if transport == "mpi" and messages.text and runtime.between_gpus == "auto":  # its library is known on its nodes
+    if transport == "mpi" and messages.text and runtime.between_gpus == "auto":  # only its nodes know the library
         messages = replace(messages, text=f"{_describe_mpi_route(placed)}; `pflmpi doctor` there says which")
-    return Ranks(tuple(node), placed.number, placed.slots, runtime, messages, placed.remark())
+    return Ranks(tuple(node_of), placed.number, placed.slots, runtime, messages, placed.remark())
 
 
 def _describe_mpi_route(placed: GpuPlacement) -> str:

@@ -1,7 +1,7 @@
-"""Locks in the folder of a sweep: held by one sweep of the whole table, or shared by tasks that run one cell each.
+"""Locks in the folder of a sweep: exclusive for a sweep of the whole table, shared by tasks that run one cell each.
 
-They guard what a sweep does around its runs: clearing folders, writing configurations and logs. The runs themselves
-are guarded by `store.run_lock`, which has one owner; these locks are shared, and runs inherit them.
+They guard what a sweep does around its runs: clearing folders, writing configurations and logs. Runs inherit them.
+A run itself is guarded by `store.run_lock`, which has one owner.
 """
 
 import fcntl
@@ -16,12 +16,12 @@ from pflmpi.errors import ConfigError
 
 @contextmanager
 def locked(folder: Path, shared: bool = False) -> Iterator[int]:
-    """Create a folder and hold its lock; yields the descriptor, which every process that has it open holds.
+    """Creates a folder and locks it; yields the descriptor.
 
-    The lock vanishes when these processes have ended, however they end.
+    Processes that inherit the descriptor hold the lock too; it is released when all of them have ended, however.
 
     Args:
-        shared: allow others that share it, and keep out only those that do not.
+        shared: allow other shared locks.
     """
     busy = (
         f"another sweep works in {folder}, or a job array, or runs left behind by a killed one "
@@ -33,7 +33,7 @@ def locked(folder: Path, shared: bool = False) -> Iterator[int]:
 
 @contextmanager
 def cell_locked(run: Path) -> Iterator[int]:
-    """Hold the lock of one run in the folder of a sweep, like `locked`; its file is beside the run."""
+    """Locks one run in the folder of a sweep, as `locked` does the folder; the lock file is beside the run."""
     busy = f"another task works on {run}, or a process left behind by a killed one; wait for it, or end it"
     with _hold(run.with_name(f".{run.name}.lock"), fcntl.LOCK_EX, busy) as descriptor:
         yield descriptor

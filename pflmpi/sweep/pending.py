@@ -1,4 +1,4 @@
-"""What each cell of a sweep still needs, judged by what is on disk."""
+"""What each cell of a sweep still has to do, judged by its folder on disk."""
 
 import json
 import logging
@@ -30,11 +30,11 @@ class RunState:
     """State of a run's folder relative to a configuration.
 
     Attributes:
-        state: what is to be done: "start", "continue", nothing ("done"), or nothing possible ("other": the run in the
-            folder was made with another configuration, or another process writes it).
-        done: rounds that need not run again.
-        problem: why the run in the folder cannot be used, for "other", and for "start" where one with figures is there.
-        changes: values that resuming changes.
+        state: what to do: "start", "continue", nothing ("done"), or nothing possible ("other": the run in the folder
+            was made with another configuration, or another process writes it).
+        done: rounds that are complete.
+        problem: why the run in the folder cannot be used; for "other", and for "start" where a run with metrics lies.
+        changes: configuration values that change on resume.
     """
 
     state: State
@@ -45,12 +45,12 @@ class RunState:
 
 @dataclass(frozen=True)
 class CellTask:
-    """A run and what it still needs.
+    """A run and what is left to do.
 
     Attributes:
         state, done, problem: as in `RunState`.
         rounds: of the whole run.
-        command: arguments for `pflmpi`; empty if there is nothing to start.
+        command: arguments of `pflmpi`; empty if there is nothing to start.
     """
 
     cell: PlannedRun
@@ -64,33 +64,35 @@ class CellTask:
 def cell_task(
     cell: PlannedRun, config: Config, out: Path, ranks: int | None, code_may_change: bool = False, anew: bool = False
 ) -> CellTask:
-    """What a cell with this configuration still needs, with its run below `out`; changes nothing.
+    """Finds out what is left to do for a cell with this configuration, whose run is below `out`; changes nothing.
 
     Args:
-        ranks: processes of the run; None if a launcher sets them.
+        ranks: of the run; None if a launcher sets them.
         code_may_change: as `--changed-code`.
-        anew: whether a run that cannot continue is set aside.
+        anew: whether a run that cannot continue is set aside and started anew.
     """
     run, rounds = cell.run(out), config.training.rounds
     how = ("--quiet",) if ranks is None else ("--ranks", str(ranks), "--quiet")
-    need = run_state(run, config, code_may_change)
-    if need.state == "other":
-        text = need.problem if anew else f"{need.problem}; or --anew starts it anew, and keeps this run"
-        need = replace(need, state="start" if anew else "other", done=0, problem=text)
+    status = run_state(run, config, code_may_change)
+    if status.state == "other" and anew:
+        status = replace(status, state="start", done=0)
+    elif status.state == "other":
+        problem = f"{status.problem}; or --anew starts it anew, and keeps this run"
+        status = replace(status, done=0, problem=problem)
     command: tuple[str, ...] = ()
-    if need.state == "start":
+    if status.state == "start":
         command = ("run", str(cell.config(out)), "--out", str(run), *how)
-    elif need.state == "continue":
-        overrides = [word for key, value in need.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
+    elif status.state == "continue":
+        overrides = [word for key, value in status.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
         command = ("resume", str(run), *overrides, *how, *(["--changed-code"] if code_may_change else []))
-    return CellTask(cell, need.state, need.done, rounds, command, need.problem)
+    return CellTask(cell, status.state, status.done, rounds, command, status.problem)
 
 
 def unless_written(task: CellTask, out: Path, jobs: Mapping[str, int] | None = None) -> CellTask:
-    """The task, or one that leaves the run alone where another process writes it.
+    """Returns the task, or one without a command if another process writes the run.
 
     Args:
-        jobs: that start this process, see `store.run_lock.Owner`.
+        jobs: the jobs that have started this process; see `store.run_lock.Owner`.
     """
     writer = run_lock.holder(task.cell.run(out), jobs or {}) if task.state != "done" else None
     if writer is None:
@@ -100,13 +102,13 @@ def unless_written(task: CellTask, out: Path, jobs: Mapping[str, int] | None = N
 
 
 def has_failed(cell: PlannedRun, out: Path) -> bool:
-    """Whether a cell was started, and is neither done, by the configuration of its run, nor running."""
+    """Whether a cell was started, and is neither running nor done by the configuration of its run."""
     run = cell.run(out)
     return (run.exists() or cell.log(out).exists()) and not run_lock.owner(run) and not is_done(run)
 
 
 def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
-    """State of a run's folder for this configuration."""
+    """Finds the state of a run's folder for this configuration."""
     rounds = config.training.rounds
     if not run_folder.rounds(run):
         return RunState("start", problem=_explain_lost_checkpoints(run))
@@ -128,12 +130,14 @@ def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunSt
 
 
 def _explain_lost_checkpoints(run: Path) -> str:
-    """Why a run without a checkpoint is not to be deleted; "" where it has no figures of a round."""
+    """Why a run without a checkpoint must not be deleted; "" if it has no metrics of a round."""
     lines = metrics_file.text(run).count(b"\n") - 1
     if lines < 1:
         return ""
-    how = "put its checkpoints back from a copy to go on, or move it away to start anew"
-    return f"{run} has metrics of {pluralize(lines, 'round')} and no checkpoint; {how}"
+    return (
+        f"{run} has metrics of {pluralize(lines, 'round')} and no checkpoint; put its checkpoints back from a copy to go "
+        "on, or move it away to start anew"
+    )
 
 
 def _has_stopped_early(run: Path, config: Config, done: int) -> bool:
@@ -143,11 +147,11 @@ def _has_stopped_early(run: Path, config: Config, done: int) -> bool:
     try:
         return EarlyStop(config.training.stop, verify.metrics(run, None).lines[:done]).met
     except CheckpointError:
-        return False  # a continuation restores the metrics, and finds that nothing is left to do
+        return False  # resuming restores the metrics, and finds that nothing is left to do
 
 
 def unfinished(task: CellTask, config: Config, out: Path) -> str:
-    """Why a run whose process ended with 0 is not done, as where its launcher has started no rank; "" if it is."""
+    """Why a run whose process ended with 0 is not complete, e.g. if its launcher has started no rank; "" if it is."""
     run = task.cell.run(out)
     done = max(run_folder.rounds(run), default=0)
     if done == task.rounds or _has_stopped_early(run, config, done):
@@ -156,9 +160,9 @@ def unfinished(task: CellTask, config: Config, out: Path) -> str:
 
 
 def prepare(task: CellTask, out: Path) -> None:
-    """Write the configuration of a cell beside its run, and clear the folder of a run that starts anew.
+    """Writes the configuration of a cell beside its run, and clears the folder of a run that starts anew.
 
-    One that cannot continue, or whose checkpoints are damaged or lost, is renamed; one without figures is removed.
+    A run that cannot continue, or whose checkpoints are damaged or lost, is renamed; one without metrics is removed.
     """
     run, path = task.cell.run(out), task.cell.config(out)
     if task.state == "other":
@@ -174,23 +178,23 @@ def prepare(task: CellTask, out: Path) -> None:
         path.write_text(dump(task.cell.raw))
 
 
-LIMIT = 5  # as of a job with one run, see `cluster.batch_script`
+LIMIT = 5  # starts in a row without a complete round; the same in `cluster.batch_script`
 
 
 def too_many(task: CellTask, out: Path) -> bool:
-    """Count a start that was stopped; whether it was the last of so many that more of them would bring nothing.
+    """Counts a start that was stopped; whether `LIMIT` starts in a row have completed no round.
 
     Args:
         task: the cell as it was before that start.
     """
     run = task.cell.run(out)
-    count = run.with_name(f".{run.name}.empty")
+    counter = run.with_name(f".{run.name}.empty")  # a byte for each start
     if max(run_folder.rounds(run), default=0) > task.done:
-        count.unlink(missing_ok=True)
+        counter.unlink(missing_ok=True)
         return False
-    with count.open("a") as starts:
-        starts.write("x")
-    if count.stat().st_size < LIMIT:
+    with counter.open("a") as file:
+        file.write("x")
+    if counter.stat().st_size < LIMIT:
         return False
-    count.unlink()
+    counter.unlink()
     return True

@@ -1,4 +1,4 @@
-"""The runs of a sweep: processes with a log each, a few at a time, shown while they run, stopped together."""
+"""Runs the cells of a sweep: processes with a log each, a few at a time, shown while they run, stopped together."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ GRACE = 40.0  # seconds to end after SIGTERM: torch's launcher gives its ranks 3
 
 @dataclass(frozen=True)
 class LoggedCommand:
-    """A command, and the file for its output."""
+    """A command and its log file."""
 
     name: str
     command: Sequence[str]
@@ -36,7 +36,7 @@ class LoggedCommand:
 
 @dataclass(frozen=True)
 class ProcessStates:
-    """Names of the running commands, and exit codes of those that ended since the last poll.
+    """Names of running commands, and exit codes of those that ended since the last poll.
 
     A negative code is the signal that killed the process.
     """
@@ -48,13 +48,13 @@ class ProcessStates:
 def run_all(
     commands: Sequence[LoggedCommand], environments: Sequence[Mapping[str, str]], *locks: int
 ) -> Generator[ProcessStates, None, None]:
-    """Run commands in order, one at a time in each environment, and poll them until all have ended.
+    """Runs commands in order, one at a time in each environment, and polls them until all have ended.
 
-    Closing the generator ends the running commands with all processes of their groups.
+    Closing the generator stops the running commands with all processes of their groups.
 
     Args:
-        environments: the variables of each slot, in which one command runs at a time.
-        locks: descriptors that every command keeps open, so that a lock on them holds until all have ended.
+        environments: variables of each slot.
+        locks: descriptors that every command inherits, so that their locks hold until all have ended.
     """
     waiting = deque(commands)
     running: dict[int, tuple[LoggedCommand, subprocess.Popen[bytes]]] = {}
@@ -74,7 +74,7 @@ def run_all(
 
 
 def _start(command: LoggedCommand, environment: Mapping[str, str], locks: Sequence[int]) -> "subprocess.Popen[bytes]":
-    environment = {name: value for name, value in environment.items() if name != "PFLMPI_EXIT_FILE"}  # is the sweep's
+    environment = {name: value for name, value in environment.items() if name != "PFLMPI_EXIT_FILE"}  # the sweep's
     try:
         with open(command.log, "wb") as log:
             return subprocess.Popen(
@@ -115,8 +115,8 @@ class SweepOutcome:
 
     Attributes:
         failed: cause of failure by cell name.
-        stopped: names of the cells whose runs were asked to stop and can be resumed.
-        signal: that stopped the whole sweep; 0 if none did.
+        stopped: names of cells whose runs have stopped and can be resumed.
+        signal: the signal that stopped the sweep, or 0.
     """
 
     failed: dict[str, str] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class SweepOutcome:
 
     @property
     def exit_code_of_signal(self) -> int:
-        """Exit code after a signal: 130 after Ctrl-C, otherwise that of a run which was asked to stop."""
+        """Exit code after a signal: 130 after Ctrl-C, else that of a stopped run."""
         return 128 + self.signal if self.signal == signal.SIGINT else Stopped.exit_code
 
 
@@ -135,19 +135,19 @@ def run_cells(
     launcher: Callable[[CellTask], Sequence[str]],
     environments: Sequence[Mapping[str, str]],
     locks: Sequence[int],
-    record: Callable[[CellTask], str] = lambda _: "",
+    record: Callable[[CellTask], str],
     until: float | None = None,
     python: str = sys.executable,
 ) -> SweepOutcome:
-    """Run the cells that are not done, and show their progress.
+    """Runs the cells that are not done, and shows their progress.
 
     Args:
         launcher: words that start a run on its ranks; none if runs start their own ranks.
-        environments: the variables of each slot, in which one run goes at a time.
-        locks: descriptors that every run keeps open.
-        record: called with each run that has reached its end; says what is wrong with it.
-        until: when those that still go are asked to stop, and no more are begun, by `time.monotonic`; None: never.
-        python: the interpreter of the runs.
+        environments: variables of each slot, in which one run goes at a time.
+        locks: descriptors that every run inherits.
+        record: called with each run that ended with 0; returns what is wrong with it, or "".
+        until: time of `time.monotonic` after which running cells are stopped and no more are started; None: never.
+        python: interpreter of the runs.
     """
     started = {task.cell.name: task for task in tasks if task.command}
     outcome = SweepOutcome({task.cell.name: task.problem for task in tasks if task.state == "other"})
@@ -176,21 +176,21 @@ def run_cells(
                 progress.ended(name, text)
             if until is not None and time.monotonic() >= until:
                 break
-        outcome.signal = next(iter(signals), 0)  # also of one that came while the last run ended
+        outcome.signal = next(iter(signals), 0)  # also one that came while the last run ended
     return outcome
 
 
 @contextmanager
 def _collect_signals() -> Iterator[list[int]]:
-    """Yield a list that collects stop signals: an exception in the middle of a start would lose a process."""
-    noted: list[int] = []
+    """Yields a list that collects stop signals: an exception in the middle of a start would lose a process."""
+    received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, _: noted.append(number))
+            signal.signal(number, lambda number, _: received.append(number))
     try:
-        yield noted
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -205,7 +205,7 @@ def _find_cause(log: Path, code: int) -> str:
 
 
 class SweepProgress:
-    """Shows a sweep: bars on a terminal, elsewhere a line when a run ends."""
+    """Shows the progress of a sweep: bars on a terminal, else a line when a run ends."""
 
     def __init__(self, tasks: Sequence[CellTask], out: Path) -> None:
         self._tasks = {task.cell.name: task for task in tasks}

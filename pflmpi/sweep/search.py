@@ -1,7 +1,7 @@
-"""A fair search: as many trials for every row of a table, by successive halving; each step of it is a table of its own.
+"""Hyperparameter search by successive halving, with as many trials for every row of a table.
 
-Trials are drawn from ranges and compared on validation samples. A step has the rounds of the one before times three,
-and a third of its trials: they go on from their checkpoints, so no round is computed twice.
+Trials are drawn at random from ranges and compared on validation samples. Each step is a table of its own, with three
+times the rounds of the one before and a third of its trials, which resume from their checkpoints.
 """
 
 import glob
@@ -21,8 +21,8 @@ from pflmpi.sweep.table import Cell, Range, SweepTable, like
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
 
-_FACTOR = 3  # between the rounds of two steps, and between their trials
-_COLUMN = "trial"  # of a step's table, whose rows are the trials
+_FACTOR = 3  # of rounds, and of trials, from one step to the next
+_COLUMN = "trial"  # the only column of a step's table, whose rows are the trials
 COMMON: Mapping[str, Range] = {"training.lr": Range(low=0.001, high=1.0, log=True)}
 
 
@@ -31,10 +31,10 @@ class Trial:
     """A cell of the table with other values of some settings.
 
     Attributes:
-        number: 0 has the settings of the table.
-        raw: the configuration.
+        number: trial 0 has the settings of the table.
+        raw: its configuration.
         rounds: of the last step.
-        values: what was drawn, by dotted key.
+        values: the drawn values by dotted key.
     """
 
     row: str
@@ -46,12 +46,12 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The row of a step's table, and of a folder."""
+        """The row of the step's table, and of the folder."""
         return f"{self.row}, {self.column}, {self.number}"
 
 
 def count_rounds(step: int, steps: int, rounds: int) -> int:
-    """The rounds of a trial at the end of a step, counted from 0, if it is to have `rounds` after the last.
+    """Number of rounds of a trial after a step (counted from 0), if it has `rounds` after the last step.
 
     >>> [count_rounds(step, 3, 90) for step in range(3)], [count_rounds(step, 3, 2) for step in range(3)]
     ([10, 30, 90], [1, 1, 2])
@@ -60,7 +60,7 @@ def count_rounds(step: int, steps: int, rounds: int) -> int:
 
 
 def count_at(step: int, budget: int) -> int:
-    """How many trials of a cell are in a step.
+    """Number of trials of a cell in a step.
 
     >>> [count_at(step, 20) for step in range(3)]
     [20, 7, 3]
@@ -71,11 +71,11 @@ def count_at(step: int, budget: int) -> int:
 def trials(
     table: SweepTable, cells: "Sequence[tuple[Cell, Config]]", budget: int, seed: int, overrides: Sequence[str] = ()
 ) -> dict[tuple[str, str], list[Trial]]:
-    """As many trials for each row and column; the first of them are the same whatever the budget.
+    """Draws `budget` trials for each row and column; the first ones are the same for any budget.
 
     Args:
         cells: one for each row and column.
-        overrides: of the command; what they set is not drawn.
+        overrides: of the command line; keys that they set are not drawn.
     """
     drawn, fixed = {}, by_key(override({}, overrides))
     for cell, config in cells:
@@ -85,8 +85,8 @@ def trials(
             if name not in config.algorithm.without_effect()
         }
         ranges: dict[str, Any] = {**COMMON, **own}
-        for pattern, others in table.search.items():
-            ranges |= others if like(cell.row, pattern) else {}
+        for pattern, of_rows in table.search.items():
+            ranges |= of_rows if like(cell.row, pattern) else {}
         ranges = {key: values for key, values in ranges.items() if values is not None and key not in fixed}
         of_cell = []
         for number in range(budget):
@@ -104,23 +104,23 @@ def _draw(key: str, values: Range | Sequence[Any], row: str, number: int, seed: 
 
 
 def _fix_schedule(raw: dict[str, Any], config: "Config") -> dict[str, Any]:
-    """The configuration with a cosine over all rounds said in numbers, so that a trial can go on to more rounds."""
+    """Writes out the length of a cosine schedule over all rounds, so that a trial can be resumed to more rounds."""
     training = config.training
     if training.schedule != "cosine" or training.decay_rounds is not None:
         return raw
     return {**raw, "training": {**raw.get("training", {}), "decay_rounds": training.rounds}}
 
 
-def step_table(table: SweepTable, some: Sequence[Trial], step: int, steps: int, seed: int) -> SweepTable:
-    """A table whose rows are the trials of a step."""
-    rows = {trial.name: _sections(trial.raw, rounds=count_rounds(step, steps, trial.rounds)) for trial in some}
+def step_table(table: SweepTable, trials: Sequence[Trial], step: int, steps: int, seed: int) -> SweepTable:
+    """Builds the table of a step; its rows are the trials."""
+    rows = {trial.name: _sections(trial.raw, rounds=count_rounds(step, steps, trial.rounds)) for trial in trials}
     about = {"title": f"Trials of: {table.title}", "source": "none; a step of a search", "seeds": [seed]}
     return SweepTable.model_validate({**about, "columns": {_COLUMN: {}}, "rows": rows})
 
 
 def tuned_table(table: SweepTable, best: Sequence[Trial], budget: int) -> SweepTable:
-    """The table with the settings of the best trial in each cell, for its own seeds."""
-    sets = [
+    """Builds the table with the settings of the best trial in each cell, and the seeds of the given table."""
+    exceptions = [
         {"row": glob.escape(trial.row), "column": glob.escape(trial.column), "set": _sections(trial.raw)}
         for trial in best
     ]
@@ -130,7 +130,7 @@ def tuned_table(table: SweepTable, best: Sequence[Trial], budget: int) -> SweepT
         "rows": {name: {} for name in table.rows},
         "columns": {name: {} for name in table.columns},
     }
-    changes = {**no_sections, "exceptions": sets, "search": {}, "runs_of": ""}
+    changes = {**no_sections, "exceptions": exceptions, "search": {}, "runs_of": ""}
     return SweepTable.model_validate({**table.model_dump(), **changes, "notes": [*table.notes, note]})
 
 
@@ -141,7 +141,7 @@ def _sections(raw: Mapping[str, Any], **training: Any) -> dict[str, Any]:
 
 
 def write(table: SweepTable, path: Path) -> None:
-    """Write a table as a file that `sweep` and `table` read."""
+    """Writes a table as a file that `sweep` and `table` read."""
     with atomic.refusing(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, yaml_file.dump(table.model_dump(exclude_defaults=True)).encode())

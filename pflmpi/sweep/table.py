@@ -1,16 +1,16 @@
-"""A table of a paper as a YAML file: rows x columns x seeds, and the published figures.
+"""A table of a paper as a YAML file: rows x columns x seeds, and the published results.
 
 title: FedGMH, table 2          source: Sun and Ni 2026, table 2
 metric: weighted                figure: best              seeds: [0, 1, 2]
-base: {training: {...}}         sections of a configuration, for all cells
-columns: {MNIST: {...}}         and those of each column and row
+base: {training: {...}}         configuration sections of all cells
+columns: {MNIST: {...}}         configuration sections of each column and row
 rows: {FedAvg: {algorithm: {name: fedavg}}}
 exceptions: [{row: Fed*, column: MNIST, set: {training: {lr: 0.1}}}]
 published: {FedAvg: {MNIST: [88.30, 0.95]}}
 notes: [...]
-runs_of: fedgmh_table2.yaml     instead of base, columns, rows, exceptions and seeds: another figure of the same runs
+runs_of: fedgmh_table2.yaml     instead of base, columns, rows, exceptions and seeds: another metric of the same runs
 
-Its cells are rows x columns x seeds, each with its configuration and its folder: one run.
+Each cell, a row, a column and a seed, is one run with its own configuration and folder.
 """
 
 import math
@@ -49,7 +49,7 @@ _RUN_KEYS = ("base", "columns", "rows", "exceptions", "seeds")
 
 
 class ExceptionRule(BaseModel):
-    """Sections for some cells only, selected by shell patterns."""
+    """Configuration sections for some cells, selected by shell patterns."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -59,7 +59,7 @@ class ExceptionRule(BaseModel):
 
 
 class Range(BaseModel):
-    """Numbers that a search draws, evenly or by their logarithm; whole ones where both ends are.
+    """Range of numbers for a search, uniform or log-uniform; integers if both ends are.
 
     >>> rng = np.random.default_rng(0)
     >>> Range(low=1, high=9).draw(rng), Range(low=0.01, high=1.0, log=True).draw(rng)
@@ -79,7 +79,7 @@ class Range(BaseModel):
         return self
 
     def draw(self, rng: np.random.Generator) -> int | float:
-        """A number, rounded to 4 digits where it is no whole one."""
+        """Draws a number; floats are rounded to 4 digits."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         if whole and not self.log:
             return int(rng.integers(int(self.low), int(self.high) + 1))
@@ -135,7 +135,7 @@ class SweepTable(BaseModel):
 
 
 def load(path: Path) -> SweepTable:
-    """The table in a file, checked except for the configurations in it."""
+    """Reads and checks a table; the configurations in it are not validated."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give a table file, YAML with title, source, seeds, rows and columns")
     raw = yaml_file.read(path)
@@ -150,7 +150,7 @@ def load(path: Path) -> SweepTable:
 
 
 def _read_runs_of(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the runs, from the file that has them."""
+    """The keys that decide the runs, from the file that `runs_of` names."""
     name, own = str(raw["runs_of"]), [key for key in _RUN_KEYS if key in raw]
     other = path.parent / name
     if name != other.name:
@@ -164,7 +164,7 @@ def _read_runs_of(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def safe(name: str) -> str:
-    """A name made safe for a path.
+    """Makes a name safe for a path.
 
     >>> safe("FedPM (mh), K=10")
     'FedPM_mh_K=10'
@@ -178,7 +178,7 @@ def like(name: str, pattern: str) -> bool:
 
 
 def _locate(table: SweepTable, folder: Path) -> SweepTable:
-    """The table with the files that its sections name made absolute."""
+    """The table with paths in its sections made absolute."""
     changes = {
         "base": located(table.base, folder),
         "columns": {name: located(sections, folder) for name, sections in table.columns.items()},
@@ -243,7 +243,7 @@ class PlannedRun(ABC):
     """A run of a sweep or of a scaling experiment.
 
     Attributes:
-        raw: its configuration, not yet validated.
+        raw: its configuration, not validated.
     """
 
     raw: dict[str, Any]
@@ -251,18 +251,18 @@ class PlannedRun(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """For display; no other run of the command has it."""
+        """Unique among the runs of a command; for display."""
 
     @abstractmethod
     def run(self, out: Path) -> Path:
-        """Folder of the run, in the folder of all."""
+        """Folder of the run, below `out`."""
 
     def config(self, out: Path) -> Path:
-        """File with the configuration, beside the run."""
+        """Configuration file, beside the run."""
         return self._beside(out, "yaml")
 
     def log(self, out: Path) -> Path:
-        """File with the output of the run."""
+        """Log file, beside the run."""
         return self._beside(out, "log")
 
     def _beside(self, out: Path, kind: str) -> Path:
@@ -288,50 +288,51 @@ class Cell(PlannedRun):
 
 
 def folder(path: Path, out: Path | None) -> Path:
-    """Folder of a table's runs: `out`, or else one named like the file that has them."""
+    """Folder of a table's runs: `out`, else one named after the file that defines the runs."""
     return out or Path("sweeps") / Path(load(path).runs_of or path).stem
 
 
 def cells(table: SweepTable, overrides: Sequence[str], num_seeds: int | None) -> list[Cell]:
-    """Cells in the order of the file, seeds last.
+    """Lists the cells in the order of the file, seeds last.
 
     Args:
         overrides: `section.key=value`, applied last.
-        num_seeds: use only this many seeds; None for all.
+        num_seeds: number of seeds to use; None for all.
     """
     if num_seeds is not None and not 1 <= num_seeds <= len(table.seeds):
         raise ConfigError(f"--seeds {num_seeds}: the table has {len(table.seeds)}; give 1 to {len(table.seeds)}")
     if any(re.match(r"seed\b", text) for text in overrides):
         raise ConfigError("the seed cannot be overridden: the table's `seeds` give each cell its own; see --seeds")
-    result = []
+    all_cells = []
     for row in table.rows:
         for column in table.columns:
             raw = located(override(_sections(table, row, column), overrides), Path())
-            result += [Cell(row, column, seed, {"seed": seed, **raw}) for seed in table.seeds[:num_seeds]]
-    return result
+            all_cells += [Cell(row, column, seed, {"seed": seed, **raw}) for seed in table.seeds[:num_seeds]]
+    return all_cells
 
 
-def select(among: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
-    """Cells whose `row/column` matches one of the patterns, ignoring case; all if there are no patterns."""
-    names = list(dict.fromkeys(f"{cell.row}/{cell.column}" for cell in among))
+def select(all_cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """Selects cells whose `row/column` matches one of the patterns, ignoring case; all if there are no patterns."""
+    if not patterns:
+        return [*all_cells]
+    names = list(dict.fromkeys(f"{cell.row}/{cell.column}" for cell in all_cells))
+    selected_names: set[str] = set()
     for pattern in patterns:
-        if not any(like(name.casefold(), pattern.casefold()) for name in names):
+        matches = [name for name in names if like(name.casefold(), pattern.casefold())]
+        if not matches:
             raise ConfigError(f"--only {pattern!r} matches none of the cells {', '.join(names)}")
-    return [
-        cell
-        for cell in among
-        if not patterns or any(like(f"{cell.row}/{cell.column}".casefold(), pattern.casefold()) for pattern in patterns)
-    ]
+        selected_names.update(matches)
+    return [cell for cell in all_cells if f"{cell.row}/{cell.column}" in selected_names]
 
 
 def selected(
     table: Path, overrides: Sequence[str], num_seeds: int | None, patterns: Sequence[str]
 ) -> "list[tuple[Cell, Config]]":
-    """Cells selected by the options of a command, in the order of the file, each with its validated configuration.
+    """Returns the selected cells in the order of the file, each with its validated configuration.
 
-    Every cell of the table is validated, even those not selected, unless there are overrides: they may suit only some.
+    Without overrides all cells of the table are validated; overrides may suit only the selected ones.
     """
-    from pflmpi.config import load as configuration  # here: it imports torch, which reports do without
+    from pflmpi.config import load as configuration  # here: imports torch, which reports do without
 
     def parse(cell: Cell) -> "Config":
         try:
@@ -339,10 +340,10 @@ def selected(
         except ConfigError as error:
             raise ConfigError(f"{cell.row}/{cell.column}: {error}") from error
 
-    everything = cells(load(table), overrides, num_seeds)
-    chosen = select(everything, patterns)
-    configs = {cell.name: parse(cell) for cell in (chosen if overrides else everything)}
-    return [(cell, configs[cell.name]) for cell in chosen]
+    all_cells = cells(load(table), overrides, num_seeds)
+    selected_cells = select(all_cells, patterns)
+    configs = {cell.name: parse(cell) for cell in (selected_cells if overrides else all_cells)}
+    return [(cell, configs[cell.name]) for cell in selected_cells]
 
 
 def _sections(table: SweepTable, row: str, column: str) -> dict[str, Any]:
