@@ -1,1 +1,1 @@
-"""Checks the environment before a run: collects facts of every rank, checks them, and prints tables."""
+"""Checks the environment before a run: collects facts on every rank, checks them on rank 0, and prints tables."""

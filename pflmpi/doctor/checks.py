@@ -1,4 +1,4 @@
-"""The table of checks: what may be wrong with the facts of all ranks, and what to do about it."""
+"""Checks of the facts of all ranks: what may be wrong, and what to do about it."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from pflmpi.transports.detect import LAUNCHERS
 
 T = TypeVar("T", bound=Hashable)
 Group = Sequence[RankFacts]
-Find = Callable[[Group], Iterable[tuple[str, Group]]]  # what is wrong, and on which of the ranks that are checked
+Find = Callable[[Group], Iterable[tuple[str, Group]]]  # from the checked ranks to problems, each with its ranks
 
-_MEMORY = 256 << 20  # bytes that a rank still needs once its libraries are loaded, for the smallest models
-_SHARED = 32 << 20  # bytes of /dev/shm per rank: what MPI and NCCL take for messages within a host
-_DISK = 1 << 30  # bytes for checkpoints; `pflmpi plan` says how many a run really takes
+_MEMORY = 256 << 20  # bytes that a rank needs at least, besides its libraries
+_SHARED = 32 << 20  # bytes of /dev/shm per rank, for messages of MPI and NCCL within a host
+_DISK = 1 << 30  # bytes for checkpoints at least; `pflmpi plan` says how many a run needs
 _LAUNCHERS = {**LAUNCHERS, "unclear": "a launcher"}
 
 
@@ -23,10 +23,9 @@ class Check:
     """A check of the facts of all ranks.
 
     Attributes:
-        applies: whether a rank is among those that are checked.
-        find: what is wrong with these; a text with `{fields}` of the facts is wrong with each of them.
-        remedy: what to do, "" where what is wrong says it; where it depends on who is affected, from these ranks and
-            all ranks.
+        applies: whether a rank is checked.
+        find: finds the problems of the checked ranks; a text with `{fields}` of the facts is a problem of each of them.
+        remedy: what to do, or "" if the problem says it; or a function of the affected ranks and all ranks.
     """
 
     applies: Callable[[RankFacts], bool]
@@ -43,28 +42,28 @@ class Problem:
     ranks: tuple[int, ...]
 
     def line(self, all_ranks: Group) -> str:
-        """The problem in one line, with ranks and hosts."""
+        """Formats the problem in one line, with ranks and hosts."""
         hosts = list(dict.fromkeys(facts.host for facts in all_ranks if facts.rank in self.ranks))
-        problem = "; ".join(filter(None, (self.what, self.remedy))).replace("\n", " ")
-        return f"{format_ranks(self.ranks)} on {join_truncated(hosts)}: {problem}"
+        text = "; ".join(filter(None, (self.what, self.remedy))).replace("\n", " ")
+        return f"{format_ranks(self.ranks)} on {join_truncated(hosts)}: {text}"
 
 
 def find_problems(all_ranks: Group) -> list[Problem]:
-    """The problems of these ranks; those that several ranks have in the same words are one."""
+    """Runs all checks; equal problems of several ranks are merged."""
     problems: dict[tuple[str, str], set[int]] = {}
     for check in CHECKS:
         for what, group in run_check(check, all_ranks):
             remedy = check.remedy if isinstance(check.remedy, str) else check.remedy(group, all_ranks)
             problems.setdefault((what, remedy), set()).update(rank_numbers(group))
-    return [Problem(what, remedy, tuple(sorted(where))) for (what, remedy), where in problems.items()]
+    return [Problem(what, remedy, tuple(sorted(ranks))) for (what, remedy), ranks in problems.items()]
 
 
 def run_check(check: Check, all_ranks: Group) -> list[tuple[str, Group]]:
-    """What a check finds, and on which ranks."""
-    checked, find = [facts for facts in all_ranks if check.applies(facts)], check.find
-    return (
-        [(find.format(**dict(facts)), [facts]) for facts in checked] if isinstance(find, str) else list(find(checked))
-    )
+    """Returns the problems that a check finds, each with its ranks."""
+    checked = [facts for facts in all_ranks if check.applies(facts)]
+    if isinstance(check.find, str):
+        return [(check.find.format(**dict(facts)), [facts]) for facts in checked]
+    return list(check.find(checked))
 
 
 def group_by(all_ranks: Iterable[RankFacts], key: Callable[[RankFacts], T]) -> dict[T, list[RankFacts]]:
@@ -91,25 +90,30 @@ def _is_any(_: RankFacts) -> bool:
 
 
 def _per_host(text: Callable[[Group], str]) -> Find:
-    """Finds what is wrong host by host; "" is nothing."""
-    return lambda all_ranks: (
-        (what, group) for group in group_by(all_ranks, lambda facts: facts.host).values() if (what := text(group))
-    )
+    """Finds problems host by host; `text` returns "" for a host without one."""
+
+    def find(all_ranks: Group) -> Iterator[tuple[str, Group]]:
+        for group in group_by(all_ranks, lambda facts: facts.host).values():
+            if problem := text(group):
+                yield problem, group
+
+    return find
 
 
 def _find_minority(text: str, value: Callable[[RankFacts], str]) -> Find:
-    """Finds the ranks whose value is not the one that most have (of two, that of the lowest rank).
+    """Finds the ranks whose value is not the most frequent one (in a tie, that of the lowest rank).
 
     Args:
-        text: what is wrong, with `{here}` and `{there}` for the values and `{others}` for the ranks with the usual one.
+        text: the problem, with `{here}` and `{there}` for the two values and `{others}` for the ranks of the majority.
     """
 
     def find(all_ranks: Group) -> Iterator[tuple[str, Group]]:
         groups = group_by(all_ranks, value)
-        usual = max(groups, key=lambda value: len(groups[value]), default="")
+        majority = max(groups, key=lambda value: len(groups[value]), default="")
         for here, group in groups.items():
-            if here != usual:
-                yield text.format(here=here, there=usual, others=format_ranks(rank_numbers(groups[usual]))), group
+            if here != majority:
+                others = format_ranks(rank_numbers(groups[majority]))
+                yield text.format(here=here, there=majority, others=others), group
 
     return find
 
@@ -120,14 +124,15 @@ def _check_version(package: str) -> Check:
 
 
 def _is_split_world(facts: RankFacts) -> bool:
-    """Whether the launcher has started more ranks than MPI sees: each is a world of its own."""
+    """Whether the launcher has started more ranks than MPI sees, so that each is a world of its own."""
     return facts.mpi.used and 0 < facts.mpi.world != facts.size
 
 
 def _find_split_worlds(all_ranks: Group) -> Iterator[tuple[str, Group]]:
     for facts in all_ranks:
-        seen = f"MPI sees {facts.mpi.world}: {facts.size} worlds of size {facts.mpi.world}"
-        yield f"{_LAUNCHERS[facts.launcher]} has started {facts.size} ranks, but {seen}", [facts]
+        launcher, world = _LAUNCHERS[facts.launcher], facts.mpi.world
+        worlds = f"{facts.size} worlds of size {world}"
+        yield f"{launcher} has started {facts.size} ranks, but MPI sees {world}: {worlds}", [facts]
 
 
 def _advise_launcher(group: Group, _: Group) -> str:
@@ -140,7 +145,7 @@ def _advise_launcher(group: Group, _: Group) -> str:
 
 
 def _find_broken_packages(all_ranks: Group) -> Iterator[tuple[str, Group]]:
-    """What cannot be imported, but for torch: without it a rank has no device, which is a problem already."""
+    """Finds packages that cannot be imported, except torch: without it a rank has no device, which is checked."""
     for facts in all_ranks:
         for name, why in facts.broken.items():
             if name != "torch":
@@ -152,11 +157,11 @@ def _lacks_data(facts: RankFacts) -> bool:
 
 
 def _advise_data(_: Group, all_ranks: Group) -> str:
-    good = [facts.rank for facts in all_ranks if not _lacks_data(facts) and facts.data.root]
-    if not good:
+    with_data = [facts.rank for facts in all_ranks if not _lacks_data(facts) and facts.data.root]
+    if not with_data:
         return "set data.root or PFLMPI_DATA to a folder that all hosts see at the same path"
     return (
-        f"{format_ranks(good)} can read it: make the folder visible at the same path on all hosts, and export "
+        f"{format_ranks(with_data)} can read it: make the folder visible at the same path on all hosts, and export "
         "PFLMPI_DATA in the batch script (mpirun passes it on with -x PFLMPI_DATA)"
     )
 
@@ -168,20 +173,20 @@ def _find_shared_gpus(all_ranks: Group) -> Iterator[tuple[str, Group]]:
 
 
 def _count_omp_threads(facts: RankFacts) -> int:
-    """The threads of OMP_NUM_THREADS, which may be a list for nested loops; 0 if it is no number."""
+    """Threads by OMP_NUM_THREADS, which may be a list for nested loops; 0 if it is no number."""
     first = (facts.machine.omp or "").split(",")[0].strip()
     return int(first) if first.isdecimal() else 0
 
 
 def _count_threads(facts: RankFacts) -> int:
-    """The most threads that a rank starts; without OMP_NUM_THREADS a library starts one for each core."""
+    """Threads that a rank starts at most; without OMP_NUM_THREADS a library starts one for each core."""
     return max(
         len(facts.machine.cores) if facts.machine.omp is None else _count_omp_threads(facts), facts.settings.threads
     )
 
 
 def _count_cores(group: Group) -> int:
-    """How many cores the ranks have together; 0 if unknown."""
+    """Cores that the ranks have together; 0 if unknown."""
     return len(set().union(*(facts.machine.cores for facts in group)))
 
 
@@ -199,9 +204,9 @@ def _describe_excess_threads(group: Group) -> str:
 
 
 def _advise_threads(group: Group, _: Group) -> str:
-    fitting = max(_count_cores(group) // len(group), 1)
-    own = f" and set runtime.threads={fitting}" if any(facts.settings.threads > fitting for facts in group) else ""
-    return f"export OMP_NUM_THREADS={fitting}{own}, or give them more cores (--cpus-per-task)"
+    threads = max(_count_cores(group) // len(group), 1)
+    setting = f" and set runtime.threads={threads}" if any(facts.settings.threads > threads for facts in group) else ""
+    return f"export OMP_NUM_THREADS={threads}{setting}, or give them more cores (--cpus-per-task)"
 
 
 def _describe_excess_ranks(group: Group) -> str:
@@ -218,8 +223,8 @@ def _describe_low_memory(group: Group) -> str:
 
 def _describe_low_shared_memory(group: Group) -> str:
     free = min(facts.machine.shared_free or 0 for facts in group)
-    few = len(group) > 1 and free < _SHARED * len(group)
-    return f"/dev/shm has {format_bytes(free)} left for the messages of {_count_ranks(group)}" if few else ""
+    is_low = len(group) > 1 and free < _SHARED * len(group)
+    return f"/dev/shm has {format_bytes(free)} left for the messages of {_count_ranks(group)}" if is_low else ""
 
 
 _VALUES_DIFFER = "{here} here, and {there} on {others}"
@@ -230,7 +235,7 @@ _REINSTALL = "install the package again (pip install --force-reinstall NAME), al
 _SHARED_FILE = "keep it on a file system that all hosts share"
 _OTHER_FOLDER = "choose a folder (--out) on a file system that all hosts share and that you can write"
 
-CHECKS = (  # causes before what follows
+CHECKS = (  # causes before their consequences
     Check(
         lambda facts: bool(
             facts.mpi.error and (facts.mpi.used or facts.settings.transport == "mpi" or facts.versions.get("mpi4py"))

@@ -1,4 +1,4 @@
-"""Facts about each rank and how they are collected: plain values, sent to rank 0 as JSON."""
+"""Facts about each rank, and how they are collected and sent to rank 0 as JSON."""
 
 import fcntl
 import hashlib
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pflmpi.config.load import Config
 
-PACKAGES = ("torch", "numpy", "h5py", "mpi4py")  # whose versions are compared
+PACKAGES = ("torch", "numpy", "h5py", "mpi4py")  # versions must be equal on all ranks
 _IMPORTED = {"torch": "torch", "numpy": "numpy", "h5py": "pflmpi.store.hdf5"}  # package -> the module that loads it
 _SHARED_MEMORY = Path("/dev/shm")
 _SLURM = {
@@ -51,9 +51,15 @@ _SLURM = {
     "mpi": "SLURM_MPI_TYPE",
 }
 _MPI_TIMEOUT = 30.0  # seconds for MPI to start with one rank
-_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
+_LAUNCHER_PREFIXES = (
+    "OMPI_COMM_WORLD",
+    "PMI",
+    "PRTE_",
+    "PALS_",
+    "SLURM_",
+)  # prefixes of launchers' environment variables
 _PROBE = ".pflmpi-doctor"
-_MESSAGE_BYTES = 1 << 20  # bytes of one that is tried
+_MESSAGE_BYTES = 1 << 20  # size of the messages that are timed
 
 
 class _Facts(BaseModel):
@@ -63,44 +69,44 @@ class _Facts(BaseModel):
 
 
 class Settings(_Facts):
-    """What the configuration says, or its defaults without one."""
+    """Values of the configuration, or defaults without one."""
 
     error: str = ""  # why the configuration cannot be used
     digest: str = ""  # of the resolved configuration
-    transport: str = "auto"  # this and what follows: of its section `runtime`
-    threads: int = 1
+    transport: str = "auto"  # runtime.transport
+    threads: int = 1  # runtime.threads
 
 
 class Machine(_Facts):
     """The part of a host that a rank may use; sizes in bytes, 0 where unknown."""
 
     cores: tuple[int, ...] = ()
-    omp: str | None = None  # text of OMP_NUM_THREADS, None where it is not set
-    memory: int = 0  # of the host, or of its control group (a job, a container) where that has less
+    omp: str | None = None  # OMP_NUM_THREADS, None if not set
+    memory: int = 0  # of the host, or of its control group (a job, a container) if that has less
     memory_free: int = 0
-    shared_free: int | None = None  # of /dev/shm, None where there is none
+    shared_free: int | None = None  # of /dev/shm, None if there is none
 
 
 class Device(_Facts):
-    """Where a rank computes, and what torch can use."""
+    """The device of a rank, and the backends that torch has."""
 
-    name: str = ""  # "CPU", or the GPU's
-    gpus: int = 0  # that torch finds
+    name: str = ""  # "CPU", or the GPU's name
+    gpus: int = 0  # number of GPUs that torch finds
     uuid: str = ""  # of the GPU
     memory: int = 0  # bytes of the GPU
     memory_free: int = 0
-    visible: str | None = None  # text of CUDA_VISIBLE_DEVICES, None where it is not set
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES, None if not set
     error: str = ""  # why the rank cannot compute
-    gloo: bool = False  # whether torch.distributed has it
-    nccl: str = ""  # NCCL's version, or RCCL's; "" without
-    platform: str = ""  # what torch computes on GPUs with, and what connects them: "CUDA 13.0, NCCL"
+    gloo: bool = False  # whether torch.distributed has gloo
+    nccl: str = ""  # version of NCCL or RCCL, "" without
+    platform: str = ""  # torch's GPU platform and its communication library: "CUDA 13.0, NCCL"
 
 
 class Mpi(_Facts):
     used: bool = False  # whether it connects the ranks
     library: str = ""  # name and version, "" without one
-    world: int = 0  # the number of ranks that it sees, 0 if it was not started
-    device_buffers: bool | None = None  # whether it sends from a GPU's memory, None if it does not say
+    world: int = 0  # world size that it sees, 0 if it was not started
+    device_buffers: bool | None = None  # whether it sends GPU buffers, None if unknown
     error: str = ""  # why it cannot be used
 
 
@@ -109,22 +115,22 @@ class Folder(_Facts):
 
     path: str = ""
     error: str = ""  # why it cannot be written
-    seen: bool | None = None  # whether rank 0's file is there, None if rank 0 could make none
-    lock_seen: bool | None = None  # whether rank 0's lock on it holds here, None if that is unknown
+    seen: bool | None = None  # whether rank 0's probe file is there, None if rank 0 could not write one
+    lock_seen: bool | None = None  # whether rank 0's lock on it is seen here, None if unknown
     free: int = 0  # bytes
 
 
 class Data(_Facts):
     name: str = ""  # of the dataset, "" without a configuration
     root: str = ""  # the data folder, "" if none is set
-    files: int = 0  # their number
-    digest: str = ""  # of their names and sizes
+    files: int = 0  # number of files
+    digest: str = ""  # of the files' names and sizes
     error: str = ""  # what is missing
     download: bool = False  # whether a run would fetch what is missing
 
 
 class RankFacts(_Facts):
-    rank: int = 0  # this and `size` as the launcher says
+    rank: int = 0  # by the launcher's variables, as `size`
     size: int = 1
     launcher: str = "alone"  # or "mpi", "torchrun", "slurm"; "unclear" if its variables contradict each other
     host: str = ""
@@ -133,16 +139,16 @@ class RankFacts(_Facts):
     machine: Machine = Machine()
     device: Device = Device()
     mpi: Mpi = Mpi()
-    messages: str = ""  # the way of large ones, why, and how long they took; "" without other ranks
+    messages: str = ""  # route of large messages, the reason for it, and seconds; "" without other ranks
     folder: Folder = Folder()
     data: Data = Data()
-    slurm: dict[str, str] = {}  # Slurm's variables by short names, empty outside of a job
+    slurm: dict[str, str] = {}  # Slurm's variables by short names, empty outside a job
     versions: dict[str, str] = {}  # package -> version, "" if it is not installed
     broken: dict[str, str] = {}  # package that cannot be imported -> the reason
 
 
 def collect_facts(launch: Launch, config: "Config | None", settings: Settings, environ: Mapping[str, str]) -> RankFacts:
-    """Facts that a rank collects before it is connected to the others: the slow part."""
+    """Collects the facts of a rank before it connects to the others; this is the slow part."""
     versions, broken = _read_versions()
     return RankFacts(
         rank=launch.rank,
@@ -167,18 +173,18 @@ def gather_facts(
     folder: Path,
     environ: Mapping[str, str],
 ) -> list[RankFacts]:
-    """The facts of all ranks on rank 0, [] on the others.
+    """Gathers the facts of all ranks on rank 0; returns [] on the others.
 
     Raises:
         TransportError: a rank was lost, or did not answer in time.
     """
-    library = find_mpi(launch, facts.settings.transport, environ)
+    mpi = find_mpi(launch, facts.settings.transport, environ)
     with hold_probe_file(folder) if transport.rank == 0 else nullcontext("") as name:
-        place = inspect_folder(folder, transport.broadcast_text(name))
+        run_folder = inspect_folder(folder, transport.broadcast_text(name))
         transport.barrier()  # the file stays until all ranks have looked for it
     device = try_device(facts.device, transport.peers, transport.rank, config)
-    tried = facts.model_copy(update={"mpi": library, "folder": place, "device": device})
-    texts = transport.gather_texts(tried.model_dump_json()) or []
+    facts = facts.model_copy(update={"mpi": mpi, "folder": run_folder, "device": device})
+    texts = transport.gather_texts(facts.model_dump_json()) or []
     ranks = [RankFacts.model_validate_json(text) for text in texts]
     if transport.size > 1 and not transport.broadcast_text(" ".join(rank.device.error for rank in ranks)).strip():
         messages = try_messages(transport, config)
@@ -207,9 +213,9 @@ def _read_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_versions() -> tuple[dict[str, str], dict[str, str]]:
-    """The version of each package ("" if it is not installed), and why those that cannot be imported cannot.
+    """Returns the version of each package ("" if not installed), and the error of each that cannot be imported.
 
-    mpi4py is not imported here, because it would start MPI.
+    mpi4py is not imported, because that would start MPI.
     """
     broken = {}
     for package, module in _IMPORTED.items():
@@ -222,7 +228,7 @@ def _read_versions() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _find_version(package: str) -> str:
-    """The version that is loaded, or else the one that is installed."""
+    """The loaded version, else the installed one."""
     if package in sys.modules:
         return str(getattr(sys.modules[package], "__version__", "unknown"))
     try:
@@ -235,7 +241,7 @@ def _find_version(package: str) -> str:
 
 
 def read_torch(environ: Mapping[str, str]) -> Device:
-    """What torch can use."""
+    """Reads which GPUs and communication backends torch has."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     try:
         import torch
@@ -251,7 +257,7 @@ def read_torch(environ: Mapping[str, str]) -> Device:
 
 
 def find_visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[machine.Gpu, ...]:
-    """The GPUs that this rank sees and may use; none where torch or the driver fails, which `try_device` says."""
+    """Finds the GPUs that this rank may use; none if torch or the driver fails, which `try_device` reports."""
     try:
         return () if config and config.runtime.device == "cpu" else machine.gpus(environ.get("CUDA_VISIBLE_DEVICES"))
     except (RunError, ImportError, OSError):
@@ -259,31 +265,31 @@ def find_visible_gpus(config: "Config | None", environ: Mapping[str, str]) -> tu
 
 
 def try_device(device: Device, peers: Sequence[Peer], rank: int, config: "Config | None") -> Device:
-    """The device that a run would give this rank, tried."""
+    """Tries the device that a run would give this rank."""
     if device.error:
         return device
     from pflmpi.runtime.devices import device_of, place
 
     runtime, training = (config.runtime, config.training) if config else (RuntimeConfig(), TrainingConfig())
-    about: dict[str, Any] = {"name": "CPU"}
+    changes: dict[str, Any] = {"name": "CPU"}
     try:
         if runtime.device != "cpu":
-            machine.gpus(device.visible)  # to have its error
+            machine.gpus(device.visible)  # for its error
         placed = place(peers, runtime, training)
         if placed.number[rank] is not None:
-            about = read_gpu(device_of(placed, rank))
+            changes = read_gpu(device_of(placed, rank))
     except PflmpiError as error:
-        about = {"error": str(error)}
+        changes = {"error": str(error)}
     except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
-        about = {"error": f"the GPU cannot be used ({first_line(error)}); {machine.GPU_REMEDY}"}
-    return device.model_copy(update=about)
+        changes = {"error": f"the GPU cannot be used ({first_line(error)}); {machine.GPU_REMEDY}"}
+    return device.model_copy(update=changes)
 
 
 def try_messages(transport: Transport, config: "Config | None") -> str:
-    """The way of large messages, and how long one takes, on the slowest rank; all ranks call this.
+    """Returns the route of large messages, and the seconds of one on the slowest rank; all ranks call this.
 
     Raises:
-        TransportError: they do not arrive; or NCCL does not start.
+        TransportError: messages do not arrive, or NCCL does not start.
     """
     from pflmpi.runtime.devices import device_of, gpu_messages, place_ranks
 
@@ -294,26 +300,27 @@ def try_messages(transport: Transport, config: "Config | None") -> str:
     if between_gpus.ranks:
         transport.use_gpus(between_gpus.ranks, device)
 
-    def part(size: int) -> Buffer:
+    def empty(size: int) -> Buffer:
         if rank not in between_gpus.ranks:
             return np.zeros(size, np.uint8)
         import torch
 
         return torch.zeros(size, dtype=torch.uint8, device=device)
 
-    whole, moved = part(_MESSAGE_BYTES), size * _MESSAGE_BYTES
+    message, total = empty(_MESSAGE_BYTES), size * _MESSAGE_BYTES
+    sent, received = {(rank + 1) % size: message}, {(rank - 1) % size: _MESSAGE_BYTES}
     calls = (
-        lambda: transport.broadcast(whole),
-        lambda: transport.exchange({(rank + 1) % size: whole}, {(rank - 1) % size: _MESSAGE_BYTES}, moved, empty=part),
+        lambda: transport.broadcast(message),
+        lambda: transport.exchange(sent, received, total, empty=empty),
     )
     seconds = transport.maximum(np.array([_time_call(transport, call) for call in calls]))
-    way = between_gpus.text or {"mpi": "MPI", "torch": "gloo"}.get(transport.name, transport.name)
+    route = between_gpus.text or {"mpi": "MPI", "torch": "gloo"}.get(transport.name, transport.name)
     to_all, to_the_next = (f"{1e3 * value:.3g} ms" for value in seconds)
-    return f"{way}: 1 MiB from rank 0 to all in {to_all}, to the next rank in {to_the_next}"
+    return f"{route}: 1 MiB from rank 0 to all in {to_all}, to the next rank in {to_the_next}"
 
 
 def _time_call(transport: Transport, call: Callable[[], object]) -> float:
-    """Seconds of a second call, which finds connections and buffers made."""
+    """Seconds of a second call, when connections and buffers exist."""
     call()
     transport.barrier()
     began = time.perf_counter()
@@ -321,17 +328,17 @@ def _time_call(transport: Transport, call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def read_gpu(chosen: "torch.device") -> dict[str, Any]:
-    """What a GPU is; asking for its memory starts it, which fails where it cannot be used."""
+def read_gpu(device: "torch.device") -> dict[str, Any]:
+    """Reads name and memory of a GPU; this initialises it, which fails if it cannot be used."""
     import torch
 
-    free, total = torch.cuda.mem_get_info(chosen)
-    properties = torch.cuda.get_device_properties(chosen)
+    free, total = torch.cuda.mem_get_info(device)
+    properties = torch.cuda.get_device_properties(device)
     return {"name": properties.name, "uuid": str(properties.uuid), "memory": total, "memory_free": free}
 
 
 def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
-    """The MPI library that connects the ranks; without a launcher, the one that is installed."""
+    """Finds the MPI library that connects the ranks; without a launcher, the installed one."""
     if launch.kind == "alone":
         return try_mpi(environ)
     connects = launch.kind == "mpi" if transport == "auto" else transport == "mpi"
@@ -341,7 +348,7 @@ def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
 
 
 def start_mpi(rank: int = 0) -> Mpi:
-    """MPI as this process sees it, started if need be."""
+    """Starts MPI in this process, if it has not started yet, and returns what it says."""
     try:
         from pflmpi.transports.mpi import start, world_size
 
@@ -355,13 +362,13 @@ def start_mpi(rank: int = 0) -> Mpi:
 
 
 def try_mpi(environ: Mapping[str, str]) -> Mpi:
-    """MPI as a process of one rank sees it: starting MPI may end a process, or hang."""
-    for_one = {name: text for name, text in environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    """Starts MPI in a subprocess with one rank, because starting it may end a process, or hang."""
+    alone = {name: text for name, text in environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
     try:
         with tempfile.TemporaryDirectory() as folder:  # Open MPI leaves empty folders behind
             done = subprocess.run(
                 [sys.executable, "-P", "-m", __name__],
-                env={**for_one, "TMPDIR": folder},
+                env={**alone, "TMPDIR": folder},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -382,9 +389,9 @@ def try_mpi(environ: Mapping[str, str]) -> Mpi:
 
 
 def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", Settings]:
-    """The configuration of a file, or else of a run, and what the checks need of it.
+    """Reads the configuration of a file, else of a run, and what the checks need of it.
 
-    None, and the default settings, without a configuration; with an `error` if it cannot be used.
+    Without a configuration, or with one that cannot be used: None and default settings, with its `error`.
     """
     if path is None and run is not None and (run / "config.yaml").is_file():
         path = run / "config.yaml"
@@ -399,14 +406,14 @@ def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", S
         code = code_hashes(config)
     except PflmpiError as error:
         return None, Settings(error=str(error))
-    except (ImportError, OSError):  # torch is broken, which a check of its own finds
+    except (ImportError, OSError):  # torch is broken, which another check finds
         return None, Settings()
     digest = hashlib.sha256(dump({**config.resolved(), "code": code}).encode()).hexdigest()
     return config, Settings(digest=digest, transport=config.runtime.transport, threads=config.runtime.threads)
 
 
 def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
-    """Look for the files of the dataset, and for a saved partition; without a configuration, for the data folder."""
+    """Finds the files of the dataset and a saved partition; without a configuration, the data folder."""
     root = (config.data.root if config else None) or environ.get("PFLMPI_DATA", "")
     folder = machine.expanded(root)
     if config is None:
@@ -417,10 +424,10 @@ def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
     try:
         source = None if config.data.path else SOURCES[name]
         if source is None:
-            root, own = "", Path(str(config.data.path))
-            files = [own] if own.is_file() else sorted(file for file in own.rglob("*") if file.is_file())
+            root, path = "", Path(str(config.data.path))
+            files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
             if not files:
-                raise DataError(f"data.path = {str(own)!r} does not exist, or is an empty folder")
+                raise DataError(f"data.path = {str(path)!r} does not exist, or is an empty folder")
         elif isinstance(source, type) or source.embedded:
             root = ""
         elif root:
@@ -442,7 +449,7 @@ def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
 
 @contextmanager
 def hold_probe_file(folder: Path) -> Iterator[str]:
-    """Keep a locked file in the folder, for the other ranks to look for; gives its name, "" where none can be made."""
+    """Holds a locked file in the folder for the other ranks to look for; yields its name, "" if it cannot be made."""
     path = machine.nearest_existing(folder, os.path.lexists) / f"{_PROBE}-{socket.gethostname()}-{os.getpid()}.shared"
     try:
         file = path.open("xb")
@@ -459,10 +466,10 @@ def hold_probe_file(folder: Path) -> Iterator[str]:
 
 
 def inspect_folder(folder: Path, shared: str) -> Folder:
-    """What this rank can do in the folder.
+    """Inspects what this rank can do in the folder.
 
     Args:
-        shared: the name of rank 0's probe file, "" if there is none.
+        shared: name of rank 0's probe file, "" if there is none.
     """
     place = machine.nearest_existing(folder, os.path.lexists)
     probe = place / f"{_PROBE}-{socket.gethostname()}-{os.getpid()}{TEMPORARY}"
@@ -474,7 +481,7 @@ def inspect_folder(folder: Path, shared: str) -> Folder:
     except OSError as error:
         return Folder(path=str(place), error=error.strerror or first_line(error))
     finally:
-        with suppress(OSError):  # as where nothing can be written
+        with suppress(OSError):  # it may not have been written
             probe.unlink()
     seen = (place / shared).exists() if shared else None
     lock_seen = _is_locked(place / shared) if seen else None
@@ -482,10 +489,10 @@ def inspect_folder(folder: Path, shared: str) -> Folder:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Whether another process has locked a file; None where files cannot be locked."""
+    """Whether another process has locked a file; None if files cannot be locked."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: ranks that try do not lock each other out
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that ranks do not lock each other out
     except BlockingIOError:
         return True
     except OSError:

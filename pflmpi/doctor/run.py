@@ -1,6 +1,6 @@
-"""Checks the environment: facts are collected on every rank, and checked and shown on rank 0.
+"""Runs the doctor: collects facts on every rank, checks and shows them on rank 0.
 
-Ranks that cannot be connected each show what they know.
+Ranks that cannot connect each show their own facts.
 """
 
 import logging
@@ -36,48 +36,48 @@ from pflmpi.transports.peers import Peer
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
 
-_PROBLEMS_FOUND = 1  # the exit code of a problem
-_TIMEOUT = 60.0  # seconds for the other ranks to come, and to answer
-_REPORT_SECONDS = 3.0  # seconds for the other ranks to report too: a launcher stops them once one has ended
-_MAX_ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
+_PROBLEMS_FOUND = 1  # exit code
+_TIMEOUT = 60.0  # seconds for the other ranks to connect, and to answer
+_REPORT_SECONDS = 3.0  # for the other ranks to report too: a launcher stops them once one has ended
+_MAX_ROWS = 16  # ranks that have a row each; of more ranks, equal ones share a row
 _log = logging.getLogger(__name__)
 
 
 def check_environment(config: Path | None, run: Path | None, environ: Mapping[str, str], as_json: bool) -> int:
-    """Show facts and problems of all ranks; return the exit code, or end the process with it.
+    """Shows facts and problems of all ranks; returns the exit code, or ends the process with it.
 
     Args:
-        config: a configuration that is to be run.
-        run: the folder of a run, or of one to come; None for the default folder.
+        config: the configuration to be run.
+        run: folder of a run, which need not exist yet; None for the default folder.
         as_json: print one JSON object, on rank 0.
 
     Raises:
-        ConfigError: there is one rank only, and the configuration cannot be used.
+        ConfigError: there is only one rank, and the configuration cannot be used.
     """
-    launch, unclear = _detect_launch(environ)
-    requested, settings = read_config(config, run)
+    launch, contradiction = _detect_launch(environ)
+    run_config, settings = read_config(config, run)
     if launch.kind == "alone" and config is not None and settings.error:
         raise ConfigError(settings.error)
     folder = (run or Path("runs")).absolute()
-    facts = collect_facts(launch, requested, settings, environ)
-    here = Peer.here(facts.machine.cores, find_visible_gpus(requested, environ), requested_gpus(environ))
+    facts = collect_facts(launch, run_config, settings, environ)
+    here = Peer.here(facts.machine.cores, find_visible_gpus(run_config, environ), requested_gpus(environ))
 
-    def unconnected(error: str) -> int:
-        device = try_device(facts.device, [here], 0, requested)
-        partial = facts.model_copy(update={"device": device, "connection": error})
-        return _report_unconnected(partial, launch, folder, environ, as_json)
+    def report_alone(error: str) -> int:
+        device = try_device(facts.device, [here], 0, run_config)
+        own_facts = facts.model_copy(update={"device": device, "connection": error})
+        return _report_unconnected(own_facts, launch, folder, environ, as_json)
 
-    if unclear:
+    if contradiction:
         facts = facts.model_copy(update={"launcher": "unclear"})
-        return unconnected(unclear)
+        return report_alone(contradiction)
     try:
-        transport = _connect(launch, requested, facts, here, as_json)
-        all_ranks = gather_facts(facts, requested, transport, launch, folder, environ)
-        shown = str(_check_and_show(all_ranks, config, environ, as_json)) if all_ranks else ""
-        code = int(transport.broadcast_text(shown))
+        transport = _connect(launch, run_config, facts, here, as_json)
+        all_ranks = gather_facts(facts, run_config, transport, launch, folder, environ)
+        text = str(_check_and_show(all_ranks, config, environ, as_json)) if all_ranks else ""
+        code = int(transport.broadcast_text(text))
     except (PflmpiError, ImportError, RuntimeError, OSError) as error:
         _log.debug("not connected", exc_info=error)
-        return unconnected(first_line(error))
+        return report_alone(first_line(error))
     if launch.size > 1:
         transport.exit(code)
     transport.close()
@@ -85,7 +85,7 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
 
 
 def _detect_launch(environ: Mapping[str, str]) -> tuple[Launch, str]:
-    """How this was started, and why that is unclear if it is."""
+    """Returns how this process was started, and "" or how the launcher's variables contradict each other."""
     try:
         return detect(environ), ""
     except ConfigError as error:
@@ -93,12 +93,12 @@ def _detect_launch(environ: Mapping[str, str]) -> tuple[Launch, str]:
 
 
 def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Peer, as_json: bool) -> Transport:
-    """The transport that a run would use."""
+    """Opens the transport that a run would use."""
     if launch.size == 1:
         transport = open_transport("inprocess", ALONE, _TIMEOUT)
         introduce(transport, here)
         return transport
-    late = Problem(
+    timeout = Problem(
         f"not all ranks have come within {_TIMEOUT:.0f} s, or MPI hangs",
         advise_connection(launch.kind == "mpi"),
         (launch.rank,),
@@ -106,9 +106,9 @@ def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Pe
 
     def end(_: str) -> NoReturn:
         if as_json and launch.rank == 0:
-            show_facts([facts], [late], as_json)
+            show_facts([facts], [timeout], as_json)
         else:
-            print(f"problem: {late.line([facts])}", file=sys.stderr if as_json else sys.stdout)
+            print(f"problem: {timeout.line([facts])}", file=sys.stderr if as_json else sys.stdout)
         flush_output()
         time.sleep(_REPORT_SECONDS)
         os._exit(_PROBLEMS_FOUND)
@@ -119,7 +119,7 @@ def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Pe
 
 
 def _check_and_show(all_ranks: list[RankFacts], config: Path | None, environ: Mapping[str, str], as_json: bool) -> int:
-    """Show what was found; return the exit code."""
+    """Checks and shows the facts of all ranks; returns the exit code."""
     if config is not None and all(facts.settings.error for facts in all_ranks):
         print(f"pflmpi: {all_ranks[0].settings.error}", file=sys.stderr)
         code = UserError.exit_code
@@ -135,9 +135,9 @@ def _check_and_show(all_ranks: list[RankFacts], config: Path | None, environ: Ma
 def _report_unconnected(
     facts: RankFacts, launch: Launch, folder: Path, environ: Mapping[str, str], as_json: bool
 ) -> int:
-    """Show what this rank knows, with the table on rank 0 only; end the process if there are others."""
-    library, place = find_mpi(launch, facts.settings.transport, environ), inspect_folder(folder, "")
-    facts = facts.model_copy(update={"mpi": library, "folder": place})
+    """Shows the facts of this rank, with the table on rank 0 only; ends the process if there are other ranks."""
+    mpi = find_mpi(launch, facts.settings.transport, environ)
+    facts = facts.model_copy(update={"mpi": mpi, "folder": inspect_folder(folder, "")})
     problems = find_problems([facts])
     if launch.rank == 0:
         show_facts([facts], problems, as_json)
@@ -152,12 +152,12 @@ def _report_unconnected(
 
 
 def show_facts(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], as_json: bool = False) -> None:
-    """Print the tables and the problems, or one JSON object."""
+    """Prints the tables and the problems, or one JSON object."""
     if as_json:
-        listed = [{"problem": found.what, "remedy": found.remedy, "ranks": found.ranks} for found in problems]
-        print_json({"problems": listed, "ranks": [_rank_as_json(facts) for facts in all_ranks]})
+        objects = [{"problem": problem.what, "remedy": problem.remedy, "ranks": problem.ranks} for problem in problems]
+        print_json({"problems": objects, "ranks": [_rank_as_json(facts) for facts in all_ranks]})
         return
-    # Plain text: mpirun gives its ranks a terminal of no size, and forwards what they write to wherever its own goes.
+    # Plain text: mpirun gives its ranks a terminal without a size, whatever its own output is.
     terminal = console(force_terminal=False, highlight=False)
     terminal.print(_ranks_table(all_ranks))
     terminal.print(_common_table(all_ranks))
@@ -196,7 +196,7 @@ def _rank_as_json(facts: RankFacts) -> dict[str, Any]:
 
 
 def show_problems(all_ranks: Sequence[RankFacts], problems: Sequence[Problem], file: TextIO | None = None) -> None:
-    """Print each problem in a line of its own, however long, or that there is none."""
+    """Prints each problem in one line, however long, or that there is none."""
     for problem in problems:
         print(f"problem: {problem.line(all_ranks)}", file=file)
     if not problems:
@@ -221,7 +221,7 @@ def _ranks_table(all_ranks: Sequence[RankFacts]) -> Table:
 
 
 def _row_key(facts: RankFacts) -> tuple[str, ...]:
-    """What ranks in the same row have in common."""
+    """What ranks of the same row have in common."""
     return facts.device.name, str(facts.machine.memory >> 30), _format_threads(facts), str(len(facts.machine.cores))
 
 
@@ -272,8 +272,8 @@ def _format_mpi(facts: RankFacts) -> str:
 def _format_folder(facts: RankFacts) -> str:
     if facts.folder.error:
         return f"{facts.folder.path}: {facts.folder.error}"
-    same = {True: "; the same for all ranks", False: "; not rank 0's", None: ""}
-    return f"{facts.folder.path}: written{same[facts.folder.seen if facts.size > 1 else None]}"
+    shared = {True: "; the same for all ranks", False: "; not rank 0's", None: ""}
+    return f"{facts.folder.path}: written{shared[facts.folder.seen if facts.size > 1 else None]}"
 
 
 def _format_data(facts: RankFacts) -> str:

@@ -1,1 +1,1 @@
-"""Runs started from Python: `pflmpi.run`, in a notebook or under a launcher."""
+"""`pflmpi.run` and `pflmpi.submit`: runs started from a notebook or a script."""

@@ -1,4 +1,4 @@
-"""Torch's global settings for a run in a process that has others, as a notebook may have."""
+"""Resets torch's global settings for a run inside a process that may have changed them, such as a notebook."""
 
 import os
 import random
@@ -15,15 +15,15 @@ from pflmpi.errors import ConfigError
 
 @contextmanager
 def fresh_process() -> Iterator[None]:
-    """Torch's settings as a new process has them; afterwards these, and the generators, are as they were.
+    """Gives torch the settings of a new process; restores them and the random generators afterwards.
 
     Raises:
-        ConfigError: the default device is not the CPU; a mode that moves tensors there would stay in force.
+        ConfigError: torch's default device is not the CPU.
     """
     if torch.get_default_device().type != "cpu":
         raise ConfigError(f"in_process=True with torch's default device {torch.get_default_device()}; set it to None")
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
-    drawn = random.getstate(), np.random.get_state()
+    generators = random.getstate(), np.random.get_state()
     attributes = [(owner, name, getattr(owner, name), fresh) for owner, name, fresh in _list_attributes()]
     modes = torch.get_num_threads(), torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     autocast = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
@@ -40,16 +40,16 @@ def fresh_process() -> Iterator[None]:
             setattr(owner, name, before)
         for name, value in environ.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-        random.setstate(drawn[0])
-        np.random.set_state(drawn[1])
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
 
 
-_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")  # which `runtime.devices` sets
+_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")  # set by `runtime.devices`
 
 
 def _list_attributes() -> list[tuple[Any, str, object]]:
-    """Settings of torch that are attributes, with the values that a new process computes with."""
-    backends: Any = torch.backends  # which does not declare them
+    """Settings of torch that are attributes, each with the value that a run needs."""
+    backends: Any = torch.backends  # its type stubs lack them
     mkldnn, cudnn = backends.mkldnn, backends.cudnn
     kernels = (mkldnn.matmul, mkldnn.conv, mkldnn.rnn, cudnn.conv, cudnn.rnn, backends.cuda.matmul)
     switches = [(cudnn, "benchmark", False), (cudnn, "deterministic", False)]

@@ -22,11 +22,9 @@ from pflmpi.analysis.run import Run, open_run
 from pflmpi.commands.launch import num_ranks
 from pflmpi.commands.progress import RunProgress, round_display
 from pflmpi.commands.rank import connect, context_of, end_of_jobs, show_start
-from pflmpi.config import yaml_file
+from pflmpi.config import keywords, yaml_file
 from pflmpi.config.argument_checks import as_integer, as_path, wrong_type
-from pflmpi.config.keywords import Config
-from pflmpi.config.load import Config as Checked
-from pflmpi.config.load import parse
+from pflmpi.config.load import Config, parse
 from pflmpi.errors import (
     ConfigError,
     PflmpiError,
@@ -59,7 +57,7 @@ _CONFIG = "a pflmpi.Config, or the path of a YAML file; pflmpi.Config(**sections
 
 
 def run(
-    config: "Checked | str | PathLike[str]",
+    config: "Config | str | PathLike[str]",
     *,
     out: "str | PathLike[str] | None" = None,
     ranks: int | None = None,
@@ -98,33 +96,36 @@ def run(
         raise ConfigError("resume=True without out: give the folder of the run to go on with")
     if on_round is not None and not callable(on_round):
         raise wrong_type("on_round", on_round, "a function of one argument, the line of metrics.csv")
-    given = config if isinstance(config, Checked) else as_path("config", config, _CONFIG)
-    checked = given if isinstance(given, Checked) else Config.load(given)
-    name = checked.resolved()["algorithm"]["name"] if isinstance(given, Checked) else given.stem
+    if isinstance(config, Config):
+        name = config.resolved()["algorithm"]["name"]
+    else:
+        path = as_path("config", config, _CONFIG)
+        config, name = keywords.Config.load(path), path.stem
     default = Path("runs", f"{short_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}")
     folder = default if out is None else as_path("out", out)
-    launch = detect(os.environ)
-    start: Callable[..., Path] = _run_in_processes if launch.kind == "alone" else _run_on_this_rank
-    if in_process and launch.kind == "alone":
-        start = _run_in_this_process
-    return open_run(start(checked, folder, ranks, on_round, resume, quiet))
+    start: Callable[..., Path]
+    if detect(os.environ).kind != "alone":
+        start = _run_on_this_rank
+    else:
+        start = _run_in_this_process if in_process else _run_in_processes
+    return open_run(start(config, folder, ranks, on_round, resume, quiet))
 
 
 def parse_row(line: Mapping[str, object]) -> Row:
-    """A line of metrics.csv as numbers; NaN where a round has no value."""
+    """Converts a line of metrics.csv to numbers; NaN where a round has no value."""
     return {
         name: int(str(value)) if metrics_file.is_count(name) else float(str(value) or "nan")
         for name, value in line.items()
     }
 
 
-_POLL_SECONDS = 0.1  # seconds between two looks at the rounds
+_POLL_SECONDS = 0.1
 
 
 def _run_in_processes(
-    config: Checked, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
+    config: Config, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
 ) -> Path:
-    """Run a configuration in other processes; return the folder. See `pflmpi.run`."""
+    """Runs a configuration in other processes; returns the folder. See `pflmpi.run`."""
     with TemporaryDirectory(prefix="pflmpi-") as scratch:
         file, errors, rounds = (Path(scratch) / name for name in ("config.yaml", "errors", "rounds"))
         file.write_text(yaml_file.dump(config.resolved()))
@@ -141,9 +142,9 @@ def _run_in_processes(
 
 
 def _run_command(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -> int:
-    """Exit code of `pflmpi WORDS`; where this process is interrupted, the other one stops after its round first."""
-    environ = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}  # of a notebook: no terminal
-    environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)  # as here
+    """Runs `pflmpi WORDS` and returns its exit code; if this process is interrupted, that one ends its round first."""
+    environ = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}  # set by notebooks
+    environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "pflmpi", *words],
         stdin=subprocess.PIPE,
@@ -152,10 +153,10 @@ def _run_command(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -
         text=True,
         errors="replace",
         env=environ,
-        start_new_session=True,  # an interrupt reaches this process alone, which decides
+        start_new_session=True,  # only this process gets an interrupt
     ) as process:
-        shower = threading.Thread(target=_show_stderr, args=(process,), name="pflmpi-progress", daemon=True)
-        shower.start()
+        progress = threading.Thread(target=_show_stderr, args=(process,), name="pflmpi-progress", daemon=True)
+        progress.start()
         try:
             while _wait(process, _POLL_SECONDS) is None:
                 _report_rounds(rounds, on_round)
@@ -164,16 +165,16 @@ def _run_command(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -
             _stop_process(process)
             raise
         finally:
-            shower.join()
+            progress.join()
     if exit_code_before(os.environ) is not None:
-        write_exit_code(os.environ, "")  # this process goes on, and says itself how it ended
+        write_exit_code(os.environ, "")  # this process goes on, and will write its own exit code
     return process.returncode
 
 
 def _report_rounds(rounds: BinaryIO, on_round: OnRound | None) -> None:
-    """Call the user's function for the rounds that have come since the last time."""
+    """Calls the user's function for the rounds since the last call."""
     while on_round is not None and (line := rounds.readline()):
-        if not line.endswith(b"\n"):  # it is being written
+        if not line.endswith(b"\n"):  # still being written
             rounds.seek(-len(line), os.SEEK_CUR)
             return
         on_round(parse_row(json.loads(line)))
@@ -186,7 +187,7 @@ def _wait(process: "subprocess.Popen[str]", seconds: float) -> int | None:
 
 
 def _stop_process(process: "subprocess.Popen[str]") -> None:
-    """Let a run end after its round; at another interrupt, kill it."""
+    """Asks a run to stop after its round, and waits; kills it at another interrupt."""
     assert process.stdin is not None
     with suppress(OSError):
         process.stdin.close()
@@ -200,7 +201,7 @@ def _stop_process(process: "subprocess.Popen[str]") -> None:
 
 
 def _show_stderr(process: "subprocess.Popen[str]") -> None:
-    """Show what a process says where this one shows things, which in a notebook is no file."""
+    """Shows the standard error of a process on this one's, which in a notebook is no file."""
     assert process.stderr is not None
     show_round = round_display()
     for line in process.stderr:
@@ -213,14 +214,14 @@ def _show_stderr(process: "subprocess.Popen[str]") -> None:
 def _explain_exit_code(code: int, folder: Path) -> Exception:
     if code == Stopped.exit_code:
         return Stopped(f"the run was asked to stop; go on with resume=True, out={str(folder)!r}")
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-    return RunError(f"the process of the run {how}; go on with resume=True, out={str(folder)!r}")
+    end = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+    return RunError(f"the process of the run {end}; go on with resume=True, out={str(folder)!r}")
 
 
 def _run_in_this_process(
-    config: Checked, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
+    config: Config, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
 ) -> Path:
-    """Run a configuration on one rank, this process; return the folder. See `pflmpi.run`."""
+    """Runs a configuration on one rank, in this process; returns the folder. See `pflmpi.run`."""
     if ranks not in (None, 1):
         raise ConfigError(f"ranks = {ranks} with in_process=True, which has 1; leave one of them out")
     with fresh_process():
@@ -229,16 +230,16 @@ def _run_in_this_process(
 
 @contextmanager
 def _stop_at_interrupt(stop: Stop) -> Iterator[None]:
-    """Stop after the round at an interrupt, and raise it then; at another one raise it at once."""
+    """Stops after the round at an interrupt, and raises it then; raises a second one at once."""
     interrupted = False
 
-    def note(*_: object) -> None:
+    def handle(*_: object) -> None:
         nonlocal interrupted
         interrupted = True
         signal.signal(signal.SIGINT, before)
         stop.reason = stop.reason or "interrupted"
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, handle)
     try:
         yield
     except Stopped:
@@ -250,11 +251,11 @@ def _stop_at_interrupt(stop: Stop) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-_run_numbers = count()  # of this process, whose ranks meet anew for each
+_run_numbers = count()  # ranks connect anew for each run of this process
 
 
 def _run_on_this_rank(
-    config: Checked,
+    config: Config,
     folder: Path,
     ranks: int | None,
     on_round: OnRound | None,
@@ -262,9 +263,9 @@ def _run_on_this_rank(
     quiet: bool,
     interrupts: Callable[[Stop], AbstractContextManager[None]] | None = None,
 ) -> Path:
-    """Run a configuration together with the other ranks; return the folder. See `pflmpi.run`.
+    """Runs a configuration together with the other ranks; returns the folder. See `pflmpi.run`.
 
-    An error that all ranks know of is raised on all. One of this rank alone ends all ranks: they would wait for it.
+    A collective error is raised on all ranks. An error of this rank alone ends all ranks, which would wait for it.
     """
     launch = replace(detect(os.environ), runs=next(_run_numbers))
     num_ranks(ranks, config, launch)
@@ -272,29 +273,29 @@ def _run_on_this_rank(
     transport = connect(config, launch)
     if launch.rank == 0:
         write_exit_code(os.environ, "lost")
-    raised: list[Exception] = []  # by `on_round`
+    on_round_errors: list[Exception] = []
     try:
         resumes = resume or launch.restarts > 0
         stop = Stop(end_of_jobs(transport), config.runtime.spare)
-        main = threading.current_thread() is threading.main_thread()  # which alone can watch for signals
+        is_main = threading.current_thread() is threading.main_thread()  # only it can handle signals
         with (
             RunProgress(config, quiet, False, transport.rank) as progress,
-            noted_signals(stop, lambda: bool(ended(transport.peers))) if main else nullcontext(),
-            interrupts(stop) if main and interrupts else nullcontext(),
+            noted_signals(stop, lambda: bool(ended(transport.peers))) if is_main else nullcontext(),
+            interrupts(stop) if is_main and interrupts else nullcontext(),
         ):
             early_signals.begun()
             placed, context = context_of(config, transport, launch, stop)
             context = replace(context, announce=partial(show_start, config, folder, context, launch, quiet))
-            observe = _make_observer(progress, on_round, stop, raised)
+            observe = _make_observer(progress, on_round, stop, on_round_errors)
             run = experiment.run(placed, folder, context, observe, resume="if_there" if resumes else "never")
         transport.close(goes_on=True)
-    except (CollectiveError, Stopped) as reason:  # on every rank
+    except (CollectiveError, Stopped) as reason:  # raised on every rank
         if launch.rank == 0:
             write_exit_code(os.environ, "")
         with suppress(TransportError):
             transport.close(goes_on=True)
-        if raised:
-            raise raised[0] from None
+        if on_round_errors:
+            raise on_round_errors[0] from None
         if isinstance(reason, CollectiveError):
             raise reason.error from reason
         raise Stopped(f"{reason}; go on with resume=True, out={str(folder)!r}") from reason
@@ -302,35 +303,38 @@ def _run_on_this_rank(
         _abort_all(transport, error)
         raise
     if launch.rank == 0:
-        write_exit_code(os.environ, "")  # the process goes on, and says itself how it ended
-    if raised:
-        raise raised[0]
+        write_exit_code(os.environ, "")  # the process goes on, and will write its own exit code
+    if on_round_errors:
+        raise on_round_errors[0]
     return run
 
 
-def _make_observer(show_round: Observer, on_round: OnRound | None, stop: Stop, raised: list[Exception]) -> Observer:
-    """An observer for the user's function too; what that raises stops all ranks after the round."""
+def _make_observer(show_round: Observer, on_round: OnRound | None, stop: Stop, errors: list[Exception]) -> Observer:
+    """Returns an observer that also calls `on_round`; an error of that stops all ranks after the round."""
 
-    def tell(round: Progress) -> None:
+    def observe(round: Progress) -> None:
         show_round(round)
-        if on_round is None or raised:
+        if on_round is None or errors:
             return
         try:
             on_round(parse_row(round.columns))
         except Exception as error:
-            raised.append(error)
+            errors.append(error)
             stop.reason = stop.reason or "on_round raised an error"
 
-    return tell
+    return observe
 
 
 def _abort_all(transport: Transport, error: BaseException) -> None:
-    """End all ranks if there are others: they wait for this one."""
-    if transport.size > 1:
-        where = None if isinstance(error, PflmpiError) or not isinstance(error, Exception) else outside.cause(error)
-        shown = RunError(where) if where else explained(error, RunError) if isinstance(error, Exception) else error
-        show(shown, rank=transport.rank)
-        code = shown.exit_code if isinstance(shown, PflmpiError) else RunError.exit_code
-        if not isinstance(shown, TransportError):
-            write_exit_code(os.environ, code)
-        transport.abort(code)
+    """Ends all ranks if there are others, which wait for this one."""
+    if transport.size == 1:
+        return
+    shown: BaseException = error
+    if isinstance(error, Exception):
+        cause = None if isinstance(error, PflmpiError) else outside.cause(error)
+        shown = RunError(cause) if cause else explained(error, RunError)
+    show(shown, rank=transport.rank)
+    code = shown.exit_code if isinstance(shown, PflmpiError) else RunError.exit_code
+    if not isinstance(shown, TransportError):
+        write_exit_code(os.environ, code)
+    transport.abort(code)

@@ -25,12 +25,11 @@ from pflmpi.commands.submit import Pending, measured, pending_work
 from pflmpi.commands.submit import submit as submit_to_slurm
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path
-from pflmpi.config.load import Config as Checked
+from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.registry import unknown
 
 _MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "pack", "requeue", "restarts", "seeds", "setup")
-# Those of `pflmpi submit`.
 _OPTIONS = {*_MORE, "site", "srun", "trial", *(name.replace("-", "_") for name in KNOWN)}
 
 
@@ -88,7 +87,7 @@ class Job:
 
 
 class LocalJob(Job):
-    """A process of this machine in place of a job."""
+    """A process of this machine in place of a Slurm job."""
 
     def __init__(self, id: str, folder: Path, log: Path, command: Sequence[str], pool: ThreadPoolExecutor) -> None:
         super().__init__(id, folder, log)
@@ -122,7 +121,7 @@ class LocalJob(Job):
 
 
 def submit(
-    config: "Checked | str | PathLike[str]",
+    config: "Config | str | PathLike[str]",
     *,
     out: "str | PathLike[str] | None" = None,
     cluster: Literal["slurm", "local"] = "slurm",
@@ -146,7 +145,7 @@ def submit(
     if cluster not in ("slurm", "local"):
         raise ConfigError(f"cluster = {cluster!r}: must be 'slurm' or 'local'")
     path, folder = _locate_config(config, None if out is None else as_path("out", out))
-    table = not isinstance(config, Checked) and not yaml_file.read(path).keys().isdisjoint(("rows", "runs_of"))
+    table = not isinstance(config, Config) and not yaml_file.read(path).keys().isdisjoint(("rows", "runs_of"))
     words = [*(["--array"] if table else []), str(path), *([] if folder is None else ["--out", str(folder)])]
     chosen = _parse_options(words, options)
     chosen.sbatch = list(sbatch)
@@ -167,23 +166,23 @@ def submit(
 
 
 def _parse_options(words: list[str], options: Mapping[str, object]) -> Namespace:
-    """The options of `pflmpi submit`, as its command line checks them."""
+    """Parses options as the command line of `pflmpi submit` does."""
     for name, value in options.items():
         if name not in _OPTIONS:
             raise ConfigError(unknown("option", name, sorted(_OPTIONS)))
         for item in value if isinstance(value, list | tuple) else [value]:
             if item is not None and item is not False:
                 words.append(f"--{name.replace('_', '-')}{'' if item is True else f'={item}'}")
-    refusal = StringIO()
+    errors = StringIO()
     try:
-        with redirect_stderr(refusal):
+        with redirect_stderr(errors):
             return parser("submit").parse_args(["submit", *words])
     except SystemExit:
-        raise ConfigError(refusal.getvalue().strip().rpartition("error: ")[2]) from None
+        raise ConfigError(errors.getvalue().strip().rpartition("error: ")[2]) from None
 
 
 def _start_local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Job]:
-    """Start processes that do what is pending."""
+    """Starts processes of this machine for the pending runs."""
     make_folders(pending.out)
     id, pool = f"local-{time.time_ns()}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
     number = [] if ranks in (None, "auto") else ["--ranks", str(ranks)]
@@ -197,9 +196,9 @@ def _start_local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | l
     return [start(f"{id}_{task}", run, f"--cell={task}") for task, run in zip(pending.tasks, pending.runs, strict=True)]
 
 
-def _locate_config(config: "Checked | str | PathLike[str]", out: Path | None) -> tuple[Path, Path | None]:
-    """The file of a configuration, for a `Config` one beside the folder of its run, and that folder."""
-    if not isinstance(config, Checked):
+def _locate_config(config: "Config | str | PathLike[str]", out: Path | None) -> tuple[Path, Path | None]:
+    """Returns the configuration file and the run folder; a `Config` is written to a file beside that folder."""
+    if not isinstance(config, Config):
         return as_path("config", config, "a pflmpi.Config, or the path of a YAML file"), out
     resolved = config.resolved()
     out = out or Path("runs", f"{resolved['algorithm']['name']}-{time.strftime('%Y%m%d-%H%M%S')}")

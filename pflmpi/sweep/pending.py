@@ -135,8 +135,8 @@ def _explain_lost_checkpoints(run: Path) -> str:
     if lines < 1:
         return ""
     return (
-        f"{run} has metrics of {pluralize(lines, 'round')} and no checkpoint; put its checkpoints back from a copy to go "
-        "on, or move it away to start anew"
+        f"{run} has metrics of {pluralize(lines, 'round')} and no checkpoint; put its checkpoints back from a copy to "
+        "go on, or move it away to start anew"
     )
 
 
