@@ -1,4 +1,4 @@
-"""Tests for an algorithm of your own: what every algorithm must keep, as a class that pytest runs.
+"""Tests for an algorithm of your own: the properties of every algorithm, as a class that pytest runs.
 
 from pflmpi.testing import AlgorithmTests
 

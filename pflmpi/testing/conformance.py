@@ -1,4 +1,4 @@
-"""What every algorithm must keep: checks of whole runs, and a class of tests to subclass for one of your own."""
+"""Properties that every algorithm must have: checks of whole runs, and a test class to subclass for your own."""
 
 import inspect
 import random
@@ -33,14 +33,14 @@ _ROUNDING = 1e-5  # float32 sums in another order, over some twenty steps
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one experiment on different numbers of ranks; each is made once."""
+    """Cached runs of one experiment on different numbers of ranks."""
 
-    sections: Mapping[str, Any]  # of the configuration, besides those of `QUICK` in `quick_run`
-    folder: Path  # where the runs lie
-    _made: dict[str, str] = field(default_factory=dict)
+    sections: Mapping[str, Any]  # of the configuration, besides those of `quick_run.QUICK`
+    folder: Path  # parent of the run folders
+    _digests: dict[str, str] = field(default_factory=dict)
 
     def settings(self, **sections: Any) -> dict[str, Any]:
-        base: dict[str, Any] = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}  # 7 are trained
+        base: dict[str, Any] = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}  # 7 clients train
         if "optimizer" not in self.sections.get("training", {}):
             base["training"] = {"momentum": 0.5}
         return settings(settings(base, **self.sections), **sections)
@@ -48,18 +48,18 @@ class Runs:
     def get(self, executor: str, ranks: int = 1, server: str = "auto") -> tuple[Path, str]:
         """The folder of a run, and the digest of its last round."""
         name = f"{executor}-{ranks}-{server}"
-        if name not in self._made:
+        if name not in self._digests:
             # Three participants in lanes of two: several groups, and one that is padded.
             raw = self.settings(runtime={"executor": executor, "lanes": 2, "server": server})
-            self._made[name] = run(raw, self.folder / name, ranks)
-        return self.folder / name, self._made[name]
+            self._digests[name] = run(raw, self.folder / name, ranks)
+        return self.folder / name, self._digests[name]
 
     def experiment(self) -> Experiment:
         return prepare(configuration.parse(self.settings()), torch.device("cpu"))
 
 
 def same_bits(runs: Runs, executor: str, ranks: int, server: str = "auto") -> None:
-    """On that many ranks the state has the bits of a run on one, and unseen clients have the same scores."""
+    """State and scores of unseen clients are bitwise those of a run on one rank."""
     (several, digest), (one, expected_digest) = runs.get(executor, ranks, server), runs.get(executor)
     assert digest == expected_digest, (
         f"executor {executor}: other bits on {ranks} ranks: {_describe_difference(one, several)}"
@@ -69,7 +69,7 @@ def same_bits(runs: Runs, executor: str, ranks: int, server: str = "auto") -> No
 
 
 def exact_continuation(runs: Runs, absent: str, executor: str = "loop") -> None:
-    """A run stopped twice and continued on other numbers of ranks ends with the bits and scores of an unbroken one."""
+    """A run that is stopped twice and resumed on other numbers of ranks ends as an uninterrupted one, bitwise."""
     raw = runs.settings(runtime={"executor": executor, "lanes": 2}, evaluation={"absent": absent})
     whole, parts = (runs.folder / f"{name}-{absent}" for name in ("whole", "parts"))
     if absent == runs.settings()["evaluation"].get("absent"):
@@ -86,7 +86,7 @@ def exact_continuation(runs: Runs, absent: str, executor: str = "loop") -> None:
 
 
 def loop_and_lanes_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
-    """Client by client and many in one call, the state agrees within rounding after two rounds."""
+    """The executors loop and lanes agree within rounding after two rounds."""
     loop, lanes = (state_of(runs.get(executor)[0], 2) for executor in EXECUTORS)
     assert loop.keys() == lanes.keys(), f"loop and lanes keep other arrays: {loop.keys() ^ lanes.keys()}"
     for path, array in loop.items():
@@ -96,17 +96,17 @@ def loop_and_lanes_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
 
 
 def replayed_steps_are_the_steps(runs: Runs) -> None:
-    """A pass in lanes, most of whose steps replay one, has the bits of a pass whose steps are all taken."""
+    """A pass in lanes, most of whose steps are replayed, has the bits of a pass without replay."""
     longer = {"rounds": 2, "epochs": 2, "batch_size": 5, "lr_decay": 0.9}
     raw = runs.settings(training=longer, runtime={"executor": "lanes", "lanes": 2})
     replayed = run(raw, runs.folder / "replayed")
     with step_by_step():
-        taken = run(raw, runs.folder / "taken")
-    assert replayed == taken, "a loss depends on more than parameters, batch, and what is the same for the whole pass"
+        plain = run(raw, runs.folder / "plain")
+    assert replayed == plain, "a loss depends on more than parameters, batch, and what is the same for the whole pass"
 
 
 def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
-    """Client by client and many in one call, clients that join after training have the same state within rounding."""
+    """In loop and lanes, clients that join after training have the same state within rounding."""
     folder = runs.get("loop")[0]
     leaves = []
     for executor in EXECUTORS:
@@ -131,12 +131,12 @@ def declared_bytes(runs: Runs, executor: str = "loop") -> None:
     """In every round each participant sends and receives what is declared, and nobody else anything."""
     folder, experiment = runs.get(executor, 3)[0], runs.experiment()
     task, algorithm = experiment.tasks[0], experiment.config.algorithm
-    held = (experiment.federation.class_counts > 0).sum(1)
+    num_classes = (experiment.federation.class_counts > 0).sum(1)  # [N]
     for round in run_folder.rounds(folder)[-3:]:
         metrics, moved = run_folder.read_metrics(folder, round), run_folder.read_bytes(folder, round)
-        present = np.isin(np.arange(len(held)), metrics["participants"])
+        present = np.isin(np.arange(len(num_classes)), metrics["participants"])
         for way, messages in (("up", algorithm.uplink(task)), ("down", algorithm.downlink(task))):
-            declared = np.array([sum(kind.client_bytes(int(n)) for kind in messages.values()) for n in held])
+            declared = np.array([sum(kind.client_bytes(int(n)) for kind in messages.values()) for n in num_classes])
             expected = np.where(present, declared, 0)
             if way == "up" and round == 1 and algorithm.introduces:
                 expected = expected + declared
@@ -144,14 +144,14 @@ def declared_bytes(runs: Runs, executor: str = "loop") -> None:
 
 
 def no_randomness_of_its_own(runs: Runs) -> None:
-    """The state does not depend on global generators of random numbers."""
+    """The state does not depend on global random generators."""
     with _global_seed(1):
         digest = run(runs.settings(runtime={"executor": "loop"}), runs.folder / "global-seed")
     assert digest == runs.get("loop")[1], "the state depends on a global generator (random, numpy.random, torch)"
 
 
 def state_of(folder: Path, round: int = 3) -> dict[str, np.ndarray]:
-    """The arrays of the server and of all clients after a round, by path."""
+    """Arrays of the server and of all clients after a round, by path."""
     state = {f"server/{path}": array for path, array in run_folder.read_server(folder, round).items()}
     clients = np.arange(len(run_folder.read_layout(folder, round).file))
     cohorts = run_folder.read_clients(folder, round, clients)
@@ -162,7 +162,7 @@ def state_of(folder: Path, round: int = 3) -> dict[str, np.ndarray]:
 
 
 def _describe_difference(one: Path, other: Path) -> str:
-    """The first arrays that differ after the last round of two runs, by path."""
+    """Names the first arrays that differ after the last round of two runs."""
     server, clients = differing_arrays(*(open_run(folder).round(3) for folder in (one, other)))
     paths = [f"server/{path}" for path in server]
     paths += [f"{path} of client {client}" for client, own in clients.items() for path in own]
@@ -170,7 +170,7 @@ def _describe_difference(one: Path, other: Path) -> str:
 
 
 def _read_metric(folder: Path, round: int, name: str) -> np.ndarray:
-    """A metric of a round; nothing where a stated refusal leaves it out."""
+    """Reads a metric of a round; empty if the algorithm does not support it."""
     return run_folder.read_metrics(folder, round).get(name, np.empty(0, np.int64))
 
 
@@ -189,14 +189,14 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 
 class AlgorithmTests:
-    """What every algorithm must keep, on a small experiment in this process.
+    """Tests the properties of every algorithm on a small experiment in this process.
 
     Attributes:
         algorithm: its class; or its name as in a configuration, where a file is relative to that of the tests.
         options: values for its fields.
         sections: further sections of the configuration, such as another model.
-        executors: those that it must agree in; without "lanes" it is only tried client by client.
-        tolerance: by how much loop and lanes may differ.
+        executors: executors to test and compare; without "lanes" clients are only trained one by one.
+        tolerance: absolute tolerance between loop and lanes.
     """
 
     algorithm: ClassVar[type[Algorithm] | str]
@@ -208,7 +208,7 @@ class AlgorithmTests:
 
     @pytest.fixture
     def runs(self, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-        """The runs that the tests of the class share."""
+        """Runs shared by the tests of the class."""
         kind = type(self)
         if "_runs" not in vars(kind):
             section = {"name": self._name(), **self.options}

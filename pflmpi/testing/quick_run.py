@@ -1,4 +1,4 @@
-"""Running whole experiments in this process: on one rank, or on threads that are ranks, which takes milliseconds."""
+"""Runs whole experiments in this process, with threads as ranks; takes milliseconds."""
 
 import threading
 from collections import defaultdict, deque
@@ -31,11 +31,11 @@ QUICK: dict[str, Any] = {
 
 
 def settings(base: Mapping[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
-    """The quick configuration with sections replaced, or merged where both are mappings without a name.
+    """Returns `QUICK` with sections replaced, or merged if they are mappings without a name.
 
     Args:
-        base: sections that are put in first.
-        sections: the others.
+        base: sections to put in first.
+        sections: sections to put in last.
     """
     result = dict(QUICK)
     for changes in (base or {}, sections):
@@ -50,7 +50,7 @@ def _make_context(transport: Transport) -> RankContext:
 
 
 def run(raw: dict[str, Any], folder: Path, ranks: int = 1) -> str:
-    """Run an experiment and return the digest of its last round."""
+    """Runs an experiment and returns the digest of its last round."""
     torch.set_num_threads(1)
     config = configuration.parse(raw)
     _run_on(ranks, lambda transport: experiment.run(config, folder, _make_context(transport), lambda progress: None))
@@ -58,7 +58,7 @@ def run(raw: dict[str, Any], folder: Path, ranks: int = 1) -> str:
 
 
 def resume(folder: Path, overrides: tuple[str, ...] = (), ranks: int = 1, changed_code: bool = False) -> str:
-    """Continue a run and return the digest of its last round."""
+    """Resumes a run and returns the digest of its last round."""
     config = stored_config(folder, overrides)
     go = partial(experiment.run, resume="always", changed_code=changed_code)
     _run_on(ranks, lambda transport: go(config, folder, _make_context(transport), lambda progress: None))
@@ -80,11 +80,11 @@ T = TypeVar("T")
 
 
 class RankGone(TransportError):
-    """A rank waits for one whose function has ended."""
+    """Raised on a rank that waits for one whose function has ended."""
 
 
 class Group:
-    """What the ranks of one `run_ranks` share."""
+    """State that the ranks of one `run_ranks` share."""
 
     def __init__(self, size: int, timeout: float) -> None:
         self.size = size
@@ -100,18 +100,18 @@ class Group:
             self.changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], lost: Callable[[], set[int]], operation: str) -> None:
-        """Wait, holding `changed`, until ready; a rank that is needed and gone ends the wait."""
-        answered = self.changed.wait_for(lambda: ready() or lost(), self.timeout)
+        """Waits, holding `changed`, until ready; raises if a rank that is needed has gone, or at a timeout."""
+        in_time = self.changed.wait_for(lambda: ready() or lost(), self.timeout)
         if ready():
             return
-        if answered:
+        if in_time:
             raise RankGone(f"a rank ended or was lost during {operation} (ranks {sorted(lost())})")
         raise TransportError(f"{operation} did not end within {self.timeout} s")
 
     def exchange(self, rank: int, number: int, operation: str, value: np.ndarray) -> list[np.ndarray]:
-        """Return copies of all ranks' values in a collective call."""
+        """Returns copies of all ranks' values in a collective call."""
         with self.changed:
-            self.calls.pop(number - 2, None)  # everybody who is in call `number - 1` has left it
+            self.calls.pop(number - 2, None)  # a rank in call `number - 1` has left it
             call = self.calls[number]
             call[rank] = operation, value.copy()
             self.changed.notify_all()
@@ -172,10 +172,10 @@ class ThreadTransport(Transport):
 
 
 def run_ranks(size: int, function: Callable[[ThreadTransport], T], timeout: float = 60.0) -> list[T]:
-    """Return what the function returns on each of `size` ranks.
+    """Runs the function on `size` ranks and returns the result of each.
 
-    When it raises on a rank, the ranks that wait for that one stop, and the first cause is raised here (of the lowest
-    rank, if several have one of their own).
+    If it raises on a rank, ranks that wait for that one stop, and its error is raised here (that of the lowest rank if
+    several raise).
     """
     group = Group(size, timeout)
     results: dict[int, T] = {}
