@@ -11,16 +11,12 @@ own; processor seconds of a round are those of a run of all rounds less those of
 
 import argparse
 import os
-import resource
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import yaml
-from scale import GIB, data, memory
+from scale import GIB, data, watch
 from torch import nn
 from torchvision.models import VisionTransformer
 
@@ -61,17 +57,17 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print(HEAD)
     with tempfile.TemporaryDirectory() as name:
-        for case in asked.cases:
-            print(measure(asked, *case.split("/"), Path(name)), flush=True)
+        for case in options.cases:
+            print(measure(options, *case.split("/"), Path(name)), flush=True)
 
 
-def measure(asked: argparse.Namespace, trained: str, executor: str, folder: Path) -> str:
+def measure(options: argparse.Namespace, trained: str, executor: str, folder: Path) -> str:
     """One line of the table."""
     model = {"name": f"{Path(__file__).resolve()}:ViT", "head": "heads.head", "check": False}
-    model |= {"width": asked.width, "layers": asked.layers}
+    model |= {"width": options.width, "layers": options.layers}
     match trained:
         case "full":
             model |= {"personal": [f"{MLPS}.*"]}
@@ -80,7 +76,7 @@ def measure(asked: argparse.Namespace, trained: str, executor: str, folder: Path
         case "head":
             model |= {"trainable": ["heads.head.*"], "cache_features": True}
     config = {
-        "data": {"path": str(data(asked.clients, (3, 32, 32), folder))},
+        "data": {"path": str(data(options.clients, (3, 32, 32), folder))},
         "partition": {"name": "writers"},
         "model": model,
         "algorithm": {"name": "fedavg" if trained == "head" else "fedper"},
@@ -90,33 +86,22 @@ def measure(asked: argparse.Namespace, trained: str, executor: str, folder: Path
     }
     path = folder / f"{trained}-{executor}.yaml"
     path.write_text(yaml.safe_dump(config))
-    runs = {rounds: folder / f"{trained}-{executor}-{rounds}" for rounds in (1, asked.rounds)}
-    (once, _), (seconds, most) = (started(path, run, rounds) for rounds, run in runs.items())
-    run, last = runs[asked.rounds], asked.rounds
+    runs = {rounds: folder / f"{trained}-{executor}-{rounds}" for rounds in (1, options.rounds)}
+    (_, once, _, _), (_, seconds, most, _) = (
+        watch(path, run, "-s", f"training.rounds={rounds}") for rounds, run in runs.items()
+    )
+    run, last = runs[options.rounds], options.rounds
     rows = run_folder.read_clients(run, last, np.zeros(1, np.int64))
     kept = sum(leaf[0].nbytes for _, leaves in rows.values() for leaf in leaves.values())
     up = run_folder.read_bytes(run, last)["up"].max()
     stored = sum(
         file.stat().st_size for file in [*run.glob(f"round_{last:05}*"), *run.glob(f"shards/round_{last:05}*")]
     )
-    per_round = (seconds - once) / (asked.rounds - 1)
+    per_round = (seconds - once) / (options.rounds - 1)
     return (
         f"| {trained} | {executor} | {kept / 2**10:,.0f} | {up / 2**10:,.0f} | {per_round:.1f} | {most / GIB:.2f} "
         f"| {stored / 2**20:.1f} |"
     )
-
-
-def started(config: Path, run: Path, rounds: int) -> tuple[float, int]:
-    """Processor seconds and own memory (bytes) of a run."""
-    words = ["run", str(config), "--out", str(run), "--ranks", "1", "--quiet", "-s", f"training.rounds={rounds}"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    process, own = subprocess.Popen([sys.executable, "-m", "pflmpi", *words], stdout=subprocess.DEVNULL), 0
-    while process.poll() is None:
-        own = max(own, memory(process.pid)[0])
-        time.sleep(0.02)
-    assert process.returncode == 0, f"{' '.join(words)} ended with {process.returncode}"
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, own
 
 
 if __name__ == "__main__":

@@ -98,12 +98,12 @@ def main() -> None:
         "7 clients in lanes": functools.partial(of_a_run, "lanes"),
         "a loop by hand": by_hand,
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    measured: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
-        for name, way in ways.items():
-            found[name].append(way())
+        for name, measure in ways.items():
+            measured[name].append(measure())
     print("| microseconds of the host for a step | median | all |\n|---|---|---|")
-    for name, values in found.items():
+    for name, values in measured.items():
         print(f"| {name} | {statistics.median(values):.0f} |", ", ".join(f"{value:.0f}" for value in values), "|")
 
 

@@ -89,7 +89,7 @@ def worker(case: str) -> None:
         config = configuration.parse(raw)
         fix_kernels(cpu, config.runtime, config.training)
         federation = images(config) if case == "many" else load_federation(config)
-        found, last = Measured(), list[float]()
+        measured, last = Measured(), list[float]()
 
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
@@ -97,15 +97,15 @@ def worker(case: str) -> None:
             def observe(progress: Progress) -> None:
                 now = [time.perf_counter(), time.process_time()]
                 if last:
-                    found.wall.append(now[0] - last[0])
-                    found.processor.append(now[1] - last[1])
+                    measured.wall.append(now[0] - last[0])
+                    measured.processor.append(now[1] - last[1])
                 last[:] = now if progress.round >= _FIRST else []
 
             before = used()
             experiment.run(config, run, context, observe, federation=federation)
-            found.whole.append((used() - before) / rounds)
+            measured.whole.append((used() - before) / rounds)
             transport.barrier()
-        return found
+        return measured
 
     epochs = 1
     if case in SECONDS:  # the time of a round grows evenly with the epochs

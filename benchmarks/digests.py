@@ -20,16 +20,16 @@ from every_algorithm import every_algorithm
 
 
 def digests() -> dict[str, str]:
-    """The digest after the last round by "case executor"; the same on 1 and 3 ranks, or a message that it is not."""
-    found = {}
+    """Computes the digest after the last round by "case executor", or a message if 1 and 3 ranks differ."""
+    computed = {}
     for case, sections in every_algorithm().items():
         for executor in ("loop", "lanes"):
             raw = quick_run.settings(sections, runtime={"executor": executor, "lanes": 3})
             with tempfile.TemporaryDirectory() as folder:
                 one, three = (quick_run.run(raw, Path(folder) / str(ranks), ranks) for ranks in (1, 3))
-            found[f"{case} {executor}"] = one if one == three else f"differs: {one} on 1 rank, {three} on 3"
-            print(case, executor, found[f"{case} {executor}"][:12], flush=True)
-    return found
+            computed[f"{case} {executor}"] = one if one == three else f"differs: {one} on 1 rank, {three} on 3"
+            print(case, executor, computed[f"{case} {executor}"][:12], flush=True)
+    return computed
 
 
 def main() -> int:
@@ -37,17 +37,17 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="FILE")
     parser.add_argument("--against", type=Path, metavar="FILE")
     options = parser.parse_args()
-    found = digests()
+    now = digests()
     if options.write:
-        options.write.write_text(json.dumps(found, indent=1) + "\n")
+        options.write.write_text(json.dumps(now, indent=1) + "\n")
     if not options.against:
         return 0
     before = json.loads(options.against.read_text())
-    other = [case for case in before if found.get(case) != before[case]]
-    print(f"{len(before) - len(other)} of {len(before)} as before; new: {sorted(found.keys() - before.keys())}")
-    for case in other:
-        print(f"  {case}: {before[case][:12]} before, {found.get(case, 'missing')[:12]} now")
-    return bool(other)
+    changed = [case for case in before if now.get(case) != before[case]]
+    print(f"{len(before) - len(changed)} of {len(before)} as before; new: {sorted(now.keys() - before.keys())}")
+    for case in changed:
+        print(f"  {case}: {before[case][:12]} before, {now.get(case, 'missing')[:12]} now")
+    return bool(changed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fuzzing of the readers of YAML, idx, npz, JSON and HDF5 for as long as asked, by the tests that fuzz in the suite.
+"""Fuzzing of the readers of YAML, idx, npz, JSON and HDF5 for as long as options, by the tests that fuzz in the suite.
 
     python benchmarks/fuzz.py --seconds 3600 [--seed 0] [--out FILE]
 
@@ -24,24 +24,24 @@ _COUNT = re.compile(r"(\d+) passing, (\d+) failing")
 
 def main() -> int:
     """Fuzz, and print how many examples each test has had; 1 if one failed."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--seconds", type=float, default=3600.0)
-    options.add_argument("--seed", type=int, default=0, help="of the first pass")
-    options.add_argument("--out", type=Path, metavar="FILE", help="the counts, as JSON")
-    asked = options.parse_args()
-    done = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first pass")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the counts, as JSON")
+    options = parser.parse_args()
+    done = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
     passing, failing = Counter(done.get("passing", {})), Counter(done.get("failing", {}))
-    seed, seconds = done.get("next seed", asked.seed), done.get("seconds", 0.0)
-    end = time.monotonic() + asked.seconds
+    seed, seconds = done.get("next seed", options.seed), done.get("seconds", 0.0)
+    end = time.monotonic() + options.seconds
     while time.monotonic() < end:
         began = time.monotonic()
         text = _tests(seed)
         if failed := _count(text, passing, failing):
             print(f"seed {seed}: {', '.join(failed)}\n{text}", file=sys.stderr, flush=True)
         seed, seconds = seed + 1, seconds + time.monotonic() - began
-        if asked.out:
+        if options.out:
             done = {"passing": passing, "failing": failing, "next seed": seed, "seconds": round(seconds)}
-            asked.out.write_text(json.dumps(done, indent=1) + "\n")
+            options.out.write_text(json.dumps(done, indent=1) + "\n")
     print("| test | examples | failed |\n|---|---|---|")
     for name in sorted(passing | failing):
         print(f"| {name} | {passing[name] + failing[name]} | {failing[name]} |")

@@ -143,9 +143,9 @@ def described(device: str) -> str:
     """The device, its memory and its driver."""
     if device == "cpu":
         return "CPU"
-    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    return shown or torch.cuda.get_device_name()
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    description = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return description or torch.cuda.get_device_name()
 
 
 def promises(device: str, executors: Sequence[str], ranks: Sequence[int]) -> None:
@@ -153,8 +153,8 @@ def promises(device: str, executors: Sequence[str], ranks: Sequence[int]) -> Non
     with tempfile.TemporaryDirectory() as folder:
         for executor in executors:
             digests = {number: run(Path(folder), device, executor, number) for number in ranks}
-            held = "yes" if len(set(digests.values())) == 1 else f"NO, {digests}"
-            print(f"{executor}: same bits on {', '.join(map(str, ranks))} ranks: {held}", flush=True)
+            answer = "yes" if len(set(digests.values())) == 1 else f"NO, {digests}"
+            print(f"{executor}: same bits on {', '.join(map(str, ranks))} ranks: {answer}", flush=True)
             resumed = run(Path(folder), device, executor, 1, stop_after=2)
             print(f"{executor}: same bits after a continuation: {'yes' if resumed == digests[1] else 'NO'}", flush=True)
 
@@ -203,15 +203,16 @@ def timed(workload: Workload, device: torch.device) -> tuple[float, float, float
     floors: dict[bool, list[float]] = {graphed: [bare(experiment, workload, graphed)] for graphed in (False, True)}
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(REPEATS):
-            seen: list[Progress] = []
-            with busy(device) as sampled:
-                where, federation = Path(folder) / str(repeat), experiment.division.everyone
-                experiment_run.run(experiment.config, where, context, seen.append, federation=federation)
-            shares += sampled
-            rounds += [one.seconds["round"] for one in seen[1:-1] or seen[1:] or seen]  # the last one tests
-            for graphed, found in floors.items():
-                found.append(bare(experiment, workload, graphed))
-    eager, graphed_floor = (statistics.median(found[1:]) for found in floors.values())  # the first warms up
+            progress: list[Progress] = []
+            with busy(device) as samples:
+                run_folder, federation = Path(folder) / str(repeat), experiment.division.everyone
+                experiment_run.run(experiment.config, run_folder, context, progress.append, federation=federation)
+            shares += samples
+            counted = progress[1:-1] or progress[1:] or progress  # the first round warms up, the last one tests
+            rounds += [round.seconds["round"] for round in counted]
+            for graphed, seconds in floors.items():
+                seconds.append(bare(experiment, workload, graphed))
+    eager, graphed_floor = (statistics.median(seconds[1:]) for seconds in floors.values())  # the first warms up
     busy_share = f"{statistics.mean(shares):.0f} %" if shares else "unknown"
     return statistics.median(rounds), eager, graphed_floor, busy_share, experiment
 
@@ -354,8 +355,8 @@ def busy(device: torch.device) -> Iterator[list[float]]:
     if device.type != "cuda" or shutil.which("nvidia-smi") is None:
         yield shares
         return
-    asked = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
-    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) as sampler:
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sampler:
         yield shares
         sampler.terminate()
         assert sampler.stdout is not None

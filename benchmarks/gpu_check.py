@@ -128,15 +128,15 @@ def sums(say: Say, options: argparse.Namespace) -> None:
     device, clients, size = prepare(options), np.arange(10), 1000 if options.tiny else 11_181_642
     declared = Declared({"model": Mean({"x": tensor(size)})}, {}, np.ones((10, 2), bool), np.arange(7, 17))
     rows: tree.Tree = {"x": torch.randn(10, size) * torch.logspace(-20, 5, size)}
-    found = []
+    means = []
     for place in (HOST, device):
         message: Messages = {"model": tree.to(rows, place)}
         for _ in range(2):
             began = time.perf_counter()
             up = send_up(InProcessTransport(), declared, [(clients, message)], [[clients]], place)
             seconds = time.perf_counter() - began
-        found.append(tree.at({**(up or {})}, "model/x"))
-        say(place=place.type, seconds=seconds, holds=bool(torch.equal(found[0], found[-1])))
+        means.append(tree.at({**(up or {})}, "model/x"))
+        say(place=place.type, seconds=seconds, holds=bool(torch.equal(means[0], means[-1])))
 
 
 def passes(say: Say, options: argparse.Namespace) -> None:

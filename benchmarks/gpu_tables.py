@@ -118,19 +118,19 @@ def cells(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) ->
 
     A table with the runs of another one is left out, and a cell that another one has.
     """
-    found, known = [], set()
+    chosen, known = [], set()
     for path in paths or sorted((ROOT / "configs" / "papers").glob("*/*.yaml")):
         table = tables.load(path)
         if not table.runs_of:
             published = {(row, column) for row, columns in table.published.items() for column in columns}
-            count, there = min(seeds or len(table.seeds), len(table.seeds)), _seeds_in_results(path.stem)
+            count, finished = min(seeds or len(table.seeds), len(table.seeds)), _seeds_in_results(path.stem)
             for cell, config in tables.selected(path, overrides, count, []):
                 place, settings = (cell.row, cell.column), json.dumps(cell.raw, sort_keys=True)
                 if paths or (place in published and settings not in known):
                     known.add(settings)
-                    missing = cell.seed not in table.seeds[: there.get(place, 0)]
-                    found.append((CellOfTable(**vars(cell), table=path.stem), config, missing))
-    return found
+                    missing = cell.seed not in table.seeds[: finished.get(place, 0)]
+                    chosen.append((CellOfTable(**vars(cell), table=path.stem), config, missing))
+    return chosen
 
 
 def _seeds_in_results(name: str) -> dict[tuple[str, str], int]:

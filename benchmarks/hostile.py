@@ -61,21 +61,21 @@ SECTIONS = {
 
 def main() -> int:
     """Print the table; 1 if anything was lost, wrong, or hung."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", choices=SECTIONS, action="append")
-    options.add_argument("--first", type=int, default=0, metavar="N")
-    options.add_argument("--count", type=int, metavar="N")
-    options.add_argument("--seed", type=int, default=0, metavar="N")
-    options.add_argument("--seconds", type=float, default=float("inf"), help="begin no attempt after them")
-    options.add_argument("--again", action="store_true", help="try what went badly once more")
-    options.add_argument("--out", type=Path, metavar="FILE.md", help="the table")
-    asked = options.parse_args()
-    end = time.monotonic() + asked.seconds
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS, action="append")
+    parser.add_argument("--first", type=int, default=0, metavar="N")
+    parser.add_argument("--count", type=int, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no attempt after them")
+    parser.add_argument("--again", action="store_true", help="try what went badly once more")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="the table")
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
     warm_up()
-    noted = ledger.Ledger(asked.out and asked.out.with_suffix(".jsonl"), asked.seed)
-    for name in asked.only or SECTIONS:
-        numbers = range(asked.first, asked.first + (asked.count or SECTIONS[name].count))
-        left = [number for number in numbers if _is_due(noted.find(name, number), asked.again)]
+    noted = ledger.Ledger(options.out and options.out.with_suffix(".jsonl"), options.seed)
+    for name in options.only or SECTIONS:
+        numbers = range(options.first, options.first + (options.count or SECTIONS[name].count))
+        left = [number for number in numbers if _is_due(noted.find(name, number), options.again)]
         if left and time.monotonic() < end:
             _try(name, left, noted, end, shown=len(numbers) == 1)
     tried = {name: entries for name in SECTIONS if (entries := noted.entries(name))}
@@ -83,8 +83,8 @@ def main() -> int:
                for line in ledger.times(name, entries, SECTIONS[name].after)]  # fmt: skip
     text = "\n".join([ledger.table(tried), "", *details])
     print(text)
-    if asked.out:
-        asked.out.write_text(text + "\n")
+    if options.out:
+        options.out.write_text(text + "\n")
     return int(any(not entry.good for entries in tried.values() for entry in entries))
 
 

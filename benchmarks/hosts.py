@@ -131,20 +131,15 @@ def run(network: Network, transport: str, ranks: Sequence[int], arguments: Seque
 
 def sent(network: Network) -> Sent:
     """Return what all hosts together have sent so far."""
-    total = [0, 0, 0]
+    size = packets = again = 0
     for host in range(1, network.count + 1):
         text = _call("ip", "netns", "exec", f"h{host}", "cat", "/proc/net/dev", "/proc/net/snmp")
-        one = counters(text)
-        total = [total[0] + one.bytes, total[1] + one.packets, total[2] + one.again]
-    return Sent(*total)
-
-
-def counters(text: str) -> Sent:
-    """Return what a host has sent by its /proc/net/dev and /proc/net/snmp, one after the other."""
-    fields = [line.partition(":") for line in text.splitlines()]
-    (link,) = (values.split() for name, _, values in fields if name.strip() == "eth0")
-    names, values = (words.split() for name, _, words in fields if name == "Tcp")
-    return Sent(int(link[8]), int(link[9]), int(dict(zip(names, values, strict=True))["RetransSegs"]))
+        fields = [line.partition(":") for line in text.splitlines()]
+        (link,) = (values.split() for name, _, values in fields if name.strip() == "eth0")
+        names, values = (words.split() for name, _, words in fields if name == "Tcp")
+        size, packets = size + int(link[8]), packets + int(link[9])
+        again += int(dict(zip(names, values, strict=True))["RetransSegs"])
+    return Sent(size, packets, again)
 
 
 def _limit(host: str, rate: float) -> None:

@@ -1,6 +1,6 @@
 """One client per rank, the classic layout: start-up time and memory of many ranks on one machine, beside their floor.
 
-    python benchmarks/many_ranks.py --ranks 21 [--rounds 5] [--out FILE]
+    python benchmarks/many_ranks.py --ranks 21 [--rounds 5]
 
 The floor is what any program of that kind costs: as many ranks that do nothing but `import torch`. Memory is the
 proportional share (PSS): pages that ranks share are counted once. Seconds are on this machine, with its few cores.
@@ -36,18 +36,17 @@ FLOOR = "import sys, time, torch; open(sys.argv[1] + '/' + str(__import__('os').
 
 def main() -> None:
     """Measure both, and print the table."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--ranks", type=int, default=21)
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--out", type=Path)
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        floor = measure_floor(asked.ranks, folder)
-        ours = measure_run(asked.ranks, asked.rounds, folder)
-    rounds = f"digits, FedGMH, {asked.rounds} rounds"
+        floor = measure_floor(options.ranks, folder)
+        ours = measure_run(options.ranks, options.rounds, folder)
+    rounds = f"digits, FedGMH, {options.rounds} rounds"
     lines = [
-        f"{asked.ranks} ranks under mpirun, {asked.ranks - 1} clients, {os.cpu_count()} cores:",
+        f"{options.ranks} ranks under mpirun, {options.ranks - 1} clients, {os.cpu_count()} cores:",
         "",
         "| | all ranks started, s | first round done, s | PSS per rank, MB: median (maximum) | CPU time of the server "
         "rank, s |",
@@ -58,10 +57,7 @@ def main() -> None:
         f"Whole run {ours[4]:.1f} s; start-up takes {ours[0] / floor[0]:.2f} and memory "
         f"{statistics.median(ours[2]) / statistics.median(floor[1]):.2f} times what `import torch` alone does.",
     ]
-    text = "\n".join(lines)
-    print(text)
-    if asked.out:
-        asked.out.write_text(text + "\n")
+    print("\n".join(lines))
 
 
 def memory(values: list[float]) -> str:
@@ -139,15 +135,15 @@ def measure_run(ranks: int, rounds: int, folder: Path) -> tuple[float, float, li
 
 def ranks_of(run: str) -> list[int]:
     """Return the processes that are ranks of a run."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if run.encode() in words and b"python" in words[0]:
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def share(pid: int) -> float:

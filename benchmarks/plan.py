@@ -1,6 +1,6 @@
 """Predicted versus measured: what `pflmpi plan` says and what a run takes, in bytes between ranks, memory and seconds.
 
-    python benchmarks/plan.py [--runs 3] [--out FILE]
+    python benchmarks/plan.py [--runs 3]
 
 Memory: the most that all ranks, and the largest, had resident at any time (VmHWM). Seconds, which `plan` only
 estimates: the median over rounds, after the first, of each run; then the median over runs.
@@ -52,8 +52,8 @@ def settings(algorithm: str, model: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def predicted(raw: dict[str, Any], ranks: int) -> tuple[float, float, list[float]]:
-    """What `pflmpi plan` says in a process of its own: seconds of a round, bytes between ranks, and of each rank."""
+def predict_apart(raw: dict[str, Any], ranks: int) -> tuple[float, float, list[float]]:
+    """Forecasts in a process of its own: seconds of a round, bytes between ranks, and memory of each rank."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(_predict, raw, ranks).result()
 
@@ -75,8 +75,8 @@ def _predict(raw: dict[str, Any], ranks: int) -> tuple[float, float, list[float]
     return forecast.seconds.round, wire, [rank.total for rank in forecast.memory]
 
 
-def taken(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, float, list[float]]:
-    """Return the seconds of a round, bytes between ranks, and bytes resident of all and of the largest, of one run."""
+def measure(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, float, list[float]]:
+    """Measures a run: seconds of a round, bytes between ranks, and resident bytes of all ranks and of the largest."""
     folder = Path(tempfile.mkdtemp(dir=folder))
     (folder / "config.yaml").write_text(yaml.safe_dump(raw))
     command = [sys.executable, "-m", "pflmpi", "run", f"{folder}/config.yaml", "--out", f"{folder}/run", "--quiet"]
@@ -90,47 +90,42 @@ def taken(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, float, 
 def line(name: str, model: dict[str, Any], ranks: int, runs: int, folder: Path) -> tuple[str, list[float]]:
     """Return the line of a case, and its ratios of memory: all ranks, the largest."""
     raw = settings(name, model)
-    round_seconds, bytes_said, said = predicted(raw, ranks)
-    found = [taken(raw, ranks, folder) for _ in range(runs)]
-    seconds = statistics.median(one for one, _, _ in found)
-    memory = [statistics.median(one[place] for _, _, one in found) for place in range(2)]
-    foretold = [sum(said), max(said)]
-    ratios = [has / expected for has, expected in zip(memory, foretold, strict=True)]
+    predicted_seconds, predicted_bytes, of_ranks = predict_apart(raw, ranks)
+    measured = [measure(raw, ranks, folder) for _ in range(runs)]
+    seconds = statistics.median(seconds for seconds, _, _ in measured)
+    memory = [statistics.median(resident[place] for _, _, resident in measured) for place in range(2)]
+    predicted_memory = [sum(of_ranks), max(of_ranks)]
+    ratios = [has / expected for has, expected in zip(memory, predicted_memory, strict=True)]
     cells = [
         f"{name}, {model['name']} {model['hidden']}",
         str(ranks),
-        f"{bytes_said / 1e3:.1f}, {found[0][1] / 1e3:.1f}",
+        f"{predicted_bytes / 1e3:.1f}, {measured[0][1] / 1e3:.1f}",
     ]
-    for has, expected, ratio in zip(memory, foretold, ratios, strict=True):
+    for has, expected, ratio in zip(memory, predicted_memory, ratios, strict=True):
         cells += [f"{expected / 2**20:.0f}, {has / 2**20:.0f}", f"{ratio:.2f}"]
-    return f"| {' | '.join(cells)} | {round_seconds:.3f}, {seconds:.3f} |", ratios
+    return f"| {' | '.join(cells)} | {predicted_seconds:.3f}, {seconds:.3f} |", ratios
 
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--runs", type=int, default=3)
-    options.add_argument("--out", type=Path)
-    asked = options.parse_args()
-    lines = [
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    head = [
         f"Predicted versus measured: digits, 20 clients, {ROUNDS} rounds, {os.cpu_count()} cores; medians of "
-        f"{asked.runs} runs. Pairs are predicted, measured; the ratio is measured / predicted.",
+        f"{options.runs} runs. Pairs are predicted, measured; the ratio is measured / predicted.",
         "",
         "| experiment | ranks | kB between ranks | all ranks, MB | ratio | largest rank, MB | ratio | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(head), flush=True)
     memory: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         for case in CASES:
-            text, ratios = line(*case, asked.runs, Path(name))
+            text, ratios = line(*case, options.runs, Path(name))
             print(text, flush=True)
-            lines.append(text)
             memory += ratios
-    lines += ["", f"Median ratio (range): memory {spread(memory)}."]
-    print("\n".join(lines[-2:]))
-    if asked.out:
-        asked.out.write_text("\n".join(["# Accuracy of `plan`", "", *lines]) + "\n")
+    print(f"\nMedian ratio (range): memory {spread(memory)}.")
 
 
 def spread(ratios: list[float]) -> str:

@@ -1,6 +1,6 @@
 """Reports over runs: seconds of processor time, of the clock, memory, size of the page.
 
-    python benchmarks/report.py [--runs 100] [--rounds 300] [--against CHECKOUT] [--out FILE]
+    python benchmarks/report.py [--runs 100] [--rounds 300] [--against CHECKOUT]
 
 Six algorithms are run for so many rounds with all checkpoints kept; links to these make the many. With --against, each
 report is also made by another checkout of pflmpi, in turn with this one, three times each: the median of its processor
@@ -29,25 +29,21 @@ HEAD = "| runs | on disk, MB | figures | processor, s | {} by the clock, s | pea
 
 def main() -> None:
     """Measure, and print the table."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--runs", type=int, default=100)
-    options.add_argument("--rounds", type=int, default=300)
-    options.add_argument("--against", type=Path)
-    options.add_argument("--out", type=Path)
-    asked = options.parse_args()
-    checkouts = [ROOT, *([asked.against.resolve()] if asked.against else [])]
-    lines = [HEAD.format("before, s |" * bool(asked.against)), "|---" * (len(checkouts) + 6) + "|"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--against", type=Path)
+    options = parser.parse_args()
+    checkouts = [ROOT, *([options.against.resolve()] if options.against else [])]
+    lines = [HEAD.format("before, s |" * bool(options.against)), "|---" * (len(checkouts) + 6) + "|"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        models = [train(folder / name, small(name, asked.rounds)) for name in ALGORITHMS]
+        models = [train(folder / name, small(name, options.rounds)) for name in ALGORITHMS]
         for count in (1, len(models)):
-            lines.append(measured(f"{count} of {asked.rounds} rounds, 20 clients", models[:count], folder, checkouts))
-        many = [linked(models[i % len(models)], folder / "many" / f"{i:03d}") for i in range(asked.runs)]
-        lines.append(measured(f"{asked.runs} of {asked.rounds} rounds, 20 clients", many, folder, checkouts))
-    text = "\n".join(lines)
-    print(text)
-    if asked.out:
-        asked.out.write_text(f"# Time and memory of `report`\n\n{text}\n")
+            lines.append(measured(f"{count} of {options.rounds} rounds, 20 clients", models[:count], folder, checkouts))
+        many = [linked(models[i % len(models)], folder / "many" / f"{i:03d}") for i in range(options.runs)]
+        lines.append(measured(f"{options.runs} of {options.rounds} rounds, 20 clients", many, folder, checkouts))
+    print("\n".join(lines))
 
 
 def small(name: str, rounds: int) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Many clients on one rank: seconds of rounds, processor time and memory of FedGMH or FedAvg, one line of a table each.
 
     python benchmarks/scale.py mlp:100 mlp:1000 mlp:10000 [--algorithm fedgmh] [--state memory|disk] [--participants 20]
-        [--rounds 5] [--every 1000] [--folder FOLDER] [--out FILE]
+        [--rounds 5] [--every 1000] [--folder FOLDER]
 
 A case is MODEL:CLIENTS. Every client has 20 made-up samples (28 x 28, for resnet18 3 x 32 x 32), 10 classes, batches of
 10, one epoch. All clients are tested in the first round (`--every 1`) or in the last. Memory is the most that the
@@ -40,32 +40,49 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--every", type=int, default=1, help="rounds from one evaluation to the next")
     parser.add_argument("--folder", type=Path, help="for data and runs; default: a temporary one")
-    parser.add_argument("--out", type=Path, help="file that the lines are added to")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
-        lines = [measure(asked, *case.split(":"), Path(name)) for case in asked.cases]
-    print("\n".join([HEAD, *lines]))
-    if asked.out:
-        with asked.out.open("a") as file:
-            file.writelines(f"{line}\n" for line in lines)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        print(HEAD)
+        for case in options.cases:
+            print(measure(options, *case.split(":"), Path(name)), flush=True)
 
 
-def measure(asked: argparse.Namespace, model: str, clients: str, folder: Path) -> str:
+def measure(options: argparse.Namespace, model: str, clients: str, folder: Path) -> str:
     """One line of the table."""
     count, run, path = int(clients), folder / f"{model}-{clients}", folder / f"{model}-{clients}.yaml"
     config = {
         "data": {"path": str(data(count, (3, 32, 32) if model == "resnet18" else (1, 28, 28), folder))},
         "partition": {"name": "writers"},
         "model": {"name": model, **({"hidden": 100} if model == "mlp" else {})},
-        "algorithm": {"name": asked.algorithm},
-        "training": {"rounds": asked.rounds, "participation": asked.participants / count, "lr": 0.01},
-        "evaluation": {"every": asked.every},
-        "runtime": {"device": "cpu", "state": asked.state},
+        "algorithm": {"name": options.algorithm},
+        "training": {"rounds": options.rounds, "participation": options.participants / count, "lr": 0.01},
+        "evaluation": {"every": options.every},
+        "runtime": {"device": "cpu", "state": options.state},
     }
     path.write_text(yaml.safe_dump(config))
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "pflmpi", "run", str(path), "--out", str(run), "--ranks", "1", "--quiet"]
-    began = time.monotonic()
+    first, processor, own, whole = watch(path, run)
+    rounds = rounds_of(run)
+    later = statistics.median(float(line["seconds"]) for line in rounds[1:-1])
+    computing = statistics.median(float(line["compute_seconds"]) for line in rounds[1:-1])
+    disk = sum(file.stat().st_size for file in run.rglob("*.h5")) / 2**20
+    cells = (clients, model, options.state, options.participants, f"{first:.1f}", f"{float(rounds[0]['seconds']):.2f}")
+    more = (
+        f"{later:.2f}",
+        f"{computing:.2f}",
+        f"{processor:.1f}",
+        f"{own / GIB:.2f}, {whole / GIB:.2f}",
+        f"{disk:.0f}",
+    )
+    return f"| {' | '.join(map(str, (*cells, *more)))} |"
+
+
+def watch(config: Path, run: Path, *words: str) -> tuple[float, float, int, int]:
+    """Runs a configuration on one rank: seconds to its first round, processor seconds, and peak memory.
+
+    Memory in bytes, the process's own and with pages of files.
+    """
+    command = [sys.executable, "-m", "pflmpi", "run", str(config), "--out", str(run), "--ranks", "1", "--quiet", *words]
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     first, own, whole = 0.0, 0, 0
     while process.poll() is None:
@@ -75,14 +92,8 @@ def measure(asked: argparse.Namespace, model: str, clients: str, folder: Path) -
         own, whole = max(own, now[0]), max(whole, now[1])
         time.sleep(0.02)
     assert process.returncode == 0, f"{' '.join(command)} ended with {process.returncode}"
-    after, rounds = resource.getrusage(resource.RUSAGE_CHILDREN), rounds_of(run)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    later = statistics.median(float(one["seconds"]) for one in rounds[1:-1])
-    computing = statistics.median(float(one["compute_seconds"]) for one in rounds[1:-1])
-    disk = sum(file.stat().st_size for file in run.rglob("*.h5")) / 2**20
-    cells = (clients, model, asked.state, asked.participants, f"{first:.1f}", f"{float(rounds[0]['seconds']):.2f}")
-    more = (f"{later:.2f}", f"{computing:.2f}", f"{used:.1f}", f"{own / GIB:.2f}, {whole / GIB:.2f}", f"{disk:.0f}")
-    return f"| {' | '.join(map(str, (*cells, *more)))} |"
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return first, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, own, whole
 
 
 def data(clients: int, shape: tuple[int, ...], folder: Path) -> Path:
@@ -110,8 +121,8 @@ def memory(pid: int) -> tuple[int, int]:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0, 0
-    found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "VmRSS"))}
-    return found.get("RssAnon", 0), found.get("VmRSS", 0)
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "VmRSS"))}
+    return sizes.get("RssAnon", 0), sizes.get("VmRSS", 0)
 
 
 if __name__ == "__main__":

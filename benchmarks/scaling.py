@@ -59,9 +59,9 @@ def measure(name: str, mode: str, raw: dict[str, Any], ranks: str, options: argp
     return results(options.folder / name)
 
 
-def lines(name: str, found: Results) -> Iterator[str]:
+def lines(name: str, measured: Results) -> Iterator[str]:
     """A line for each point."""
-    for point in found.points:
+    for point in measured.points:
         if not point.runs:
             yield f"| {name} | {point.ranks} | failed |" + " |" * 6
             continue
@@ -71,8 +71,8 @@ def lines(name: str, found: Results) -> Iterator[str]:
             name,
             point.ranks,
             f"{point.seconds:.3f} ({low:.3f}-{high:.3f})",
-            f"{found.speed_up(point):.2f}",
-            f"{found.efficiency(point):.2f}",
+            f"{measured.speed_up(point):.2f}",
+            f"{measured.efficiency(point):.2f}",
             parts,
             f"{point.most('memory_rank_bytes') / 2**20:.0f}",
             f"{point.wire_bytes / 1e3:.0f}",

@@ -30,7 +30,6 @@ from pflmpi.machine import cores
 from pflmpi.store import metrics_file
 
 TRANSPORTS = ("mpi", "torch")
-PARTS = ("bytes", "seconds")
 SPREAD = (1, 1, 1)  # ranks of each host
 WIDE, NARROW = 14000, 100  # hidden units of the MLP on 8 x 8 pictures
 FEW, MANY, TIMED, WARM = 1, 6, 28, 3  # rounds; WARM of the TIMED ones do not count
@@ -46,27 +45,21 @@ def parameters(hidden: int) -> int:
 def bytes_of_runs(tools: Path, folder: Path) -> Iterator[list[str]]:
     """Yield a line for each transport: bytes per round as counted, and as the hosts have sent them."""
     for transport in TRANSPORTS:
-        network, counted = Network(tools, len(SPREAD)), []
-        moved = []
+        network, counted, sent = Network(tools, len(SPREAD)), [], []
         with hosts.up(network):
             for rounds in (FEW, MANY):
                 before = hosts.sent(network)
-                counted.append(sum(wire_bytes(train(network, transport, SPREAD, rounds, WIDE, folder))))
-                moved.append(hosts.sent(network) - before)
-        rounds, sent = MANY - FEW, moved[1] - moved[0]
-        told = (counted[1] - counted[0]) / rounds
+                lines = train(network, transport, SPREAD, rounds, WIDE, folder)
+                counted.append(sum(int(line["wire_down_bytes"]) + int(line["wire_up_bytes"]) for line in lines))
+                sent.append(hosts.sent(network) - before)
+        rounds, more = MANY - FEW, sent[1] - sent[0]
+        counted_per_round = (counted[1] - counted[0]) / rounds
         yield [
             transport,
-            *(f"{value / 1e6:.2f}" for value in (told, sent.bytes / rounds)),
-            *(f"{value / rounds / told:.4f}" for value in (sent.bytes, sent.payload)),
-            str(sent.again),
+            *(f"{value / 1e6:.2f}" for value in (counted_per_round, more.bytes / rounds)),
+            *(f"{value / rounds / counted_per_round:.4f}" for value in (more.bytes, more.payload)),
+            str(more.again),
         ]
-
-
-def wire_bytes(lines: Sequence[dict[str, str]]) -> tuple[int, int]:
-    """Return the counted bytes of all rounds, down and up."""
-    down, up = (sum(int(line[f"wire_{way}_bytes"]) for line in lines) for way in ("down", "up"))
-    return down, up
 
 
 def train(
@@ -122,21 +115,19 @@ def table(columns: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def report(tools: Path, folder: Path, parts: Sequence[str]) -> Iterator[str]:
+def report(tools: Path, folder: Path) -> Iterator[str]:
     """Yield the lines of the report."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "mpi4py", "pflmpi"))
     mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     yield f"{len(cores())} cores, Python {platform.python_version()}, {versions}, {mpi}."
-    if "bytes" in parts:
-        yield from ("", f"## One round of FedAvg with {4 * parameters(WIDE) / 1e6:.1f} MB of parameters", "")
-        columns = ["transport", "counted MB", "sent MB", "sent / counted", "payload / counted", "retransmitted"]
-        yield from table(columns, bytes_of_runs(tools, folder))
-        yield from ("", _BYTES)
-    if "seconds" in parts:
-        yield from ("", "## Seconds of communication per round, 3 hosts with one rank each", "")
-        columns = ["network", "parameters MB", "transport", "exchange s", "quartile spread"]
-        yield from table(columns, seconds_of_rounds(tools, folder))
-        yield from ("", _SECONDS)
+    yield from ("", f"## One round of FedAvg with {4 * parameters(WIDE) / 1e6:.1f} MB of parameters", "")
+    columns = ["transport", "counted MB", "sent MB", "sent / counted", "payload / counted", "retransmitted"]
+    yield from table(columns, bytes_of_runs(tools, folder))
+    yield from ("", _BYTES)
+    yield from ("", "## Seconds of communication per round, 3 hosts with one rank each", "")
+    columns = ["network", "parameters MB", "transport", "exchange s", "quartile spread"]
+    yield from table(columns, seconds_of_rounds(tools, folder))
+    yield from ("", _SECONDS)
 
 
 _BYTES = """`counted`: `wire_up_bytes` and `wire_down_bytes`. A call between R ranks moves R - 1 times its size; torch's
@@ -150,7 +141,6 @@ it."""
 def main() -> None:
     """Measure and print, and leave no host behind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this")
     parser.add_argument("--netns", type=Path, metavar="DIR", help="folder of nsup, nsdown, nsagent and delaysw.py")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report there too")
     options = parser.parse_args()
@@ -162,7 +152,7 @@ def main() -> None:
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for line in report(options.netns.resolve(), Path(folder), options.only or PARTS):
+            for line in report(options.netns.resolve(), Path(folder)):
                 print(line, flush=True)
                 lines.append(line)
         except KeyboardInterrupt:

@@ -55,7 +55,7 @@ HEAD = (
 
 
 class Meeting:
-    """Where the threads of all ranks meet: each brings a value, the last one makes the result for all."""
+    """A collective call of all threads: each gives a value, the last one computes the result for all."""
 
     def __init__(self, ranks: int) -> None:
         self.changed, self.ranks, self.number = threading.Condition(), ranks, 0
@@ -63,7 +63,7 @@ class Meeting:
         self.result: Any = None
 
     def all(self, rank: int, value: object, combine: Callable[[dict[int, Any]], object]) -> Any:
-        """What `combine` makes of the values by rank."""
+        """Returns what `combine` makes of the values by rank."""
         with self.changed:
             number = self.number
             self.values[rank] = value
@@ -91,9 +91,9 @@ class Threads(Transport):
 
     def _meet(self, value: object, combine: Callable[[dict[int, Any]], object]) -> Any:
         began = time.thread_time()
-        found = self._meeting.all(self.rank, value, combine)
+        result = self._meeting.all(self.rank, value, combine)
         self.seconds += time.thread_time() - began
-        return found
+        return result
 
     def _broadcast(self, buffer: np.ndarray) -> None:
         sent = self._meet(buffer, lambda values: values[0])
@@ -127,15 +127,15 @@ class Idle(Loop):
         return lambda: Counts.none(self.federation.test_class_counts[clients])
 
     def _zeros(self, clients: np.ndarray) -> Messages:
-        task, found = self.tasks[0], {}
+        task, messages = self.tasks[0], {}
         for name, kind in self.algorithm.uplink(task).items():
             if getattr(kind, "kept", False):  # in the states
                 continue
             like = kind.like if not isinstance(kind, ClassMeans) else _means(kind, task.num_classes)
-            found[name] = tree.map(
+            messages[name] = tree.map(
                 lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), with_rows(like, len(clients))
             )
-        return found
+        return messages
 
 
 def _means(kind: ClassMeans, classes: int) -> Any:
@@ -150,14 +150,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", default=["fedavg:mlp", "fedgmh:cnn", "fedamp:mlp"])
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     threading.stack_size(1 << 20)
     gc.disable()  # one collection would go over the objects of all ranks
     print(HEAD)
-    for case in asked.cases:
+    for case in options.cases:
         with tempfile.TemporaryDirectory() as folder:
-            simulate(*case.split(":"), asked.ranks, asked.rounds, Path(folder))
+            simulate(*case.split(":"), options.ranks, options.rounds, Path(folder))
 
 
 def simulate(algorithm: str, model: str, ranks: int, count: int, folder: Path) -> None:

@@ -21,21 +21,23 @@ MOST = 3.0  # seconds: the goal
 
 def main() -> None:
     """Measure both, and print the table."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--passes", type=int, default=5)
-    options.add_argument("--begin", metavar="FOLDER", help=argparse.SUPPRESS)  # what a pass of ours does
-    asked = options.parse_args()
-    if asked.begin:
-        begin(asked.begin)
-    found: dict[str, list[float]] = {"import torch": [], "until the first round begins": []}
-    for number in range(asked.passes):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--begin", metavar="FOLDER", help=argparse.SUPPRESS)  # what a pass of ours does
+    options = parser.parse_args()
+    if options.begin:
+        begin(options.begin)
+    measured: dict[str, list[float]] = {"import torch": [], "until the first round begins": []}
+    for number in range(options.passes):
         with tempfile.TemporaryDirectory() as folder:
-            for name, command in zip(found, (["-c", FLOOR], [__file__, "--begin", f"{folder}/{number}"]), strict=True):
-                found[name].append(seconds(command))
+            for name, command in zip(
+                measured, (["-c", FLOOR], [__file__, "--begin", f"{folder}/{number}"]), strict=True
+            ):
+                measured[name].append(seconds(command))
     print("| processor time, s | median | least | most |\n|---|---|---|---|")
-    for name, each in found.items():
-        print(f"| {name} | {statistics.median(each):.2f} | {min(each):.2f} | {max(each):.2f} |")
-    ours, floor = (statistics.median(found[name]) for name in reversed(found))
+    for name, times in measured.items():
+        print(f"| {name} | {statistics.median(times):.2f} | {min(times):.2f} | {max(times):.2f} |")
+    ours, floor = (statistics.median(measured[name]) for name in reversed(measured))
     print(f"\n{ours / floor:.2f} times `import torch`; goal: {MOST:.0f} s, {'kept' if ours <= MOST else 'missed'}.")
 
 

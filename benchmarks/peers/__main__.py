@@ -28,30 +28,30 @@ import work
 
 def main() -> int:
     """Print the tables; 1 if a run failed."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [peer.name for peer in environments.PEERS]
-    options.add_argument("--folder", type=Path, required=True, metavar="DIR", help="environments, data and logs")
-    options.add_argument(
+    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="environments, data and logs")
+    parser.add_argument(
         "--works", nargs="+", choices=work.WORKS, default=[name for name in work.WORKS if name not in work.TINY]
     )
-    options.add_argument("--peers", nargs="+", choices=names, default=names)
-    options.add_argument("--passes", type=int, default=3, metavar="N")
-    options.add_argument("--pfllib", type=Path, metavar="CHECKOUT")
-    options.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="of one run")
-    options.add_argument("--out", type=Path, metavar="FILE.md", help="the tables")
-    asked = options.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--peers", nargs="+", choices=names, default=names)
+    parser.add_argument("--passes", type=int, default=3, metavar="N")
+    parser.add_argument("--pfllib", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="of one run")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="the tables")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     peers = [
-        peer for peer in environments.PEERS if peer.name in asked.peers and (peer.name != "pfllib" or asked.pfllib)
+        peer for peer in environments.PEERS if peer.name in options.peers and (peer.name != "pfllib" or options.pfllib)
     ]
     failed, tables = False, []
-    for name in asked.works:
+    for name in options.works:
         able = [peer for peer in peers if work.WORKS[name].algorithm in peer.algorithms]
         seen: dict[str, list[measuring.Measured]] = {peer.name: [] for peer in able}
-        for _ in range(asked.passes):
+        for _ in range(options.passes):
             for peer in able:
                 try:
-                    seen[peer.name].append(one := measure(peer, name, asked))
+                    seen[peer.name].append(one := measure(peer, name, options))
                 except RuntimeError as error:
                     failed = True
                     print(error, file=sys.stderr)
@@ -59,14 +59,14 @@ def main() -> int:
                 print(f"{name} {peer.name}: {statistics.median(one.rounds):.3f} s", file=sys.stderr, flush=True)
         tables.append(table(name, seen))
         print(tables[-1], flush=True)
-        if asked.out:
-            asked.out.write_text("\n\n".join(tables) + "\n")
+        if options.out:
+            options.out.write_text("\n\n".join(tables) + "\n")
     return int(failed)
 
 
-def measure(peer: environments.Peer, name: str, asked: argparse.Namespace) -> measuring.Measured:
+def measure(peer: environments.Peer, name: str, options: argparse.Namespace) -> measuring.Measured:
     """One run of one simulator."""
-    folder = asked.folder.resolve()
+    folder = options.folder.resolve()
     data = folder / f"{name}.npz"
     if not data.exists():
         work.write(work.WORKS[name], data)
@@ -75,8 +75,8 @@ def measure(peer: environments.Peer, name: str, asked: argparse.Namespace) -> me
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cores)] if peer.torchrun else []
     words = [python, *start, str(here / f"of_{peer.name}.py"), name, str(data)]
     if peer.name == "pfllib":
-        words.append(str(asked.pfllib.resolve()))
-    return measuring.run(words, here, peer.threads or cores, folder / f"{name}_{peer.name}.log", asked.limit)
+        words.append(str(options.pfllib.resolve()))
+    return measuring.run(words, here, peer.threads or cores, folder / f"{name}_{peer.name}.log", options.limit)
 
 
 def table(name: str, seen: dict[str, list[measuring.Measured]]) -> str:

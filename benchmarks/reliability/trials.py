@@ -10,11 +10,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import IO
 
 PATIENCE = 150.0  # seconds until a command counts as hanging
 
@@ -62,40 +61,21 @@ def warm_up() -> None:
     import_module("pflmpi.cli").parser()
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A command under way in a child of this process."""
-
-    child: int
-    output: IO[bytes]
-
-    def end(self, seconds: float = PATIENCE) -> Result:
-        """Wait for its end, and kill it after so many seconds."""
-        with self.output:
-            code = _wait(self.child, seconds)
-            self.output.seek(0)
-            return Result(code, self.output.read().decode(errors="replace"))
-
-
-def begin(*words: object, place: Path | None = None, environment: Mapping[str, str] | None = None) -> Begun:
-    """Begin `pflmpi WORDS` in a fork of this process, which has imported everything: a tenth of a second, not five.
+def command(*words: object, seconds: float = PATIENCE, place: Path | None = None) -> Result:
+    """Run `pflmpi WORDS` in a fork of this process, which has imported everything: a tenth of a second, not five.
 
     Args:
-        place: a folder that is home and working directory for it; with 8 GiB of memory.
-        environment: variables for it.
+        seconds: after which it is killed.
+        place: its home and working directory; its memory is then limited to 8 GiB.
     """
-    output = tempfile.TemporaryFile()  # noqa: SIM115  # which `end` closes
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        os.environ.update(environment or {})
-        _become(output.fileno(), [str(word) for word in words], place)
-    return Begun(child, output)
-
-
-def command(*words: object, seconds: float = PATIENCE, place: Path | None = None) -> Result:
-    """Run `pflmpi WORDS` to its end; see `begin`."""
-    return begin(*words, place=place).end(seconds)
+    with tempfile.TemporaryFile() as output:
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            _become(output.fileno(), [str(word) for word in words], place)
+        code = _wait(child, seconds)
+        output.seek(0)
+        return Result(code, output.read().decode(errors="replace"))
 
 
 def resume(trial: Trial, run: Path, config: Path, expected: str, *words: object) -> None:
