@@ -16,7 +16,7 @@ from pflmpi import atomic
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, override
 from pflmpi.rng import stream
-from pflmpi.sweep.table import Cell, Range, SweepTable, like
+from pflmpi.sweep.table import Cell, Range, SweepTable, matches_pattern
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -86,7 +86,7 @@ def trials(
         }
         ranges: dict[str, Any] = {**COMMON, **own}
         for pattern, of_rows in table.search.items():
-            ranges |= of_rows if like(cell.row, pattern) else {}
+            ranges |= of_rows if matches_pattern(cell.row, pattern) else {}
         ranges = {key: values for key, values in ranges.items() if values is not None and key not in fixed}
         of_cell = []
         for number in range(budget):

@@ -163,16 +163,16 @@ def _read_runs_of(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: sections[key] for key in _RUN_KEYS if key in sections}
 
 
-def safe(name: str) -> str:
+def make_path_safe(name: str) -> str:
     """Makes a name safe for a path.
 
-    >>> safe("FedPM (mh), K=10")
+    >>> make_path_safe("FedPM (mh), K=10")
     'FedPM_mh_K=10'
     """
     return re.sub(r"[^\w.+=-]+", "_", name).strip("_.-")
 
 
-def like(name: str, pattern: str) -> bool:
+def matches_pattern(name: str, pattern: str) -> bool:
     """Whether a name equals a pattern or matches it as a shell pattern."""
     return name == pattern or fnmatchcase(name, pattern)  # a name may contain brackets
 
@@ -201,10 +201,10 @@ def _check(table: SweepTable) -> None:
     _check_names("columns", table.columns)
     for number, rule in enumerate(table.exceptions):
         for kind, pattern, names in (("row", rule.row, table.rows), ("column", rule.column, table.columns)):
-            if not any(like(name, pattern) for name in names):
+            if not any(matches_pattern(name, pattern) for name in names):
                 raise ConfigError(f"exceptions.{number}.{kind} = {pattern!r} matches none of {', '.join(names)}")
     for pattern, ranges in table.search.items():
-        if not any(like(name, pattern) for name in table.rows):
+        if not any(matches_pattern(name, pattern) for name in table.rows):
             raise ConfigError(f"search: {pattern!r} matches none of the rows {', '.join(table.rows)}")
         for key in ranges:
             if key == "seed" or "." not in key:
@@ -229,12 +229,12 @@ def _check_keys(where: str, sections: Mapping[str, Any]) -> None:
 def _check_names(kind: str, names: Iterable[str]) -> None:
     folders: dict[str, str] = {}
     for name in names:
-        folder = safe(name).casefold()  # some file systems ignore case
+        folder = make_path_safe(name).casefold()  # some file systems ignore case
         if not folder:
             raise ConfigError(f"{kind}: {name!r} cannot name a folder; it needs a letter or digit")
         if folder in folders:
             raise ConfigError(
-                f"{kind}: {folders[folder]!r} and {name!r} give the same folder, {safe(name)}; rename one"
+                f"{kind}: {folders[folder]!r} and {name!r} give the same folder, {make_path_safe(name)}; rename one"
             )
         folders[folder] = name
 
@@ -284,7 +284,7 @@ class Cell(PlannedRun):
         return f"{self.row}/{self.column}/seed{self.seed}"
 
     def run(self, out: Path) -> Path:
-        return out / safe(self.row) / safe(self.column) / f"seed{self.seed}"
+        return out / make_path_safe(self.row) / make_path_safe(self.column) / f"seed{self.seed}"
 
 
 def folder(path: Path, out: Path | None) -> Path:
@@ -318,7 +318,7 @@ def select(all_cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     names = list(dict.fromkeys(f"{cell.row}/{cell.column}" for cell in all_cells))
     selected_names: set[str] = set()
     for pattern in patterns:
-        matches = [name for name in names if like(name.casefold(), pattern.casefold())]
+        matches = [name for name in names if matches_pattern(name.casefold(), pattern.casefold())]
         if not matches:
             raise ConfigError(f"--only {pattern!r} matches none of the cells {', '.join(names)}")
         selected_names.update(matches)
@@ -348,7 +348,9 @@ def selected(
 
 def _sections(table: SweepTable, row: str, column: str) -> dict[str, Any]:
     layers = [table.columns[column], table.rows[row]]
-    layers += [rule.set for rule in table.exceptions if like(row, rule.row) and like(column, rule.column)]
+    layers += [
+        rule.set for rule in table.exceptions if matches_pattern(row, rule.row) and matches_pattern(column, rule.column)
+    ]
     raw = dict(table.base)
     try:
         for layer in layers:
