@@ -4,7 +4,7 @@
     launch/gpu-check                    these and more in minutes, each with a time limit; see benchmarks/gpu_check.py
 
 Promises: FedGMH on digits, with one digest for 1, 2 and 4 ranks that share the GPU, client by client and in lanes, and
-for a run that was stopped and continued; and scores close to the CPU's.
+for a run that was stopped and continued.
 
 Workloads: clients, samples, epochs and models as their sources say, on random images (seconds do not depend on them),
 one rank; all samples of a client train, and a test set of its own is tested. Floors: the same SGD steps in a loop over

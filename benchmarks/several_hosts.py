@@ -123,19 +123,9 @@ def report(tools: Path, folder: Path) -> Iterator[str]:
     yield from ("", f"## One round of FedAvg with {4 * parameters(WIDE) / 1e6:.1f} MB of parameters", "")
     columns = ["transport", "counted MB", "sent MB", "sent / counted", "payload / counted", "retransmitted"]
     yield from table(columns, bytes_of_runs(tools, folder))
-    yield from ("", _BYTES)
     yield from ("", "## Seconds of communication per round, 3 hosts with one rank each", "")
     columns = ["network", "parameters MB", "transport", "exchange s", "quartile spread"]
     yield from table(columns, seconds_of_rounds(tools, folder))
-    yield from ("", _SECONDS)
-
-
-_BYTES = """`counted`: `wire_up_bytes` and `wire_down_bytes`. A call between R ranks moves R - 1 times its size; torch's
-sum (gloo's ring) moves (R - 1) (R + 1) / R times its size, and is counted accordingly. `payload`: what was sent,
-without headers (66 bytes per packet) and without the segments that TCP retransmitted."""
-_SECONDS = f"""Medians over {TIMED - WARM} rounds of one run each. `exchange` is `exchange_seconds` on rank 0: the
-calls, the arithmetic of the sums, and waiting for the slowest rank; without a network limit the latter two are most of
-it."""
 
 
 def main() -> None:
