@@ -85,7 +85,7 @@ def advise_connection(mpi: bool) -> str:
     )
 
 
-def _is_any(_: RankFacts) -> bool:
+def _every_rank(_: RankFacts) -> bool:
     return True
 
 
@@ -120,7 +120,7 @@ def _find_minority(text: str, value: Callable[[RankFacts], str]) -> Find:
 
 def _check_version(package: str) -> Check:
     value = _find_minority(f"{package} is {_VALUES_DIFFER}", lambda facts: facts.versions.get(package) or "missing")
-    return Check(_is_any, value, _ENVIRONMENT)
+    return Check(_every_rank, value, _ENVIRONMENT)
 
 
 def _is_split_world(facts: RankFacts) -> bool:
@@ -169,7 +169,7 @@ def _advise_data(_: Group, all_ranks: Group) -> str:
 def _find_shared_gpus(all_ranks: Group) -> Iterator[tuple[str, Group]]:
     for (_, uuid), group in group_by(all_ranks, lambda facts: (facts.host, facts.device.uuid)).items():
         if len(group) > 1:
-            yield f"{_count_ranks(group)} share one GPU ({group[0].device.name}, {uuid})", group
+            yield f"{_format_count(group)} share one GPU ({group[0].device.name}, {uuid})", group
 
 
 def _count_omp_threads(facts: RankFacts) -> int:
@@ -190,7 +190,7 @@ def _count_cores(group: Group) -> int:
     return len(set().union(*(facts.machine.cores for facts in group)))
 
 
-def _count_ranks(group: Group) -> str:
+def _format_count(group: Group) -> str:
     return pluralize(len(group), "rank")
 
 
@@ -200,7 +200,7 @@ def _describe_excess_threads(group: Group) -> str:
         return ""
     unset = " (OMP_NUM_THREADS is not set)" if all(facts.machine.omp is None for facts in group) else ""
     each = " each" if len(group) > 1 else ""
-    return f"{_count_ranks(group)} with {max(threads)} threads{each}{unset} on {pluralize(num_cores, 'core')}"
+    return f"{_format_count(group)} with {max(threads)} threads{each}{unset} on {pluralize(num_cores, 'core')}"
 
 
 def _advise_threads(group: Group, _: Group) -> str:
@@ -211,20 +211,20 @@ def _advise_threads(group: Group, _: Group) -> str:
 
 def _describe_excess_ranks(group: Group) -> str:
     cores = _count_cores(group)
-    return f"{_count_ranks(group)} on {pluralize(cores, 'core')}" if 0 < cores < len(group) else ""
+    return f"{_format_count(group)} on {pluralize(cores, 'core')}" if 0 < cores < len(group) else ""
 
 
 def _describe_low_memory(group: Group) -> str:
     free = min(facts.machine.memory_free for facts in group)
     if not any(facts.machine.memory for facts in group) or free >= _MEMORY * len(group):
         return ""
-    return f"{format_bytes(free)} of memory are left for {_count_ranks(group)}, and each needs {format_bytes(_MEMORY)}"
+    return f"{format_bytes(free)} of memory are left for {_format_count(group)}, and each needs {format_bytes(_MEMORY)}"
 
 
 def _describe_low_shared_memory(group: Group) -> str:
     free = min(facts.machine.shared_free or 0 for facts in group)
     is_low = len(group) > 1 and free < _SHARED * len(group)
-    return f"/dev/shm has {format_bytes(free)} left for the messages of {_count_ranks(group)}" if is_low else ""
+    return f"/dev/shm has {format_bytes(free)} left for the messages of {_format_count(group)}" if is_low else ""
 
 
 _VALUES_DIFFER = "{here} here, and {there} on {others}"
@@ -263,7 +263,7 @@ CHECKS = (  # causes before their consequences
         "start with srun pflmpi ... (torch.distributed), srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), mpirun",
     ),
     *map(_check_version, ("python", "pflmpi", *PACKAGES)),
-    Check(_is_any, _find_broken_packages, _REINSTALL),
+    Check(_every_rank, _find_broken_packages, _REINSTALL),
     Check(
         lambda facts: facts.mpi.used and bool(facts.mpi.library),
         _find_minority(f"MPI is {_VALUES_DIFFER}", lambda facts: facts.mpi.library),
@@ -302,9 +302,9 @@ CHECKS = (  # causes before their consequences
         "clients are shared out among ranks, so one rank per GPU is fastest. Where they must share it, start NVIDIA's "
         "MPS first (nvidia-cuda-mps-control -d); without it they take turns",
     ),
-    Check(_is_any, _per_host(_describe_excess_threads), _advise_threads),
+    Check(_every_rank, _per_host(_describe_excess_threads), _advise_threads),
     Check(
-        _is_any,
+        _every_rank,
         _per_host(_describe_excess_ranks),
         lambda group, _: (
             f"start at most {_count_cores(group)} on a host (--ntasks-per-node), or let them have more cores "
@@ -312,7 +312,7 @@ CHECKS = (  # causes before their consequences
         ),
     ),
     Check(
-        _is_any,
+        _every_rank,
         _per_host(_describe_low_memory),
         "start fewer ranks on a host, or request more memory (--mem, --mem-per-cpu)",
     ),

@@ -63,7 +63,8 @@ def _set_option(batch: BatchScript, option: str, value: str) -> BatchScript:
 
 def _predict(config: Config, options: Options, ranks: int, cores: int) -> Forecast:
     """Forecasts a run in a job on nodes with so many cores."""
-    return predict(config, Resources(ranks, _nodes(options), _gpus(options), cores, 0, None, None, None))
+    nodes, gpus = _parse_number(options, "nodes", 1), _parse_number(options, "gpus-per-node", 0)
+    return predict(config, Resources(ranks, nodes, gpus, cores, memory=0, gpu_memory=None, delay=None, rate=None))
 
 
 def _count_useful_ranks(options: Options, configs: Collection[Config], cores: int) -> int:
@@ -72,7 +73,7 @@ def _count_useful_ranks(options: Options, configs: Collection[Config], cores: in
     Args:
         cores: of a node, each for a thread of a rank; nodes with GPUs get a rank per GPU, and one for the server.
     """
-    nodes, gpus = _nodes(options), _gpus(options)
+    nodes, gpus = _parse_number(options, "nodes", 1), _parse_number(options, "gpus-per-node", 0)
     num_ranks = nodes
     if not gpus and not cores:
         raise ConfigError(
@@ -92,7 +93,7 @@ def _count_useful_ranks(options: Options, configs: Collection[Config], cores: in
 def _set_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript:
     """Returns the job with `--mem=auto` replaced, and its planned memory set if it could be forecast."""
     options, memory = effective(batch.options, batch.others), batch.options["mem"] or ""
-    nodes, needed = _nodes(options), 0
+    nodes, needed = _parse_number(options, "nodes", 1), 0
     for config in configs:
         num_ranks = ranks(options, config.runtime.threads)[0] or 1
         try:
@@ -179,14 +180,6 @@ def _is_same_config(values: Mapping[str, object], config: Config) -> bool:
         old.get(key) == value or key in free or (key in _RESOLVED_BY_RUN and value == _RESOLVED_BY_RUN[key])
         for key, value in new.items()
     )
-
-
-def _nodes(options: Options) -> int:
-    return _parse_number(options, "nodes", 1)
-
-
-def _gpus(options: Options) -> int:
-    return _parse_number(options, "gpus-per-node", 0)
 
 
 def _parse_number(options: Options, name: str, default: int) -> int:
