@@ -164,7 +164,7 @@ def _peak_bytes(
 
 
 def _max_bytes(calls: Iterable[Cost], on_gpu: bool) -> tuple[float, float]:
-    """Bytes of the largest call on the host and on the GPU; where only a CPU was measured, its bytes stand for both."""
+    """Bytes of the largest call on the host and on the GPU; costs measured on a CPU stand for those of a GPU."""
     costs = list(calls)
     host = max((cost.memory for cost in costs), default=0.0)
     device = max((cost.device for cost in costs), default=0.0)
