@@ -31,7 +31,7 @@ from pflmpi.store.writer import Writer
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
-_PATIENCE = 600.0  # seconds to wait for another rank's shard
+_SHARD_TIMEOUT = 600.0  # seconds to wait for another rank's shard
 _FIRST_POLL, _LONGEST_POLL = 0.01, 0.5  # seconds between two polls for it, which grow
 _CACHED_POLL = 0.1  # seconds between two polls above which the cache of missing names is invalidated
 
@@ -119,9 +119,9 @@ class Checkpoints:
             progress: of the round, on rank 0; None before the first.
         """
         with self._timed():
-            writers = shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
-            written = clients_written(now.rows, writers)
-            rows = rows_to_write(self._transport, population, self._client_templates, self._home, written)
+            writers = choose_shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
+            written = group_by_writer(now.rows, writers)
+            rows = collect_rows(self._transport, population, self._client_templates, self._home, written)
             content = None if self._metrics is None else self._content(now.round, server_round, progress, self._metrics)
             self._writer.submit(lambda: self._write(now.round, rows, content, written))
 
@@ -169,7 +169,7 @@ class Checkpoints:
         )
 
     def _write(self, round: int, rows: ClientRows, content: RoundContent | None, written: Sequence[np.ndarray]) -> None:
-        """Write the rows and, on rank 0, the round file; `written` as `clients_written` gives them."""
+        """Write the rows and, on rank 0, the round file; `written` as `group_by_writer` gives them."""
         self._lock.check()
         if rows:
             described = {"run": self._attributes["run"], "round": round, "rank": self._transport.rank}
@@ -193,7 +193,7 @@ class Checkpoints:
 
     def _wait_for(self, shard: Path) -> None:
         """Wait until another rank has written its shard."""
-        end, pause = time.monotonic() + _PATIENCE, _FIRST_POLL
+        end, pause = time.monotonic() + _SHARD_TIMEOUT, _FIRST_POLL
         while not shard.exists():
             self._lock.check()
             if self._ending.wait(pause) or time.monotonic() > end:
@@ -210,31 +210,31 @@ def _invalidate_missing_names(path: Path) -> None:
     temporary.unlink()
 
 
-_OWN = 1 << 24  # bytes of changed rows from which on a rank writes a shard of its own
-_SHARED = 1 << 26  # bytes of rows of several ranks in a shard, at most
+_MIN_OWN_SHARD = 1 << 24  # bytes of changed rows from which on a rank writes a shard of its own
+_MAX_SHARED_SHARD = 1 << 26  # bytes of rows of several ranks in a shard, at most
 
 
-def shard_writers(sizes: Sequence[int], hosts: Sequence[str]) -> list[int]:
+def choose_shard_writers(sizes: Sequence[int], hosts: Sequence[str]) -> list[int]:
     """The rank that writes the rows of each rank: one of its node for those that have few, else the rank itself.
 
     Args:
         sizes: bytes of each rank's rows.
         hosts: name of each rank's node.
 
-    >>> shard_writers([5, 0, _OWN, 7, 7], ["a", "a", "a", "a", "b"])
+    >>> choose_shard_writers([5, 0, _MIN_OWN_SHARD, 7, 7], ["a", "a", "a", "a", "b"])
     [0, 1, 2, 0, 4]
     """
     writers, first, total = list(range(len(sizes))), dict[str, int](), dict[str, int]()
     for rank, (size, host) in enumerate(zip(sizes, hosts, strict=True)):
-        if not 0 < size < _OWN:
+        if not 0 < size < _MIN_OWN_SHARD:
             continue
-        if host not in first or total[host] + size > _SHARED:
+        if host not in first or total[host] + size > _MAX_SHARED_SHARD:
             first[host], total[host] = rank, 0
         writers[rank], total[host] = first[host], total[host] + size
     return writers
 
 
-def clients_written(clients: Sequence[np.ndarray], writers: Sequence[int]) -> list[np.ndarray]:
+def group_by_writer(clients: Sequence[np.ndarray], writers: Sequence[int]) -> list[np.ndarray]:
     """The ascending ids of the clients whose rows each rank writes, from those whose state lives on each rank."""
     parts: dict[int, list[np.ndarray]] = {}
     for rank, ids in enumerate(clients):
@@ -244,7 +244,7 @@ def clients_written(clients: Sequence[np.ndarray], writers: Sequence[int]) -> li
     return [np.sort(np.concatenate(parts[rank])) if rank in parts else nothing for rank in range(len(clients))]
 
 
-def rows_to_write(
+def collect_rows(
     transport: Transport,
     population: Population,
     templates: Sequence[Tree],

@@ -22,9 +22,9 @@ from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
 # Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
-_MACHINE = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
+_MACHINE_ERRORS = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
 _NO_LOSS = torch.empty(0, dtype=torch.float64)
-_HOST_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError for it
+_HOST_MEMORY_ERROR = "can't allocate memory"  # torch raises a plain RuntimeError for it
 _REMEDY = "lower training.lr, or a proximal or head learning rate of the algorithm"
 
 
@@ -39,7 +39,7 @@ class GroupUpdate:
     failed: Mapping[int, str]  # of the others, why
 
 
-def update(
+def update_group(
     executor: Executor, clients: ClientGroup, states: Tree, down: Messages, round: int, skip: bool
 ) -> Callable[[], GroupUpdate]:
     """Begin to update the clients of a group; the result waits for it, and may raise too.
@@ -56,48 +56,55 @@ def update(
     try:
         done = executor.update(clients, states, down, round)
     except AlgorithmError as error:
-        if not _of_a_client(error) or (len(clients) == 1 and not skip):
+        if not _is_client_error(error) or (len(clients) == 1 and not skip):
             raise
         if len(clients) == 1:
             return partial(GroupUpdate, clients[:0], {}, {}, _NO_LOSS, {int(clients[0]): str(error)})
         updates = [
-            update(executor, clients[i : i + 1], _rows(states, [i]), as_messages(_rows({**down}, [i])), round, skip)()
+            update_group(
+                executor,
+                clients[i : i + 1],
+                _select_rows(states, [i]),
+                as_messages(_select_rows({**down}, [i])),
+                round,
+                skip,
+            )()
             for i in range(len(clients))
         ]
         if not any(alone.failed for alone in updates):
             raise
-        return partial(_concatenated, updates)
-    return lambda: _checked(clients, states, done(), round, skip)
+        return partial(_concatenate, updates)
+    return lambda: _drop_diverged(clients, states, done(), round, skip)
 
 
-def _checked(clients: ClientGroup, states: Tree, done: Update, round: int, skip: bool) -> GroupUpdate:
+def _drop_diverged(clients: ClientGroup, states: Tree, done: Update, round: int, skip: bool) -> GroupUpdate:
     """An update of clients with such states before, without those that have diverged."""
     if done.is_finite:
         return GroupUpdate(clients, done.states, done.up, done.loss, {})
     sent = on_host(done.up)
-    failed = _diverged(clients, states, done.states, sent, round, "client_update")
+    failed = _find_diverged(clients, states, done.states, sent, round, "client_update")
     if failed and not skip:
         raise RunError(f"{next(iter(failed.values()))}; {_REMEDY}, or set runtime.client_errors to skip")
     if not failed:
         return GroupUpdate(clients, done.states, sent, done.loss, {})
     good = np.flatnonzero(~np.isin(clients, list(failed))).tolist()
-    states, up = _rows(done.states, good), as_messages(_rows({**sent}, good))
+    states, up = _select_rows(done.states, good), as_messages(_select_rows({**sent}, good))
     return GroupUpdate(clients[good], states, up, done.loss[good], failed)
 
 
-def introduce(executor: Executor, clients: ClientGroup, states: Tree) -> Messages:
+def introduce_group(executor: Executor, clients: ClientGroup, states: Tree) -> Messages:
     """The introductions of the clients of a group; no run goes on without one of them.
 
     Raises:
         RunError: a message is not finite.
     """
     up = executor.introduce(clients, states)
-    for why in _diverged(clients, {}, {}, up, 0, "introduce").values():
+    for why in _find_diverged(clients, {}, {}, up, 0, "introduce").values():
         raise RunError(why)
     return up
 
 
-def agree(transport: Transport, participants: np.ndarray, failed: Mapping[int, str]) -> dict[int, str]:
+def agree_on_failed(transport: Transport, participants: np.ndarray, failed: Mapping[int, str]) -> dict[int, str]:
     """Participants that have failed on any rank, ascending; why is known on rank 0, and "" elsewhere."""
     failed_anywhere = transport.maximum(np.isin(participants, list(failed)).astype(np.float64))
     clients = participants[failed_anywhere > 0].tolist()
@@ -108,7 +115,7 @@ def agree(transport: Transport, participants: np.ndarray, failed: Mapping[int, s
     return {client: reasons.get(client, "") for client in clients}
 
 
-def check_enough(algorithm: Algorithm, task: Task, round: int, left: int, failed: Mapping[int, str]) -> None:
+def check_enough_left(algorithm: Algorithm, task: Task, round: int, left: int, failed: Mapping[int, str]) -> None:
     """Raise `CollectiveError` on all ranks if a round cannot go on with as many participants as are left."""
     first, count = next(iter(failed.values())), len(failed)
     if left == 0:
@@ -122,13 +129,15 @@ def check_enough(algorithm: Algorithm, task: Task, round: int, left: int, failed
         raise CollectiveError(RunError(why)) from error
 
 
-def _of_a_client(error: AlgorithmError) -> bool:
+def _is_client_error(error: AlgorithmError) -> bool:
     """Whether a method of the algorithm raised, and would have done so on any machine."""
     cause = error.__cause__
-    return cause is not None and not isinstance(cause, _MACHINE) and _HOST_MEMORY not in str(cause)
+    return cause is not None and not isinstance(cause, _MACHINE_ERRORS) and _HOST_MEMORY_ERROR not in str(cause)
 
 
-def _diverged(clients: ClientGroup, before: Tree, after: Tree, up: Messages, round: int, stage: str) -> dict[int, str]:
+def _find_diverged(
+    clients: ClientGroup, before: Tree, after: Tree, up: Messages, round: int, stage: str
+) -> dict[int, str]:
     """The clients with values that are not finite, in a message or, where they were finite before, in their state."""
     failed: dict[int, str] = {}
     sent: Tree = {**up}
@@ -143,14 +152,14 @@ def _diverged(clients: ClientGroup, before: Tree, after: Tree, up: Messages, rou
     return failed
 
 
-def _rows(value: Tree, positions: list[int]) -> Tree:
+def _select_rows(value: Tree, positions: list[int]) -> Tree:
     def chosen(leaf: torch.Tensor) -> torch.Tensor:
         return leaf.index_select(0, torch.tensor(positions, device=leaf.device))
 
     return tree.map(chosen, value) if positions else {}
 
 
-def _concatenated(updates: list[GroupUpdate]) -> GroupUpdate:
+def _concatenate(updates: list[GroupUpdate]) -> GroupUpdate:
     failed = {client: why for update in updates for client, why in update.failed.items()}
     good = [update for update in updates if len(update.clients)]
     if not good:

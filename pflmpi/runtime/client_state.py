@@ -33,7 +33,7 @@ from pflmpi.store.names import cohort_name
 from pflmpi.text import format_bytes
 from pflmpi.tree import Tree
 
-_ALIGNED = 64  # bytes
+_ALIGNMENT = 64  # bytes
 
 
 class Storage:
@@ -60,7 +60,7 @@ class Storage:
                 with tempfile.TemporaryFile(dir=folder) as file:
                     self._file = os.dup(file.fileno())
                 weakref.finalize(self, os.close, self._file)
-            flat = torch.frombuffer(_mapped(self._file, max(length, 1)), dtype=torch.uint8)
+            flat = torch.frombuffer(_map_memory(self._file, max(length, 1)), dtype=torch.uint8)
         except OSError as error:
             where, cure = "memory", "set runtime.state=disk"
             if folder is not None:
@@ -91,7 +91,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Rows:
+class CohortRows:
     """State of some clients of one cohort.
 
     Attributes:
@@ -139,7 +139,7 @@ class Rows:
         common = self.common.get(path)
         if common is None and not self.changed[path].any():
             self.common[path] = row.clone()
-        elif common is None or not _same_bits(common, row):
+        elif common is None or not _has_same_bits(common, row):
             self.put(clients, tree.unflatten({path: row.expand(len(clients), *row.shape[1:])}))
 
     def compact(self, clients: np.ndarray) -> Tree:
@@ -173,22 +173,22 @@ class Rows:
         return rows
 
 
-def empty_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) -> Rows:
+def allocate_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) -> CohortRows:
     """Rows not yet filled, for clients that each keep what the template says; see `Storage`."""
     leaves, places, end = dict(tree.leaves(template)), dict[str, tuple[int, int]](), 0
     for path, leaf in leaves.items():
         places[path] = end, end + leaf.nbytes
-        end = -(-places[path][1] // _ALIGNED) * _ALIGNED
-    storage = Storage(len(clients), max(end, _ALIGNED), folder)
+        end = -(-places[path][1] // _ALIGNMENT) * _ALIGNMENT
+    storage = Storage(len(clients), max(end, _ALIGNMENT), folder)
     rows = (
         storage.bytes[:, slice(*places[path])].view(leaf.dtype).view(len(clients), *leaf.shape)
         for path, leaf in leaves.items()
     )
     changed = {path: np.zeros(len(clients), bool) for path in leaves}
-    return Rows(clients, tree.map(lambda _: next(rows), template), storage, changed, places)
+    return CohortRows(clients, tree.map(lambda _: next(rows), template), storage, changed, places)
 
 
-def _same_bits(row: Tensor, other: Tensor) -> bool:
+def _has_same_bits(row: Tensor, other: Tensor) -> bool:
     return torch.equal(*(tensor.contiguous().view(-1).view(torch.uint8) for tensor in (row, other)))
 
 
@@ -214,7 +214,7 @@ def check_scratch(runtime: RuntimeConfig) -> None:
         raise ConfigError(f"{named}: {folder} {why} here; name one that every node has and this user may write to")
 
 
-def _mapped(file: int | None, length: int) -> mmap.mmap:
+def _map_memory(file: int | None, length: int) -> mmap.mmap:
     if file is not None:
         os.truncate(file, length)
         return mmap.mmap(file, length)
@@ -228,10 +228,10 @@ def _mapped(file: int | None, length: int) -> mmap.mmap:
 class Population:
     """All clients that live on a rank."""
 
-    cohorts: tuple[Rows, ...]  # the rows of each cohort; a cohort without clients here has none
+    cohorts: tuple[CohortRows, ...]  # the rows of each cohort; a cohort without clients here has none
     cohort: np.ndarray  # [N] the cohort of each client
 
-    def _rows(self, group: np.ndarray) -> Rows:
+    def _rows(self, group: np.ndarray) -> CohortRows:
         return self.cohorts[int(self.cohort[group[0]])]
 
     def get(self, group: np.ndarray) -> Tree:
@@ -250,7 +250,7 @@ class Population:
         self._rows(group).put(group, state)
 
     def restore(self, clients: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        """Give clients of one cohort what a checkpoint has: arrays [m, ...] by path; see `Rows.compact`."""
+        """Give clients of one cohort what a checkpoint has: arrays [m, ...] by path; see `CohortRows.compact`."""
         rows = self._rows(clients)
         common = {path: array for path, array in arrays.items() if array.strides[0] == 0}
         for path, array in common.items():
@@ -313,7 +313,7 @@ def client_templates(
             template[ANSWERED] = answers
         if kept_reply:
             kinds = algorithm.downlink(host)
-            template[RECEIVED] = {name: _received_like(kinds[name], task.num_classes) for name in kept_reply}
+            template[RECEIVED] = {name: _reply_template(kinds[name], task.num_classes) for name in kept_reply}
         templates.append({**template, **residual_like(uplink, algorithm.uplink(host))})
     return tuple(templates)
 
@@ -340,7 +340,7 @@ def allocate(
         folder: for a file with the rows; None for memory.
     """
     cohorts = (
-        empty_rows(hosted[cohort[hosted] == number], template, folder) for number, template in enumerate(templates)
+        allocate_rows(hosted[cohort[hosted] == number], template, folder) for number, template in enumerate(templates)
     )
     return Population(tuple(cohorts), cohort)
 
@@ -352,7 +352,7 @@ def initialise(population: Population, algorithm: Algorithm, tasks: Sequence[Tas
             _initialise_rows(rows, algorithm, task.replace(device=HOST))
 
 
-def _initialise_rows(rows: Rows, algorithm: Algorithm, task: Task) -> None:
+def _initialise_rows(rows: CohortRows, algorithm: Algorithm, task: Task) -> None:
     """Fill the rows of one cohort; a state that does not depend on the client is computed once."""
     per_client = depends_on_client(algorithm, task)
     with calling(algorithm, "init_client", 0):
@@ -369,7 +369,7 @@ def from_flat(flat: dict[str, np.ndarray]) -> Tree:
     return tree.unflatten({path: torch.from_numpy(np.asarray(array, order="C")) for path, array in flat.items()})
 
 
-def _received_like(kind: Downlink, num_classes: int) -> Tree:
+def _reply_template(kind: Downlink, num_classes: int) -> Tree:
     return with_rows(kind.like, num_classes) if isinstance(kind, OwnClasses) else kind.like
 
 

@@ -46,25 +46,25 @@ IN_LANES = (
     "; many clients were computed at once, by torch.func.vmap, which not all code suits: runtime.executor = 'loop' "
     "computes one after the other"
 )
-_DRAWS = (
+_RANDOM_ADVICE = (
     "in a module use nn.Dropout, in an algorithm `draws_noise` and `Batch.key` (pflmpi.learning.client.uniform), or "
     "`Round.stream` on the server"
 )
-_IN_PLACE = (
+_IN_PLACE_ADVICE = (
     " in place, which others may be given too, so that results would depend on the number of ranks; compute a new "
     "tensor, or change a copy (clone, pflmpi.tree.clone)"
 )
-_KEEPS = (
+_STATE_ADVICE = (
     "; nothing is kept in the algorithm itself: what a client keeps belongs in its state (`init_client`), what the "
     "server keeps in `init_server`"
 )
-_ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
+_ADVICE_BY_ERROR = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "does not have a deterministic implementation": "; with this operation a run on GPUs could not be repeated: choose "
     "another one (as pooling, that to 1 x 1 can), or runtime.device = 'cpu'",
-    "called random operation": f"; {_DRAWS}",
+    "called random operation": f"; {_RANDOM_ADVICE}",
     "Expected more than 1 value per channel": "; a batch has one sample, of which batch norm has no variance: "
     "training.drop_last = true leaves out incomplete batches, and a module may have model.norm = 'group'",
-    "cannot assign to field": _KEEPS,
+    "cannot assign to field": _STATE_ADVICE,
     "with respect to argument 'running_mean'": "; statistics of batch norm are not trained: of several models in one "
     "`train`, name them, as by frozen=('fed/stats', 'own/stats')",
     "Cannot access storage": f"; pflmpi.tree.clone copies a tree{IN_LANES}",
@@ -76,7 +76,7 @@ class ChangedInPlace(Exception):
     """A tensor that an algorithm was given to read has changed; the text names it."""
 
 
-def method_inputs(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
+def collect_inputs(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
     """Inputs of a method for one client by name, without the optimizer's state, which is not the algorithm's."""
     own = {name: value for name, value in state.items() if name != OPTIMIZER}
     return {"client": own, "down": {**down}, "data.class_counts": class_counts}
@@ -88,7 +88,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
     up, down = algorithm.uplink(task), algorithm.downlink(task)
     _check_messages(f"{kind}.uplink", up, Uplink, task.architecture.name)
     _check_messages(f"{kind}.downlink", down, Downlink, task.architecture.name)
-    _check_kept(algorithm, task, up, down)
+    _check_kept_messages(algorithm, task, up, down)
     for where, what, names, declared in (
         ("predicts_with", "message of `downlink`", algorithm.predicts_with, down),
         ("adapts_with", "pass of `passes`", algorithm.adapts_with, passes),
@@ -105,7 +105,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
         raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
     with calling(algorithm, "init_client", 0):
         state = initial_client(algorithm, task.replace(device=HOST), 0)
-    if problem := not_a_tree(state):
+    if problem := find_tree_problem(state):
         raise ConfigError(f"{kind}.init_client returned {problem}")
     _check_initial_client(kind, personal, passes, state)
 
@@ -119,7 +119,7 @@ def _check_messages(where: str, declared: Mapping[str, object], kinds: Any, mode
             )
         if not isinstance(message, Sum | Shared):
             continue
-        if problem := not_a_tree(message.like):
+        if problem := find_tree_problem(message.like):
             raise ConfigError(f"{where}: {name!r} is declared with {problem}")
         if type(message) is Sum:
             _check_sum(f"{where}: {name!r}", message)
@@ -175,7 +175,9 @@ def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pa
             )
 
 
-def _check_kept(algorithm: Algorithm, task: Task, up: Mapping[str, Uplink], down: Mapping[str, Downlink]) -> None:
+def _check_kept_messages(
+    algorithm: Algorithm, task: Task, up: Mapping[str, Uplink], down: Mapping[str, Downlink]
+) -> None:
     """Raise `ConfigError` for kept `Rows`, kept `Own` messages or such of kept rows that do not fit each other."""
     kind, host = type(algorithm).__name__, task.replace(device=HOST)
     rows = {name: sent for name, sent in up.items() if isinstance(sent, Rows) and sent.kept}
@@ -237,7 +239,7 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
         for way in ("uplink", "downlink"):
             others = getattr(algorithm, way)(task)
             for name, message in getattr(algorithm, way)(first).items():
-                shape, other_shape = _shape(message), _shape(others[name])
+                shape, other_shape = _find_shape(message), _find_shape(others[name])
                 if shape != other_shape:
                     model, other_model = _distinct_names([first, task])
                     raise ConfigError(
@@ -298,35 +300,35 @@ def calling(
         AlgorithmError: the method raised, or changed in place what it was given, or, up to its first round, did so
             through `.data`, drew from a global generator of random numbers, or kept something in the algorithm.
     """
-    where = f"{type(algorithm).__name__}.{method} (round {round}{_of(clients)})"
+    where = f"{type(algorithm).__name__}.{method} (round {round}{_format_clients(clients)})"
     inputs: Tree = dict(tree.leaves({**(reads or {})}))  # these tensors, also where the dicts get others
-    before = _Untouched.now(algorithm, inputs) if round <= first else None
+    before = _Snapshot.now(algorithm, inputs) if round <= first else None
     versions = [(path, leaf, leaf._version) for path, leaf in tree.leaves(inputs)]
     try:
         yield
     except PflmpiError:
         raise
     except ChangedInPlace as changed_batch:
-        raise AlgorithmError(f"{where}, or the model, changes {changed_batch}{_IN_PLACE}") from None
+        raise AlgorithmError(f"{where}, or the model, changes {changed_batch}{_IN_PLACE_ADVICE}") from None
     except (Exception, SystemExit) as error:
-        if _interrupted(error):
+        if _is_interrupt(error):
             raise KeyboardInterrupt from error
         if isinstance(error, torch.OutOfMemoryError):
             at_once = (
                 f"{pluralize(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
             )
             raise AlgorithmError(f"{where}, {at_once}: {limits.problem(error)}") from error
-        what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
+        what = f"{where}: {type(error).__name__}: {error}; at {_find_line(algorithm, error)}"
         otherwise = IN_LANES if in_lanes and isinstance(error, RuntimeError) else ""
-        advice = next((advice for text, advice in _ADVICE.items() if text in str(error)), otherwise)
+        advice = next((advice for text, advice in _ADVICE_BY_ERROR.items() if text in str(error)), otherwise)
         raise AlgorithmError(what + advice) from error
     if changed := [path for path, leaf, version in versions if leaf._version != version]:
-        raise AlgorithmError(f"{where} changes {changed[0]}{_IN_PLACE}")
+        raise AlgorithmError(f"{where} changes {changed[0]}{_IN_PLACE_ADVICE}")
     if before is not None:
-        before.check(where, _Untouched.now(algorithm, inputs))
+        before.check(where, _Snapshot.now(algorithm, inputs))
 
 
-def _interrupted(error: BaseException) -> bool:
+def _is_interrupt(error: BaseException) -> bool:
     """Whether it was raised while an interrupt passed: one that comes where `vmap` begins makes its end fail."""
     earlier: BaseException | None = error
     while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
@@ -335,7 +337,7 @@ def _interrupted(error: BaseException) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Untouched:
+class _Snapshot:
     """What no method changes; compared in the first rounds alone, as it takes 0.1 ms and more.
 
     Attributes:
@@ -350,7 +352,7 @@ class _Untouched:
     kept: Mapping[str, bytes]
 
     @classmethod
-    def now(cls, algorithm: Algorithm, inputs: Tree) -> "_Untouched":
+    def now(cls, algorithm: Algorithm, inputs: Tree) -> "_Snapshot":
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         checksums = {path: crc32(leaf.numpy()) for path, leaf in tree.leaves(tree.to_host(inputs))}
         values = {
@@ -361,24 +363,25 @@ class _Untouched:
         for kind in type(algorithm).__mro__:
             if outside.is_from_outside(kind):
                 values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if name[:2] != "__"}
-        kept = {name: _pickled(value) for name, value in values.items()}
+        kept = {name: _pickle(value) for name, value in values.items()}
         return cls(checksums, global_generators.states(on_gpu), kept)
 
-    def check(self, where: str, after: "_Untouched") -> None:
+    def check(self, where: str, after: "_Snapshot") -> None:
         """Raise `AlgorithmError` for what has changed."""
         for path, checksum in self.inputs.items():
             if after.inputs[path] != checksum:
-                raise AlgorithmError(f"{where} changes {path}{_IN_PLACE}")
+                raise AlgorithmError(f"{where} changes {path}{_IN_PLACE_ADVICE}")
         for name in sorted(self.kept.keys() | after.kept.keys()):
             if after.kept.get(name) != self.kept.get(name):
-                raise AlgorithmError(f"{where} changes {name}{_KEEPS}")
+                raise AlgorithmError(f"{where} changes {name}{_STATE_ADVICE}")
         if after.generators != self.generators:
             raise AlgorithmError(
-                f"{where} draws random numbers from a global generator, so that a run could not be repeated; {_DRAWS}"
+                f"{where} draws random numbers from a global generator, so that a run could not be repeated; "
+                f"{_RANDOM_ADVICE}"
             )
 
 
-def _pickled(value: object) -> bytes:
+def _pickle(value: object) -> bytes:
     """The bytes that tell whether a value has changed; none of one that cannot be pickled, such as a property."""
     try:
         return pickle.dumps(value)
@@ -386,12 +389,12 @@ def _pickled(value: object) -> bytes:
         return b""
 
 
-def not_a_tree(value: object) -> str:
+def find_tree_problem(value: object) -> str:
     """The first part of a value that is no tensor in nested dicts, or of no allowed type, in words; "" without one."""
     expected = "; expected are tensors in nested dicts"
     if not isinstance(value, Mapping):
         return f"a {type(value).__name__}{expected}"
-    if (key := _key_with_slash(value)) is not None:
+    if (key := _find_key_with_slash(value)) is not None:
         return (
             f"the key {short_repr(key)}: in a path / separates keys; pflmpi.tree.unflatten makes the nested dicts of "
             "paths"
@@ -407,15 +410,15 @@ def not_a_tree(value: object) -> str:
     return ""
 
 
-def _key_with_slash(value: Mapping[str, object]) -> str | None:
+def _find_key_with_slash(value: Mapping[str, object]) -> str | None:
     """The first key of nested dicts that a path could not name."""
-    deeper = (_key_with_slash(part) for part in value.values() if isinstance(part, dict))
+    deeper = (_find_key_with_slash(part) for part in value.values() if isinstance(part, dict))
     return next((key for key in (*value, *deeper) if key is not None and "/" in str(key)), None)
 
 
 def check_returned(algorithm: Algorithm, method: str, returned: object) -> None:
     """Raise `AlgorithmError` for a returned state, or messages by name, that is no tree of tensors."""
-    if problem := not_a_tree(returned):
+    if problem := find_tree_problem(returned):
         raise AlgorithmError(f"{type(algorithm).__name__}.{method} returned {problem}")
 
 
@@ -468,19 +471,19 @@ def _distinct_names(tasks: Sequence[Task]) -> list[str]:
     return [f"{own['name']} ({', '.join(f'{key} = {short_repr(own.get(key))}' for key in keys)})" for own in values]
 
 
-def _shape(kind: Uplink | Downlink) -> object:
+def _find_shape(kind: Uplink | Downlink) -> object:
     if isinstance(kind, ClassMeans):
         return [kind.num_features]
     return {path: list(leaf.shape) for path, leaf in tree.leaves(kind.like)}
 
 
-def _of(clients: Sequence[int]) -> str:
+def _format_clients(clients: Sequence[int]) -> str:
     if not len(clients):
         return ""
     return f", client{'s' if len(clients) > 1 else ''} {format_ranges([int(client) for client in clients])}"
 
 
-def _line(algorithm: Algorithm, error: BaseException) -> str:
+def _find_line(algorithm: Algorithm, error: BaseException) -> str:
     """The last line of the algorithm's own file, or of code from outside, that an error went through, or its origin."""
     file = outside.file_of(type(algorithm))
     frames = traceback.extract_tb(error.__traceback__)

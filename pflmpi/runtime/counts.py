@@ -18,7 +18,7 @@ from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import check_scores
 from pflmpi.tree import Tree
 
-LOWEST = 0.1  # share of the clients whose mean is `accuracy_bottom`
+LOWEST_SHARE = 0.1  # share of the clients whose mean is `accuracy_bottom`
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class Counts:
         return share(self.hits.sum(0), self.total.sum(0))
 
 
-def concatenated(parts: Sequence[Counts]) -> Counts:
+def concatenate(parts: Sequence[Counts]) -> Counts:
     """The counts of some clients, then of others."""
     names = ("hits", "predicted", "total", "loss")
     values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
@@ -126,7 +126,7 @@ def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], none
     """
     if not groups:
         return none
-    return concatenated(counts).rows(np.argsort(np.concatenate(groups), kind="stable"))
+    return concatenate(counts).rows(np.argsort(np.concatenate(groups), kind="stable"))
 
 
 def figures(counts: Counts) -> dict[str, float]:
@@ -143,44 +143,44 @@ def figures(counts: Counts) -> dict[str, float]:
             figures["accuracy_std"] = _over_clients(np.std, accuracy)
         if "f1_macro" in counts.values:
             figures["f1_macro"] = _over_clients(np.mean, counts.values["f1_macro"])
-        return figures | _of_measures(counts)
+        return figures | _summarise_measures(counts)
     figures = {
         "accuracy_mean": counts.mean,
         "accuracy_weighted": float(share(counts.correct.sum(), counts.samples.sum())),
         "accuracy_std": _over_clients(np.std, accuracy),
-        "accuracy_bottom": _over_clients(lowest, accuracy),
+        "accuracy_bottom": _over_clients(mean_of_lowest, accuracy),
         "f1_macro": _over_clients(np.mean, counts.macro_f1),
         "test_loss": _over_clients(np.mean, counts.mean_loss),
     }
-    return figures | _of_measures(counts)
+    return figures | _summarise_measures(counts)
 
 
-def _of_measures(counts: Counts) -> dict[str, float]:
+def _summarise_measures(counts: Counts) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, values in counts.values.items():
-        figures |= zip(columns_of(name), _summaries(name, values, counts.samples), strict=True)
+        figures |= zip(measure_columns(name), _summarise_measure(name, values, counts.samples), strict=True)
     return figures
 
 
-def columns_of(measure: str) -> tuple[str, str, str]:
+def measure_columns(measure: str) -> tuple[str, str, str]:
     """Columns of a measure: plain mean over clients, mean by their samples, mean of the worst tenth of clients."""
     return f"{measure}_mean", f"{measure}_weighted", f"{measure}_bottom"
 
 
-def _summaries(measure: str, values: np.ndarray, samples: np.ndarray) -> tuple[float, float, float]:
-    """The values of `columns_of`; clients without a value [N] count in none."""
+def _summarise_measure(measure: str, values: np.ndarray, samples: np.ndarray) -> tuple[float, float, float]:
+    """The values of `measure_columns`; clients without a value [N] count in none."""
     there, sign = ~np.isnan(values), -1 if lower_is_better(measure) else 1
     weighted = share((values[there] * samples[there]).sum(), samples[there].sum())
-    return _over_clients(np.mean, values), float(weighted), sign * _over_clients(lowest, sign * values)
+    return _over_clients(np.mean, values), float(weighted), sign * _over_clients(mean_of_lowest, sign * values)
 
 
-def lowest(values: np.ndarray) -> float:
+def mean_of_lowest(values: np.ndarray) -> float:
     """Mean of the lowest tenth of values, at least one of them.
 
-    >>> lowest(np.arange(25.0))
+    >>> mean_of_lowest(np.arange(25.0))
     0.5
     """
-    return float(np.mean(np.sort(values)[: max(1, int(LOWEST * len(values)))]))
+    return float(np.mean(np.sort(values)[: max(1, int(LOWEST_SHARE * len(values)))]))
 
 
 def _over_clients(figure: Callable[[np.ndarray], float], values: np.ndarray) -> float:
@@ -194,7 +194,7 @@ def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1), np.nan)
 
 
-def predictions(
+def predict_batches(
     algorithm: Algorithm, task: Task, state: Tree, received: Messages, batches: Iterable[Batch]
 ) -> list[Tensor]:
     """The scores [B, K] of the samples of some batches."""
@@ -206,7 +206,7 @@ def predictions(
     return scores
 
 
-def counts(
+def count_results(
     federation: Federation, clients: np.ndarray, scores: Tensor, measures: Mapping[str, Measure] | None = None
 ) -> Counts:
     """The test results of each client, from the scores of its samples.
@@ -219,10 +219,10 @@ def counts(
     tests, num_classes = [federation.test[client] for client in clients], federation.dataset.num_classes
     labels, sizes = federation.dataset.labels[np.concatenate(tests)], federation.num_test[clients]
     task_kind = federation.dataset.task_kind
-    values = _values(measures or {}, task_kind, scores, labels, sizes)
+    values = _compute_measures(measures or {}, task_kind, scores, labels, sizes)
     if not task_kind.classes:
         untested = Counts.none(sizes[:, None], classes=False)
-        return replace(untested, loss=_losses(task_kind, scores, labels, sizes), values=values)
+        return replace(untested, loss=_sum_losses(task_kind, scores, labels, sizes), values=values)
     whose = np.repeat(np.arange(len(clients)), sizes)
     chosen, known = scores.argmax(1).numpy(), ~scores.isnan().any(1).numpy()
     right = known & (chosen == labels)
@@ -231,7 +231,7 @@ def counts(
         counts_by_class = np.bincount(whose * num_classes + classes, minlength=len(clients) * num_classes)
         return counts_by_class.reshape(len(clients), num_classes)
 
-    loss = _losses(task_kind, scores, labels, sizes)
+    loss = _sum_losses(task_kind, scores, labels, sizes)
     return Counts(
         by_class(whose[right], labels[right]),
         by_class(whose[known], chosen[known]),
@@ -241,20 +241,22 @@ def counts(
     )
 
 
-def _losses(task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _sum_losses(task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """[m], the sum of the losses of each client's samples, of which there are so many; infinite if not finite."""
     if task_kind.cross_entropy:
-        lost = -_sums(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
+        lost = -_sum_per_client(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
     else:
         y = torch.from_numpy(labels)
-        lost = _sums(task_kind.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy(), sizes)
+        lost = _sum_per_client(
+            task_kind.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy(), sizes
+        )
         if (weights := task_kind.weights(y)) is not None:
-            counted = _sums(weights.double().numpy(), sizes)
+            counted = _sum_per_client(weights.double().numpy(), sizes)
             lost = np.where(counted > 0, share(lost, counted) * sizes, 0.0)
     return np.where(np.isfinite(lost), lost, np.inf)
 
 
-def _sums(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _sum_per_client(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """[m], the sum of the values of each client, as it is alone."""
     sums, starts = np.zeros(len(sizes)), np.cumsum(sizes) - sizes
     for size in np.unique(sizes):
@@ -263,7 +265,7 @@ def _sums(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _values(
+def _compute_measures(
     measures: Mapping[str, Measure], task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: np.ndarray
 ) -> dict[str, np.ndarray]:
     """By measure, its value [m] for the samples [n] of each client, of which there are so many."""

@@ -24,11 +24,11 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import SLICE, Gpu
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.placement import MOST_TOGETHER
+from pflmpi.runtime.placement import MAX_TOGETHER
 from pflmpi.text import format_bytes, format_ranks
 from pflmpi.transports.peers import Peer, names
 
-_SEE_ONE = (
+_ONE_GPU_EACH = (
     "each rank sees one GPU alone, so NCCL and MPI may go through the host instead of from GPU to GPU (NVLink); "
     "ask Slurm for --gpus-per-node=N with --gpu-bind=none, not for GPUs per task: ranks share out what all of them see"
 )
@@ -89,7 +89,7 @@ class GpuPlacement:
         """Warning for the user; "" for none."""
         most = max(Counter(gpu.uuid for gpu in self.gpu if gpu is not None).values(), default=1)
         if most == 1:
-            return _SEE_ONE if self._see_one_each() else ""
+            return _ONE_GPU_EACH if self._see_one_each() else ""
         return (
             f"up to {most} ranks share a GPU, each with its part of the memory; without NVIDIA's MPS "
             "(nvidia-cuda-mps-control -d) they take turns: one rank per GPU is fastest"
@@ -106,7 +106,7 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
         ConfigError: a GPU is asked for, or was given to a rank, that is not there; some of the ranks that compute see
             a GPU, and some do not; GPUs of several models.
     """
-    usable = _usable(peers, runtime)
+    usable = _find_usable_gpus(peers, runtime)
     if runtime.device == "cpu" or not any(usable):
         if runtime.device == "cuda":
             raise ConfigError("runtime.device = 'cuda', but no rank sees a CUDA device; use cpu or auto")
@@ -117,14 +117,14 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
             )
         if runtime.device == "auto":
             _refuse_missing_gpus(peers)
-        return GpuPlacement(tuple(peers), (None,) * len(peers), False, _cpu_slots(peers, runtime))
-    computing = range(1, len(peers)) if _is_apart(peers, usable, runtime) else range(len(peers))
+        return GpuPlacement(tuple(peers), (None,) * len(peers), False, _count_cpu_slots(peers, runtime))
+    computing = range(1, len(peers)) if _should_only_serve(peers, usable, runtime) else range(len(peers))
     if blind := [rank for rank in computing if not usable[rank]]:
         raise ConfigError(
             f"{names(blind, peers)} have no GPU, and others have one; results would depend on the ranks: choose other "
             "nodes, or set runtime.device = 'cpu'"
         )
-    chosen = _spread({rank: usable[rank] for rank in computing})
+    chosen = _assign_gpus({rank: usable[rank] for rank in computing})
     number = tuple(_number(peer, chosen.get(rank)) for rank, peer in enumerate(peers))
     placement = GpuPlacement(tuple(peers), number, 0 not in computing, len(set(chosen.values())))
     if len(placement.models) > 1 and runtime.mixed_gpus == "refuse":
@@ -147,7 +147,7 @@ def _refuse_missing_gpus(peers: Sequence[Peer]) -> None:
         )
 
 
-def _usable(peers: Sequence[Peer], runtime: RuntimeConfig) -> list[tuple[str, ...]]:
+def _find_usable_gpus(peers: Sequence[Peer], runtime: RuntimeConfig) -> list[tuple[str, ...]]:
     """[R] the ids of the GPUs that a rank may use: of its node's, in the order of its lowest rank, the first `gpus`."""
     if runtime.device == "cpu":
         return [()] * len(peers)
@@ -161,7 +161,7 @@ def _usable(peers: Sequence[Peer], runtime: RuntimeConfig) -> list[tuple[str, ..
     return [tuple(gpu.uuid for gpu in peer.gpus if gpu.uuid in allowed[peer.host]) for peer in peers]
 
 
-def _is_apart(peers: Sequence[Peer], usable: Sequence[tuple[str, ...]], runtime: RuntimeConfig) -> bool:
+def _should_only_serve(peers: Sequence[Peer], usable: Sequence[tuple[str, ...]], runtime: RuntimeConfig) -> bool:
     """Whether rank 0 computes no clients: it sees no GPU, or would make one more rank share one."""
     if len(usable) == 1 or not any(usable[1:]):
         return False
@@ -173,12 +173,12 @@ def _is_apart(peers: Sequence[Peer], usable: Sequence[tuple[str, ...]], runtime:
     }
     if runtime.server == "shared" or len(neighbours) == 1:
         return False
-    with_server = _spread(neighbours)
-    without_server = _spread({rank: gpus for rank, gpus in neighbours.items() if rank})
+    with_server = _assign_gpus(neighbours)
+    without_server = _assign_gpus({rank: gpus for rank, gpus in neighbours.items() if rank})
     return max(Counter(with_server.values()).values()) > max(Counter(without_server.values()).values())
 
 
-def _spread(usable: dict[int, tuple[str, ...]]) -> dict[int, str]:
+def _assign_gpus(usable: dict[int, tuple[str, ...]]) -> dict[int, str]:
     """The GPU of each rank, of those that it may use, so that as few ranks as possible share one.
 
     A matching of ranks with places on GPUs. The n-th place of a GPU costs n, so that loads are even; among such
@@ -208,7 +208,7 @@ def _number(peer: Peer, uuid: str | None) -> int | None:
     return None if uuid is None else [gpu.uuid for gpu in peer.gpus].index(uuid)
 
 
-def _cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
+def _count_cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
     """Number of ranks that can compute at once on all nodes; ranks of a node may see different cores."""
     cores: dict[str, set[int]] = {}
     for peer in peers:
@@ -217,8 +217,8 @@ def _cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
 
 
 CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
-_LEAST_TOGETHER = 4  # participants in one call, where their number is not configured
-_CACHE = 4 * 2**20  # bytes of their models on a CPU: ten MLPs of 100 hidden units in one call beat twice five
+_MIN_TOGETHER = 4  # participants in one call, where their number is not configured
+_CPU_CACHE = 4 * 2**20  # bytes of their models on a CPU: ten MLPs of 100 hidden units in one call beat twice five
 _log = logging.getLogger(__name__)
 
 
@@ -287,8 +287,8 @@ def choose_executor(
         )
     if executor == "loop":
         return runtime.model_copy(update={"executor": executor, "lanes": 1})
-    in_cache = _CACHE // max(tree.num_bytes(task.like()) for task in tasks)
-    together = MOST_TOGETHER if on_gpu else min(max(in_cache, _LEAST_TOGETHER), MOST_TOGETHER)
+    in_cache = _CPU_CACHE // max(tree.num_bytes(task.like()) for task in tasks)
+    together = MAX_TOGETHER if on_gpu else min(max(in_cache, _MIN_TOGETHER), MAX_TOGETHER)
     lanes = runtime.lanes or choose_lanes(clients, participants, together)
     return runtime.model_copy(update={"executor": executor, "lanes": lanes})
 
@@ -346,7 +346,7 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's malloc.h
 # Bytes of a GPU that NCCL takes for collective calls, and for each peer on its node that it sends parts to, beyond
 # unable: 1.06 GB before and 4.34 GB after the first all-to-all of 8 H100 (issue 1685 of NVIDIA/nccl). Slower links have
 # fewer channels and take less, so these are upper figures.
-_COLLECTIVE, _PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
+_NCCL_COLLECTIVE, _NCCL_PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ class GpuMessages:
         """
         if not self.nccl or rank not in self.ranks:
             return 0.0
-        return _COLLECTIVE + (_PEER * (on_node - 1) if parts else 0.0)
+        return _NCCL_COLLECTIVE + (_NCCL_PEER * (on_node - 1) if parts else 0.0)
 
 
 def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["auto", "host"]) -> GpuMessages:
@@ -378,7 +378,7 @@ def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["au
         library = "MPI" if transport == "mpi" else "gloo"
         return GpuMessages((), f"{library}, through the host: runtime.between_gpus = 'host'")
     if transport == "mpi":
-        return _by_mpi(placed, computing)
+        return _choose_mpi_route(placed, computing)
     library = machine.gpu_platform()[1]
     if len(placed.gpu_ranks) > 1:
         server = "" if 0 in computing else f", and gloo between rank 0 and rank {computing[0]}, which stands for it"
@@ -389,7 +389,7 @@ def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["au
     return GpuMessages((), f"gloo, through the host: {why}")
 
 
-def _by_mpi(placed: GpuPlacement, computing: tuple[int, ...]) -> GpuMessages:
+def _choose_mpi_route(placed: GpuPlacement, computing: tuple[int, ...]) -> GpuMessages:
     """One library that cannot, or does not say, is enough for all to go through the host, also one of a mere server."""
     for answer, what in ((False, "cannot move"), (None, "does not say that it can move")):
         unable = [rank for rank, peer in enumerate(placed.peers) if peer.device_buffers is answer]

@@ -18,10 +18,10 @@ from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Messages, Updates, as_messages
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.counts import Counts, counts, in_client_order, predictions
+from pflmpi.runtime.counts import Counts, count_results, in_client_order, predict_batches
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import ClientBatches, cumcount
-from pflmpi.runtime.executors.transfers import download_all, pipelined, upload
+from pflmpi.runtime.executors.transfers import download_all, run_pipelined, upload
 
 
 def evaluate(executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Counts:
@@ -32,14 +32,14 @@ def evaluate(executor: Executor, population: Population, reply: Reply, groups: l
         received = population.received(group, reply, executor.algorithm.predicts_with)
         return executor.evaluate(group, population.get(group), received, round)
 
-    return finished(executor, groups, map(begin, groups))
+    return collect_counts(executor, groups, map(begin, groups))
 
 
 def evaluate_shared_model(executor: Executor, reply: Reply, groups: Sequence[ClientGroup], round: int) -> Counts:
     """As `evaluate`, of clients that keep nothing and have all received the same: they predict with one model."""
     received = {name: tree.clone(reply.shared[name]) for name in executor.algorithm.predicts_with}
-    groups = list(regrouped(executor, groups))
-    return finished(executor, groups, (evaluate_together(executor, group, received, round) for group in groups))
+    groups = list(regroup(executor, groups))
+    return collect_counts(executor, groups, (evaluate_together(executor, group, received, round) for group in groups))
 
 
 def evaluate_trained(executor: Executor, population: Population, reply: Reply, ups: Updates, round: int) -> Counts:
@@ -55,20 +55,20 @@ def evaluate_trained(executor: Executor, population: Population, reply: Reply, u
         read = executor.algorithm.after_training(executor.task(group), down, up)
         return executor.evaluate(group, population.get(group), read, round)
 
-    return finished(executor, [group for group, _ in ups], starmap(begin, ups))
+    return collect_counts(executor, [group for group, _ in ups], starmap(begin, ups))
 
 
-def finished(executor: Executor, groups: Sequence[ClientGroup], begun: Iterable[Callable[[], Counts]]) -> Counts:
+def collect_counts(executor: Executor, groups: Sequence[ClientGroup], begun: Iterable[Callable[[], Counts]]) -> Counts:
     """Run the tests of some groups, which begin as the iterator goes on; in ascending order of the ids."""
-    counts = list(pipelined(begun, executor.ahead))
+    counts = list(run_pipelined(begun, executor.ahead))
     return in_client_order(groups, counts, executor.untested([]))
 
 
-_LEAST = 32  # samples of a batch; more where clients have more on average
-_MOST = 2**15  # samples whose scores are on the host at a time
+_MIN_BATCH = 32  # samples of a batch; more where clients have more on average
+_MAX_SAMPLES = 2**15  # samples whose scores are on the host at a time
 
 
-def is_shared(executor: Executor, home: np.ndarray | None) -> bool:
+def is_model_shared(executor: Executor, home: np.ndarray | None) -> bool:
     """Whether all clients predict with one model: they keep nothing, receive the same, and do not adapt it.
 
     Args:
@@ -77,12 +77,12 @@ def is_shared(executor: Executor, home: np.ndarray | None) -> bool:
     return home is None and not executor.adapts
 
 
-def regrouped(executor: Executor, groups: Sequence[ClientGroup]) -> Iterator[ClientGroup]:
-    """The clients of some groups, regrouped in ascending order by cohort and by at most `_MOST` test samples."""
+def regroup(executor: Executor, groups: Sequence[ClientGroup]) -> Iterator[ClientGroup]:
+    """The clients of some groups, regrouped in ascending order by cohort and by at most `_MAX_SAMPLES` test samples."""
     clients = clients_of(groups)
     for cohort in np.unique(executor.cohort[clients]):
         members = clients[executor.cohort[clients] == cohort]
-        part = np.cumsum(executor.federation.num_test[members]) // _MOST
+        part = np.cumsum(executor.federation.num_test[members]) // _MAX_SAMPLES
         yield from np.split(members, np.flatnonzero(np.diff(part)) + 1)
 
 
@@ -93,11 +93,11 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
         clients: [m] ids.
         received: messages of any of them, without a leading axis.
     """
-    task, width = executor.task(clients), _width(executor)
+    task, width = executor.task(clients), _choose_batch_size(executor)
     tests = [executor.federation.test[client] for client in clients]
     pool = executor.pool.on_device(tests)
     samples = pool.places(np.concatenate(tests))
-    at = _filled_places(executor.federation.num_test, clients, width)
+    at = _place_samples(executor.federation.num_test, clients, width)
     filled = np.resize(samples[:1], -(-(at.max(initial=-1) + 1) // width) * width)
     filled[at] = samples
     uploaded = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)
@@ -105,9 +105,9 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
     down = tree.part(uploaded, "down")
     first = executor.first_test
     with calling(executor.algorithm, "predict", round, clients.tolist(), reads={"down": down}, first=first):
-        scores = predictions(executor.algorithm, task, {}, as_messages(down), batches)
+        scores = predict_batches(executor.algorithm, task, {}, as_messages(down), batches)
     done = download_all(scores, executor.device)
-    return lambda: counts(
+    return lambda: count_results(
         executor.federation,
         clients,
         torch.cat([torch.empty(0, *task.score_shape), *done()])[at],
@@ -115,14 +115,14 @@ def evaluate_together(executor: Executor, clients: np.ndarray, received: Message
     )
 
 
-def _filled_places(sizes: np.ndarray, clients: np.ndarray, width: int) -> np.ndarray:
+def _place_samples(sizes: np.ndarray, clients: np.ndarray, width: int) -> np.ndarray:
     """Where the samples of some clients, one after another, are in batches of a width that are laid end to end.
 
     Args:
         sizes: [N] samples of each client.
         clients: [m] ids.
 
-    >>> _filled_places(np.array([3, 2, 4]), np.array([1, 2]), 4)  # the clients' samples are 3, 4 and 5, 6, 7, 8 of all
+    >>> _place_samples(np.array([3, 2, 4]), np.array([1, 2]), 4)  # the clients' samples are 3, 4 and 5, 6, 7, 8 of all
     array([3, 0, 1, 2, 7, 4])
     """
     counts, starts = sizes[clients], (np.cumsum(sizes) - sizes)[clients]
@@ -130,7 +130,7 @@ def _filled_places(sizes: np.ndarray, clients: np.ndarray, width: int) -> np.nda
     return np.asarray(cumcount(of_all % width) * width + of_all % width)
 
 
-def _width(executor: Executor) -> int:
+def _choose_batch_size(executor: Executor) -> int:
     """Samples of a batch: on a CPU as many as clients have on average, so that a rank with one computes few in vain.
 
     A GPU takes as long for one sample as for many.
@@ -138,4 +138,4 @@ def _width(executor: Executor) -> int:
     if executor.device.type != "cpu":
         return executor.eval_batch
     average = int(np.ceil(executor.federation.num_test.mean()))
-    return min(executor.eval_batch, max(_LEAST, average))
+    return min(executor.eval_batch, max(_MIN_BATCH, average))

@@ -66,7 +66,7 @@ def exchange(
     del up
     if setup.declared.answers and len(now.participants):
         groups = now.training[transport.rank]
-        _keep(population, groups, send_answers(transport, setup.declared, answers, now.training))
+        _store_answers(population, groups, send_answers(transport, setup.declared, answers, now.training))
     if transport.rank == 0:
         with calling(algorithm, "publish", now.round, reads={"server": server}):
             published = algorithm.publish(task, server, now.receivers)
@@ -103,7 +103,7 @@ def _check_finite(algorithm: Algorithm, round: int, new: Tree, before: Tree) -> 
             )
 
 
-def _keep(population: Population, groups: list[ClientGroup], answers: Messages) -> None:
+def _store_answers(population: Population, groups: list[ClientGroup], answers: Messages) -> None:
     """Give the clients of some groups the rows [m, ...] of all of them, in ascending order."""
     clients = clients_of(groups)
     for group in groups:

@@ -22,12 +22,12 @@ from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.tree import Tree
 
-MOST_TOGETHER = 32  # clients in one call, where no more are configured
-_ROUNDS = 1000  # homes are chosen by the work of as many rounds
-_SEARCHED = 2**15  # loads that are compared for the home of a client
-_AT_ONCE = 32  # ranks, at first
-_TESTS = 1024  # calls of a test of all, at least, whatever there is to test
-_TESTED = 2**26  # bytes of the models of such a call
+MAX_TOGETHER = 32  # clients in one call, where no more are configured
+_MAX_ROUNDS = 1000  # homes are chosen by the work of as many rounds
+_MAX_COMPARED = 2**15  # loads that are compared for the home of a client
+_FIRST_COMPARED = 32  # ranks, at first
+_MIN_TEST_CALLS = 1024  # calls of a test of all, at least, whatever there is to test
+_MAX_TEST_BYTES = 2**26  # bytes of the models of such a call
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Placement:
     computing_ranks: tuple[int, ...]
     work: np.ndarray
     test_work: np.ndarray
-    most_tested: int = MOST_TOGETHER
+    most_tested: int = MAX_TOGETHER
 
     def assign(self, clients: np.ndarray, tested: bool = False) -> list[list[ClientGroup]]:
         """The groups of each rank, restricted to the given clients and cut where these are too many for a call.
@@ -73,7 +73,7 @@ class Placement:
                 ranks[rank].append(part)
             return ranks
         cost = np.add.reduceat((self.test_work if tested else self.work)[ordered], starts)
-        for rank, call in longest_first(cost, ordered[starts], self.computing_ranks):
+        for rank, call in assign_longest_first(cost, ordered[starts], self.computing_ranks):
             ranks[rank].append(parts[call])
         return ranks
 
@@ -113,20 +113,20 @@ def place(
     """
     training, federation = executor.tasks[0].training, executor.federation
     n = federation.num_clients
-    steps = steps_of_a_round(training, federation.num_train)
+    steps = count_round_steps(training, federation.num_train)
     lanes = runtime.lanes or 1
-    groups, most = cut_groups(executor.cohort, steps, lanes), max(MOST_TOGETHER, int(lanes * training.participation))
+    groups, most = cut_groups(executor.cohort, steps, lanes), max(MAX_TOGETHER, int(lanes * training.participation))
     computing = choose_computing_ranks(runtime.server, ranks, n, slots)
-    sample_work = relative_flops(executor.tasks)[executor.cohort]
+    sample_work = compute_relative_flops(executor.tasks)[executor.cohort]
     work = 3.0 * steps * training.batch_size * sample_work  # forward, and twice as much backward
     test_work = federation.num_test * sample_work
     # Of very many small models more are tested in one call, which costs as much as the arithmetic of some hundred.
     model_bytes = max(tree.num_bytes(task.like()) for task in executor.tasks)
-    most_tested = max(most, min(n // _TESTS, _TESTED // model_bytes))
+    most_tested = max(most, min(n // _MIN_TEST_CALLS, _MAX_TEST_BYTES // model_bytes))
     placement = Placement(ranks, groups, most, None, computing, work, test_work, most_tested)
     if not any(templates) and all(type(kind) is Shared for kind in declared.down.values()):
         return placement
-    cost = np.zeros((len(groups), min(max(training.rounds, 1), _ROUNDS)))
+    cost = np.zeros((len(groups), min(max(training.rounds, 1), _MAX_ROUNDS)))
     for round in range(cost.shape[1]):
         chosen = executor.participation.participants(round + 1)
         np.add.at(cost[:, round], placement.group_of[chosen], work[chosen] + test_work[chosen])
@@ -135,13 +135,13 @@ def place(
     return replace(placement, home=place_clients(groups, cost, computing))
 
 
-def steps_of_a_round(training: TrainingConfig, num_train: np.ndarray) -> np.ndarray:
+def count_round_steps(training: TrainingConfig, num_train: np.ndarray) -> np.ndarray:
     """[N] int64, local steps of clients with so many training samples [N]."""
     sizes, which = np.unique(num_train, return_inverse=True)
     return np.array([training.num_steps(int(samples)) for samples in sizes], np.int64)[which]
 
 
-def relative_flops(tasks: Sequence[Task]) -> np.ndarray:
+def compute_relative_flops(tasks: Sequence[Task]) -> np.ndarray:
     """[C] floating-point operations of a forward pass in each cohort, the cheapest counting 100; 1 if there is but one.
 
     Whole numbers, so that their sums are the same in any order, on every rank.
@@ -190,14 +190,14 @@ def choose_computing_ranks(server: str, ranks: int, clients: int, slots: int) ->
     return tuple(range(1, ranks)) if dedicated and ranks > 1 else tuple(range(ranks))
 
 
-def longest_first(cost: np.ndarray, clients: np.ndarray, ranks: Sequence[int]) -> list[tuple[int, int]]:
+def assign_longest_first(cost: np.ndarray, clients: np.ndarray, ranks: Sequence[int]) -> list[tuple[int, int]]:
     """The rank of each call with its place, longest first: each goes to the rank with the least to do.
 
     Args:
         cost: [C] of each call, whole numbers.
         clients: [C] the first client of each, which decides between calls of the same cost.
 
-    >>> longest_first(np.array([2, 3, 2, 1]), np.arange(4), [0, 1])
+    >>> assign_longest_first(np.array([2, 3, 2, 1]), np.arange(4), [0, 1])
     [(0, 1), (1, 0), (1, 2), (0, 3)]
     """
     loads, assigned = [(0.0, rank) for rank in ranks], []
@@ -209,7 +209,7 @@ def longest_first(cost: np.ndarray, clients: np.ndarray, ranks: Sequence[int]) -
 
 
 def place_clients(
-    groups: Sequence[ClientGroup], work: np.ndarray, ranks: Sequence[int], searched: int = _SEARCHED
+    groups: Sequence[ClientGroup], work: np.ndarray, ranks: Sequence[int], searched: int = _MAX_COMPARED
 ) -> np.ndarray:
     """The home rank [N] of every client, chosen so that the slowest rank of each round has the least to do.
 
@@ -229,11 +229,11 @@ def place_clients(
     for index in np.lexsort(([group[0] for group in groups], -total)):
         cost = work[index]
         rounds = np.flatnonzero(cost)
-        cost, most = cost[rounds], max(_AT_ONCE, searched // max(len(rounds), 1))
+        cost, most = cost[rounds], max(_FIRST_COMPARED, searched // max(len(rounds), 1))
         best, longer, start = 0, np.inf, 0
         # A rank makes the rounds longer at least by the work that does not fit below the slowest ones.
         while start < min(most, len(least)) and max(least[start][0] + total[index] - longest, 0.0) < longer:
-            compared = np.array([place for _, place in least[start : min(2 * start + _AT_ONCE, most)]])
+            compared = np.array([place for _, place in least[start : min(2 * start + _FIRST_COMPARED, most)]])
             added = np.maximum(load[np.ix_(compared, rounds)] + (cost - slowest[rounds]), 0).sum(1)
             if added.min() < longer:
                 best, longer = start + int(added.argmin()), float(added.min())

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from pflmpi.learning.main_measure import of_validation
-from pflmpi.runtime.counts import Counts, columns_of, figures
+from pflmpi.runtime.counts import Counts, figures, measure_columns
 from pflmpi.store import metrics_file
 from pflmpi.text import format_decimal
 
@@ -55,7 +55,7 @@ class Progress:
     @cached_property
     def columns(self) -> dict[str, str | int]:
         """The line of metrics.csv by column; accuracies are empty in a round without evaluation."""
-        tested = _figures(self.scores, (*_ACCURACY, *_OTHERS))
+        tested = _format_metrics(self.scores, (*_ACCURACY, *_OTHERS))
         line: list[str | int] = [
             self.round,
             len(self.participants),
@@ -63,10 +63,10 @@ class Progress:
             *(int(self.bytes[name].sum()) for name in ("up", "down", "wire_up", "wire_down")),
             *(f"{self.seconds[name]:.4f}" for name in ("round", "compute", "exchange", "evaluation", "checkpoint")),
             len(self.skipped),
-            *_figures(self.unseen, _ACCURACY),
-            _mean(self.train_loss),
+            *_format_metrics(self.unseen, _ACCURACY),
+            _format_mean(self.train_loss),
             *tested[len(_ACCURACY) :],
-            *_figures(self.trained, (*_ACCURACY, "test_loss")),
+            *_format_metrics(self.trained, (*_ACCURACY, "test_loss")),
             f"{self.seconds['waiting']:.4f}",
             int(self.memory.max(initial=0)),
             int(self.memory.sum()),
@@ -75,13 +75,13 @@ class Progress:
         if "simulated" in self.seconds:
             columns["simulated_seconds"] = f"{self.seconds['simulated']:.4f}"
         for name in self.measures:
-            columns |= zip(columns_of(name), _figures(self.scores, columns_of(name)), strict=True)
+            columns |= zip(measure_columns(name), _format_metrics(self.scores, measure_columns(name)), strict=True)
         for prefix, scores in (("unseen_", self.unseen), ("trained_", self.trained)):
-            means = [columns_of(name)[0] for name in self.measures]
-            columns |= zip([prefix + name for name in means], _figures(scores, means), strict=True)
+            means = [measure_columns(name)[0] for name in self.measures]
+            columns |= zip([prefix + name for name in means], _format_metrics(scores, means), strict=True)
         if self.validation is not None:
-            names = [*_ACCURACY, *_OTHERS, *chain.from_iterable(map(columns_of, self.measures))]
-            values = _figures(None if self.scores is None else self.validation, names)
+            names = [*_ACCURACY, *_OTHERS, *chain.from_iterable(map(measure_columns, self.measures))]
+            values = _format_metrics(None if self.scores is None else self.validation, names)
             columns |= zip(map(of_validation, names), values, strict=True)
         return columns
 
@@ -130,14 +130,14 @@ def metric_columns(measures: Sequence[str], simulated: bool, validates: bool = F
     return [*progress.columns]
 
 
-def _figures(scores: Counts | None, names: Sequence[str]) -> list[str]:
+def _format_metrics(scores: Counts | None, names: Sequence[str]) -> list[str]:
     if scores is None:
         return [""] * len(names)
     values = figures(scores)
     return [format_decimal(values[name], 6) if name in values else "" for name in names]
 
 
-def _mean(losses: np.ndarray) -> str:
+def _format_mean(losses: np.ndarray) -> str:
     losses = losses[~np.isnan(losses)]
     return format_decimal(float(losses.mean()), 6) if len(losses) else ""
 

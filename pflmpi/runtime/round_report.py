@@ -40,7 +40,7 @@ class RoundReport:
     stop: np.ndarray  # [R, 2] what `Stop` says on each rank
 
 
-def gather(
+def gather_report(
     transport: Transport,
     now: RoundSchedule,
     tested: Counts,
@@ -74,7 +74,7 @@ def gather(
     if not computes.any():
         computes[:] = True  # next to nothing
     return RoundReport(
-        *_scores(scores.reshape(-1, rows.shape[1]), now, tested),
+        *_split_scores(scores.reshape(-1, rows.shape[1]), now, tested),
         train_loss=loss[np.argsort(rank_by_rank(now.training), kind="stable")],
         seconds={
             "compute": float(busy.max()),
@@ -86,7 +86,7 @@ def gather(
     )
 
 
-def _scores(
+def _split_scores(
     rows: np.ndarray, now: RoundSchedule, like: Counts
 ) -> tuple[Counts, Counts | None, Counts | None, Counts | None]:
     """The first four of a `RoundReport`, from the reported rows; `like`: counts of any clients of the run."""
@@ -164,7 +164,7 @@ class RoundHooks:
         """Report a round to rank 0, which writes and shows its metrics, and agree on whether to stop.
 
         Args:
-            counts, losses: of the clients that were tested and trained here; see `gather`.
+            counts, losses: of the clients that were tested and trained here; see `gather_report`.
             watch: with the laps training, testing and exchange.
 
         Returns:
@@ -172,7 +172,7 @@ class RoundHooks:
         """
         self.stop.round_took(watch.seconds)
         seconds = watch.laps["training"], watch.laps["testing"]
-        reported = gather(self._transport, now, counts, losses, seconds, self.stop.report)
+        reported = gather_report(self._transport, now, counts, losses, seconds, self.stop.report)
         progress = None if reported is None else self._progress(now, reported, watch.laps["exchange"])
         pause = self.stop.agree(self._transport, watch.seconds, None if reported is None else reported.stop)
         self._limit_waiting(max(LEAST_TIMEOUT, _PATIENCE * self.stop.longest))

@@ -141,7 +141,7 @@ class RoundSchedule:
             of = declared.up_bytes if sent else declared.down_bytes
             num_bytes[self.participants] = of(self.participants)
             if sent and self.round == 1 and self.setup.algorithm.introduces:
-                everyone = _introducing(self.setup)
+                everyone = _find_introducing(self.setup)
                 num_bytes[everyone] += declared.up_bytes(everyone)
         return num_bytes
 
@@ -155,11 +155,11 @@ def schedule(
         done: the round to continue after; None for a new run.
     """
     rounds, first = setup.task.training.rounds, done or 0
-    upcoming = _participants(setup, first + 1)
-    yield _opening(setup, evaluation, first, upcoming, new=done is None)
+    upcoming = _find_participants(setup, first + 1)
+    yield _schedule_opening(setup, evaluation, first, upcoming, new=done is None)
     changed, unsaved = np.ones(setup.task.num_clients, bool), np.zeros(setup.task.num_clients, bool)
     for round in range(first + 1, rounds + 1):
-        participants, upcoming = upcoming, _participants(setup, round + 1)
+        participants, upcoming = upcoming, _find_participants(setup, round + 1)
         changed[participants] = unsaved[participants] = True
         evaluates = round == rounds or round % evaluation.every == 0
         saves = round == rounds or round % checkpoint.every == 0
@@ -168,10 +168,10 @@ def schedule(
             round=round,
             opening=False,
             participants=participants,
-            receivers=_receivers(setup, evaluation, round, participants, upcoming),
+            receivers=_find_receivers(setup, evaluation, round, participants, upcoming),
             evaluates=evaluates,
             tests_trained=evaluates and evaluation.when == "both",
-            tested=_tested(setup, evaluation, changed) if evaluates else _NO_CLIENTS,
+            tested=_find_tested(setup, evaluation, changed) if evaluates else _NO_CLIENTS,
             saves=saves,
             unsaved=np.flatnonzero(unsaved & setup.keeps_state),
         )
@@ -182,15 +182,17 @@ def schedule(
 _NO_CLIENTS = np.empty(0, np.int64)
 
 
-def _opening(setup: Setup, evaluation: EvaluationConfig, round: int, upcoming: np.ndarray, new: bool) -> RoundSchedule:
+def _schedule_opening(
+    setup: Setup, evaluation: EvaluationConfig, round: int, upcoming: np.ndarray, new: bool
+) -> RoundSchedule:
     """The exchange before the first round of a new run, or before the next one of a run resumed after `round`."""
-    before = _participants(setup, round)
+    before = _find_participants(setup, round)
     return RoundSchedule(
         setup,
         round=round,
         opening=True,
-        participants=_introducing(setup) if new and setup.algorithm.introduces else _NO_CLIENTS,
-        receivers=_receivers(setup, evaluation, round, before, upcoming),
+        participants=_find_introducing(setup) if new and setup.algorithm.introduces else _NO_CLIENTS,
+        receivers=_find_receivers(setup, evaluation, round, before, upcoming),
         evaluates=False,
         tests_trained=False,
         tested=_NO_CLIENTS,
@@ -199,17 +201,17 @@ def _opening(setup: Setup, evaluation: EvaluationConfig, round: int, upcoming: n
     )
 
 
-def _introducing(setup: Setup) -> np.ndarray:
+def _find_introducing(setup: Setup) -> np.ndarray:
     """Ascending ids of the clients that introduce themselves to an algorithm that asks for it."""
     return np.setdiff1d(np.arange(setup.task.num_clients), setup.task.training.without_clients).astype(np.int64)
 
 
-def _participants(setup: Setup, round: int) -> np.ndarray:
+def _find_participants(setup: Setup, round: int) -> np.ndarray:
     """Ascending ids of the clients that train in a round; none before the first and after the last."""
     return setup.executor.participation.participants(round) if 1 <= round <= setup.task.training.rounds else _NO_CLIENTS
 
 
-def _receivers(
+def _find_receivers(
     setup: Setup, evaluation: EvaluationConfig, round: int, participants: np.ndarray, upcoming: np.ndarray
 ) -> np.ndarray:
     """The clients that train next (`upcoming`), and those that are tested with a message of their own."""
@@ -221,7 +223,7 @@ def _receivers(
     return np.union1d(upcoming, participants)
 
 
-def _tested(setup: Setup, evaluation: EvaluationConfig, changed: np.ndarray) -> np.ndarray:
+def _find_tested(setup: Setup, evaluation: EvaluationConfig, changed: np.ndarray) -> np.ndarray:
     """The clients whose personal model may differ from the one tested last; `changed` [N] says whose state does."""
     by_state = not setup.algorithm.predicts_with or evaluation.absent == "last_received"
     return np.flatnonzero(changed) if by_state and not setup.executor.adapts else np.arange(len(changed))

@@ -16,11 +16,11 @@ from pflmpi.messages.uplink_transforms import RESIDUAL, transform
 from pflmpi.runtime import client_errors
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.counts import Counts, concatenated
+from pflmpi.runtime.counts import Counts, concatenate
 from pflmpi.runtime.evaluation import evaluate, evaluate_shared_model, evaluate_trained
 from pflmpi.runtime.exchange import exchange
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.transfers import device_message_limit, pipelined
+from pflmpi.runtime.executors.transfers import device_message_limit, run_pipelined
 from pflmpi.runtime.round_report import RoundHooks, Stopwatch
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -61,13 +61,13 @@ def run(
     """
     replay.forget()
     rank, last = transport.rank, setup.task.training.rounds
-    server, reply = _open(setup, transport, checkpoints, next(rounds), server, population)
+    server, reply = _open_run(setup, transport, checkpoints, next(rounds), server, population)
     for now in rounds:  # who takes part in a round is known before it happens
         watch = Stopwatch()
         trained = train(setup.executor, population, reply, now.training[rank], now.round, skips)
         watch.lap("training")
         if skips:
-            now = without_failed(setup, transport, now, trained.failed)
+            now = drop_failed(setup, transport, now, trained.failed)
         after_training = []
         if now.tests_trained:  # with the models that local training leaves
             after_training = [evaluate_trained(setup.executor, population, reply, trained.ups, now.round)]
@@ -86,7 +86,7 @@ def run(
             counts.append(_test(setup, setup.validation, population, reply, now.testing[rank], now.round))
         watch.lap("testing")
 
-        progress, pause = hooks.end_round(now, concatenated(counts), trained.losses, watch)
+        progress, pause = hooks.end_round(now, concatenate(counts), trained.losses, watch)
         if now.saves or pause:
             checkpoints.save(now, server_round, population, progress)
         if pause == "end" or now.round == last:
@@ -98,7 +98,7 @@ def run(
     return server
 
 
-def _open(
+def _open_run(
     setup: Setup,
     transport: Transport,
     checkpoints: Checkpoints,
@@ -108,7 +108,9 @@ def _open(
 ) -> tuple[Tree, Reply]:
     """Let the clients of a new run introduce themselves; send the reply that the first round trains with."""
     introducing = opening.training[transport.rank]
-    ups = [(group, client_errors.introduce(setup.executor, group, population.get(group))) for group in introducing]
+    ups = [
+        (group, client_errors.introduce_group(setup.executor, group, population.get(group))) for group in introducing
+    ]
     transform_messages(setup, population, Reply(), ups, opening.round)
     server_round, reply = exchange(setup, transport, server, population, ups, opening)
     if opening.saves:
@@ -125,9 +127,9 @@ def train(
 
     def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
         states, down = population.to_train(group), {**reply.for_clients(group), **population.answers(group)}
-        return client_errors.update(executor, group, states, down, round, skips)
+        return client_errors.update_group(executor, group, states, down, round, skips)
 
-    for update in pipelined(map(begin, groups), executor.ahead):
+    for update in run_pipelined(map(begin, groups), executor.ahead):
         trained.failed.update(update.failed)
         if len(update.clients):
             population.put(update.clients, update.states)
@@ -154,14 +156,14 @@ def transform_messages(setup: Setup, population: Population, reply: Reply, ups: 
             population.put(clients, {RESIDUAL: left})
 
 
-def without_failed(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:
+def drop_failed(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:
     """The round without the participants that failed on any rank."""
-    failed = client_errors.agree(transport, now.participants, failed)
+    failed = client_errors.agree_on_failed(transport, now.participants, failed)
     if not failed:
         return now
     for why in failed.values() if transport.rank == 0 else ():
         _log.warning("skipped: %s", why)
-    client_errors.check_enough(setup.algorithm, setup.task, now.round, len(now.participants) - len(failed), failed)
+    client_errors.check_enough_left(setup.algorithm, setup.task, now.round, len(now.participants) - len(failed), failed)
     return now.without(np.array(list(failed), np.int64))
 
 

@@ -10,7 +10,7 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import clients_of
-from pflmpi.runtime.evaluation import is_shared
+from pflmpi.runtime.evaluation import is_model_shared
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.placement import Placement
@@ -58,7 +58,7 @@ class Setup:
     @property
     def shares_model(self) -> bool:
         """Whether all clients predict with one model."""
-        return is_shared(self.executor, self.placement.home)
+        return is_model_shared(self.executor, self.placement.home)
 
     def samples(self, rank: int) -> np.ndarray | None:
         """The samples that a rank computes with, ascending; None where clients keep nothing and may come from anywhere.
@@ -68,9 +68,9 @@ class Setup:
         placement = self.placement
         if placement.home is None and rank in placement.computing_ranks:
             return None
-        samples = [np.zeros(1, np.int64), *_samples_of(self.executor, placement.hosted(rank))]
+        samples = [np.zeros(1, np.int64), *_list_samples(self.executor, placement.hosted(rank))]
         if self.unseen is not None:
-            samples += _samples_of(self.unseen.executor, clients_of(self.unseen.groups[rank]))
+            samples += _list_samples(self.unseen.executor, clients_of(self.unseen.groups[rank]))
         return np.unique(np.concatenate(samples))
 
     def with_pool(self, pool: Pool) -> "Setup":
@@ -78,6 +78,6 @@ class Setup:
         return replace(self, executor=replace(self.executor, pool=pool), unseen=unseen)
 
 
-def _samples_of(executor: Executor, clients: np.ndarray) -> list[np.ndarray]:
+def _list_samples(executor: Executor, clients: np.ndarray) -> list[np.ndarray]:
     sides = filter(None, (executor.federation.train, executor.federation.test, executor.federation.validation))
     return [samples[client] for samples in sides for client in clients]

@@ -20,12 +20,12 @@ from pflmpi.errors import RunError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.transports.base import Transport
 
-_ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the end of the job
+_SPARE_ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the end of the job
 Pause = Literal["end", "stop"]
 
 _PAUSES: tuple[Pause | None, ...] = (None, "stop", "end")  # in ascending order of precedence
-_SAME = 1.0  # seconds within which a launcher and Slurm may both send the same signal
-_LOST = 0  # in place of a signal's number: a KeyboardInterrupt was raised in a callback, where Python drops exceptions
+_SAME_SIGNAL = 1.0  # seconds within which a launcher and Slurm may both send the same signal
+_LOST_INTERRUPT = 0  # instead of a signal's number: Python dropped a KeyboardInterrupt that was raised in a callback
 _CALLBACK = 0.05  # seconds for it to end
 
 
@@ -53,7 +53,7 @@ class Stop:
 
     def round_took(self, seconds: float) -> None:
         self.longest = max(self.longest, seconds)
-        if self._end is not None and time.time() + _ROUNDS * self.longest + self._spare > self._end:
+        if self._end is not None and time.time() + _SPARE_ROUNDS * self.longest + self._spare > self._end:
             self.reason = self.reason or "the job's time limit is near"
 
     @property
@@ -102,16 +102,16 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
         first = 0.0
         while received := reader.recv(1):
             number = received[0]
-            if number == _LOST:
+            if number == _LOST_INTERRUPT:
                 time.sleep(_CALLBACK)
                 os.kill(os.getpid(), signal.SIGINT)
             if number not in watched:  # such as SIGINT, which Python handles
                 continue
             if number == signal.SIGTERM and someone_died():
-                _leave(RunError.exit_code)
-            if first and time.monotonic() - first > _SAME:
+                _exit_now(RunError.exit_code)
+            if first and time.monotonic() - first > _SAME_SIGNAL:
                 stop.at_once()
-                _leave(Stopped.exit_code)
+                _exit_now(Stopped.exit_code)
             first = first or time.monotonic()
             stop.reason = stop.reason or early_signals.described(number)
 
@@ -119,7 +119,7 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
 
     def dropped(unraisable: "sys.UnraisableHookArgs") -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            writer.send(bytes([_LOST]))
+            writer.send(bytes([_LOST_INTERRUPT]))
         else:
             drop(unraisable)
 
@@ -141,6 +141,6 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
             thread.join()
 
 
-def _leave(code: int) -> None:
+def _exit_now(code: int) -> None:
     sys.stdout.flush()
     os._exit(code)

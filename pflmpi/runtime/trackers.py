@@ -70,7 +70,7 @@ class Tracker(ABC):
         """End this process's part; `completed`: the run has reached its end."""
 
 
-def values(line: Line) -> dict[str, float]:
+def numeric_columns(line: Line) -> dict[str, float]:
     """The columns of a line that have a value, but for the round."""
     return {name: float(value) for name, value in line.items() if name != "round" and value != ""}
 
@@ -96,7 +96,7 @@ class TensorBoard(Tracker):
         self._writer = import_module(self.library).SummaryWriter(str(folder), **options)
 
     def add(self, line: Line, at: float) -> None:
-        for name, value in values(line).items():
+        for name, value in numeric_columns(line).items():
             self._writer.add_scalar(name, value, int(line["round"]), at)
 
     def close(self, completed: bool) -> None:
@@ -129,7 +129,7 @@ class WeightsAndBiases(Tracker):
         )
 
     def add(self, line: Line, at: float) -> None:
-        self._run.log({**values(line), "_timestamp": at}, step=int(line["round"]))
+        self._run.log({**numeric_columns(line), "_timestamp": at}, step=int(line["round"]))
         new = self._file.with_suffix(".new")
         new.write_text(str(line["round"]))
         new.replace(self._file)  # a killed run leaves a whole number
@@ -171,7 +171,7 @@ class MLflow(Tracker):
 
     def add(self, line: Line, at: float) -> None:
         round, ended = int(line["round"]), int(1000 * at)
-        metrics = [self._entities.Metric(name, value, ended, round) for name, value in values(line).items()]
+        metrics = [self._entities.Metric(name, value, ended, round) for name, value in numeric_columns(line).items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, completed: bool) -> None:
@@ -240,14 +240,14 @@ class _Warnings(logging.Handler):
         self._take(record.getMessage())
 
 
-def _own_class(kind: object) -> type[Tracker]:
+def _check_class(kind: object) -> type[Tracker]:
     if not (isinstance(kind, type) and issubclass(kind, Tracker)):
         raise ConfigError(f"{kind!r} is no subclass of pflmpi.runtime.trackers.Tracker; derive it from that")
     return kind
 
 
 TRACKERS: Registry[type[Tracker]] = Registry(
-    "tracker", {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}, accept=_own_class
+    "tracker", {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}, accept=_check_class
 )
 
 
@@ -303,7 +303,9 @@ def tracked(run: TrackedRun, output: OutputConfig, observe: Observer) -> Iterato
     if output.events:
         attempt("events", lambda: working.append(("events", Events(run))))
     lines = metrics_file.read(run.folder) if working else []
-    for line, at in zip(lines, _times(run.folder, [float(line["seconds"] or 0) for line in lines]), strict=True):
+    for line, at in zip(
+        lines, _estimate_times(run.folder, [float(line["seconds"] or 0) for line in lines]), strict=True
+    ):
         if line["seconds"]:  # not of rounds whose figures were lost
             give(line, at)
     try:
@@ -314,7 +316,7 @@ def tracked(run: TrackedRun, output: OutputConfig, observe: Observer) -> Iterato
     close(completed=True)
 
 
-def _times(run: Path, seconds: Sequence[float]) -> list[float]:
+def _estimate_times(run: Path, seconds: Sequence[float]) -> list[float]:
     """When rounds of these lengths ended, without pauses, the last at the time of metrics.csv."""
     ended = metrics_file.path(run).stat().st_mtime if seconds else 0.0
     later = list(accumulate(reversed(seconds[1:]), initial=0.0))  # of each round, the last first

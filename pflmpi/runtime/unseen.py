@@ -19,9 +19,9 @@ from pflmpi.messages.traffic import Traffic
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import ANSWERED, answer_templates, calling
 from pflmpi.runtime.counts import Counts
-from pflmpi.runtime.evaluation import evaluate_shared_model, finished, is_shared
+from pflmpi.runtime.evaluation import collect_counts, evaluate_shared_model, is_model_shared
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.placement import Placement, cut_groups, relative_flops, steps_of_a_round
+from pflmpi.runtime.placement import Placement, compute_relative_flops, count_round_steps, cut_groups
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -79,9 +79,9 @@ def unseen_setup(
     """
     federation, training = executor.federation, executor.tasks[0].training
     clients = np.arange(len(placement.work), federation.num_clients)
-    steps = steps_of_a_round(training, federation.num_train)
+    steps = count_round_steps(training, federation.num_train)
     samples = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
-    work = samples * relative_flops(executor.tasks)[executor.cohort]
+    work = samples * compute_relative_flops(executor.tasks)[executor.cohort]
     groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
     places = Placement(placement.ranks, groups, placement.most, None, placement.computing_ranks, work, work)
     own = {name: kind for name, kind in down.items() if type(kind) is not Shared}
@@ -123,14 +123,14 @@ def evaluate_unseen(
     """
     reply = received(unseen, transport, server, shared, kept, round)
     groups, executor = unseen.groups[transport.rank], unseen.executor
-    if is_shared(executor, unseen.home):
+    if is_model_shared(executor, unseen.home):
         return evaluate_shared_model(executor, reply, groups, round)
 
     def begin(group: ClientGroup) -> Callable[[], Counts]:
         states = joined(unseen, group, reply.for_clients(group), round)
         return executor.evaluate(group, states, reply.for_clients(group, unseen.algorithm.predicts_with), round)
 
-    return finished(executor, groups, map(begin, groups))
+    return collect_counts(executor, groups, map(begin, groups))
 
 
 def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int) -> Reply:

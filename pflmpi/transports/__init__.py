@@ -11,7 +11,7 @@ from pflmpi.transports.base import Transport, exit_unconnected
 from pflmpi.transports.detect import LAUNCHERS, Launch
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.waiting import reason
+from pflmpi.transports.waiting import describe_error
 
 Name = Literal["auto", "inprocess", "mpi", "torch"]
 
@@ -71,7 +71,7 @@ def _open_mpi(launch: Launch, timeout: float, late: Callable[[str], NoReturn] | 
         start(timeout, late or partial(exit_unconnected, launch.rank, {}))
     except (ImportError, RuntimeError) as error:  # no mpi4py, or mpi4py without an MPI library
         raise ConfigError(
-            f"runtime.transport = 'mpi' needs mpi4py and an MPI library ({reason(error)}); {_INSTALL_MPI}"
+            f"runtime.transport = 'mpi' needs mpi4py and an MPI library ({describe_error(error)}); {_INSTALL_MPI}"
         ) from error
     if world_size() != launch.size:
         raise ConfigError(

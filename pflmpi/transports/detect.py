@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pflmpi.errors import ConfigError
-from pflmpi.transports.slurm import in_step, num_tasks, rendezvous_address, tasks_variable
+from pflmpi.transports.slurm import find_rendezvous_address, find_tasks_variable, in_step, num_tasks
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ ALONE = Launch("alone", 0, 1)
 # What has started the processes of each kind of launch, in words.
 LAUNCHERS = {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}
 RESTARTED = "PFLMPI_RESTARTED"  # how often all ranks were started again; set where they may be
-_NAMELESS = "none"  # what torchrun calls a run that was given no name
-_OURS = "pflmpi-"  # begins the name of a run whose ranks pflmpi has started, which nobody starts again
+_UNNAMED_RUN = "none"  # what torchrun calls a run that was given no name
+_OWN_RUN_PREFIX = "pflmpi-"  # begins the name of a run whose ranks pflmpi has started, which nobody starts again
 
 
 def new_run_id() -> str:
     """A TORCHELASTIC_RUN_ID for ranks that pflmpi starts itself."""
-    return _OURS + uuid.uuid4().hex
+    return _OWN_RUN_PREFIX + uuid.uuid4().hex
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
@@ -53,18 +53,18 @@ def detect(environ: Mapping[str, str]) -> Launch:
     Raises:
         ConfigError: the variables contradict each other.
     """
-    launch = _innermost(environ)
-    restarts = _count(environ, "TORCHELASTIC_RESTART_COUNT")
+    launch = _detect_innermost(environ)
+    restarts = _read_count(environ, "TORCHELASTIC_RESTART_COUNT")
     jobs = {}
     if "SLURM_JOB_ID" in environ:
-        jobs[f"Slurm job {environ['SLURM_JOB_ID']}"] = _count(environ, "SLURM_RESTART_COUNT")
-    name = environ.get("TORCHELASTIC_RUN_ID", _NAMELESS)
-    if name != _NAMELESS and not name.startswith(_OURS):
+        jobs[f"Slurm job {environ['SLURM_JOB_ID']}"] = _read_count(environ, "SLURM_RESTART_COUNT")
+    name = environ.get("TORCHELASTIC_RUN_ID", _UNNAMED_RUN)
+    if name != _UNNAMED_RUN and not name.startswith(_OWN_RUN_PREFIX):
         jobs[f"torchrun {name}"] = restarts
-    return replace(launch, restarts=restarts + _count(environ, RESTARTED), jobs=jobs)
+    return replace(launch, restarts=restarts + _read_count(environ, RESTARTED), jobs=jobs)
 
 
-def _innermost(environ: Mapping[str, str]) -> Launch:
+def _detect_innermost(environ: Mapping[str, str]) -> Launch:
     """How the innermost launcher started this process.
 
     torchrun sets its own variables, also inside an MPI or Slurm job. Under mpirun inside a Slurm job, SLURM_PROCID is
@@ -73,36 +73,38 @@ def _innermost(environ: Mapping[str, str]) -> Launch:
     has = environ.keys()
     for_torch = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= has
     if for_torch and ("LOCAL_RANK" in has or "TORCHELASTIC_RUN_ID" in has):
-        return _launch(environ, "torchrun", "RANK", "WORLD_SIZE")
+        return _read_launch(environ, "torchrun", "RANK", "WORLD_SIZE")
     if {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"} <= has:
-        return _launch(environ, "mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+        return _read_launch(environ, "mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     if {"PMI_RANK", "PMI_SIZE"} <= has:
-        return _launch(environ, "mpi", "PMI_RANK", "PMI_SIZE")
+        return _read_launch(environ, "mpi", "PMI_RANK", "PMI_SIZE")
     if "PMIX_RANK" in has:
         if not in_step(environ):
             raise ConfigError(
                 "PMIX_RANK is set, but neither OMPI_COMM_WORLD_SIZE nor a Slurm step says how many ranks there are; "
                 "start with mpirun, srun or torchrun"
             )
-        return _step(environ, "mpi", "PMIX_RANK")
+        return _read_step(environ, "mpi", "PMIX_RANK")
     if in_step(environ) and num_tasks(environ) not in (None, "1"):
-        return _step(environ, "slurm", "SLURM_PROCID")
+        return _read_step(environ, "slurm", "SLURM_PROCID")
     if for_torch:  # started by hand or by a cluster's operator
-        return _launch(environ, "torchrun", "RANK", "WORLD_SIZE")
+        return _read_launch(environ, "torchrun", "RANK", "WORLD_SIZE")
     if in_step(environ) and environ["SLURM_PROCID"] not in ("", "0"):  # one of several, which must not all run alone
-        return _step(environ, "slurm", "SLURM_PROCID")  # raises: the number of tasks is 1 or missing
+        return _read_step(environ, "slurm", "SLURM_PROCID")  # raises: the number of tasks is 1 or missing
     return ALONE
 
 
-def _step(environ: Mapping[str, str], kind: Literal["mpi", "slurm"], rank: str) -> Launch:
-    return replace(_launch(environ, kind, rank, tasks_variable(environ)), address=rendezvous_address(environ))
+def _read_step(environ: Mapping[str, str], kind: Literal["mpi", "slurm"], rank: str) -> Launch:
+    return replace(
+        _read_launch(environ, kind, rank, find_tasks_variable(environ)), address=find_rendezvous_address(environ)
+    )
 
 
-def _launch(
+def _read_launch(
     environ: Mapping[str, str], kind: Literal["mpi", "torchrun", "slurm"], of_rank: str, of_size: str
 ) -> Launch:
     """Rank and size from the named variables."""
-    rank, size = _number(environ, of_rank), _number(environ, of_size)
+    rank, size = _read_number(environ, of_rank), _read_number(environ, of_size)
     if rank >= size:
         raise ConfigError(
             f"the launcher's variables contradict each other: {of_rank} = {rank} of {of_size} = {size}; unset what an "
@@ -111,11 +113,11 @@ def _launch(
     return Launch(kind, rank, size)
 
 
-def _count(environ: Mapping[str, str], name: str) -> int:
-    return _number(environ, name) if name in environ else 0
+def _read_count(environ: Mapping[str, str], name: str) -> int:
+    return _read_number(environ, name) if name in environ else 0
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def _read_number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
     if not text.isdecimal():
         value = f"= {text!r} in the environment" if name in environ else "is not set"

@@ -15,9 +15,9 @@ import numpy as np
 
 from pflmpi.errors import TransportError
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer, Transport, chunks, flush_output
-from pflmpi.transports.mpi_library import loaded, opened
+from pflmpi.transports.mpi_library import loaded, open_library
 from pflmpi.transports.peers import ended, names
-from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait
+from pflmpi.transports.waiting import SHORTEST_PAUSE, WaitTimeout, describe_loss, describe_timeout, wait
 
 # Before mpi4py's module: it would start MPI when imported, without a limit, and hold Python's lock meanwhile, so that
 # nobody could notice. Only one thread calls MPI (a higher level makes Open MPI's tcp layer deadlock when a peer dies),
@@ -31,11 +31,11 @@ from mpi4py import MPI  # noqa: E402
 if TYPE_CHECKING:
     import torch
 
-_LEAST = 30.0  # seconds that a start may take whatever the limit: ranks load their libraries at different speeds
+_MIN_TIMEOUT = 30.0  # seconds that a start may take whatever the limit: ranks load their libraries at different speeds
 _TAG = 1
 _ROLL_CALL = 2  # a tag of its own: payload does not mix with it
-_ANSWER = 3.0  # seconds to answer a roll call; a waiting rank looks for one every few milliseconds
-_FORWARDED = 0.2  # seconds for the launcher to pass on what was shown: an abort now and then overtakes it
+_ANSWER_SECONDS = 3.0  # seconds to answer a roll call; a waiting rank looks for one every few milliseconds
+_FORWARD_SECONDS = 0.2  # seconds for the launcher to pass on what was shown: an abort now and then overtakes it
 
 
 def start(timeout: float, late: Callable[[str], NoReturn]) -> None:
@@ -47,20 +47,20 @@ def start(timeout: float, late: Callable[[str], NoReturn]) -> None:
     """
     if MPI.Is_initialized():
         return
-    limit = max(timeout, _LEAST)
-    timer = threading.Timer(limit, lambda: late(timed_out("the start of MPI", limit, "")))
+    limit = max(timeout, _MIN_TIMEOUT)
+    timer = threading.Timer(limit, lambda: late(describe_timeout("the start of MPI", limit, "")))
     timer.daemon = True
     timer.start()
     try:
-        _start()
+        _init()
     finally:
         timer.cancel()
     for communicator in (MPI.COMM_WORLD, MPI.COMM_SELF):
         communicator.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py has them where it starts MPI
 
 
-def _start() -> None:
-    library = opened()
+def _init() -> None:
+    library = open_library()
     if library is None:
         MPI.Init_thread(MPI.THREAD_FUNNELED)
         return
@@ -107,7 +107,7 @@ class MpiTransport(Transport):
     def abort(self, code: int) -> NoReturn:
         """Stop all ranks; the launcher ends with the exit code."""
         flush_output()
-        time.sleep(_FORWARDED)
+        time.sleep(_FORWARD_SECONDS)
         self._comm.Abort(code)
         os._exit(code)
 
@@ -152,20 +152,20 @@ class MpiTransport(Transport):
         try:
             meeting = self._comm.Ibarrier()
             self._under_way = [meeting]
-            wait(lambda: meeting.Test() or was_called(self._comm), self.timeout)
+            wait(lambda: meeting.Test() or is_roll_called(self._comm), self.timeout)
             if not meeting.Test():  # another rank's time is up
-                raise TimeIsUp(self.timeout)
+                raise WaitTimeout(self.timeout)
             yield
             self._under_way = []
         except MPI.Exception as error:
-            raise TransportError(lost(operation, error, ended(self.peers))) from error
-        except TimeIsUp as late:
-            who = names(absent(self._comm), self.peers)
-            raise TransportError(timed_out(operation, late.seconds, who)) from late
+            raise TransportError(describe_loss(operation, error, ended(self.peers))) from error
+        except WaitTimeout as late:
+            who = names(call_roll(self._comm), self.peers)
+            raise TransportError(describe_timeout(operation, late.seconds, who)) from late
 
     def _move(self, requests: list[MPI.Request]) -> None:
         self._under_way += requests
-        wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST)
+        wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST_PAUSE)
 
 
 def _finalize_at_exit() -> None:
@@ -177,17 +177,17 @@ def _finalize_at_exit() -> None:
         MPI.Finalize()
 
 
-def was_called(comm: MPI.Intracomm) -> bool:
+def is_roll_called(comm: MPI.Intracomm) -> bool:
     """Whether another rank has called the roll."""
     return comm.Iprobe(tag=_ROLL_CALL)
 
 
-def absent(comm: MPI.Intracomm) -> list[int]:
+def call_roll(comm: MPI.Intracomm) -> list[int]:
     """Ranks that do not answer a roll call: called when a rank's time is up, every waiting rank joins in."""
     rank, size = comm.Get_rank(), comm.Get_size()
     silent = set(range(size)) - {rank}
     requests = [comm.Isend(np.ones(1, np.uint8), other, _ROLL_CALL) for other in sorted(silent)]
-    end = time.monotonic() + _ANSWER
+    end = time.monotonic() + _ANSWER_SECONDS
     while silent and time.monotonic() < end:
         for other in sorted(silent):
             if comm.Iprobe(source=other, tag=_ROLL_CALL):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 _LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so[\d.]*$")
 _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h
-_LONGEST = 8192  # bytes of a version text; MPICH's, the longest, is documented to be at most that
+_MAX_VERSION_BYTES = 8192  # bytes of a version text; MPICH's, the longest, is documented to be at most that
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class MpiLibrary:
 
 def loaded() -> MpiLibrary | None:
     """The library loaded in this process; None if there is none."""
-    library = opened()
+    library = open_library()
     if library is None:
         return None
-    return MpiLibrary(_name(library), _device_buffers(library))
+    return MpiLibrary(_read_name(library), _query_device_buffers(library))
 
 
-def opened() -> ctypes.CDLL | None:
+def open_library() -> ctypes.CDLL | None:
     """The C functions of the library loaded in this process; None if there is none."""
-    path = _path()
+    path = _find_path()
     return None if path is None else ctypes.CDLL(path)
 
 
@@ -50,7 +50,7 @@ def short_name(text: str) -> str:
     return re.sub(r"\s*\bversion:?\s*|\s+v(?=\d)", " ", first, flags=re.IGNORECASE).strip()
 
 
-def _path() -> str | None:
+def _find_path() -> str | None:
     try:
         mapped = Path("/proc/self/maps").read_text()
     except OSError:
@@ -58,13 +58,13 @@ def _path() -> str | None:
     return next((line.split()[-1] for line in mapped.splitlines() if _LIBRARY.search(line)), None)
 
 
-def _name(library: ctypes.CDLL) -> str:
-    text, length = ctypes.create_string_buffer(_LONGEST), ctypes.c_int()
+def _read_name(library: ctypes.CDLL) -> str:
+    text, length = ctypes.create_string_buffer(_MAX_VERSION_BYTES), ctypes.c_int()
     library.MPI_Get_library_version(text, ctypes.byref(length))  # one of the few calls allowed before MPI_Init
     return short_name(text.value.decode(errors="replace"))
 
 
-def _device_buffers(library: ctypes.CDLL) -> bool | None:
+def _query_device_buffers(library: ctypes.CDLL) -> bool | None:
     started = ctypes.c_int()
     library.MPI_Initialized(ctypes.byref(started))
     if not started.value:

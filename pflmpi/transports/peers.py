@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pflmpi import machine
 from pflmpi.machine import Gpu, has_ended
 
-_SHOWN = 8  # ranks named in an error
+_MAX_NAMED = 8  # ranks named in an error
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:
         time.sleep(0.02)
 
 
-def refuse_ended(peers: Sequence[Peer]) -> None:
+def check_alive(peers: Sequence[Peer]) -> None:
     """Raise `RuntimeError`, as torch does for a lost connection, if a rank on this host has ended: NCCL waits on."""
     if lost_ranks := ended(peers):
         raise RuntimeError(f"{lost_ranks} has ended")
@@ -80,6 +80,6 @@ def names(ranks: Collection[int], peers: Sequence[Peer]) -> str:
     'rank 3'
     """
     words = [f"rank {r} (host {peers[r].host}, process {peers[r].process})" if peers else f"rank {r}" for r in ranks]
-    if len(words) > _SHOWN:
-        words[_SHOWN:] = [f"{len(words) - _SHOWN} more"]
+    if len(words) > _MAX_NAMED:
+        words[_MAX_NAMED:] = [f"{len(words) - _MAX_NAMED} more"]
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

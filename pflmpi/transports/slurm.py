@@ -10,7 +10,7 @@ from pflmpi.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-_ANSWER = 10.0  # seconds for squeue
+_SQUEUE_TIMEOUT = 10.0  # seconds for squeue
 _NOT_STARTED_BY_SRUN = 0xFFFFFF00  # step ids from here on: the batch script, salloc's shell and the like
 
 
@@ -20,20 +20,20 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return "SLURM_PROCID" in environ and step.isdecimal() and int(step) < _NOT_STARTED_BY_SRUN
 
 
-def tasks_variable(environ: Mapping[str, str]) -> str:
+def find_tasks_variable(environ: Mapping[str, str]) -> str:
     """Name of the variable with the number of tasks of the step; that of the job where the step's own is missing."""
     return "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
 
 
 def num_tasks(environ: Mapping[str, str]) -> str | None:
     """Number of tasks of the step, as Slurm writes it; None if it does not say."""
-    return environ.get(tasks_variable(environ))
+    return environ.get(find_tasks_variable(environ))
 
 
-def first_host(nodelist: str) -> str:
+def parse_first_host(nodelist: str) -> str:
     """First host of a node list.
 
-    >>> first_host("node[003-010,17],login"), first_host("rack[1-2]n[05,7]-ib"), first_host("a1")
+    >>> parse_first_host("node[003-010,17],login"), parse_first_host("rack[1-2]n[05,7]-ib"), parse_first_host("a1")
     ('node003', 'rack1n05-ib', 'a1')
     """
     first = re.split(r",(?![^\[]*\])", nodelist.strip())[0]  # commas outside of brackets
@@ -43,13 +43,13 @@ def first_host(nodelist: str) -> str:
     return host
 
 
-def rendezvous_address(environ: Mapping[str, str]) -> str:
+def find_rendezvous_address(environ: Mapping[str, str]) -> str:
     """host:port on the first host, with a port of the step's own; "" without a node list."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     job = environ.get("SLURM_JOB_ID", "")
     if not nodes or not job.isdecimal():
         return ""
-    host = environ.get("MASTER_ADDR") or first_host(nodes)
+    host = environ.get("MASTER_ADDR") or parse_first_host(nodes)
     step = environ.get("SLURM_STEP_ID", "")
     number = int(job) + (101 * int(step) if step.isdecimal() else 0)  # steps of one job may run concurrently
     port = environ.get("MASTER_PORT") or str(20000 + number % 10000)
@@ -88,7 +88,9 @@ def _end_of_job(environ: Mapping[str, str]) -> float | None:
         return None
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%e"]
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER, check=True).stdout.split()
+        shown = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SQUEUE_TIMEOUT, check=True
+        ).stdout.split()
         return time.mktime(time.strptime(shown[0], "%Y-%m-%dT%H:%M:%S"))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):  # no squeue here, or no limit ("NONE")
         return None

@@ -24,11 +24,11 @@ from pflmpi.transports.base import flush_output
 from pflmpi.transports.detect import new_run_id
 from pflmpi.transports.torch_store import listen, open_store
 
-_HERE = "127.0.0.1"  # other machines cannot connect to it
+_LOOPBACK = "127.0.0.1"  # other machines cannot connect to it
 _SHUTDOWN = 8.0  # seconds for the other ranks to end when one has died
-_PATIENCE = 60.0  # seconds for the store to open
+_STORE_TIMEOUT = 60.0  # seconds for the store to open
 _GRACE = 0.1  # seconds for the other ranks to end by themselves when one has
-_AGAIN = 0.02  # seconds between two looks whether they have
+_POLL_INTERVAL = 0.02  # seconds between two looks whether they have
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _SIGNALS = (*early_signals.SIGNALS, signal.SIGQUIT)
 
@@ -57,11 +57,11 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
     if Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # an interface that the user has named stays
     parent = os.getpid()
-    listening = listen(_HERE, 0)
+    listening = listen(_LOOPBACK, 0)
     port, name = listening.getsockname()[1], new_run_id()
     alive: dict[int, int] = {}  # ranks by process
     try:
-        with _interruptible(), _forwarding(alive):
+        with _quit_as_interrupt(), _forward_signals(alive):
             for rank in range(ranks):
                 flush_output()  # else it would be written twice
                 before = signal.pthread_sigmask(
@@ -69,19 +69,19 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
                 )  # until the fork has its own handlers
                 try:
                     if (process := _fork()) == 0:
-                        _become_rank(_environment(rank, ranks, port, name), parent, listening, run, before)
+                        _become_rank(_make_environment(rank, ranks, port, name), parent, listening, run, before)
                     alive[process] = rank
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _store = open_store(_HERE, port, listening, _PATIENCE)  # for the ranks to meet
-            failed = _first_failed(alive)
+            _store = open_store(_LOOPBACK, port, listening, _STORE_TIMEOUT)  # for the ranks to meet
+            failed = _wait_for_failure(alive)
     except BaseException:
         listening.close()
-        _end(alive, signal.SIGINT)
+        _end_ranks(alive, signal.SIGINT)
         raise
     if failed is not None:
         time.sleep(_GRACE)
-        _end(alive, signal.SIGTERM)
+        _end_ranks(alive, signal.SIGTERM)
     return failed
 
 
@@ -109,7 +109,7 @@ def _become_rank(
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         early_signals.watch(os.environ)
-        _stop_with(parent)
+        _stop_with_parent(parent)
         code = run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else RunError.exit_code
@@ -126,7 +126,7 @@ def _become_rank(
         os._exit(code)
 
 
-def _stop_with(parent: int) -> None:
+def _stop_with_parent(parent: int) -> None:
     """Let this process be asked to stop when its parent ends, however it does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, early_signals.LAUNCHER_ENDED)
@@ -134,13 +134,13 @@ def _stop_with(parent: int) -> None:
         os.kill(os.getpid(), early_signals.LAUNCHER_ENDED)
 
 
-def _environment(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
+def _make_environment(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": _HERE,
+        "MASTER_ADDR": _LOOPBACK,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -149,7 +149,7 @@ def _environment(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
     }
 
 
-def _first_failed(alive: dict[int, int]) -> Failed | None:
+def _wait_for_failure(alive: dict[int, int]) -> Failed | None:
     """Wait for the end of all ranks, or of the first that fails; those that have ended are removed.
 
     It looks again and again: Python would not pass on a signal that comes just before a wait without end.
@@ -157,7 +157,7 @@ def _first_failed(alive: dict[int, int]) -> Failed | None:
     while alive:
         process, status = os.waitpid(-1, os.WNOHANG)
         if process == 0:
-            time.sleep(_AGAIN)
+            time.sleep(_POLL_INTERVAL)
             continue
         rank, code = alive.pop(process, None), os.waitstatus_to_exitcode(status)
         if rank is not None and code != 0:
@@ -165,7 +165,7 @@ def _first_failed(alive: dict[int, int]) -> Failed | None:
     return None
 
 
-def _end(alive: dict[int, int], number: signal.Signals) -> None:
+def _end_ranks(alive: dict[int, int], number: signal.Signals) -> None:
     """End the ranks by a signal, and kill those that stay."""
     for ending in (number, signal.SIGKILL):
         for process in alive:
@@ -176,11 +176,11 @@ def _end(alive: dict[int, int], number: signal.Signals) -> None:
             for process in list(alive):
                 if os.waitpid(process, os.WNOHANG)[0]:
                     del alive[process]
-            time.sleep(_AGAIN)
+            time.sleep(_POLL_INTERVAL)
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def _quit_as_interrupt() -> Iterator[None]:
     """Take SIGQUIT for an interrupt, unless it is ignored."""
 
     def interrupt(*_: object) -> None:
@@ -196,7 +196,7 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _forwarding(alive: Mapping[int, int]) -> Iterator[None]:
+def _forward_signals(alive: Mapping[int, int]) -> Iterator[None]:
     """Forward signals that ask for a stop to the processes that are alive when one comes."""
 
     def send(number: int, _: object) -> None:

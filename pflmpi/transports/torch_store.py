@@ -11,10 +11,10 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.dis
 
 from pflmpi.errors import ConfigError
 from pflmpi.transports.detect import Launch
-from pflmpi.transports.waiting import TimeIsUp, within
+from pflmpi.transports.waiting import WaitTimeout, call_within
 
 _INTERVAL = 1.0  # seconds between two notes; the shortest time limit that can name ranks is a little longer
-_ANSWER = 3.0  # seconds for the store to answer
+_ANSWER_SECONDS = 3.0  # seconds for the store to answer
 _BACKLOG = 2048  # connections that wait to be accepted: many ranks come at once
 
 
@@ -27,18 +27,18 @@ def connect(launch: Launch, timeout: float) -> Store:
     own prefix, and each run of a start. (torch's own rendezvous does not separate them and fails after a restart, up to
     2.15 at least.)
     """
-    host, port = _checked_address(launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+    host, port = _parse_address(launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     try:
-        listening = listen(host, port) if launch.rank == 0 and in_rank_0() else None
+        listening = listen(host, port) if launch.rank == 0 and is_hosted_by_rank_0() else None
     except OSError as error:
-        raise _refused_address(host, port, error) from error
+        raise _make_address_error(host, port, error) from error
     try:
         store = open_store(host, port, listening, timeout)
     except RuntimeError:
         try:
             socket.getaddrinfo(host, port)  # only now: the name of a new node may take a while to be known
         except OSError as error:
-            raise _refused_address(host, port, error) from error
+            raise _make_address_error(host, port, error) from error
         raise
     return PrefixStore(f"pflmpi/{launch.restarts}/{launch.runs}", store)
 
@@ -55,7 +55,7 @@ def open_store(host: str, port: int, listening: socket.socket | None, timeout: f
     )
 
 
-def in_rank_0() -> bool:
+def is_hosted_by_rank_0() -> bool:
     """Whether rank 0 hosts the store; under torchrun its agent does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
@@ -86,7 +86,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-def _checked_address(address: str) -> tuple[str, int]:
+def _parse_address(address: str) -> tuple[str, int]:
     """Host and port of HOST:PORT; raises `ConfigError` for an impossible port."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
@@ -96,7 +96,7 @@ def _checked_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _refused_address(host: str, port: int, error: OSError) -> ConfigError:
+def _make_address_error(host: str, port: int, error: OSError) -> ConfigError:
     """The error for an address at which rank 0 cannot listen, or that stands for no machine."""
     if isinstance(error, socket.gaierror):
         reason = f"MASTER_ADDR = {host!r} stands for no machine ({error.strerror}); name the node of rank 0"
@@ -145,8 +145,8 @@ class Arrivals:
     def absent(self) -> list[int]:
         """The ranks that are furthest behind this rank's newest call; none if all have entered it."""
         try:
-            return within(_ANSWER, self._late)
-        except (TimeIsUp, RuntimeError):  # torch's calls wait for ever where the store's process hangs
+            return call_within(_ANSWER_SECONDS, self._late)
+        except (WaitTimeout, RuntimeError):  # torch's calls wait for ever where the store's process hangs
             return [0] if self._hosted else []
 
     def close(self) -> None:

@@ -21,16 +21,24 @@ from pflmpi.errors import TransportError
 from pflmpi.machine import gpu_platform
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, STAGED, Buffer, Transport, chunks, flush_output
 from pflmpi.transports.detect import Launch
-from pflmpi.transports.peers import ended, names, refuse_ended
-from pflmpi.transports.torch_store import Arrivals, check_interfaces, connect, in_rank_0
-from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, reason, timed_out, wait, within
+from pflmpi.transports.peers import check_alive, ended, names
+from pflmpi.transports.torch_store import Arrivals, check_interfaces, connect, is_hosted_by_rank_0
+from pflmpi.transports.waiting import (
+    SHORTEST_PAUSE,
+    WaitTimeout,
+    call_within,
+    describe_error,
+    describe_loss,
+    describe_timeout,
+    wait,
+)
 
 Backend = Literal["nccl", "gloo"]
 Parts = dict[int, Buffer]  # by the rank at the other end
 
 _NEVER = timedelta(days=7)  # nccl's own time limit ends the process silently; the transport has one of its own
-_WITHOUT = "runtime.between_gpus = 'host' does without it"
-_DYING = 0.5  # seconds from the end of a connection to that of the process
+_WITHOUT_NCCL = "runtime.between_gpus = 'host' does without it"
+_EXIT_SECONDS = 0.5  # seconds from the end of a connection to that of the process
 _LEEWAY = 1.0  # seconds after its own time limit in which the store says so, unless its process hangs
 
 
@@ -49,14 +57,14 @@ class TorchTransport(Transport):
 
     def __init__(self, launch: Launch, timeout: float) -> None:
         super().__init__(launch.rank, launch.size, timeout)
-        self._hosted = in_rank_0()
+        self._hosted = is_hosted_by_rank_0()
         self._limit = timeout  # that torch knows of
         self._arrivals: Arrivals | None = None
         self._gpus: GpuGroup | None = None
         check_interfaces("GLOO_SOCKET_IFNAME")
         with self._translated_errors("the start"):
-            store = within(timeout + _LEEWAY, lambda: connect(launch, timeout))
-            within(timeout + _LEEWAY, lambda: _start_gloo(store, launch, timeout))
+            store = call_within(timeout + _LEEWAY, lambda: connect(launch, timeout))
+            call_within(timeout + _LEEWAY, lambda: _start_gloo(store, launch, timeout))
         self._arrivals = Arrivals(store, launch.rank, launch.size, self._hosted)
 
     def use_gpus(self, ranks: Sequence[int], device: torch.device, backend: Backend = "nccl") -> None:
@@ -64,15 +72,16 @@ class TorchTransport(Transport):
         if backend == "nccl":
             check_interfaces("NCCL_SOCKET_IFNAME")
         library = gpu_platform()[1]
-        with self._call(f"the start of {library} ({_WITHOUT})"):
+        with self._call(f"the start of {library} ({_WITHOUT_NCCL})"):
             make = partial(GpuGroup, self.rank, ranks, device, self._wait, self._wait_for_gpu, backend)
             try:
-                self._gpus = within(self.timeout + _LEEWAY, make)  # NCCL connects without any time limit
+                self._gpus = call_within(self.timeout + _LEEWAY, make)  # NCCL connects without any time limit
             except RuntimeError as error:
-                if ended(self.peers, _DYING):
+                if ended(self.peers, _EXIT_SECONDS):
                     raise
                 raise TransportError(
-                    f"{library} does not start ({reason(error)}); NCCL_DEBUG=INFO says more, and {_WITHOUT}"
+                    f"{library} does not start ({describe_error(error)}); NCCL_DEBUG=INFO says more, and "
+                    f"{_WITHOUT_NCCL}"
                 ) from error
 
     def host_buffer(self, size: int) -> np.ndarray:
@@ -124,7 +133,7 @@ class TorchTransport(Transport):
 
     def _wait_for_gpu(self, work: dist.Work | None) -> None:
         assert work is not None, "only ranks of a group call it"
-        wait(work.is_completed, self.timeout, longest=SHORTEST, check=lambda: refuse_ended(self.peers))
+        wait(work.is_completed, self.timeout, longest=SHORTEST_PAUSE, check=lambda: check_alive(self.peers))
         work.wait()  # which alone would only order kernels
 
     @contextmanager
@@ -144,12 +153,16 @@ class TorchTransport(Transport):
         start = time.monotonic()
         try:
             yield
-        except TimeIsUp as up:
+        except WaitTimeout as up:
             raise TransportError(self._late(operation, up.seconds)) from up
         except RuntimeError as error:  # the base of torch's distributed errors
             waited = time.monotonic() - start
             late = waited >= 0.95 * self.timeout  # gloo raises the same error for both
-            text = self._late(operation, waited) if late else lost(operation, error, ended(self.peers, _DYING))
+            text = (
+                self._late(operation, waited)
+                if late
+                else describe_loss(operation, error, ended(self.peers, _EXIT_SECONDS))
+            )
             raise TransportError(text) from error
 
     def _late(self, operation: str, waited: float) -> str:
@@ -157,7 +170,7 @@ class TorchTransport(Transport):
             absent = self._arrivals.absent()
         else:  # the start: all wait for rank 0, where it hosts the store
             absent = [0] if self.rank != 0 and self._hosted else []
-        return timed_out(operation, waited, names(absent, self.peers))
+        return describe_timeout(operation, waited, names(absent, self.peers))
 
 
 def _start_gloo(store: Store, launch: Launch, timeout: float) -> None:

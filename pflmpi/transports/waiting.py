@@ -9,12 +9,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _SPIN = 0.0005  # seconds of polling without a pause: a small message between ready ranks takes less
-SHORTEST = 50e-6  # seconds of a pause
-LONGEST = 2e-3
+SHORTEST_PAUSE = 50e-6  # seconds of a pause
+LONGEST_PAUSE = 2e-3
 _SHARE = 0.02  # a pause is at most this share of the time waited so far, so that little is lost when the wait ends
 
 
-class TimeIsUp(Exception):
+class WaitTimeout(Exception):
     """A wait exceeded its time limit; `seconds` is how long it lasted."""
 
     def __init__(self, seconds: float) -> None:
@@ -23,38 +23,38 @@ class TimeIsUp(Exception):
 
 
 def wait(
-    done: Callable[[], bool], timeout: float, longest: float = LONGEST, check: Callable[[], None] = lambda: None
+    done: Callable[[], bool], timeout: float, longest: float = LONGEST_PAUSE, check: Callable[[], None] = lambda: None
 ) -> None:
     """Poll until `done()` is true: often at first, then with longer and longer pauses.
 
     Args:
         done: tests whether the operation has ended, and makes it progress.
         timeout: seconds.
-        longest: seconds of the longest pause; `SHORTEST` when payload is moving.
+        longest: seconds of the longest pause; `SHORTEST_PAUSE` when payload is moving.
         check: called once a second; raises if the operation cannot end any more.
 
     Raises:
-        TimeIsUp: the operation has not ended in time.
+        WaitTimeout: the operation has not ended in time.
     """
     start, num_checks = time.monotonic(), 0
     while not done():
         waited = time.monotonic() - start
         if waited > timeout:
-            raise TimeIsUp(waited)
+            raise WaitTimeout(waited)
         if waited > num_checks + 1:
             num_checks += 1
             check()
         if waited < _SPIN:
             time.sleep(0)  # lets another rank on this core go first
         else:
-            time.sleep(min(longest, max(SHORTEST, _SHARE * waited)))
+            time.sleep(min(longest, max(SHORTEST_PAUSE, _SHARE * waited)))
 
 
-def within(seconds: float, function: Callable[[], T]) -> T:
+def call_within(seconds: float, function: Callable[[], T]) -> T:
     """The result of a call that may never return; it is then left behind in its thread.
 
     Raises:
-        TimeIsUp: it has not returned in time.
+        WaitTimeout: it has not returned in time.
     """
     results: list[T] = []
     errors: list[Exception] = []
@@ -72,11 +72,11 @@ def within(seconds: float, function: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not results:
-        raise TimeIsUp(time.monotonic() - start)
+        raise WaitTimeout(time.monotonic() - start)
     return results[0]
 
 
-def timed_out(operation: str, waited: float, absent: str) -> str:
+def describe_timeout(operation: str, waited: float, absent: str) -> str:
     """Error text for an operation that exceeded the time limit after `waited` seconds.
 
     Args:
@@ -86,18 +86,18 @@ def timed_out(operation: str, waited: float, absent: str) -> str:
     return f"{operation} did not end within {waited:.1f} s: {who}; raise runtime.timeout if ranks may need longer"
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The whole text of a library's error in one line, without control characters and without a trace of C++ frames.
 
-    >>> reason(RuntimeError("[/a/pair.cc:9] closed.\\nCheck it: \\x1b[1mport\\nException raised from f (most recent"))
-    'closed. Check it: port'
+    >>> describe_error(RuntimeError("[/a/p.cc:9] closed.\\nCheck \\x1b[1mport\\nException raised from f (most recent"))
+    'closed. Check port'
     """
     text = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", re.split(r"\nException raised from |\nframe #0: ", str(error))[0])
     plain = "".join(letter if letter.isprintable() else " " if letter.isspace() else "" for letter in text)
     return re.sub(r"^\[\S+:\d+\] ", "", " ".join(plain.split())) or type(error).__name__
 
 
-def lost(operation: str, cause: Exception, ended: str) -> str:
+def describe_loss(operation: str, cause: Exception, ended: str) -> str:
     """Error text for a connection that broke during an operation.
 
     Args:
@@ -105,4 +105,4 @@ def lost(operation: str, cause: Exception, ended: str) -> str:
         ended: the ranks on this host that have ended; "" if there are none.
     """
     who = f"{ended} ended or was killed" if ended else "a rank ended or was lost"
-    return f"{who} during {operation} ({reason(cause)}); its own error, or the launcher's, says why"
+    return f"{who} during {operation} ({describe_error(cause)}); its own error, or the launcher's, says why"

@@ -92,7 +92,7 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
         for module in (conv_net, resnet18):
             monkey.setattr(module, "channels_last", lambda x: x)
         monkey.setattr(resnet18.ResidualNetwork, "trains_channels_last", False)
-        monkey.setattr(contract._Untouched, "now", lambda *_: None)  # of the first rounds alone, so no cost of a round
+        monkey.setattr(contract._Snapshot, "now", lambda *_: None)  # of the first rounds alone, so no cost of a round
         experiment = building.prepare(config, device, federation=federation(channels))
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)

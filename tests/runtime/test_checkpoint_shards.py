@@ -13,8 +13,7 @@ import pytest
 import quick_run
 from pflmpi.errors import RunError
 from pflmpi.runtime import checkpoints
-from pflmpi.runtime.checkpoints import Checkpoints, clients_written
-from pflmpi.runtime.checkpoints import shard_writers as writers_of
+from pflmpi.runtime.checkpoints import Checkpoints, choose_shard_writers, group_by_writer
 from pflmpi.store import verify
 from pflmpi.store.names import shard_path
 from pflmpi.store.shard import write_shard
@@ -44,7 +43,7 @@ def test_ranks_of_a_node_with_few_rows_share_a_shard(alone, tmp_path):
 
 
 def test_a_rank_with_many_rows_writes_its_own(alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_OWN", 1)
+    monkeypatch.setattr(checkpoints, "_MIN_OWN_SHARD", 1)
     assert quick_run.run(RAW, tmp_path / "run", ranks=3) == alone
     assert shards(tmp_path / "run")[:2] == ["round_00000_rank_001.h5", "round_00000_rank_002.h5"]
 
@@ -59,19 +58,19 @@ def test_a_rank_with_many_rows_writes_its_own(alone, tmp_path, monkeypatch):
     ],
 )
 def test_who_writes_follows_from_sizes_and_nodes(sizes, hosts, expected, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_OWN", 40)
-    monkeypatch.setattr(checkpoints, "_SHARED", 60)
-    assert writers_of(sizes, hosts) == expected
+    monkeypatch.setattr(checkpoints, "_MIN_OWN_SHARD", 40)
+    monkeypatch.setattr(checkpoints, "_MAX_SHARED_SHARD", 60)
+    assert choose_shard_writers(sizes, hosts) == expected
 
 
 def test_clients_are_written_in_ascending_order():
-    written = clients_written([np.array([2, 5]), np.array([], np.int64), np.array([1, 9])], [0, 1, 0])
+    written = group_by_writer([np.array([2, 5]), np.array([], np.int64), np.array([1, 9])], [0, 1, 0])
     assert [ids.tolist() for ids in written] == [[1, 2, 5, 9], [], []]
 
 
 def test_a_shard_that_an_earlier_start_has_left_is_not_taken_for_one_of_the_run(alone, tmp_path, monkeypatch):
     """Killed before its first checkpoint, a run leaves shards and no round file."""
-    monkeypatch.setattr(checkpoints, "_OWN", 1)
+    monkeypatch.setattr(checkpoints, "_MIN_OWN_SHARD", 1)
     (tmp_path / "run").mkdir()
     for rank in (1, 2):
         write_shard(shard_path(tmp_path / "run", 0, rank), {"cohort0": (np.array([rank]), {})})
@@ -101,7 +100,7 @@ def test_the_wait_for_a_shard_ends_when_the_lock_is_lost(tmp_path):
 
 
 def test_the_wait_for_a_shard_ends_after_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_PATIENCE", 0.05)
+    monkeypatch.setattr(checkpoints, "_SHARD_TIMEOUT", 0.05)
     with pytest.raises(RunError, match=r"shard.h5 is missing"):
         Checkpoints._wait_for(waiting(tmp_path), tmp_path / "shard.h5")
 

@@ -128,5 +128,5 @@ def test_a_gpu_without_memory_left_is_one_line_with_what_is_computed_at_once(run
 )
 def test_only_values_that_are_not_finite_are_refused_and_not_those_whose_sum_is_not(values, diverged):
     rows = torch.tensor([[0.5, 2.0], values])
-    found = client_errors._diverged(np.array([3, 7]), {}, {}, {"means": {"a": rows}}, 2, "introduce")
+    found = client_errors._find_diverged(np.array([3, 7]), {}, {}, {"means": {"a": rows}}, 2, "introduce")
     assert list(found) == ([7] if diverged else [])

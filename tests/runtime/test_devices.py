@@ -18,7 +18,7 @@ from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.devices import place_ranks
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import Peer, names
-from pflmpi.transports.slurm import rendezvous_address
+from pflmpi.transports.slurm import find_rendezvous_address
 from project import ROOT
 
 STEP = {
@@ -98,8 +98,8 @@ def test_many_names_are_cut():
 
 
 def test_steps_of_one_job_meet_at_ports_of_their_own():
-    assert rendezvous_address(STEP) == "node1:22345"
-    assert rendezvous_address({**STEP, "SLURM_STEP_ID": "1"}) == "node1:22446"
+    assert find_rendezvous_address(STEP) == "node1:22345"
+    assert find_rendezvous_address({**STEP, "SLURM_STEP_ID": "1"}) == "node1:22446"
 
 
 @pytest.mark.slurm

@@ -84,11 +84,11 @@ def test_so_are_unseen_clients(name, together, asked, tmp_path):
 def test_cohorts_and_many_samples_are_tested_apart(monkeypatch):
     executor = replace(setup_of(FEDAVG, partition={"clients": 6}).executor, cohort=np.array([1, 0, 0, 1, 1, 0]))
     groups = [np.array([4]), np.array([1, 5]), np.array([0, 2, 3])]
-    assert [one.tolist() for one in evaluation.regrouped(executor, groups)] == [[1, 2, 5], [0, 3, 4]]
-    monkeypatch.setattr(evaluation, "_MOST", int(executor.federation.num_test.max()))
-    cut = [one.tolist() for one in evaluation.regrouped(executor, groups)]
+    assert [one.tolist() for one in evaluation.regroup(executor, groups)] == [[1, 2, 5], [0, 3, 4]]
+    monkeypatch.setattr(evaluation, "_MAX_SAMPLES", int(executor.federation.num_test.max()))
+    cut = [one.tolist() for one in evaluation.regroup(executor, groups)]
     assert [client for one in cut for client in one] == [1, 2, 5, 0, 3, 4] and len(cut) > 2
-    assert list(evaluation.regrouped(executor, [])) == []
+    assert list(evaluation.regroup(executor, [])) == []
 
 
 BOTH = {"when": "both"}

@@ -17,7 +17,7 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
 from pflmpi.rng import stream
 from pflmpi.runtime.executors import batches
-from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, Pool, aligned
+from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, Pool, align_batches
 from pflmpi.tree import ALIGNED
 from pflmpi.vmap_lanes import behind, in_lane
 from stub_device import DEVICE, stub_device
@@ -91,7 +91,7 @@ def test_batches_that_begin_elsewhere_are_copied(features, copies):
     with stub_device() as stub:
         parts = values.to(DEVICE).unbind(0)
         before = stub.counts.launches
-        found = list(aligned(parts))
+        found = list(align_batches(parts))
         assert stub.counts.launches - before == copies
         assert [one.cpu().tolist() for one in found] == values.tolist()
 
@@ -121,18 +121,18 @@ def test_the_batches_of_a_client_and_of_lanes_begin_so():
 
 def test_on_a_cpu_they_stay_where_they_are():
     parts = torch.zeros(4, 13).unbind(0)
-    assert [one.data_ptr() for one in aligned(parts)] == [one.data_ptr() for one in parts]
+    assert [one.data_ptr() for one in align_batches(parts)] == [one.data_ptr() for one in parts]
 
 
 def test_the_batches_of_all_lanes_are_padded_to_the_longest_lane_and_the_widest_batch():
     lanes = [[np.array([7, 3]), np.array([5])], [np.array([9])], []]
     pool = Pool(torch.empty(10, 1), torch.empty(10))
-    padded = batches.lane_pass(pool, lanes)
+    padded = batches.pad_lanes(pool, lanes)
     assert padded.places["index"].tolist() == [[[7, 3], [5, 0]], [[9, 0], [0, 0]], [[0, 0], [0, 0]]]
     assert padded.places["weight"].tolist() == [[[1, 1], [1, 0]], [[1, 0], [0, 0]], [[0, 0], [0, 0]]]
     assert (padded.full_steps, padded.full) == (0, (False, False))
-    assert batches.lane_pass(pool, lanes[:1]).full_steps == 2 and batches.lane_pass(pool, lanes[:1]).full == (
+    assert batches.pad_lanes(pool, lanes[:1]).full_steps == 2 and batches.pad_lanes(pool, lanes[:1]).full == (
         True,
         False,
     )
-    assert batches.lane_pass(pool, [[], []]).places["index"].shape == (2, 0, 1)
+    assert batches.pad_lanes(pool, [[], []]).places["index"].shape == (2, 0, 1)

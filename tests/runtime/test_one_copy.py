@@ -122,7 +122,7 @@ def test_samples_of_others_are_not_there():
 
 def test_only_its_samples_go_up_to_the_device_of_a_rank(uploads, monkeypatch):
     federation = stub_run.federation(3)
-    monkeypatch.setattr(batches, "_COPIED", 10 * federation.dataset.images[0].nbytes)
+    monkeypatch.setattr(batches, "_MAX_COPIED", 10 * federation.dataset.images[0].nbytes)
     with stub_device.stub_device():
         raw = quick_run.settings(stub_run.settings({"algorithm": {"name": "ditto"}}, "cnn", "loop"))
         setup = build.setup(build.prepare(configuration.parse(raw), DEVICE, federation=federation), 2, 2, rank=1)

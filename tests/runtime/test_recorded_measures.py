@@ -111,7 +111,7 @@ def test_waiting_and_testing_are_means_of_the_ranks_that_compute():
         tested = Counts.none(totals[: len(mine)])
         losses = {int(group[0]): 0.5 for group in mine}
         stop = float(transport.rank), 1.0
-        return round_report.gather(transport, now, tested, losses, SECONDS[transport.rank], stop)
+        return round_report.gather_report(transport, now, tested, losses, SECONDS[transport.rank], stop)
 
     heard, *others = run_ranks(3, work)
     assert heard is not None and others == [None, None]

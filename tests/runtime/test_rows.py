@@ -15,7 +15,7 @@ from pflmpi.algorithms.base import initial_client
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.experiment import run as experiment
 from pflmpi.learning.task import Task
-from pflmpi.runtime.client_state import allocate, empty_rows, initialise
+from pflmpi.runtime.client_state import allocate, allocate_rows, initialise
 from pflmpi.tree import Tree
 from planned_run import planned
 
@@ -30,7 +30,7 @@ WHO = np.array([2, 3, 7, 8, 20])
 
 def filled():
     """Rows that all begin alike, and the same as whole arrays."""
-    rows, whole = empty_rows(WHO, TEMPLATE), {}
+    rows, whole = allocate_rows(WHO, TEMPLATE), {}
     for path, leaf in tree.leaves(TEMPLATE):
         first = torch.arange(1, leaf.numel() + 1).view(1, *leaf.shape).to(leaf.dtype)
         rows.begin(WHO, path, first)
@@ -82,14 +82,14 @@ def test_clients_that_begin_otherwise_have_rows_of_their_own():
 
 
 def test_zeros_of_another_sign_are_not_the_same():
-    rows = empty_rows(WHO, {"x": torch.empty((), device="meta")})
+    rows = allocate_rows(WHO, {"x": torch.empty((), device="meta")})
     rows.begin(WHO[:1], "x", torch.tensor([0.0]))
     rows.begin(WHO[1:2], "x", torch.tensor([-0.0]))
     assert torch.signbit(rows.compact(WHO)["x"]).tolist() == [False, True, False, False, False]
 
 
 def test_what_was_never_filled_is_zero():
-    rows = empty_rows(WHO, TEMPLATE)
+    rows = allocate_rows(WHO, TEMPLATE)
     assert all(not leaf.any() for _, leaf in tree.leaves(rows.get(WHO)))
     assert rows.compact(WHO)["model"]["weight"].stride(0) == 0
 
@@ -167,7 +167,7 @@ def test_the_bits_are_those_of_memory_on_any_number_of_ranks_and_after_a_resume(
 def test_the_file_has_no_name_and_takes_room_only_for_clients_that_trained(tmp_path):
     """100 GB, if all had; 1,000 have a reply."""
     template = {"model": torch.empty(250_000, device="meta"), "received": {"head": torch.empty(10, device="meta")}}
-    rows = empty_rows(np.arange(100_000), template, tmp_path)
+    rows = allocate_rows(np.arange(100_000), template, tmp_path)
     rows.put(np.arange(1000), {"received": {"head": torch.ones(1000, 10)}})
     rows.begin(rows.clients, "model", torch.ones(1, 250_000))
     rows.put(np.array([7, 99_999]), {"model": torch.full((2, 250_000), 2.0)})

@@ -17,7 +17,7 @@ from pflmpi.learning import client, replay
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import client_errors, evaluation, rounds
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.transfers import Update, pipelined
+from pflmpi.runtime.executors.transfers import Update, run_pipelined
 from stub_device import DEVICE, stub_device
 
 _ALSO_IN_A_LOOP = {*MESSAGE_KINDS, "fedcp", "pfedme", "perfedavg"}  # noise, inner steps, an adaptation
@@ -123,7 +123,7 @@ def test_messages_for_which_a_device_has_no_room_wait_on_the_host(executor, monk
 def test_a_device_tests_a_shared_model_on_as_many_samples_at_a_time_as_are_configured(monkeypatch):
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "loop")
     once = stub_run.run(raw, True).counts["evaluate"]
-    monkeypatch.setattr(evaluation, "_LEAST", 8)  # a third of all, as many as a client has
+    monkeypatch.setattr(evaluation, "_MIN_BATCH", 8)  # a third of all, as many as a client has
     found, host = stub_run.run(raw, True), stub_run.run(raw, False)
     assert found.counts["evaluate"] == once and torch.equal(found.values["correct"], host.values["correct"])
     raw["evaluation"] = {"batch_size": 8}
@@ -153,7 +153,7 @@ def test_clients_are_computed_one_by_one_after_an_error_with_what_they_received_
     with stub_device():
         down: Messages = {"model": {"w": torch.arange(6.0, device=DEVICE).view(3, 2)}}
         executor = mock.Mock(update=update)
-        done = client_errors.update(executor, np.array([3, 5, 8]), {}, down, 1, skip=True)()
+        done = client_errors.update_group(executor, np.array([3, 5, 8]), {}, down, 1, skip=True)()
     assert done.clients.tolist() == [3, 8] and [*done.failed] == [5]
     assert tree.leaf(done.up["model"], "w").tolist() == [[1, 2], [5, 6]]
 
@@ -295,5 +295,5 @@ def test_as_many_are_begun_ahead_as_asked(ahead, expected):
         log.append(f"b{number}")
         return lambda: log.append(f"w{number}") or number
 
-    assert list(pipelined(map(begin, range(3)), ahead)) == [0, 1, 2]
+    assert list(run_pipelined(map(begin, range(3)), ahead)) == [0, 1, 2]
     assert log == expected.split()

@@ -122,8 +122,8 @@ def test_the_results_are_the_same_with_them(tmp_path):
 def test_times_of_earlier_rounds_are_without_pauses(tmp_path):
     metrics_file.path(tmp_path).write_text("")
     end = metrics_file.path(tmp_path).stat().st_mtime
-    assert trackers._times(tmp_path, [5.0, 2.0, 1.0]) == [end - 3, end - 1, end]
-    assert trackers._times(tmp_path, []) == []
+    assert trackers._estimate_times(tmp_path, [5.0, 2.0, 1.0]) == [end - 3, end - 1, end]
+    assert trackers._estimate_times(tmp_path, []) == []
 
 
 def test_a_tracker_that_fails_leaves_the_run_alone_and_says_so_once(tmp_path, monkeypatch, caplog):

@@ -14,7 +14,7 @@ from pflmpi.transports import mpi_library
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.torch_store import connect
 from pflmpi.transports.torchdist import TorchTransport
-from pflmpi.transports.waiting import lost
+from pflmpi.transports.waiting import describe_loss
 
 
 @pytest.mark.parametrize("port", ["99999", "0", "-1", "abc", ""])
@@ -61,7 +61,9 @@ def test_the_whole_reason_of_a_library_is_shown():
         + "x" * 200
         + "\nLast error:\nsocketStartConnect: Connect to 10.0.0.1<4000> failed : \x1b[31mNo route to host\x1b[0m\n"
     )
-    shown = lost("broadcast", RuntimeError(nccl + "Exception raised from checkForNCCLErrors at x (most recent"), "")
+    shown = describe_loss(
+        "broadcast", RuntimeError(nccl + "Exception raised from checkForNCCLErrors at x (most recent"), ""
+    )
     assert "Last error: socketStartConnect: Connect to 10.0.0.1<4000> failed : No route to host)" in shown
     assert shown.isprintable() and "most recent" not in shown
 
@@ -109,4 +111,4 @@ class Library:
     ids=["yes", "no", "yes by the other function", "no by it", "no by the first", "absent", "not started"],
 )
 def test_a_library_is_asked_for_gpu_memory(library, expected):
-    assert mpi_library._device_buffers(library) is expected
+    assert mpi_library._query_device_buffers(library) is expected

@@ -44,7 +44,7 @@ print(fork_ranks(3, rank), flush=True)
 # A signal that another thread takes does not interrupt the wait of the main one, just as one that came before it.
 MISSED = """
 import os, signal, threading, time
-from pflmpi.transports.start import _first_failed
+from pflmpi.transports.start import _wait_for_failure
 
 rank = os.fork()
 if rank == 0:
@@ -53,7 +53,7 @@ if rank == 0:
 signal.signal(signal.SIGTERM, lambda *_: os.kill(rank, signal.SIGKILL))
 take = threading.Thread(target=lambda: (time.sleep(0.5), signal.pthread_kill(threading.get_ident(), signal.SIGTERM)))
 take.start()
-print(_first_failed({rank: 3}))
+print(_wait_for_failure({rank: 3}))
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 from pflmpi.errors import ConfigError
 from pflmpi.transports import open_transport
 from pflmpi.transports.detect import ALONE, Launch, detect, new_run_id
-from pflmpi.transports.slurm import first_host, rendezvous_address
+from pflmpi.transports.slurm import find_rendezvous_address, parse_first_host
 from project import ROOT
 
 JOB = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
@@ -104,19 +104,19 @@ def test_an_impossible_environment_is_refused(environ, message):
     ],
 )
 def test_the_first_host_of_a_node_list(nodes, host):
-    assert first_host(nodes) == host
+    assert parse_first_host(nodes) == host
 
 
 @pytest.mark.parametrize("nodes", ["", "node[", "node[]", "a b"])
 def test_a_node_list_that_cannot_be_read_is_refused(nodes):
     with pytest.raises(ConfigError, match="cannot be read; set MASTER_ADDR"):
-        first_host(nodes)
+        parse_first_host(nodes)
 
 
 def test_where_ranks_meet_follows_from_the_job_and_can_be_set():
-    assert rendezvous_address(STEP) == "node1:22345"
-    assert rendezvous_address({**STEP, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}) == "10.0.0.1:4000"
-    assert rendezvous_address({}) == ""
+    assert find_rendezvous_address(STEP) == "node1:22345"
+    assert find_rendezvous_address({**STEP, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}) == "10.0.0.1:4000"
+    assert find_rendezvous_address({}) == ""
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pflmpi.store import run_folder
 from pflmpi.transports import torch_store
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.torch_store import Arrivals, connect, listen
-from pflmpi.transports.waiting import TimeIsUp, within
+from pflmpi.transports.waiting import WaitTimeout, call_within
 
 
 class HungStore:
@@ -36,10 +36,10 @@ class HungStore:
 
 @pytest.mark.parametrize(("hosted", "absent"), [(True, [0]), (False, [])])
 def test_the_rank_that_hosts_a_hung_store_is_the_one_that_is_absent(hosted, absent, monkeypatch):
-    monkeypatch.setattr(torch_store, "_ANSWER", 0.05)
+    monkeypatch.setattr(torch_store, "_ANSWER_SECONDS", 0.05)
     arrivals = Arrivals(HungStore(), rank=1, size=3, hosted=hosted)
     arrivals.enter()
-    found = within(processes.PATIENCE, arrivals.absent)
+    found = call_within(processes.PATIENCE, arrivals.absent)
     arrivals.close()
     assert found == absent
 
@@ -56,17 +56,17 @@ def test_the_rank_that_the_others_wait_for_is_named(noted, absent):
     arrivals = Arrivals(store, rank=1, size=3, hosted=True)
     for _ in range(3):
         arrivals.enter()
-    found = within(processes.PATIENCE, arrivals.absent)
+    found = call_within(processes.PATIENCE, arrivals.absent)
     arrivals.close()
     assert found == absent
 
 
 def test_a_call_that_returns_late_is_left_behind():
-    with pytest.raises(TimeIsUp):
-        within(0.01, lambda: threading.Event().wait(1))
-    assert within(processes.PATIENCE, lambda: 7) == 7
+    with pytest.raises(WaitTimeout):
+        call_within(0.01, lambda: threading.Event().wait(1))
+    assert call_within(processes.PATIENCE, lambda: 7) == 7
     with pytest.raises(KeyError):
-        within(processes.PATIENCE, lambda: {}["a"])
+        call_within(processes.PATIENCE, lambda: {}["a"])
 
 
 @pytest.mark.parametrize(

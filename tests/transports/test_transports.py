@@ -20,9 +20,9 @@ from pflmpi.errors import TransportError
 from pflmpi.transports import torchdist
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.inprocess import InProcessTransport
-from pflmpi.transports.peers import Peer, names, refuse_ended
+from pflmpi.transports.peers import Peer, check_alive, names
 from pflmpi.transports.torchdist import TorchTransport
-from pflmpi.transports.waiting import TimeIsUp, lost, timed_out, wait
+from pflmpi.transports.waiting import WaitTimeout, describe_loss, describe_timeout, wait
 from project import HELPERS, ROOT
 from thread_transport import run_ranks
 from transport_checks import CHECKS
@@ -236,15 +236,15 @@ def test_a_wait_asks_until_done_and_stops_at_the_limit():
     answers = iter([False] * 50 + [True])
     wait(lambda: next(answers), 10)
     assert not list(answers)
-    with pytest.raises(TimeIsUp) as up:
+    with pytest.raises(WaitTimeout) as up:
         wait(lambda: False, 0.05)
     assert up.value.seconds > 0.05
 
 
 def test_a_time_out_names_the_missing_ranks():
-    told = timed_out("gather", 600.0, names([2], [Peer("a", 1), Peer("a", 2), Peer("b", 3)]))
+    told = describe_timeout("gather", 600.0, names([2], [Peer("a", 1), Peer("a", 2), Peer("b", 3)]))
     assert told.startswith("gather did not end within 600.0 s: rank 2 (host b, process 3) did not come to it; raise ")
-    assert "a rank hangs" in timed_out("gather", 600.0, "")
+    assert "a rank hangs" in describe_timeout("gather", 600.0, "")
 
 
 def test_a_long_wait_leaves_the_core_to_others():
@@ -255,7 +255,7 @@ def test_a_long_wait_leaves_the_core_to_others():
 
 def test_a_loss_is_reported_with_the_whole_reason_but_the_librarys_own_file():
     cause = RuntimeError("[/a/b/pair.cc:561] Connection closed by peer [10.0.0.1]:17. This is a crash\nmore")
-    assert lost("sum", cause, "").startswith(
+    assert describe_loss("sum", cause, "").startswith(
         "a rank ended or was lost during sum (Connection closed by peer [10.0.0.1]:17. This is a crash more); "
     )
 
@@ -263,7 +263,7 @@ def test_a_loss_is_reported_with_the_whole_reason_but_the_librarys_own_file():
 def test_the_start_of_nccl_has_a_time_limit(monkeypatch):
     monkeypatch.setattr(torchdist, "GpuGroup", lambda *arguments: threading.Event().wait(processes.PATIENCE))
     transport = mock.MagicMock(spec=TorchTransport, rank=0, timeout=0.01, _wait=None, _wait_for_gpu=None)
-    with pytest.raises(TimeIsUp):
+    with pytest.raises(WaitTimeout):
         TorchTransport.use_gpus(transport, [0, 1], torch.device("cpu"))
 
 
@@ -307,7 +307,7 @@ def test_a_wait_for_a_gpu_ends_when_a_rank_of_this_host_has_ended():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     peers = [Peer(socket.gethostname(), os.getpid()), Peer(socket.gethostname(), ended.pid)]
-    refuse_ended(peers[:1])
+    check_alive(peers[:1])
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"rank 1 .* has ended"):
         TorchTransport._wait_for_gpu(mock.Mock(peers=peers, timeout=60.0), mock.Mock(is_completed=lambda: False))

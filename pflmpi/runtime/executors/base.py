@@ -22,10 +22,10 @@ from pflmpi.learning.transforms import Transform
 from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.rng import stream
-from pflmpi.runtime.contract import calling, check_state, method_inputs, state_and_messages
-from pflmpi.runtime.counts import Counts, counts, predictions
-from pflmpi.runtime.executors.batches import ClientBatches, Pool, in_order
-from pflmpi.runtime.executors.transfers import Update, download_all, download_update, streams_of, upload
+from pflmpi.runtime.contract import calling, check_state, collect_inputs, state_and_messages
+from pflmpi.runtime.counts import Counts, count_results, predict_batches
+from pflmpi.runtime.executors.batches import ClientBatches, Pool, split_in_order
+from pflmpi.runtime.executors.transfers import Update, download_all, download_update, find_streams, upload
 from pflmpi.tree import Tree
 
 LocalUpdate = Callable[[Task, Tree, Messages, ClientData], tuple[Tree, Messages]]
@@ -211,7 +211,7 @@ class Executor(ABC):
     @property
     def ahead(self) -> int:
         """Groups that are begun before one is waited for."""
-        return 0 if streams_of(self.device) is None else 1
+        return 0 if find_streams(self.device) is None else 1
 
     @property
     def draws_noise(self) -> bool:
@@ -241,9 +241,9 @@ class Loop(Executor):
             for name, order in batches.items()
             if self.transforms(passes[name])
         }
-        batches[TRAIN] = in_order(self.federation.train[client], self.eval_batch)
+        batches[TRAIN] = split_in_order(self.federation.train[client], self.eval_batch)
         counts = self.class_counts(np.array([client]))[0]
-        sent: Tree = {"orders": _joined(pool, batches), "keys": keys, "draws": draws, "counts": counts}
+        sent: Tree = {"orders": _concatenate_places(pool, batches), "keys": keys, "draws": draws, "counts": counts}
         uploaded = upload(sent, self.device)
         orders, keys, draws = (tree.part(uploaded, part) for part in ("orders", "keys", "draws"))
         ready = {
@@ -275,23 +275,26 @@ class Loop(Executor):
         results: list[Tree] = []
         uploaded = upload({"state": states, "down": {**down}}, self.device)
         for i, client in enumerate(clients):
-            state, received = _row(tree.part(uploaded, "state"), i), as_messages(_row(tree.part(uploaded, "down"), i))
-            data = self._data(int(client), round, passes, _row(states, i))
-            reads = method_inputs(state, received, data.class_counts)
+            state, received = (
+                _select_row(tree.part(uploaded, "state"), i),
+                as_messages(_select_row(tree.part(uploaded, "down"), i)),
+            )
+            data = self._data(int(client), round, passes, _select_row(states, i))
+            reads = collect_inputs(state, received, data.class_counts)
             with calling(self.algorithm, method.__name__, round, [client], reads=reads, batch=self.batch):
                 results.append(update(task, state, received, data))
-        return download_update(_stacked(results), self.kept_on_device(task), self.device)
+        return download_update(_stack_results(results), self.kept_on_device(task), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         task = self.task(clients)
         ups: list[Tree] = []
         uploaded = upload(states, self.device)
         for i, client in enumerate(clients):
-            state, data = _row(uploaded, i), self._data(int(client), 0, {}, {})
-            reads = method_inputs(state, {}, data.class_counts)
+            state, data = _select_row(uploaded, i), self._data(int(client), 0, {}, {})
+            reads = collect_inputs(state, {}, data.class_counts)
             with calling(self.algorithm, "introduce", 0, [client], reads=reads, batch=self.batch):
                 ups.append({**self.algorithm.introduce(task, state, data)})
-        return as_messages(tree.to_host(_stacked(ups)))
+        return as_messages(tree.to_host(_stack_results(ups)))
 
     def adapted(self, client: int, state: Tree, down: Messages, round: int) -> Tree:
         """The state that a client is tested with after a round; both its own and what it received are on the host."""
@@ -304,7 +307,7 @@ class Loop(Executor):
         return self._adapted(self.task(group), client, tree.part(uploaded, "state"), received, data)
 
     def _adapted(self, task: Task, client: int, state: Tree, received: Messages, data: ClientData) -> Tree:
-        reads = method_inputs(state, received, data.class_counts)
+        reads = collect_inputs(state, received, data.class_counts)
         first = self.first_test
         with calling(self.algorithm, "adapt", data.round, [client], reads=reads, batch=self.batch, first=first):
             return self.algorithm.adapt(task, state, received, data)
@@ -313,34 +316,37 @@ class Loop(Executor):
         task, passes, scores = self.task(clients), self.passes_to_adapt(clients, round), []
         samples = self.federation.test
         pool = self.pool.on_device([samples[client] for client in clients])
-        tests = {str(client): in_order(samples[client], self.eval_batch) for client in clients}
-        uploaded = upload({"state": states, "down": {**down}, "tests": _joined(pool, tests)}, self.device)
+        tests = {str(client): split_in_order(samples[client], self.eval_batch) for client in clients}
+        uploaded = upload({"state": states, "down": {**down}, "tests": _concatenate_places(pool, tests)}, self.device)
         for i, client in enumerate(clients):
-            state, received = _row(tree.part(uploaded, "state"), i), as_messages(_row(tree.part(uploaded, "down"), i))
+            state, received = (
+                _select_row(tree.part(uploaded, "state"), i),
+                as_messages(_select_row(tree.part(uploaded, "down"), i)),
+            )
             if self.adapts:
-                data = self._data(int(client), round, passes, _row(states, i))
+                data = self._data(int(client), round, passes, _select_row(states, i))
                 state = self._adapted(task, int(client), state, received, data)
             sizes = list(map(len, tests[str(client)]))
             batches = ClientBatches(task, pool, tree.leaf(tree.part(uploaded, "tests"), str(client)), sizes)
             reads: dict[str, Tensor | Tree] = {"client": state, "down": {**received}}
             first = self.first_test
             with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch, first=first):
-                scores += predictions(self.algorithm, task, state, received, batches)
+                scores += predict_batches(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)
         none = torch.empty(0, *task.score_shape)
-        return lambda: counts(self.federation, clients, torch.cat([none, *done()]), self.measures)
+        return lambda: count_results(self.federation, clients, torch.cat([none, *done()]), self.measures)
 
 
-def _joined(pool: Pool, batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
+def _concatenate_places(pool: Pool, batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
     """The places in the pool of the samples of all batches of each pass, one after another."""
     places = {name: pool.places(np.concatenate([_NOTHING, *order])) for name, order in batches.items()}
     return {name: torch.from_numpy(of_pass) for name, of_pass in places.items()}
 
 
-def _row(rows: Tree, index: int) -> Tree:
+def _select_row(rows: Tree, index: int) -> Tree:
     """The row of one client; it is only read. The first one begins where all of them do, so it is aligned."""
     return tree.row(rows, index) if index else tree.map(lambda leaf: leaf[0], rows)
 
 
-def _stacked(results: list[Tree]) -> Tree:
+def _stack_results(results: list[Tree]) -> Tree:
     return tree.stack(results) if len(results) > 1 else tree.map(lambda leaf: leaf.unsqueeze(0), results[0])

@@ -20,8 +20,8 @@ from pflmpi.runtime.executors.transfers import upload
 from pflmpi.tree import ALIGNED, Tree, leaf
 from pflmpi.vmap_lanes import in_lanes_of, of_all_lanes, outside_vmap
 
-_COPIED = 2**25  # bytes of images at a time
-_FEATURED = 32  # samples whose features are computed at a time
+_MAX_COPIED = 2**25  # bytes of images at a time
+_FEATURE_BATCH = 32  # samples whose features are computed at a time
 
 
 def cumcount(owner: np.ndarray) -> np.ndarray:
@@ -56,7 +56,7 @@ class Pool:
     @classmethod
     def of_some(cls, dataset: Dataset, device: torch.device, samples: np.ndarray) -> "Pool":
         """Some samples of a dataset, by their ascending indices, on a device; the host copies few of them at a time."""
-        count, like = max(1, _COPIED // dataset.images[:1].nbytes), torch.from_numpy(dataset.images[samples[:1]])
+        count, like = max(1, _MAX_COPIED // dataset.images[:1].nbytes), torch.from_numpy(dataset.images[samples[:1]])
         images = torch.empty(len(samples), *like.shape[1:], dtype=like.dtype, device=device)
         for first in range(0, len(samples), count):
             part = slice(first, first + count)
@@ -72,10 +72,10 @@ class Pool:
         """
         samples = np.arange(len(dataset.labels)) if samples is None else samples
         features = torch.empty(len(samples), task.num_features, device=task.device)
-        place, call = samples % _FEATURED, cumcount(samples % _FEATURED)
+        place, call = samples % _FEATURE_BATCH, cumcount(samples % _FEATURE_BATCH)
         with torch.no_grad():
             for rows in by_owner(np.arange(len(samples)), call, call.max(initial=-1) + 1):
-                chosen = np.full(_FEATURED, samples[rows[0]])
+                chosen = np.full(_FEATURE_BATCH, samples[rows[0]])
                 chosen[place[rows]] = samples[rows]
                 images = torch.from_numpy(dataset.images[chosen])
                 features[rows] = task.features({}, task.prepare(images.to(task.device)))[place[rows]]
@@ -113,7 +113,7 @@ class Pool:
         return self.images.shape[1:].numel()
 
 
-_PREPARED = 2**25  # bytes of prepared images at a time
+_MAX_PREPARED = 2**25  # bytes of prepared images at a time
 
 Samples = tuple[Tensor, Tensor]  # images [..., C, H, W] uint8 and labels [...] int64
 
@@ -135,7 +135,11 @@ class ClientBatches(StoredBatches):
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[Batch]:
-        keys, together, begins = _each(self.keys, len(self)), self._together(), [0, *itertools.accumulate(self.sizes)]
+        keys, together, begins = (
+            _unbind_keys(self.keys, len(self)),
+            self._together(),
+            [0, *itertools.accumulate(self.sizes)],
+        )
         for first in range(0, len(self), together):
             sizes = self.sizes[first : first + together]
             chosen = self.order[begins[first] : begins[first + len(sizes)]]
@@ -151,12 +155,12 @@ class ClientBatches(StoredBatches):
         if self.draws is not None or not isinstance(split, ClientBatches):
             return None
         task, pool = self.task.replace(cached_features=True), Pool(features, labels)
-        return replace(self, task=task, pool=pool, order=places_among(split.order, self.order))
+        return replace(self, task=task, pool=pool, order=find_places(split.order, self.order))
 
     def _prepared(self, images: Tensor, sizes: list[int], first: int) -> Sequence[Tensor]:
         """The samples of some batches, of which the first has the number `first`."""
         if self.transform is None or self.draws is None:
-            return list(aligned(torch.split(self.task.prepare(images), sizes)))
+            return list(align_batches(torch.split(self.task.prepare(images), sizes)))
         draws = self.draws[first:].unbind(0)
         parts = zip(torch.split(images, sizes), draws, strict=False)
         return [self.task.prepare(self.transform(part, key)) for part, key in parts]
@@ -165,7 +169,7 @@ class ClientBatches(StoredBatches):
         """Batches prepared at once: on a device many, which saves operations; on the host one, which stays in cache."""
         if self.pool.images.is_cpu:
             return 1
-        return max(1, _PREPARED // (4 * max(self.sizes, default=1) * self.pool.sample_size))
+        return max(1, _MAX_PREPARED // (4 * max(self.sizes, default=1) * self.pool.sample_size))
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ class LaneBatches(StoredBatches):
             classes = torch.arange(self.task.num_classes, device=labels.device)
             one_hot = (labels.unsqueeze(-1) == classes).to(self.weight.dtype)
             targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
-        keys = _each(self.keys, len(self))
+        keys = _unbind_keys(self.keys, len(self))
         full = self.full if self.task.architecture.has_batch_norm else ()
         for step, (x, y, weight, mean, target, key) in enumerate(zip(*parts, targets, keys, strict=True)):
             padding = Padding(
@@ -216,8 +220,8 @@ class LaneBatches(StoredBatches):
             return None
         with outside_vmap():
             index, stored = map(of_all_lanes, (self.index, split.index))
-            of_all = places_among(stored.flatten(1), index.flatten(1)).view_as(index)
-            together = max(1, _PREPARED * len(features) // (of_all_lanes(features).nbytes * index.shape[2]))
+            of_all = find_places(stored.flatten(1), index.flatten(1)).view_as(index)
+            together = max(1, _MAX_PREPARED * len(features) // (of_all_lanes(features).nbytes * index.shape[2]))
         places = in_lanes_of(of_all, self.index)
 
         def rows(values: Tensor, places: Tensor) -> Tensor:
@@ -233,10 +237,10 @@ class LaneBatches(StoredBatches):
             return
         inputs = self.inputs or self.task.prepare
         for batches in torch.split(images, self.together):
-            yield from aligned(inputs(batches).unbind(0))
+            yield from align_batches(inputs(batches).unbind(0))
 
 
-def aligned(parts: Iterable[Tensor]) -> Iterator[Tensor]:
+def align_batches(parts: Iterable[Tensor]) -> Iterator[Tensor]:
     """The parts of a tensor, of which on a GPU each begins where new memory does.
 
     Kernels choose by alignment, and a captured step reads its batch from memory of its own.
@@ -263,7 +267,7 @@ class LanePass:
     full: tuple[bool, ...]
 
 
-def lane_pass(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
+def pad_lanes(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
     """The pass of all lanes with the given samples of every batch; the first of the pool fills them."""
     sizes = np.zeros((len(lanes), max(map(len, lanes), default=0)), np.int64)
     for row, lane in zip(sizes, lanes, strict=True):
@@ -299,25 +303,25 @@ def gather_in_lane(pool: Pool, index: Tensor) -> Samples:
     return in_lanes_of(images, index), in_lanes_of(labels, index)
 
 
-def places_among(samples: Tensor, chosen: Tensor) -> Tensor:
+def find_places(samples: Tensor, chosen: Tensor) -> Tensor:
     """Where in samples [..., n] the chosen ones [..., m] are; 0, which fills batches, may be anywhere.
 
-    >>> places_among(torch.tensor([7, 3, 5]), torch.tensor([5, 7, 5])).tolist()
+    >>> find_places(torch.tensor([7, 3, 5]), torch.tensor([5, 7, 5])).tolist()
     [2, 0, 2]
     """
     ascending, order = torch.sort(samples, stable=True)
     return order.gather(-1, torch.searchsorted(ascending, chosen))
 
 
-def steps_at_once(pool: Pool, index: Tensor) -> int:
+def count_steps_at_once(pool: Pool, index: Tensor) -> int:
     """Number of steps of all lanes whose images are prepared at once, for samples at places [L, S, B]."""
-    return max(1, _PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size))
+    return max(1, _MAX_PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size))
 
 
-def in_order(indices: np.ndarray, batch_size: int) -> list[np.ndarray]:
+def split_in_order(indices: np.ndarray, batch_size: int) -> list[np.ndarray]:
     """Indices cut into batches in stored order."""
     return [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
 
 
-def _each(keys: Tensor | None, steps: int) -> Sequence[Tensor | None]:
+def _unbind_keys(keys: Tensor | None, steps: int) -> Sequence[Tensor | None]:
     return [None] * steps if keys is None else keys.unbind(0)

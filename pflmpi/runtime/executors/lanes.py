@@ -15,18 +15,18 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.models.base import Architecture
-from pflmpi.runtime.contract import calling, check_scores, method_inputs
-from pflmpi.runtime.counts import Counts, counts
+from pflmpi.runtime.contract import calling, check_scores, collect_inputs
+from pflmpi.runtime.counts import Counts, count_results
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import (
     LaneBatches,
     LanePass,
     Pool,
+    count_steps_at_once,
     gather_images,
     gather_in_lane,
-    in_order,
-    lane_pass,
-    steps_at_once,
+    pad_lanes,
+    split_in_order,
 )
 from pflmpi.runtime.executors.transfers import Update, download_all, download_update, upload
 from pflmpi.tree import Tree
@@ -50,7 +50,7 @@ class Lanes(Executor):
         task = self.task(clients).replace(batched=True)
         tests = [self.federation.test[client] for client in clients]
         pool = self.pool.on_device(tests)
-        whole = lane_pass(pool, [in_order(samples, self.eval_batch) for samples in tests])
+        whole = pad_lanes(pool, [split_in_order(samples, self.eval_batch) for samples in tests])
         sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
         uploaded = upload(sent, self.device)
         state, received = tree.part(uploaded, "state"), as_messages(tree.part(uploaded, "down"))
@@ -79,7 +79,7 @@ class Lanes(Executor):
         real = tree.leaf(whole.places, "weight").flatten(1) > 0
 
         def finish() -> Counts:
-            return counts(self.federation, clients, torch.stack(done(), 1).flatten(1, 2)[real], self.measures)
+            return count_results(self.federation, clients, torch.stack(done(), 1).flatten(1, 2)[real], self.measures)
 
         return finish
 
@@ -98,7 +98,7 @@ class Lanes(Executor):
         padded = {name: self._padded(pool, clients, states, round, name, length) for name, length in passes.items()}
         if task.architecture.has_batch_norm:
             self._refuse_single(method.__name__, clients, round, padded.values())
-        padded[TRAIN] = lane_pass(pool, [in_order(samples, self.eval_batch) for samples in train])
+        padded[TRAIN] = pad_lanes(pool, [split_in_order(samples, self.eval_batch) for samples in train])
         by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
         sent: Tree = {
             "state": states,
@@ -121,7 +121,7 @@ class Lanes(Executor):
             return result
 
         down = as_messages(tree.part(tree.part(lanes, "received"), "0")) if received else {}
-        reads = method_inputs(tree.part(lanes, "state"), down, tree.leaf(lanes, "counts"))
+        reads = collect_inputs(tree.part(lanes, "state"), down, tree.leaf(lanes, "counts"))
         name, ids, batch = method.__name__, clients.tolist(), self.batch
         first = self.first_test if name == "adapt" else 1
         with calling(self.algorithm, name, round, ids, in_lanes=True, reads=reads, batch=batch, first=first):
@@ -136,7 +136,7 @@ class Lanes(Executor):
             functools.partial(gather_in_lane, pool, index),
             tree.leaf(places, "weight"),
             of_lanes.full_steps,
-            steps_at_once(pool, tree.leaf(of_lanes.places, "index")),
+            count_steps_at_once(pool, tree.leaf(of_lanes.places, "index")),
             keys,
             0.0 if length is None else self.smoothing(length),
             self.transform,
@@ -149,7 +149,7 @@ class Lanes(Executor):
         """A pass of all clients, padded, with the keys of its batches."""
         rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]
         orders = (self.order(int(client), round, name, length, row) for client, row in zip(clients, rows, strict=True))
-        of_lanes = lane_pass(pool, [*orders])
+        of_lanes = pad_lanes(pool, [*orders])
         steps, drawn = tree.leaf(of_lanes.places, "index").shape[1], {}
         if self.draws_noise:
             drawn["keys"] = torch.stack([self.keys(int(client), round, name, steps) for client in clients])
@@ -173,13 +173,13 @@ def _in_lanes(method: Callable[[Tree], Tree], lanes: Tree) -> Tree:
     structure: Tree = {}
 
     def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
-        structure.update(method(_filled(lanes, leaves)))
+        structure.update(method(_fill(lanes, leaves)))
         return tuple(leaf for _, leaf in tree.leaves(structure))
 
-    return _filled(structure, torch.func.vmap(flat)(*(leaf for _, leaf in tree.leaves(lanes))))
+    return _fill(structure, torch.func.vmap(flat)(*(leaf for _, leaf in tree.leaves(lanes))))
 
 
-def _filled(like: Tree, leaves: Iterable[Tensor]) -> Tree:
+def _fill(like: Tree, leaves: Iterable[Tensor]) -> Tree:
     """A tree with the given leaves, in order."""
     following = iter(leaves)
     return tree.map(lambda _: next(following), like)

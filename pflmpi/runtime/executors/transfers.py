@@ -46,7 +46,7 @@ def _cuda(device: torch.device) -> Streams:
 STREAMS: dict[str, Callable[[torch.device], Streams]] = {"cuda": _cuda}
 
 
-def streams_of(device: torch.device) -> Streams | None:
+def find_streams(device: torch.device) -> Streams | None:
     """The streams of a device; None where copies need none."""
     make = STREAMS.get(device.type)
     return None if make is None else make(device)
@@ -68,7 +68,7 @@ def device_message_limit(device: torch.device) -> float:
 
 def upload(value: Tree, device: torch.device) -> Tree:
     """A tree on a device as by `tree.to`; its copy waits for nothing, and what is then launched waits for it."""
-    streams = streams_of(device)
+    streams = find_streams(device)
     if streams is None:
         return tree.to(value, device)
     with streams.on(streams.up):
@@ -86,7 +86,7 @@ def download(value: Tree, device: torch.device) -> Callable[[], Tree]:
 
     The result waits for that, and for nothing that is launched later.
     """
-    streams = streams_of(device)
+    streams = find_streams(device)
     if streams is None:
         on_host = tree.to_host(value)
         return lambda: on_host
@@ -117,7 +117,7 @@ def download_all(values: Sequence[Tensor], device: torch.device) -> Callable[[],
     return lambda: [value for _, value in tree.leaves(done())]
 
 
-def pipelined(begun: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
+def run_pipelined(begun: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
     """The results of calls that have been begun, in order; one is waited for when `ahead` more have been begun."""
     waiting: deque[Callable[[], T]] = deque()
     for call in begun:
@@ -128,7 +128,7 @@ def pipelined(begun: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
         yield waiting.popleft()()
 
 
-_NOT_KNOWN = torch.tensor(torch.nan)
+_UNKNOWN = torch.tensor(torch.nan)
 
 
 @dataclass(frozen=True)
@@ -169,5 +169,5 @@ def _finiteness(results: Tree) -> Tensor:
     leaves = [leaf for part in ("state", "up") for _, leaf in tree.leaves(tree.part(results, part))]
     numbers = [leaf for leaf in leaves if leaf.is_floating_point()]
     if not numbers or any(leaf.is_cpu for leaf in numbers):
-        return _NOT_KNOWN
+        return _UNKNOWN
     return torch.cat([leaf.detach().reshape(-1) for leaf in numbers]).mul_(0).sum()
