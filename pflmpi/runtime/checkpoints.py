@@ -33,6 +33,8 @@ from pflmpi.tree import Tree
 
 _SHARD_TIMEOUT = 600.0  # seconds to wait for another rank's shard
 _FIRST_POLL, _LONGEST_POLL = 0.01, 0.5  # seconds between two polls for it, which grow
+_MIN_OWN_SHARD = 1 << 24  # bytes of changed rows from which a rank writes its own shard
+_MAX_SHARED_SHARD = 1 << 26  # bytes in a shard with rows of several ranks
 _CACHED_POLL = 0.1  # seconds between two polls above which the cache of missing names is invalidated
 
 
@@ -40,25 +42,25 @@ _CACHED_POLL = 0.1  # seconds between two polls above which the cache of missing
 class ServerRound:
     """Results of an exchange on rank 0; empty on other ranks."""
 
-    server: Tree  # its state
+    server: Tree  # the server's state
     published: Messages | None  # what the clients receive
-    measured: Mapping[str, Tensor]  # diagnostics by name
+    diagnostics: Mapping[str, Tensor]
 
 
 class Checkpoints:
-    """Writes checkpoints while training continues, which waits for no more than a copy in memory.
+    """Writes checkpoints in a background thread; training waits only for the copy in memory.
 
-    A thread of each rank writes the rows of clients that have changed; that of rank 0 then the round file, which makes
-    them a checkpoint.
+    The thread of each rank writes the rows of the clients that changed. Rank 0's then writes the round file, which
+    completes the checkpoint.
 
     Args:
-        attributes: written into every round file.
-        layout: where the newest row of each client is.
-        lock: of the run; without it nothing more is written.
+        attributes: attributes of every round file.
+        layout: the file with the newest row of each client.
+        lock: lock of the run; once it is lost, nothing is written any more.
         keep: how many of the newest checkpoints stay on disk; 0 for all.
 
     Attributes:
-        written: rounds whose checkpoint this process has completed, on rank 0.
+        written: rounds whose checkpoint this process has completed; rank 0 only.
     """
 
     def __init__(
@@ -79,27 +81,27 @@ class Checkpoints:
         sizes = np.array([tree.num_bytes(template) for template in setup.templates], np.int64)
         self._row_bytes = sizes[self._cohort]
         names = stored_messages(setup.algorithm, setup.task, setup.templates)
-        self._is_own = {name: isinstance(setup.declared.down[name], Own) for name in names}  # of received messages
+        self._is_own = {name: isinstance(setup.declared.down[name], Own) for name in names}  # by stored message
         self._partition = {"train_samples": federation.num_train, "test_samples": federation.num_test}
         if federation.validation:
             self._partition["validation_samples"] = federation.num_validation
         self._normalisation = setup.task.normalisation
         self._hosts = [peer.host for peer in transport.peers] or [""] * transport.size
         self._writer = Writer(run)
-        self._ending = threading.Event()  # after a fault: other ranks' shards are not waited for
+        self._closing = threading.Event()  # set after an error: stop waiting for other ranks' shards
         self._shards: dict[str, Checksum] = {}  # of the newest round file
-        self._shards_of: dict[int, tuple[str, ...]] = {}  # by round, of the newest ones
-        self._metrics = metrics_file.checksum(metrics_file.text(run)) if transport.rank == 0 else None  # so far
+        self._shards_by_round: dict[int, tuple[str, ...]] = {}  # of the checkpoints that are still on disk
+        self._metrics = metrics_file.checksum(metrics_file.text(run)) if transport.rank == 0 else None
         self._seconds = 0.0
         self.written: list[int] = []
 
     def take_seconds(self) -> float:
-        """Seconds for which training waited for checkpoints since the last call."""
+        """Returns and resets the seconds for which training waited for checkpoints."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def record(self, progress: Progress) -> None:
-        """Write the metrics of a round (rank 0)."""
+        """Append the metrics of a round to metrics.csv; rank 0 only."""
         with self._timed():
             self._lock.check()
             self._writer.check()
@@ -110,13 +112,10 @@ class Checkpoints:
     def save(
         self, now: RoundSchedule, server_round: ServerRound, population: Population, progress: Progress | None
     ) -> None:
-        """Hand over the state after a round: a copy of the clients that changed since the last checkpoint.
-
-        Every rank calls this.
+        """Copy the state after a round and pass it to the writer thread; every rank calls this.
 
         Args:
-            server_round: what rank 0 has of it.
-            progress: of the round, on rank 0; None before the first.
+            progress: metrics of the round, on rank 0; None before the first round.
         """
         with self._timed():
             writers = choose_shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
@@ -126,43 +125,44 @@ class Checkpoints:
             self._writer.submit(lambda: self._write(now.round, rows, content, written))
 
     def finish(self) -> None:
-        """Wait until everything is on disk; every rank calls this."""
+        """Wait until all ranks have written everything; every rank calls this."""
         self._writer.close()
         self._transport.barrier()
 
     def close(self) -> None:
-        """Stop after a fault, once what this rank has of checkpoints is on disk, where that is possible."""
-        self._ending.set()
+        """Stop after an error; checkpoints that were already passed to the writer are still written if possible."""
+        self._closing.set()
         with contextlib.suppress(PflmpiError):
             self._writer.flush()
         self._writer.abandon()
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         yield
-        self._seconds += time.perf_counter() - began
+        self._seconds += time.perf_counter() - start
 
     def _content(
         self, round: int, server_round: ServerRound, progress: Progress | None, metrics: Checksum
     ) -> RoundContent:
-        """Content of the round file: arrays that share memory with the server's state are copied, each once."""
+        """Content of the round file; arrays that share memory with the server's state are copied, each once."""
         arrays, published = dict[int, np.ndarray](), server_round.published or {}
-        in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(server_round.server)}
+        server_memory = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(server_round.server)}
 
-        def stored(state: Tree) -> Arrays:
+        def to_arrays(state: Tree) -> Arrays:
             for _, leaf in tree.leaves(state):
                 if id(leaf) not in arrays:
-                    arrays[id(leaf)] = np.array(to_numpy(leaf), copy=leaf.untyped_storage().data_ptr() in in_use)
+                    is_shared = leaf.untyped_storage().data_ptr() in server_memory
+                    arrays[id(leaf)] = np.array(to_numpy(leaf), copy=is_shared)
             return {path: arrays[id(leaf)] for path, leaf in tree.leaves(state)}
 
         return RoundContent(
             round,
-            server=stored(server_round.server),
+            server=to_arrays(server_round.server),
             metrics={} if progress is None else progress.arrays(),
             bytes={} if progress is None else progress.bytes,
-            received={name: ReceivedMessage(stored(published[name]), own) for name, own in self._is_own.items()},
-            diagnostics={name: to_numpy(values).copy() for name, values in server_round.measured.items()},
+            received={name: ReceivedMessage(to_arrays(published[name]), own) for name, own in self._is_own.items()},
+            diagnostics={name: to_numpy(values).copy() for name, values in server_round.diagnostics.items()},
             partition=self._partition,
             normalisation=self._normalisation,
             metrics_file=metrics,
@@ -185,10 +185,12 @@ class Checkpoints:
         self._shards = write_round(self._run, content, layout, self._templates, self._attributes, self._shards)
         self.written.append(round)
         if self._keep:
-            self._shards_of[round] = layout.files
-            prune(self._run, self._keep, self._shards_of)
-            self._shards_of = {
-                kept: files for kept, files in self._shards_of.items() if round_path(self._run, kept).exists()
+            self._shards_by_round[round] = layout.files
+            prune(self._run, self._keep, self._shards_by_round)
+            self._shards_by_round = {
+                number: files
+                for number, files in self._shards_by_round.items()
+                if round_path(self._run, number).exists()
             }
 
     def _wait_for(self, shard: Path) -> None:
@@ -196,7 +198,7 @@ class Checkpoints:
         end, pause = time.monotonic() + _SHARD_TIMEOUT, _FIRST_POLL
         while not shard.exists():
             self._lock.check()
-            if self._ending.wait(pause) or time.monotonic() > end:
+            if self._closing.wait(pause) or time.monotonic() > end:
                 raise RunError(f"{shard} is missing, which another rank writes; resume the run, or look at that rank")
             if pause > _CACHED_POLL:
                 _invalidate_missing_names(shard)
@@ -205,21 +207,17 @@ class Checkpoints:
 
 def _invalidate_missing_names(path: Path) -> None:
     """Invalidate NFS's cache of missing names, which lasts up to a minute, by changing the folder of the file."""
-    temporary = path.with_name(f"{path.stem}.look.h5{atomic.TEMPORARY}")  # which a continuation removes if it is left
+    temporary = path.with_name(f"{path.stem}.look.h5{atomic.TEMPORARY}")  # a resumed run removes it if it is left over
     temporary.touch()
     temporary.unlink()
 
 
-_MIN_OWN_SHARD = 1 << 24  # bytes of changed rows from which on a rank writes a shard of its own
-_MAX_SHARED_SHARD = 1 << 26  # bytes of rows of several ranks in a shard, at most
-
-
 def choose_shard_writers(sizes: Sequence[int], hosts: Sequence[str]) -> list[int]:
-    """The rank that writes the rows of each rank: one of its node for those that have few, else the rank itself.
+    """Returns, for each rank, the rank that writes its rows; ranks of a node with few rows share a writer.
 
     Args:
         sizes: bytes of each rank's rows.
-        hosts: name of each rank's node.
+        hosts: host name of each rank.
 
     >>> choose_shard_writers([5, 0, _MIN_OWN_SHARD, 7, 7], ["a", "a", "a", "a", "b"])
     [0, 1, 2, 0, 4]
@@ -235,13 +233,18 @@ def choose_shard_writers(sizes: Sequence[int], hosts: Sequence[str]) -> list[int
 
 
 def group_by_writer(clients: Sequence[np.ndarray], writers: Sequence[int]) -> list[np.ndarray]:
-    """The ascending ids of the clients whose rows each rank writes, from those whose state lives on each rank."""
+    """Returns, for each rank, the ascending ids of the clients whose rows it writes.
+
+    Args:
+        clients: by rank, the ids of the clients whose state lives there.
+        writers: by rank, the rank that writes their rows.
+    """
     parts: dict[int, list[np.ndarray]] = {}
     for rank, ids in enumerate(clients):
-        if len(ids):  # of many ranks few have any
+        if len(ids):  # with many ranks, few have changed rows
             parts.setdefault(writers[rank], []).append(ids)
-    nothing = np.empty(0, np.int64)
-    return [np.sort(np.concatenate(parts[rank])) if rank in parts else nothing for rank in range(len(clients))]
+    no_clients = np.empty(0, np.int64)
+    return [np.sort(np.concatenate(parts[rank])) if rank in parts else no_clients for rank in range(len(clients))]
 
 
 def collect_rows(
@@ -251,20 +254,20 @@ def collect_rows(
     home: np.ndarray | None,
     written: Sequence[np.ndarray],
 ) -> ClientRows:
-    """The rows that this rank writes, once the ranks where they live have sent them; all ranks call this.
+    """Receives from other ranks the rows that this rank writes; all ranks call this.
 
     Args:
-        templates: one per cohort, what a client keeps.
-        home: [N] the rank of each client; None where they keep nothing.
-        written: of each rank, the ascending ids of the clients whose rows it writes.
+        templates: one per cohort, the state of a client.
+        home: [N] the rank of each client; None where clients have no state.
+        written: by rank, the ascending ids of the clients whose rows it writes.
     """
     rows: ClientRows = {}
-    for number, (template, stored) in enumerate(zip(templates, population.cohorts, strict=True)):
+    for number, (template, cohort) in enumerate(zip(templates, population.cohorts, strict=True)):
         clients = [ids[population.cohort[ids] == number] if len(ids) else ids for ids in written]
         if not any(map(len, clients)) or not any(tree.leaves(template)):
             continue
-        assert home is not None, "clients that keep something have a home"
-        leaves = tree.leaves(deliver(transport, clients, home, stored.compact, template, down=False))
-        if len(own := clients[transport.rank]):
-            rows[cohort_name(number)] = own, {path: leaf.numpy() for path, leaf in leaves}
+        assert home is not None, "clients with state have a home"
+        leaves = tree.leaves(deliver(transport, clients, home, cohort.compact, template, down=False))
+        if len(ids := clients[transport.rank]):
+            rows[cohort_name(number)] = ids, {path: leaf.numpy() for path, leaf in leaves}
     return rows

@@ -1,4 +1,4 @@
-"""Clients whose update fails: which, why, and whether a round can be without them."""
+"""Clients whose local update fails: finding them, and running the round without them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from pflmpi.runtime.faults import CollectiveError
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
-# Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
+# These depend on the machine, so no client may be skipped for them: results must not depend on ranks.
 _MACHINE_ERRORS = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
 _NO_LOSS = torch.empty(0, dtype=torch.float64)
 _HOST_MEMORY_ERROR = "can't allocate memory"  # torch raises a plain RuntimeError for it
@@ -32,68 +32,62 @@ _REMEDY = "lower training.lr, or a proximal or head learning rate of the algorit
 class GroupUpdate:
     """The local updates of a group."""
 
-    clients: ClientGroup  # [m] ascending ids of those that succeeded
-    states: Tree  # tree of [m, ...], their new states; `{}` where m is 0
-    up: Messages  # messages with a leading axis m, on the host or on the device; `{}` where m is 0
-    loss: torch.Tensor  # [m] float64, their mean training loss
-    failed: Mapping[int, str]  # of the others, why
+    clients: ClientGroup  # [m] ascending ids of the clients that succeeded
+    states: Tree  # [m, ...], new states; `{}` where m is 0
+    up: Messages  # [m, ...], on the host or on the device; `{}` where m is 0
+    loss: torch.Tensor  # [m] float64, mean training loss
+    failed: Mapping[int, str]  # why, by client that failed
 
 
 def update_group(
     executor: Executor, clients: ClientGroup, states: Tree, down: Messages, round: int, skip: bool
 ) -> Callable[[], GroupUpdate]:
-    """Begin to update the clients of a group; the result waits for it, and may raise too.
+    """Starts the local updates of a group; call the result to wait for them, which may raise as well.
 
-    An exception ends the call for the whole group; its clients are then computed one by one, to know whose it was.
+    If the call for the whole group raises, its clients are computed one by one to find out which of them failed.
 
     Args:
-        skip: return the clients that fail; otherwise the first of them raises.
+        skip: report failing clients in `GroupUpdate.failed`; otherwise the first one raises.
 
     Raises:
-        AlgorithmError: a client's exception, or one that is no client's: of the contract, the machine, all together.
+        AlgorithmError: a client's update raised; or the error is not a client's, such as a broken contract, lack of
+            memory, or one that only occurs when the clients are computed together.
         RunError: a client's state or message is not finite.
     """
     try:
-        done = executor.update(clients, states, down, round)
+        wait = executor.update(clients, states, down, round)
     except AlgorithmError as error:
         if not _is_client_error(error) or (len(clients) == 1 and not skip):
             raise
         if len(clients) == 1:
             return partial(GroupUpdate, clients[:0], {}, {}, _NO_LOSS, {int(clients[0]): str(error)})
-        updates = [
-            update_group(
-                executor,
-                clients[i : i + 1],
-                _select_rows(states, [i]),
-                as_messages(_select_rows({**down}, [i])),
-                round,
-                skip,
-            )()
-            for i in range(len(clients))
-        ]
-        if not any(alone.failed for alone in updates):
+        updates = []
+        for i in range(len(clients)):
+            own_states, own_down = _select_rows(states, [i]), as_messages(_select_rows({**down}, [i]))
+            updates.append(update_group(executor, clients[i : i + 1], own_states, own_down, round, skip)())
+        if not any(update.failed for update in updates):
             raise
         return partial(_concatenate, updates)
-    return lambda: _drop_diverged(clients, states, done(), round, skip)
+    return lambda: _drop_diverged(clients, states, wait(), round, skip)
 
 
-def _drop_diverged(clients: ClientGroup, states: Tree, done: Update, round: int, skip: bool) -> GroupUpdate:
-    """An update of clients with such states before, without those that have diverged."""
-    if done.is_finite:
-        return GroupUpdate(clients, done.states, done.up, done.loss, {})
-    sent = on_host(done.up)
-    failed = _find_diverged(clients, states, done.states, sent, round, "client_update")
-    if failed and not skip:
-        raise RunError(f"{next(iter(failed.values()))}; {_REMEDY}, or set runtime.client_errors to skip")
+def _drop_diverged(clients: ClientGroup, before: Tree, update: Update, round: int, skip: bool) -> GroupUpdate:
+    """Returns an update without the clients that diverged; `before` [m, ...] are their states before it."""
+    if update.is_finite:
+        return GroupUpdate(clients, update.states, update.up, update.loss, {})
+    up = on_host(update.up)
+    failed = _find_diverged(clients, before, update.states, up, round, "client_update")
     if not failed:
-        return GroupUpdate(clients, done.states, sent, done.loss, {})
+        return GroupUpdate(clients, update.states, up, update.loss, {})
+    if not skip:
+        raise RunError(f"{next(iter(failed.values()))}; {_REMEDY}, or set runtime.client_errors to skip")
     good = np.flatnonzero(~np.isin(clients, list(failed))).tolist()
-    states, up = _select_rows(done.states, good), as_messages(_select_rows({**sent}, good))
-    return GroupUpdate(clients[good], states, up, done.loss[good], failed)
+    states, up = _select_rows(update.states, good), as_messages(_select_rows({**up}, good))
+    return GroupUpdate(clients[good], states, up, update.loss[good], failed)
 
 
 def introduce_group(executor: Executor, clients: ClientGroup, states: Tree) -> Messages:
-    """The introductions of the clients of a group; no run goes on without one of them.
+    """Returns the introductions of a group; unlike updates, none of them may fail.
 
     Raises:
         RunError: a message is not finite.
@@ -105,7 +99,7 @@ def introduce_group(executor: Executor, clients: ClientGroup, states: Tree) -> M
 
 
 def agree_on_failed(transport: Transport, participants: np.ndarray, failed: Mapping[int, str]) -> dict[int, str]:
-    """Participants that have failed on any rank, ascending; why is known on rank 0, and "" elsewhere."""
+    """Returns the participants that failed on any rank, ascending; only rank 0 has the reasons, other ranks ""."""
     failed_anywhere = transport.maximum(np.isin(participants, list(failed)).astype(np.float64))
     clients = participants[failed_anywhere > 0].tolist()
     if not clients:
@@ -116,7 +110,7 @@ def agree_on_failed(transport: Transport, participants: np.ndarray, failed: Mapp
 
 
 def check_enough_left(algorithm: Algorithm, task: Task, round: int, left: int, failed: Mapping[int, str]) -> None:
-    """Raise `CollectiveError` on all ranks if a round cannot go on with as many participants as are left."""
+    """Raises `CollectiveError` on all ranks if the participants that are left are too few for the round."""
     first, count = next(iter(failed.values())), len(failed)
     if left == 0:
         raise CollectiveError(
@@ -130,7 +124,7 @@ def check_enough_left(algorithm: Algorithm, task: Task, round: int, left: int, f
 
 
 def _is_client_error(error: AlgorithmError) -> bool:
-    """Whether a method of the algorithm raised, and would have done so on any machine."""
+    """Whether the algorithm raised for reasons that do not depend on the machine."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, _MACHINE_ERRORS) and _HOST_MEMORY_ERROR not in str(cause)
 
@@ -138,10 +132,10 @@ def _is_client_error(error: AlgorithmError) -> bool:
 def _find_diverged(
     clients: ClientGroup, before: Tree, after: Tree, up: Messages, round: int, stage: str
 ) -> dict[int, str]:
-    """The clients with values that are not finite, in a message or, where they were finite before, in their state."""
+    """Returns the clients with non-finite values in a message, or in a state that was finite before."""
     failed: dict[int, str] = {}
-    sent: Tree = {**up}
-    for what, values, old in (("message", sent, {}), ("state", after, dict(tree.leaves(before)))):
+    messages: Tree = {**up}
+    for what, values, old in (("message", messages, {}), ("state", after, dict(tree.leaves(before)))):
         for path, leaf in tree.leaves(values):
             if not leaf.is_floating_point() or leaf.sum().isfinite():  # a sum is finite only where all values are
                 continue
@@ -153,10 +147,9 @@ def _find_diverged(
 
 
 def _select_rows(value: Tree, positions: list[int]) -> Tree:
-    def chosen(leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.index_select(0, torch.tensor(positions, device=leaf.device))
-
-    return tree.map(chosen, value) if positions else {}
+    if not positions:
+        return {}
+    return tree.map(lambda leaf: leaf.index_select(0, torch.tensor(positions, device=leaf.device)), value)
 
 
 def _concatenate(updates: list[GroupUpdate]) -> GroupUpdate:

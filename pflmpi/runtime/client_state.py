@@ -1,6 +1,6 @@
-"""The persistent state of the clients that live on a rank: a row of each leaf for every client.
+"""The persistent state of a rank's clients: one row of each leaf per client.
 
-Rows lie in memory or in a mapped file, and take up nothing but what is written; those that have not changed share one.
+Rows are in memory or in a mapped file, and occupy space only once they are written; unchanged rows share one copy.
 """
 
 import mmap
@@ -37,18 +37,16 @@ _ALIGNMENT = 64  # bytes
 
 
 class Storage:
-    """Bytes that are zero until they are written.
-
-    A file has no name, so that it is gone when the process is, however that ends.
+    """Zero-initialised bytes, in memory or in an unnamed file, which disappears with the process.
 
     Attributes:
         bytes: [rows, row_bytes] uint8.
 
     Args:
-        folder: of the file; None for memory.
+        folder: where to create the file; None for memory.
 
     Raises:
-        ConfigError: there cannot be as much.
+        ConfigError: the memory or file cannot be mapped.
     """
 
     def __init__(self, rows: int, row_bytes: int, folder: Path | None = None) -> None:
@@ -72,10 +70,10 @@ class Storage:
         self.bytes = flat[:length].view(rows, row_bytes)
 
     def reserve(self, rows: np.ndarray, start: int, end: int) -> None:
-        """Make sure that these bytes of rows have room: a process ends that writes to a mapped file on a full disk.
+        """Allocate bytes [start, end) of the given rows on disk: writing to a mapped file on a full disk is fatal.
 
         Raises:
-            RunError: they have not.
+            RunError: the disk is full.
         """
         if self._file is None or start == end:
             return
@@ -92,26 +90,26 @@ class Storage:
 
 @dataclass(frozen=True)
 class CohortRows:
-    """State of some clients of one cohort.
+    """State of clients of one cohort.
 
     Attributes:
         clients: [m] ascending ids.
-        rows: tree of [m, ...]; a row takes no room before it is written.
-        storage: where the rows lie, one client's after another's.
-        changed: by path, [m] bool, the clients whose rows were written.
-        places: by path, where in a row of `storage` the leaf begins and ends.
-        common: by path, the row [1, ...] that all other clients have; zeros where there is none.
+        rows: tree of [m, ...], views of `storage`; valid only where `changed`.
+        storage: the bytes of all rows, client by client.
+        changed: by path, [m] bool, whether the client's row was written.
+        offsets: by path, where the leaf begins and ends in a row of `storage`.
+        common: by path, the row [1, ...] of all unchanged clients; zeros if missing.
     """
 
     clients: np.ndarray
     rows: Tree
     storage: Storage
     changed: dict[str, np.ndarray]
-    places: dict[str, tuple[int, int]]
+    offsets: dict[str, tuple[int, int]]
     common: dict[str, Tensor] = field(default_factory=dict)
 
     def get(self, clients: np.ndarray, without: Collection[str] = ()) -> Tree:
-        """A copy of the rows [c, ...] of the given clients, but for the named parts."""
+        """A copy of the rows [c, ...] of the given clients, without the named parts."""
         return self._copy({name: value for name, value in self.rows.items() if name not in without}, clients)
 
     def part(self, clients: np.ndarray, name: str) -> Tree:
@@ -123,19 +121,23 @@ class CohortRows:
         return self._leaf(path, tree.at(self.rows, path), self._positions(clients))
 
     def put(self, clients: np.ndarray, state: Tree) -> None:
-        """Overwrite the rows of the given clients, of the leaves that `state` has, [c, ...]."""
-        positions, leaves, new = self._positions(clients), dict(tree.leaves(self.rows)), dict(tree.leaves(state))
-        if not new:
+        """Overwrite the rows of the given clients for the leaves [c, ...] in `state`."""
+        positions, leaves, state_leaves = (
+            self._positions(clients),
+            dict(tree.leaves(self.rows)),
+            dict(tree.leaves(state)),
+        )
+        if not state_leaves:
             return
-        first = ~np.all([self.changed[path][positions] for path in new], axis=0)
-        starts, ends = zip(*(self.places[path] for path in new), strict=True)
-        self.storage.reserve(positions[first], min(starts), max(ends))
-        for path, rows in new.items():
+        is_new = ~np.all([self.changed[path][positions] for path in state_leaves], axis=0)
+        starts, ends = zip(*(self.offsets[path] for path in state_leaves), strict=True)
+        self.storage.reserve(positions[is_new], min(starts), max(ends))
+        for path, leaf in state_leaves.items():
             self.changed[path][positions] = True
-            leaves[path].index_copy_(0, torch.from_numpy(positions), rows)
+            leaves[path].index_copy_(0, torch.from_numpy(positions), leaf)
 
-    def begin(self, clients: np.ndarray, path: str, row: Tensor) -> None:
-        """Give clients that have not changed the same row [1, ...] of a leaf: in common, where no other one is."""
+    def set_initial(self, clients: np.ndarray, path: str, row: Tensor) -> None:
+        """Set the same initial row [1, ...] of a leaf for clients; it becomes the common row if there is none yet."""
         common = self.common.get(path)
         if common is None and not self.changed[path].any():
             self.common[path] = row.clone()
@@ -143,7 +145,7 @@ class CohortRows:
             self.put(clients, tree.unflatten({path: row.expand(len(clients), *row.shape[1:])}))
 
     def compact(self, clients: np.ndarray) -> Tree:
-        """As `get`, but a row that all of these clients have in common is one in memory."""
+        """As `get`, but where no client has changed a leaf, its rows are one expanded row."""
         positions, rows = self._positions(clients), dict[str, Tensor]()
         for path, leaf in tree.leaves(self.rows):
             if self.changed[path][positions].any():
@@ -174,18 +176,18 @@ class CohortRows:
 
 
 def allocate_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) -> CohortRows:
-    """Rows not yet filled, for clients that each keep what the template says; see `Storage`."""
-    leaves, places, end = dict(tree.leaves(template)), dict[str, tuple[int, int]](), 0
+    """Unfilled rows for clients whose state has the shapes of `template`; see `Storage`."""
+    leaves, offsets, end = dict(tree.leaves(template)), dict[str, tuple[int, int]](), 0
     for path, leaf in leaves.items():
-        places[path] = end, end + leaf.nbytes
-        end = -(-places[path][1] // _ALIGNMENT) * _ALIGNMENT
+        offsets[path] = end, end + leaf.nbytes
+        end = -(-offsets[path][1] // _ALIGNMENT) * _ALIGNMENT
     storage = Storage(len(clients), max(end, _ALIGNMENT), folder)
     rows = (
-        storage.bytes[:, slice(*places[path])].view(leaf.dtype).view(len(clients), *leaf.shape)
+        storage.bytes[:, slice(*offsets[path])].view(leaf.dtype).view(len(clients), *leaf.shape)
         for path, leaf in leaves.items()
     )
     changed = {path: np.zeros(len(clients), bool) for path in leaves}
-    return CohortRows(clients, tree.map(lambda _: next(rows), template), storage, changed, places)
+    return CohortRows(clients, tree.map(lambda _: next(rows), template), storage, changed, offsets)
 
 
 def _has_same_bits(row: Tensor, other: Tensor) -> bool:
@@ -193,14 +195,14 @@ def _has_same_bits(row: Tensor, other: Tensor) -> bool:
 
 
 def folder_of(runtime: RuntimeConfig, run: Path) -> Path | None:
-    """The folder of the file that holds the state of the clients of a run; None where memory does."""
+    """The folder for the file with the clients' state; None if it is kept in memory."""
     if runtime.state == "memory":
         return None
     return run if runtime.scratch is None else expanded(runtime.scratch)
 
 
 def check_scratch(runtime: RuntimeConfig) -> None:
-    """Raise `ConfigError` unless `runtime.state` and `runtime.scratch` can be had here."""
+    """Raise `ConfigError` unless this machine supports `runtime.state` and can write to `runtime.scratch`."""
     if runtime.state == "disk" and not hasattr(os, "posix_fallocate"):
         raise ConfigError("runtime.state = 'disk' needs posix_fallocate, which this system has not; use 'memory'")
     if runtime.scratch is None:
@@ -226,39 +228,39 @@ def _map_memory(file: int | None, length: int) -> mmap.mmap:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients that live on a rank."""
+    """State of all clients that live on a rank."""
 
-    cohorts: tuple[CohortRows, ...]  # the rows of each cohort; a cohort without clients here has none
+    cohorts: tuple[CohortRows, ...]  # by cohort, with no rows where none of its clients lives here
     cohort: np.ndarray  # [N] the cohort of each client
 
     def _rows(self, group: np.ndarray) -> CohortRows:
         return self.cohorts[int(self.cohort[group[0]])]
 
     def get(self, group: np.ndarray) -> Tree:
-        """A copy of the algorithm's state [m, ...] of the clients of a group."""
+        """A copy of the algorithm's state [m, ...] of a group's clients."""
         return self._rows(group).get(group, without=(RECEIVED, ANSWERED, RESIDUAL, OPTIMIZER))
 
     def to_train(self, group: np.ndarray) -> Tree:
-        """As `get`, with the optimizer state that is kept between rounds."""
+        """As `get`, with the optimizer state if it is kept between rounds."""
         return self._rows(group).get(group, without=(RECEIVED, ANSWERED, RESIDUAL))
 
     def answers(self, group: np.ndarray) -> Messages:
-        """The kept messages [m, ...] that the clients of a group received last."""
+        """The kept messages [m, ...] that a group's clients received last; `{}` if none are kept."""
         return self._messages(group, ANSWERED)
 
     def put(self, group: np.ndarray, state: Tree) -> None:
         self._rows(group).put(group, state)
 
     def restore(self, clients: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        """Give clients of one cohort what a checkpoint has: arrays [m, ...] by path; see `CohortRows.compact`."""
+        """Restore clients of one cohort from a checkpoint's arrays [m, ...] by path; see `CohortRows.compact`."""
         rows = self._rows(clients)
         common = {path: array for path, array in arrays.items() if array.strides[0] == 0}
         for path, array in common.items():
-            rows.begin(clients, path, torch.tensor(array[:1]))
+            rows.set_initial(clients, path, torch.tensor(array[:1]))
         rows.put(clients, from_flat({path: array for path, array in arrays.items() if path not in common}))
 
     def keep_reply(self, groups: Sequence[np.ndarray], reply: Reply) -> None:
-        """Keep the reply with the clients of some groups, where they are tested with it while absent."""
+        """Store the reply with the clients, if absent clients are tested with the reply that they received last."""
         groups = [group for group in groups if RECEIVED in self._rows(group).rows]
         reply = reply.on(HOST) if groups else reply
         for group in groups:
@@ -266,7 +268,7 @@ class Population:
             self.put(group, {RECEIVED: {**reply.for_clients(group, names)}})
 
     def received(self, group: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
-        """The named messages [m, ...] that the clients of a group are tested with."""
+        """The messages [m, ...] that a group's clients are tested with: the stored ones, or those named of `reply`."""
         return self._messages(group, RECEIVED) or reply.for_clients(group, names)
 
     def _messages(self, group: np.ndarray, name: str) -> Messages:
@@ -274,7 +276,7 @@ class Population:
         return rows.part(group, name) if name in rows.rows else {}  # type: ignore[return-value]
 
     def leaf(self, path: str, clients: np.ndarray) -> torch.Tensor:
-        """A copy of one leaf [m, ...] of clients that live here, in ascending order; all cohorts have it."""
+        """A copy of one leaf [m, ...] of clients that live here, ascending; the leaf must exist in all cohorts."""
         like = tree.at(self.cohorts[0].rows, path)
         leaf = like.new_empty(len(clients), *like.shape[1:])
         for rows in self.cohorts:
@@ -283,7 +285,7 @@ class Population:
         return leaf
 
     def kept(self, name: str, like: Tree, clients: np.ndarray) -> Tree:
-        """A copy of the leaves [m, ...] of the named part of the state that a template has; see `Homes`."""
+        """A copy of a named part [m, ...] of the state, with the leaves of the template `like`; see `Homes`."""
         return tree.unflatten({path: self.leaf(f"{name}/{path}", clients) for path, _ in tree.leaves(like)})
 
 
@@ -294,12 +296,12 @@ def client_templates(
     kept_reply: tuple[str, ...],
     uplink: UplinkConfig,
 ) -> tuple[Tree, ...]:
-    """Templates of the state that a client of each cohort keeps between rounds.
+    """Returns, per cohort, a template of the state that a client keeps between rounds.
 
     Args:
         cohort: [N] the cohort of each client.
-        kept_reply: names of the messages that a client keeps to be tested with while it is absent.
-        uplink: what it does to the messages that it sends.
+        kept_reply: names of the received messages that a client is tested with while it is absent.
+        uplink: transforms of the messages up, which may keep a residual.
     """
     templates = []
     for number, task in enumerate(tasks):
@@ -319,7 +321,7 @@ def client_templates(
 
 
 def row_kinds(templates: Sequence[Tree]) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
-    """For each cohort by its name in checkpoints, path -> (shape, dtype) of what a client keeps."""
+    """Returns, per cohort name of checkpoints, the (shape, dtype) of each path of a client's state."""
     return {
         cohort_name(number): {
             path: (tuple(leaf.shape), to_numpy(leaf.new_empty((), device="cpu")).dtype)
@@ -332,12 +334,12 @@ def row_kinds(templates: Sequence[Tree]) -> dict[str, dict[str, tuple[tuple[int,
 def allocate(
     cohort: np.ndarray, hosted: np.ndarray, templates: Sequence[Tree], folder: Path | None = None
 ) -> Population:
-    """The population of a rank, with rows not yet filled.
+    """Returns the population of a rank, with unfilled rows.
 
     Args:
         hosted: ascending ids of the clients that live here.
-        templates: one per cohort, what a client keeps.
-        folder: for a file with the rows; None for memory.
+        templates: one per cohort, the state of a client.
+        folder: where to create the file with the rows; None for memory.
     """
     cohorts = (
         allocate_rows(hosted[cohort[hosted] == number], template, folder) for number, template in enumerate(templates)
@@ -346,7 +348,7 @@ def allocate(
 
 
 def initialise(population: Population, algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Fill the rows with what the clients keep before the first round."""
+    """Fill the rows with the clients' initial state."""
     for rows, task in zip(population.cohorts, tasks, strict=True):
         if len(rows.clients):
             _initialise_rows(rows, algorithm, task.replace(device=HOST))
@@ -361,11 +363,11 @@ def _initialise_rows(rows: CohortRows, algorithm: Algorithm, task: Task) -> None
             state, answers = initial_client(algorithm, task, client), initial_received(algorithm, task, client)
             clients = rows.clients[position : position + 1] if per_client else rows.clients
             for path, leaf in tree.leaves({**state, **({ANSWERED: {**answers}} if answers else {})}):
-                rows.begin(clients, path, leaf.unsqueeze(0))
+                rows.set_initial(clients, path, leaf.unsqueeze(0))
 
 
 def from_flat(flat: dict[str, np.ndarray]) -> Tree:
-    """The tree of arrays given by path."""
+    """Returns the tree of tensors from arrays by path."""
     return tree.unflatten({path: torch.from_numpy(np.asarray(array, order="C")) for path, array in flat.items()})
 
 
@@ -374,5 +376,5 @@ def _reply_template(kind: Downlink, num_classes: int) -> Tree:
 
 
 def stored_messages(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> list[str]:
-    """Names of the messages that round files store: personal models are made of them, and no client keeps them."""
+    """Returns the names of the messages that round files store: parts of personal models that no client keeps."""
     return [] if RECEIVED in templates[0] else sorted(personal.messages(algorithm.personal(task)))

@@ -44,6 +44,11 @@ class CheckpointConfig(BaseModel):
     keep: Annotated[int, Field(ge=0, description="how many of the newest checkpoints stay on disk; 0 for all")] = 3
 
 
+def _as_dicts(trackers: list[Any]) -> list[dict[str, Any]]:
+    """Trackers as {name: ..., options}; a bare name has no options."""
+    return [tracker if isinstance(tracker, dict) else {"name": tracker} for tracker in trackers]
+
+
 class OutputConfig(BaseModel):
     """Output beside the checkpoints and metrics.csv."""
 
@@ -63,15 +68,17 @@ class OutputConfig(BaseModel):
         for tracker in trackers:
             if not isinstance(tracker.get("name") if isinstance(tracker, dict) else tracker, str):
                 raise ValueError(f"{tracker} has no name; give a name, or {{name: mlflow, store: mlruns}}")
-        same = [tracker if isinstance(tracker, dict) else {"name": tracker} for tracker in trackers]
-        if twice := next((tracker for tracker in same if same.count(tracker) > 1), None):
-            raise ValueError(f"{twice['name']} is there twice; leave one out")
+        normalised = _as_dicts(trackers)
+        if duplicate := next((tracker for tracker in normalised if normalised.count(tracker) > 1), None):
+            raise ValueError(f"{duplicate['name']} is there twice; leave one out")
         return trackers
 
     def named_trackers(self) -> list[tuple[str, dict[str, Any]]]:
         """Name and options of each tracker."""
-        trackers = [tracker if isinstance(tracker, dict) else {"name": tracker} for tracker in self.trackers]
-        return [(options["name"], {key: options[key] for key in options if key != "name"}) for options in trackers]
+        return [
+            (tracker["name"], {key: tracker[key] for key in tracker if key != "name"})
+            for tracker in _as_dicts(self.trackers)
+        ]
 
 
 class RuntimeConfig(BaseModel):
@@ -140,17 +147,17 @@ class RuntimeConfig(BaseModel):
 
 LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
 
-# A continuation may change these; the rest decides bits.
+# A resumed run may change these; the other keys affect results.
 FREE_ON_RESUME = {
     *("runtime.transport", "runtime.device", "runtime.gpus", "runtime.gpu_memory", "runtime.mixed_gpus"),
     "runtime.between_gpus",
     *("runtime.timeout", "runtime.spare", "runtime.server", "runtime.state", "runtime.scratch", "runtime.cache"),
-    "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
-    "data.path",  # what lies there is checked by its hash
+    "runtime.client_errors",  # decides whether a run goes on; completed rounds are the same with both values
+    "data.path",  # the content is checked by its hash
     "data.resident",
-    "data.root",  # what lies there is checked by its hash
-    "model.check",  # it decides whether a run begins
-    "partition.path",  # what lies there is checked by its hash
+    "data.root",  # the content is checked by its hash
+    "model.check",  # decides whether a run starts
+    "partition.path",  # the content is checked by its hash
     "training.rounds",
     "training.stop",
     "checkpoint.every",

@@ -81,12 +81,12 @@ def test_a_shard_that_an_earlier_start_has_left_is_not_taken_for_one_of_the_run(
 
 
 def waiting(tmp_path: Path, check: Any = lambda: None) -> Any:
-    return SimpleNamespace(_ending=threading.Event(), _lock=SimpleNamespace(check=check))
+    return SimpleNamespace(_closing=threading.Event(), _lock=SimpleNamespace(check=check))
 
 
 def test_the_wait_for_a_shard_ends_when_the_run_does(tmp_path):
     rank = waiting(tmp_path)
-    threading.Timer(0.05, rank._ending.set).start()
+    threading.Timer(0.05, rank._closing.set).start()
     with pytest.raises(RunError, match="is missing, which another rank writes"):
         Checkpoints._wait_for(rank, tmp_path / "shard.h5")
 

@@ -33,7 +33,7 @@ def filled():
     rows, whole = allocate_rows(WHO, TEMPLATE), {}
     for path, leaf in tree.leaves(TEMPLATE):
         first = torch.arange(1, leaf.numel() + 1).view(1, *leaf.shape).to(leaf.dtype)
-        rows.begin(WHO, path, first)
+        rows.set_initial(WHO, path, first)
         whole[path] = first.expand(len(WHO), *leaf.shape).clone()
     return rows, whole
 
@@ -67,10 +67,10 @@ def test_rows_come_to_life_when_they_are_written():
 def test_clients_that_begin_otherwise_have_rows_of_their_own():
     rows, whole = filled()
     for path, value in (("model/bias", -1.0), ("steps", 9)):
-        rows.begin(WHO[1:2], path, torch.full((1,), value, dtype=whole[path].dtype))
+        rows.set_initial(WHO[1:2], path, torch.full((1,), value, dtype=whole[path].dtype))
         whole[path][1] = value
-    rows.begin(WHO[2:], "model/bias", torch.tensor([1.0]))  # as the others
-    rows.begin(WHO[3:4], "seen", torch.zeros(1, 5, dtype=torch.bool))
+    rows.set_initial(WHO[2:], "model/bias", torch.tensor([1.0]))  # as the others
+    rows.set_initial(WHO[3:4], "seen", torch.zeros(1, 5, dtype=torch.bool))
     whole["seen"][3] = False
     check(rows, whole, [0, 1, 2, 3, 4])
     assert {path: np.flatnonzero(own).tolist() for path, own in rows.changed.items()} == {
@@ -83,8 +83,8 @@ def test_clients_that_begin_otherwise_have_rows_of_their_own():
 
 def test_zeros_of_another_sign_are_not_the_same():
     rows = allocate_rows(WHO, {"x": torch.empty((), device="meta")})
-    rows.begin(WHO[:1], "x", torch.tensor([0.0]))
-    rows.begin(WHO[1:2], "x", torch.tensor([-0.0]))
+    rows.set_initial(WHO[:1], "x", torch.tensor([0.0]))
+    rows.set_initial(WHO[1:2], "x", torch.tensor([-0.0]))
     assert torch.signbit(rows.compact(WHO)["x"]).tolist() == [False, True, False, False, False]
 
 
@@ -169,7 +169,7 @@ def test_the_file_has_no_name_and_takes_room_only_for_clients_that_trained(tmp_p
     template = {"model": torch.empty(250_000, device="meta"), "received": {"head": torch.empty(10, device="meta")}}
     rows = allocate_rows(np.arange(100_000), template, tmp_path)
     rows.put(np.arange(1000), {"received": {"head": torch.ones(1000, 10)}})
-    rows.begin(rows.clients, "model", torch.ones(1, 250_000))
+    rows.set_initial(rows.clients, "model", torch.ones(1, 250_000))
     rows.put(np.array([7, 99_999]), {"model": torch.full((2, 250_000), 2.0)})
     assert rows.get(np.array([6, 7, 99_999]))["model"].sum(1).tolist() == [250_000.0, 500_000.0, 500_000.0]
     taken = os.fstat(rows.storage._file)
