@@ -1,4 +1,4 @@
-"""Checks of the contract of an algorithm: declarations before the start, results while it runs, errors by name."""
+"""Checks of an algorithm's contract: its declarations before the start, its results and side effects in a run."""
 
 import dataclasses
 import pickle
@@ -40,8 +40,8 @@ from pflmpi.store.checksums import crc32
 from pflmpi.text import format_ranges, join_truncated, pluralize, short_repr
 from pflmpi.tree import Tree
 
-RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
-ANSWERED = "answered"  # where a client's newest kept messages are, beside it too
+RECEIVED = "received"  # part of a client's stored state with its last reply, beside the algorithm's own parts
+ANSWERED = "answered"  # likewise with its newest kept messages
 IN_LANES = (
     "; many clients were computed at once, by torch.func.vmap, which not all code suits: runtime.executor = 'loop' "
     "computes one after the other"
@@ -58,7 +58,7 @@ _STATE_ADVICE = (
     "; nothing is kept in the algorithm itself: what a client keeps belongs in its state (`init_client`), what the "
     "server keeps in `init_server`"
 )
-_ADVICE_BY_ERROR = {  # by what the error of PyTorch, or of a frozen dataclass, says
+_ADVICE_BY_ERROR = {  # by a part of the error text of PyTorch or of a frozen dataclass
     "does not have a deterministic implementation": "; with this operation a run on GPUs could not be repeated: choose "
     "another one (as pooling, that to 1 x 1 can), or runtime.device = 'cpu'",
     "called random operation": f"; {_RANDOM_ADVICE}",
@@ -73,17 +73,17 @@ _ADVICE_BY_ERROR = {  # by what the error of PyTorch, or of a frozen dataclass, 
 
 
 class ChangedInPlace(Exception):
-    """A tensor that an algorithm was given to read has changed; the text names it."""
+    """An algorithm changed an input tensor in place; the text names the tensor."""
 
 
 def collect_inputs(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
-    """Inputs of a method for one client by name, without the optimizer's state, which is not the algorithm's."""
-    own = {name: value for name, value in state.items() if name != OPTIMIZER}
-    return {"client": own, "down": {**down}, "data.class_counts": class_counts}
+    """Returns a client method's inputs by name, without the optimizer's state, which the algorithm does not see."""
+    client = {name: value for name, value in state.items() if name != OPTIMIZER}
+    return {"client": client, "down": {**down}, "data.class_counts": class_counts}
 
 
 def check_declarations(algorithm: Algorithm, task: Task) -> None:
-    """Raise `ConfigError` for a name that an algorithm declares and does not have."""
+    """Raise `ConfigError` for declarations of an algorithm that are wrong or contradict each other."""
     kind, personal, passes = type(algorithm).__name__, algorithm.personal(task), algorithm.passes(task, 1)
     up, down = algorithm.uplink(task), algorithm.downlink(task)
     _check_messages(f"{kind}.uplink", up, Uplink, task.architecture.name)
@@ -111,7 +111,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
 
 
 def _check_messages(where: str, declared: Mapping[str, object], kinds: Any, model: str) -> None:
-    """Raise `ConfigError` for a declared message of no kind, or without content."""
+    """Raise `ConfigError` for a declared message that is of no known kind, empty, or cannot be summed."""
     for name, message in declared.items():
         if not isinstance(message, kinds):
             raise ConfigError(
@@ -130,7 +130,7 @@ def _check_messages(where: str, declared: Mapping[str, object], kinds: Any, mode
 
 
 def _check_sum(where: str, message: Sum) -> None:
-    """Raise `ConfigError` for leaves whose sums their type may not hold."""
+    """Raise `ConfigError` for leaves of a type that is too small for sums."""
     for path, leaf in tree.leaves(message.like):
         if not leaf.is_floating_point() and leaf.dtype != torch.int64:
             raise ConfigError(
@@ -140,7 +140,7 @@ def _check_sum(where: str, message: Sum) -> None:
 
 
 def _check_mean(where: str, message: Mean) -> None:
-    """Raise `ConfigError` for a mean of which nothing would be averaged."""
+    """Raise `ConfigError` for a mean of integers alone, which would not be averaged."""
     types = sorted({leaf.dtype for _, leaf in tree.leaves(message.like)}, key=str)
     if types and not any(kind.is_floating_point for kind in types):
         raise ConfigError(
@@ -150,7 +150,7 @@ def _check_mean(where: str, message: Mean) -> None:
 
 
 def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pass], state: Tree) -> None:
-    """Raise `ConfigError` for a path that a client's state does not have, and for a part that is kept beside it."""
+    """Raise `ConfigError` for declared paths that a client's state lacks, and for reserved names in it."""
     for path in sorted(kept(personal)):
         if path and not has(state, path):
             paths = ", ".join(path for path, _ in tree.leaves(state)) or "none"
@@ -178,7 +178,7 @@ def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pa
 def _check_kept_messages(
     algorithm: Algorithm, task: Task, up: Mapping[str, Uplink], down: Mapping[str, Downlink]
 ) -> None:
-    """Raise `ConfigError` for kept `Rows`, kept `Own` messages or such of kept rows that do not fit each other."""
+    """Raise `ConfigError` if kept `Rows` and `Own` messages do not match each other or the client's state."""
     kind, host = type(algorithm).__name__, task.replace(device=HOST)
     rows = {name: sent for name, sent in up.items() if isinstance(sent, Rows) and sent.kept}
     state = dict(tree.leaves(initial_client(algorithm, host, 0))) if rows else {}
@@ -207,7 +207,7 @@ def _check_kept_messages(
 
 
 def answer_templates(algorithm: Algorithm, task: Task) -> Tree:
-    """The kept `Own` messages of one client, by name."""
+    """Returns the templates of the `Own` messages that a client keeps, by name."""
     down = algorithm.downlink(task)
     return {name: kind.like for name, kind in down.items() if isinstance(kind, Own) and kind.kept}
 
@@ -228,7 +228,7 @@ def _check_rows_of(where: str, own: Own, rows: Mapping[str, Rows]) -> None:
 
 
 def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` for unlike models that the algorithm cannot have, or that make messages differ in shape."""
+    """Raise `ConfigError` if the algorithm cannot have different models, or if they give messages different shapes."""
     if len(tasks) > 1 and not algorithm.unlike_models:
         raise ConfigError(
             f"{type(algorithm).__name__} sends whole models or bodies and needs one architecture; "
@@ -249,7 +249,7 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
 
 
 def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` for a head that does more than x W^T + b where the algorithm computes with its matrix."""
+    """Raise `ConfigError` if the algorithm computes with the head's matrix and a head does more than x W^T + b."""
     name = type(algorithm).__name__
     for task in tasks:
         added = any(isinstance(part, Add) for part in walk(algorithm.personal(task)))
@@ -262,7 +262,7 @@ def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
 
 
 def check_parts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` for a frozen head, or parts named as personal, where these have no meaning."""
+    """Raise `ConfigError` for a frozen head or `model.personal` if the algorithm does not support it."""
     name = type(algorithm).__name__
     for task in tasks:
         model = task.architecture.name
@@ -289,19 +289,19 @@ def calling(
     batch: int = 0,
     first: int = 1,
 ) -> Iterator[None]:
-    """Name the class, method, round and clients in any error of an algorithm.
+    """Context of a call of an algorithm's method: errors name class, method, round and clients.
 
     Args:
-        reads: what the method is given, by the names of its arguments.
-        batch: samples of a client at once, for the error of a GPU without memory left.
-        first: the round in which the method is called first; up to it, more is checked.
+        reads: inputs of the method by argument name, which it must not change.
+        batch: samples of a client in one step, for out-of-memory errors; 0 on the server.
+        first: the round in which the method is first called; the expensive checks are made up to this round.
 
     Raises:
-        AlgorithmError: the method raised, or changed in place what it was given, or, up to its first round, did so
-            through `.data`, drew from a global generator of random numbers, or kept something in the algorithm.
+        AlgorithmError: the method raised or changed an input in place; up to round `first` also if it changed one
+            through `.data`, drew from a global random number generator, or stored something in the algorithm.
     """
     where = f"{type(algorithm).__name__}.{method} (round {round}{_format_clients(clients)})"
-    inputs: Tree = dict(tree.leaves({**(reads or {})}))  # these tensors, also where the dicts get others
+    inputs: Tree = dict(tree.leaves({**(reads or {})}))  # flat, because the method may put other tensors in the dicts
     before = _Snapshot.now(algorithm, inputs) if round <= first else None
     versions = [(path, leaf, leaf._version) for path, leaf in tree.leaves(inputs)]
     try:
@@ -314,14 +314,10 @@ def calling(
         if _is_interrupt(error):
             raise KeyboardInterrupt from error
         if isinstance(error, torch.OutOfMemoryError):
-            at_once = (
-                f"{pluralize(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
-            )
-            raise AlgorithmError(f"{where}, {at_once}: {limits.problem(error)}") from error
-        what = f"{where}: {type(error).__name__}: {error}; at {_find_line(algorithm, error)}"
-        otherwise = IN_LANES if in_lanes and isinstance(error, RuntimeError) else ""
-        advice = next((advice for text, advice in _ADVICE_BY_ERROR.items() if text in str(error)), otherwise)
-        raise AlgorithmError(what + advice) from error
+            load = f"{pluralize(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
+            raise AlgorithmError(f"{where}, {load}: {limits.problem(error)}") from error
+        problem = f"{where}: {type(error).__name__}: {error}; at {_find_line(algorithm, error)}"
+        raise AlgorithmError(problem + _find_advice(error, in_lanes)) from error
     if changed := [path for path, leaf, version in versions if leaf._version != version]:
         raise AlgorithmError(f"{where} changes {changed[0]}{_IN_PLACE_ADVICE}")
     if before is not None:
@@ -329,27 +325,34 @@ def calling(
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Whether it was raised while an interrupt passed: one that comes where `vmap` begins makes its end fail."""
-    earlier: BaseException | None = error
-    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
-        earlier = earlier.__context__
-    return earlier is not None
+    """Whether the error followed a KeyboardInterrupt: one that comes while `vmap` starts makes its cleanup fail."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__context__
+    return cause is not None
+
+
+def _find_advice(error: BaseException, in_lanes: bool) -> str:
+    for text, advice in _ADVICE_BY_ERROR.items():
+        if text in str(error):
+            return advice
+    return IN_LANES if in_lanes and isinstance(error, RuntimeError) else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Snapshot:
-    """What no method changes; compared in the first rounds alone, as it takes 0.1 ms and more.
+    """Everything that a method must not change; taken in the first rounds only, as it costs 0.1 ms or more.
 
     Attributes:
-        inputs: CRC-32 of what the method is given, by path.
-        generators: states of the global generators of random numbers.
-        kept: values of the algorithm's fields and other attributes, and of attributes of classes from outside the
-            package, pickled, by name; what a `cached_property` holds follows from the rest.
+        inputs: CRC-32 of each input by path.
+        generators: states of the global random number generators.
+        attributes: by name, pickled attributes of the algorithm, and of its classes from outside the package; without
+            each `cached_property`, which follows from the rest.
     """
 
     inputs: Mapping[str, int]
     generators: tuple[object, ...]
-    kept: Mapping[str, bytes]
+    attributes: Mapping[str, bytes]
 
     @classmethod
     def now(cls, algorithm: Algorithm, inputs: Tree) -> "_Snapshot":
@@ -363,16 +366,16 @@ class _Snapshot:
         for kind in type(algorithm).__mro__:
             if outside.is_from_outside(kind):
                 values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if name[:2] != "__"}
-        kept = {name: _pickle(value) for name, value in values.items()}
-        return cls(checksums, global_generators.states(on_gpu), kept)
+        attributes = {name: _pickle(value) for name, value in values.items()}
+        return cls(checksums, global_generators.states(on_gpu), attributes)
 
     def check(self, where: str, after: "_Snapshot") -> None:
-        """Raise `AlgorithmError` for what has changed."""
+        """Raise `AlgorithmError` for the first thing that differs in a later snapshot."""
         for path, checksum in self.inputs.items():
             if after.inputs[path] != checksum:
                 raise AlgorithmError(f"{where} changes {path}{_IN_PLACE_ADVICE}")
-        for name in sorted(self.kept.keys() | after.kept.keys()):
-            if after.kept.get(name) != self.kept.get(name):
+        for name in sorted(self.attributes.keys() | after.attributes.keys()):
+            if after.attributes.get(name) != self.attributes.get(name):
                 raise AlgorithmError(f"{where} changes {name}{_STATE_ADVICE}")
         if after.generators != self.generators:
             raise AlgorithmError(
@@ -382,15 +385,15 @@ class _Snapshot:
 
 
 def _pickle(value: object) -> bytes:
-    """The bytes that tell whether a value has changed; none of one that cannot be pickled, such as a property."""
+    """Pickles a value to detect changes; returns b"" if it cannot be pickled, such as a property."""
     try:
         return pickle.dumps(value)
-    except Exception:  # of any type: it is raised by code of the value's class
+    except Exception:  # may be of any type, because the value's own class raises it
         return b""
 
 
 def find_tree_problem(value: object) -> str:
-    """The first part of a value that is no tensor in nested dicts, or of no allowed type, in words; "" without one."""
+    """Describes the first part of a value that is not a tensor of an allowed type in nested dicts; "" if all are."""
     expected = "; expected are tensors in nested dicts"
     if not isinstance(value, Mapping):
         return f"a {type(value).__name__}{expected}"
@@ -411,19 +414,19 @@ def find_tree_problem(value: object) -> str:
 
 
 def _find_key_with_slash(value: Mapping[str, object]) -> str | None:
-    """The first key of nested dicts that a path could not name."""
+    """Returns the first key of nested dicts that contains a slash; None without one."""
     deeper = (_find_key_with_slash(part) for part in value.values() if isinstance(part, dict))
     return next((key for key in (*value, *deeper) if key is not None and "/" in str(key)), None)
 
 
 def check_returned(algorithm: Algorithm, method: str, returned: object) -> None:
-    """Raise `AlgorithmError` for a returned state, or messages by name, that is no tree of tensors."""
+    """Raise `AlgorithmError` if a returned state, or returned messages by name, are not a tree of tensors."""
     if problem := find_tree_problem(returned):
         raise AlgorithmError(f"{type(algorithm).__name__}.{method} returned {problem}")
 
 
 def state_and_messages(algorithm: Algorithm, method: str, returned: object) -> tuple[Tree, Messages]:
-    """The two values of a client's update; raise `AlgorithmError` for anything else."""
+    """Returns the new state and the messages of a client's update; raises `AlgorithmError` for anything else."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise AlgorithmError(
             f"{type(algorithm).__name__}.{method} returned a {type(returned).__name__}; expected the new state and the "
@@ -434,18 +437,18 @@ def state_and_messages(algorithm: Algorithm, method: str, returned: object) -> t
 
 
 def check_state(algorithm: Algorithm, method: str, state: object, expected: Tree) -> None:
-    """Raise `AlgorithmError` unless a returned state has the leaves, shapes and types of the one before."""
+    """Raise `AlgorithmError` unless a returned state has the leaves, shapes and types of the previous one."""
     where = f"{type(algorithm).__name__}.{method}"
     if not isinstance(state, dict):
         raise AlgorithmError(f"{where} returned a {type(state).__name__} as state; allowed is a dict of tensors")
     check_returned(algorithm, method, state)
     if problems := tree.differences(state, expected):
         initial = "init_server" if method == "server_update" else "init_client"
-        leaves, before = dict(tree.leaves(state)), dict(tree.leaves(expected))
-        other = next((path for path in before if path in leaves and leaves[path].dtype != before[path].dtype), None)
-        advice = "return every leaf, also one that did not change"
-        if other is not None:
-            advice = f"convert it, as by .to({before[other].dtype}), or begin with {str(leaves[other].dtype)[6:]}"
+        leaves, advice = dict(tree.leaves(state)), "return every leaf, also one that did not change"
+        for path, leaf in tree.leaves(expected):
+            if path in leaves and leaves[path].dtype != leaf.dtype:
+                advice = f"convert it, as by .to({leaf.dtype}), or begin with {str(leaves[path].dtype)[6:]}"
+                break
         raise AlgorithmError(
             f"{where} returned another state than `{initial}` (returned against initial): {'; '.join(problems)}; "
             f"{advice}"
@@ -462,7 +465,7 @@ def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, of_sample: 
 
 
 def _distinct_names(tasks: Sequence[Task]) -> list[str]:
-    """The name of each model, with the values that are not the same in all."""
+    """Returns the name of each model with the settings in which the models differ."""
     values = [
         {**dataclasses.asdict(task.architecture), "frozen": [*task.frozen.paths], "personal": [*task.personal]}
         for task in tasks
@@ -484,7 +487,7 @@ def _format_clients(clients: Sequence[int]) -> str:
 
 
 def _find_line(algorithm: Algorithm, error: BaseException) -> str:
-    """The last line of the algorithm's own file, or of code from outside, that an error went through, or its origin."""
+    """Returns where the error passed last through outside code or the algorithm's file, else where it was raised."""
     file = outside.file_of(type(algorithm))
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])

@@ -1,4 +1,4 @@
-"""Test results of personal models: counts by client and class, and every figure of an evaluation from them."""
+"""Test results of personal models: counts by client and class, and all metrics that follow from them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,17 +23,15 @@ LOWEST_SHARE = 0.1  # share of the clients whose mean is `accuracy_bottom`
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Test results of clients; their rows can be put together in any order and number.
+    """Test results of clients, one row each.
 
     Attributes:
-        hits: [N, K] int64, samples of each class that are classified correctly; [N, 0] where labels are no classes.
-        predicted: [N, K] int64, samples that are classified as each class; as `hits`. One with a NaN among its scores
-            is classified as none.
-        total: [N, K] int64, samples of each class; [N, 1] where labels are no classes.
-        loss: [N] float64, sum over the samples of the task's loss, such as the cross-entropy of scores as logits;
-            infinite where it is not finite.
-        values: by name, [N] float64, the further measures (`evaluation.measures`); NaN where one has no meaning, and
-            infinitely bad where a score is NaN.
+        hits: [N, K] int64, correctly classified samples of each class; [N, 0] if labels are not classes.
+        predicted: [N, K] int64, samples classified as each class, without those that have a NaN score; as `hits`.
+        total: [N, K] int64, samples of each class; [N, 1] if labels are not classes.
+        loss: [N] float64, the task's loss summed over samples, such as cross-entropy; inf if it is not finite.
+        values: by name, [N] float64, the measures of `evaluation.measures`; NaN if undefined for a client, and the
+            worst infinity if a score is NaN.
     """
 
     hits: np.ndarray
@@ -44,18 +42,18 @@ class Counts:
 
     @classmethod
     def none(cls, total: np.ndarray, measures: Iterable[str] = (), classes: bool = True) -> "Counts":
-        """Counts before any test; `total` [N, K]."""
-        nothing = {name: np.full(len(total), np.nan) for name in measures}
+        """Empty counts, with `total` [N, K] samples."""
+        values = {name: np.full(len(total), np.nan) for name in measures}
         hits = np.zeros_like(total if classes else total[:, :0])
-        return cls(hits, hits.copy(), total, np.zeros(len(total)), nothing)
+        return cls(hits, hits.copy(), total, np.zeros(len(total)), values)
 
-    def rows(self, places: np.ndarray | slice) -> "Counts":
-        """The counts of some clients, chosen by positions, a mask or a slice."""
-        values = {name: values[places] for name, values in self.values.items()}
-        return Counts(self.hits[places], self.predicted[places], self.total[places], self.loss[places], values)
+    def rows(self, index: np.ndarray | slice) -> "Counts":
+        """The rows at the given positions, mask or slice."""
+        values = {name: values[index] for name, values in self.values.items()}
+        return Counts(self.hits[index], self.predicted[index], self.total[index], self.loss[index], values)
 
     def updated(self, clients: np.ndarray, new: "Counts") -> "Counts":
-        """The counts with new ones of some clients, in the same order."""
+        """A copy in which the rows of `clients` are those of `new`."""
         values = {name: values.copy() for name, values in self.values.items()}
         copies = Counts(self.hits.copy(), self.predicted.copy(), self.total, self.loss.copy(), values)
         copies.hits[clients], copies.predicted[clients], copies.loss[clients] = new.hits, new.predicted, new.loss
@@ -75,41 +73,41 @@ class Counts:
 
     @property
     def correct(self) -> np.ndarray:
-        """[N] int64, samples that are classified correctly."""
+        """[N] int64, correctly classified samples of each client."""
         return np.asarray(self.hits.sum(1))
 
     @property
     def accuracy(self) -> np.ndarray:
-        """[N] float64, in 0..1; NaN for a client without samples, and where nothing measures it."""
+        """[N] float64, in 0..1; NaN for a client without samples, and where accuracy is not measured."""
         if not self.by_class:
             return self.values.get("accuracy", np.full(len(self.loss), np.nan))
         return share(self.correct, self.samples)
 
     @property
     def mean(self) -> float:
-        """Plain mean of accuracy over clients."""
+        """Mean of accuracy over clients."""
         return _over_clients(np.mean, self.accuracy)
 
     @property
     def mean_loss(self) -> np.ndarray:
-        """[N] float64, the task's loss per sample; NaN for a client without samples, infinite as `loss`."""
+        """[N] float64, the task's loss per sample; NaN for a client without samples, inf as in `loss`."""
         return share(self.loss, self.samples)
 
     @property
     def macro_f1(self) -> np.ndarray:
-        """[N] float64, plain mean of F1 over the classes that a client has or predicts; NaN without samples."""
+        """[N] float64, mean F1 over the classes that a client has or predicts; NaN without samples."""
         f1 = share(2 * self.hits, self.total + self.predicted)  # [N, K]
         counted = ~np.isnan(f1)
         return share(np.where(counted, f1, 0).sum(1), counted.sum(1))
 
     @property
     def class_accuracy(self) -> np.ndarray:
-        """[K] float64, correct share of the samples of each class, over all clients; NaN without samples."""
+        """[K] float64, accuracy on the samples of each class, over all clients; NaN without samples."""
         return share(self.hits.sum(0), self.total.sum(0))
 
 
 def concatenate(parts: Sequence[Counts]) -> Counts:
-    """The counts of some clients, then of others."""
+    """Returns the rows of all parts, in order."""
     names = ("hits", "predicted", "total", "loss")
     values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
     hits, predicted, total, loss = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
@@ -117,12 +115,12 @@ def concatenate(parts: Sequence[Counts]) -> Counts:
 
 
 def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], none: Counts) -> Counts:
-    """The counts of groups of clients, in ascending order of the ids.
+    """Returns the counts of all groups in ascending order of client ids.
 
     Args:
-        groups: ids of each.
-        counts: counts of each, in the order of its ids.
-        none: those of no client.
+        groups: client ids of each group.
+        counts: counts of each group, in the order of its ids.
+        none: returned if there are no groups.
     """
     if not groups:
         return none
@@ -130,7 +128,7 @@ def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], none
 
 
 def figures(counts: Counts) -> dict[str, float]:
-    """Figures over all clients by name; a client counts in none that it has no value for, and without any it is NaN.
+    """Returns metrics over all clients by name, each over the clients that have a value; NaN if none has.
 
     >>> none = np.zeros((1, 2), np.int64)
     >>> figures(Counts(none, none, none, np.zeros(1)))["accuracy_mean"]
@@ -163,19 +161,19 @@ def _summarise_measures(counts: Counts) -> dict[str, float]:
 
 
 def measure_columns(measure: str) -> tuple[str, str, str]:
-    """Columns of a measure: plain mean over clients, mean by their samples, mean of the worst tenth of clients."""
+    """Returns the columns of a measure: mean over clients, mean weighted by samples, mean of the worst tenth."""
     return f"{measure}_mean", f"{measure}_weighted", f"{measure}_bottom"
 
 
 def _summarise_measure(measure: str, values: np.ndarray, samples: np.ndarray) -> tuple[float, float, float]:
-    """The values of `measure_columns`; clients without a value [N] count in none."""
-    there, sign = ~np.isnan(values), -1 if lower_is_better(measure) else 1
-    weighted = share((values[there] * samples[there]).sum(), samples[there].sum())
+    """Returns the values of `measure_columns` over the clients whose value [N] is not NaN."""
+    is_defined, sign = ~np.isnan(values), -1 if lower_is_better(measure) else 1
+    weighted = share((values[is_defined] * samples[is_defined]).sum(), samples[is_defined].sum())
     return _over_clients(np.mean, values), float(weighted), sign * _over_clients(mean_of_lowest, sign * values)
 
 
 def mean_of_lowest(values: np.ndarray) -> float:
-    """Mean of the lowest tenth of values, at least one of them.
+    """Returns the mean of the lowest tenth of values, of at least one.
 
     >>> mean_of_lowest(np.arange(25.0))
     0.5
@@ -183,21 +181,21 @@ def mean_of_lowest(values: np.ndarray) -> float:
     return float(np.mean(np.sort(values)[: max(1, int(LOWEST_SHARE * len(values)))]))
 
 
-def _over_clients(figure: Callable[[np.ndarray], float], values: np.ndarray) -> float:
+def _over_clients(reduce: Callable[[np.ndarray], float], values: np.ndarray) -> float:
     values = values[~np.isnan(values)]
     with np.errstate(invalid="ignore"):  # the deviation of infinite values
-        return float(figure(values)) if len(values) else float("nan")
+        return float(reduce(values)) if len(values) else float("nan")
 
 
 def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """part / whole; NaN where there is nothing."""
+    """part / whole; NaN where whole is 0."""
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1), np.nan)
 
 
 def predict_batches(
     algorithm: Algorithm, task: Task, state: Tree, received: Messages, batches: Iterable[Batch]
 ) -> list[Tensor]:
-    """The scores [B, K] of the samples of some batches."""
+    """Returns the scores [B, K] of each batch."""
     scores = []
     with torch.no_grad():
         for batch in batches:
@@ -209,12 +207,12 @@ def predict_batches(
 def count_results(
     federation: Federation, clients: np.ndarray, scores: Tensor, measures: Mapping[str, Measure] | None = None
 ) -> Counts:
-    """The test results of each client, from the scores of its samples.
+    """Returns the test results of each client from the scores of its samples.
 
     Args:
-        measures: what is measured besides.
         clients: [m] ids.
-        scores: [n, K] of the test samples of one client after another, in stored order, taken as logits, on the host.
+        scores: [n, K] logits on the host, of the test samples in stored order, client by client.
+        measures: further measures by name.
     """
     tests, num_classes = [federation.test[client] for client in clients], federation.dataset.num_classes
     labels, sizes = federation.dataset.labels[np.concatenate(tests)], federation.num_test[clients]
@@ -223,60 +221,62 @@ def count_results(
     if not task_kind.classes:
         untested = Counts.none(sizes[:, None], classes=False)
         return replace(untested, loss=_sum_losses(task_kind, scores, labels, sizes), values=values)
-    whose = np.repeat(np.arange(len(clients)), sizes)
-    chosen, known = scores.argmax(1).numpy(), ~scores.isnan().any(1).numpy()
-    right = known & (chosen == labels)
+    rows = np.repeat(np.arange(len(clients)), sizes)
+    predicted, is_valid = scores.argmax(1).numpy(), ~scores.isnan().any(1).numpy()
+    is_hit = is_valid & (predicted == labels)
 
-    def by_class(whose: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        counts_by_class = np.bincount(whose * num_classes + classes, minlength=len(clients) * num_classes)
-        return counts_by_class.reshape(len(clients), num_classes)
+    def count_classes(rows: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        class_counts = np.bincount(rows * num_classes + classes, minlength=len(clients) * num_classes)
+        return class_counts.reshape(len(clients), num_classes)
 
-    loss = _sum_losses(task_kind, scores, labels, sizes)
     return Counts(
-        by_class(whose[right], labels[right]),
-        by_class(whose[known], chosen[known]),
-        by_class(whose, labels),
-        loss,
-        values,
+        hits=count_classes(rows[is_hit], labels[is_hit]),
+        predicted=count_classes(rows[is_valid], predicted[is_valid]),
+        total=count_classes(rows, labels),
+        loss=_sum_losses(task_kind, scores, labels, sizes),
+        values=values,
     )
 
 
 def _sum_losses(task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """[m], the sum of the losses of each client's samples, of which there are so many; infinite if not finite."""
+    """Returns [m] the summed loss of each client; inf if it is not finite.
+
+    Args:
+        sizes: [m] samples of each client.
+    """
     if task_kind.cross_entropy:
-        lost = -_sum_per_client(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
+        totals = -_sum_per_client(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
     else:
         y = torch.from_numpy(labels)
-        lost = _sum_per_client(
-            task_kind.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy(), sizes
-        )
+        losses = task_kind.loss(scores.double(), y.double() if y.is_floating_point() else y)
+        totals = _sum_per_client(losses.numpy(), sizes)
         if (weights := task_kind.weights(y)) is not None:
-            counted = _sum_per_client(weights.double().numpy(), sizes)
-            lost = np.where(counted > 0, share(lost, counted) * sizes, 0.0)
-    return np.where(np.isfinite(lost), lost, np.inf)
+            total_weights = _sum_per_client(weights.double().numpy(), sizes)
+            totals = np.where(total_weights > 0, share(totals, total_weights) * sizes, 0.0)
+    return np.where(np.isfinite(totals), totals, np.inf)
 
 
 def _sum_per_client(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """[m], the sum of the values of each client, as it is alone."""
+    """Returns [m] the sum of each client's values, with the bits that it has when the client is alone."""
     sums, starts = np.zeros(len(sizes)), np.cumsum(sizes) - sizes
     for size in np.unique(sizes):
-        those = np.flatnonzero(sizes == size)
-        sums[those] = values[starts[those, None] + np.arange(size)].sum(1)
+        clients = np.flatnonzero(sizes == size)
+        sums[clients] = values[starts[clients, None] + np.arange(size)].sum(1)
     return sums
 
 
 def _compute_measures(
     measures: Mapping[str, Measure], task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """By measure, its value [m] for the samples [n] of each client, of which there are so many."""
+    """Returns each measure's values [m] by name, from the samples [n] of clients with so many (`sizes` [m])."""
     if not measures:
         return {}
     cuts = np.cumsum(sizes)[:-1]
     pairs = zip(np.split(scores.double().numpy(), cuts), np.split(labels, cuts), strict=True)
     worst = [np.inf if lower_is_better(name) else -np.inf for name in measures]
 
-    def values(scores: np.ndarray, labels: np.ndarray) -> list[float]:
+    def measure(scores: np.ndarray, labels: np.ndarray) -> list[float]:
         return worst if np.isnan(scores).any() else values_of(measures, scores, labels)
 
-    rows = np.array([values(*task_kind.scored(*pair)) for pair in pairs]).reshape(-1, len(measures))
+    rows = np.array([measure(*task_kind.scored(*pair)) for pair in pairs]).reshape(-1, len(measures))
     return dict(zip(measures, rows.T, strict=True))

@@ -1,4 +1,4 @@
-"""Errors that concern all ranks: they agree that there is one, and show the first cause once."""
+"""Collective error handling: all ranks learn that one of them failed, and the first error is shown once."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class CollectiveError(Exception):
-    """Raised on all ranks at once; `error` is the first rank's and complete on rank 0."""
+    """Raised on all ranks at once; `error` is that of the lowest failing rank, with its full text on rank 0 only."""
 
     def __init__(self, error: PflmpiError) -> None:
         super().__init__(str(error))
@@ -20,11 +20,11 @@ class CollectiveError(Exception):
 
 
 def all_or_none(transport: Transport, function: Callable[[], T]) -> T:
-    """The result of `function` here, once it has succeeded on every rank.
+    """Call `function` on every rank; returns this rank's result once all have succeeded.
 
     Raises:
-        CollectiveError: on all ranks, if `function` raises a `PflmpiError` on any: that of the lowest such rank. Any
-            other error is a defect of pflmpi and ends the run at once.
+        CollectiveError: on all ranks, if `function` raises a `PflmpiError` on any. Any other exception is a defect of
+            pflmpi and ends the run at once.
     """
     result, failure = None, None
     try:
@@ -36,12 +36,12 @@ def all_or_none(transport: Transport, function: Callable[[], T]) -> T:
         return result  # type: ignore[return-value]
     texts = transport.gather_texts("" if failure is None else f"{kind_of(failure)} {failure}")
     if texts is None:
-        other = UserError if codes[0] == UserError.exit_code else RunError
-        raise CollectiveError(other("another rank could not start"))
+        kind_of_error = UserError if codes[0] == UserError.exit_code else RunError
+        raise CollectiveError(kind_of_error("another rank could not start"))
     first, (kind, _, cause) = next((rank, text.partition(" ")) for rank, text in enumerate(texts) if text)
     raise CollectiveError(of_kind(kind, cause if first == 0 else f"rank {first}: {cause}")) from failure
 
 
 def on_root(transport: Transport, function: Callable[[], str]) -> str:
-    """The text that `function` returns on rank 0, on every rank; raises as `all_or_none` does."""
+    """Call `function` on rank 0 and return its text on every rank; raises as `all_or_none`."""
     return transport.broadcast_text(all_or_none(transport, lambda: function() if transport.rank == 0 else ""))
