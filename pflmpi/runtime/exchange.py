@@ -1,4 +1,4 @@
-"""The exchange of a round: the participants' messages go up, answers and the server's reply come down."""
+"""The exchange of a round: participants' messages up, the server's update, answers and the reply down."""
 
 from collections.abc import Iterable, Mapping
 
@@ -31,53 +31,62 @@ def exchange(
     ups: Updates,
     now: RoundSchedule,
 ) -> tuple[ServerRound, Reply]:
-    """Update the server with the participants' messages, answer these, and send its reply to the receivers.
+    """Update the server with the participants' messages, answer them, and send its reply to the receivers.
 
     Args:
         server: its state before; rank 0 only.
-        population: the clients that live here; the participants keep their answers.
-        ups: what the clients here send; emptied as soon as it is sent, because it is large.
+        population: the clients that live here; the participants among them store their answers.
+        ups: messages of the participants here; cleared once they are sent, because they are large.
     """
     algorithm, task = setup.algorithm, setup.task
-    published: Messages | None = None
     answers: Messages | None = None
-    measured: Mapping[str, Tensor] = {}
-    round = Round(now.round, now.participants, task.seed)
+    diagnostics: Mapping[str, Tensor] = {}
     up: Messages | None = None
     if len(now.participants):
         up = send_up(transport, setup.declared, ups, now.training, setup.executor.device)
     ups.clear()
     if up is not None:
-        reads: Tree = {"server": server, "up": {**up}}
-        if setup.declared.answers:
-            with calling(algorithm, "answer", now.round, reads=reads):
-                answers = algorithm.answer(task, server, up, round)
-            check_returned(algorithm, "answer", answers)
-        if not now.opening:  # in every round: a signal may call for a checkpoint after any
-            with calling(algorithm, "diagnose", now.round, reads=reads):
-                measured = algorithm.diagnose(task, server, up, round)
-            check_returned(algorithm, "diagnose", measured)
-        with calling(algorithm, "server_update", now.round, reads=reads):
-            new = algorithm.server_update(task, server, up, round)
-        check_state(algorithm, "server_update", new, server)
-        _check_finite(algorithm, now.round, new, server)
-        server = new
-        del reads
+        server, answers, diagnostics = _update_server(setup, server, up, now)
     del up
     if setup.declared.answers and len(now.participants):
         groups = now.training[transport.rank]
         _store_answers(population, groups, send_answers(transport, setup.declared, answers, now.training))
+    published: Messages | None = None
     if transport.rank == 0:
         with calling(algorithm, "publish", now.round, reads={"server": server}):
             published = algorithm.publish(task, server, now.receivers)
         check_returned(algorithm, "publish", published)
     homes = Homes(setup.placement.home, population.kept)
     reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device, homes)
-    return ServerRound(server, published, measured), reply
+    return ServerRound(server, published, diagnostics), reply
+
+
+def _update_server(
+    setup: Setup, server: Tree, up: Messages, now: RoundSchedule
+) -> tuple[Tree, Messages | None, Mapping[str, Tensor]]:
+    """Returns the server's new state, its answers if it gives any, and its diagnostics; rank 0 only."""
+    algorithm, task = setup.algorithm, setup.task
+    round = Round(now.round, now.participants, task.seed)
+    reads: Tree = {"server": server, "up": {**up}}
+    answers: Messages | None = None
+    if setup.declared.answers:
+        with calling(algorithm, "answer", now.round, reads=reads):
+            answers = algorithm.answer(task, server, up, round)
+        check_returned(algorithm, "answer", answers)
+    diagnostics: Mapping[str, Tensor] = {}
+    if not now.opening:  # in every round, because a signal may require a checkpoint after any
+        with calling(algorithm, "diagnose", now.round, reads=reads):
+            diagnostics = algorithm.diagnose(task, server, up, round)
+        check_returned(algorithm, "diagnose", diagnostics)
+    with calling(algorithm, "server_update", now.round, reads=reads):
+        new_server = algorithm.server_update(task, server, up, round)
+    check_state(algorithm, "server_update", new_server, server)
+    _check_finite(algorithm, now.round, new_server, server)
+    return new_server, answers, diagnostics
 
 
 def check_server_memory(setup: Setup, rounds: Iterable[RoundSchedule], free: int) -> None:
-    """Raise `ConfigError` if rank 0 cannot have the rows of all participants, or for all receivers, in `free` bytes."""
+    """Raise `ConfigError` if the rows of all participants and receivers of a round exceed rank 0's `free` bytes."""
     for now in rounds:
         needed = setup.declared.rows_bytes(len(now.participants), len(now.receivers))
         if sum(needed.values()) > free:
@@ -91,10 +100,10 @@ def check_server_memory(setup: Setup, rounds: Iterable[RoundSchedule], free: int
 
 
 def _check_finite(algorithm: Algorithm, round: int, new: Tree, before: Tree) -> None:
-    """Raise `AlgorithmError` if the server's state has values that are not finite where it had none before."""
+    """Raise `AlgorithmError` if a leaf of the server's state that was finite before is not any more."""
     for path, leaf in tree.leaves(new):
         old = tree.at(before, path)
-        if leaf is old or not leaf.is_floating_point() or leaf.sum().isfinite():  # a sum takes less time than the rest
+        if leaf is old or not leaf.is_floating_point() or leaf.sum().isfinite():  # a sum is cheaper than isfinite
             continue
         if not leaf.isfinite().all() and old.isfinite().all():
             raise AlgorithmError(
@@ -104,9 +113,9 @@ def _check_finite(algorithm: Algorithm, round: int, new: Tree, before: Tree) -> 
 
 
 def _store_answers(population: Population, groups: list[ClientGroup], answers: Messages) -> None:
-    """Give the clients of some groups the rows [m, ...] of all of them, in ascending order."""
+    """Store each client's row of `answers` [m, ...], which are in ascending order of all groups' ids."""
     clients = clients_of(groups)
     for group in groups:
         rows = torch.from_numpy(np.searchsorted(clients, group))
-        own = tree.map(lambda leaf, rows=rows: leaf.index_select(0, rows), dict(answers))
-        population.put(group, {ANSWERED: own})
+        group_answers = tree.map(lambda leaf, rows=rows: leaf.index_select(0, rows), dict(answers))
+        population.put(group, {ANSWERED: group_answers})
