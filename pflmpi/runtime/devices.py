@@ -1,6 +1,6 @@
-"""The device, the executor, the threads and the kernels of a rank, and how large messages reach GPUs.
+"""The GPU, executor, threads and kernels of each rank, and how large messages reach GPUs.
 
-Which GPU a rank computes on, and how messages get there, are pure functions of what all ranks see.
+The GPU of a rank and the route of messages are pure functions of what all ranks see.
 """
 
 import contextlib
@@ -28,6 +28,16 @@ from pflmpi.runtime.placement import MAX_TOGETHER
 from pflmpi.text import format_bytes, format_ranks
 from pflmpi.transports.peers import Peer, names
 
+_log = logging.getLogger(__name__)
+
+CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
+_MIN_TOGETHER = 4  # participants in one call, where their number is not configured
+_CPU_CACHE = 4 * 2**20  # bytes of their models on a CPU: ten MLPs of 100 hidden units in one call beat twice five
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's malloc.h
+# Bytes of a GPU that NCCL takes for collective calls, and for each peer on its node that it sends parts to: 1.06 GB
+# before and 4.34 GB after the first all-to-all of 8 H100 (issue 1685 of NVIDIA/nccl). Slower links have fewer channels
+# and take less, so these are upper bounds.
+_NCCL_COLLECTIVE, _NCCL_PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
 _ONE_GPU_EACH = (
     "each rank sees one GPU alone, so NCCL and MPI may go through the host instead of from GPU to GPU (NVLink); "
     "ask Slurm for --gpus-per-node=N with --gpu-bind=none, not for GPUs per task: ranks share out what all of them see"
@@ -36,11 +46,11 @@ _ONE_GPU_EACH = (
 
 @dataclass(frozen=True)
 class GpuPlacement:
-    """Placement of the ranks on GPUs, or on the CPU.
+    """Placement of the ranks on GPUs or the CPU.
 
     Attributes:
         peers: [R] where each rank runs and what it sees.
-        number: [R] the GPU of each rank, as that rank numbers those that it sees; None for the CPU.
+        number: [R] the GPU of each rank, as an index into the GPUs that the rank sees; None for the CPU.
         serves_only: rank 0 computes no clients, because it alone has no GPU.
         slots: how many ranks can compute at once.
     """
@@ -64,29 +74,29 @@ class GpuPlacement:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models of the GPUs, in alphabetical order; none on the CPU."""
+        """The GPU models, in alphabetical order; empty on the CPU."""
         return tuple(sorted({gpu.model for gpu in self.gpu if gpu is not None}))
 
     @property
     def gpu_ranks(self) -> tuple[int, ...]:
-        """The ranks that can talk from GPU to GPU: all that compute, if each has a whole GPU to itself, or none."""
+        """The ranks that can use NCCL: all with a GPU if each has a whole GPU to itself, else none."""
         ranks = tuple(rank for rank, gpu in enumerate(self.gpu) if gpu is not None)
         whole = {gpu.uuid for gpu in self.gpu if gpu is not None and not gpu.uuid.startswith(SLICE)}
         return ranks if len(whole) == len(ranks) else ()
 
     def sharing(self, rank: int) -> int:
-        """Number of ranks that have the GPU of this one, itself included."""
+        """Number of ranks on the GPU of this rank, including itself; 0 on the CPU."""
         own = self.gpu[rank]
         return sum(gpu is not None and own is not None and gpu.uuid == own.uuid for gpu in self.gpu)
 
     def _see_one_each(self) -> bool:
-        """Whether ranks of a node compute on a GPU each, and none of them sees another's."""
+        """Whether several ranks of a node have a GPU each, and see no other."""
         computing = [self.peers[rank] for rank in self.gpu_ranks]
-        together = Counter(peer.host for peer in computing)
-        return max(together.values(), default=1) > 1 and all(len(peer.gpus) == 1 for peer in computing)
+        ranks_by_host = Counter(peer.host for peer in computing)
+        return max(ranks_by_host.values(), default=1) > 1 and all(len(peer.gpus) == 1 for peer in computing)
 
     def remark(self) -> str:
-        """Warning for the user; "" for none."""
+        """Warning for the user; "" if there is none."""
         most = max(Counter(gpu.uuid for gpu in self.gpu if gpu is not None).values(), default=1)
         if most == 1:
             return _ONE_GPU_EACH if self._see_one_each() else ""
@@ -97,14 +107,14 @@ class GpuPlacement:
 
 
 def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
-    """The GPU of each rank.
+    """Chooses the GPU of each rank.
 
-    Ranks are spread evenly over the GPUs that they see. Rank 0 leaves them to the others where it would make one more
-    share a GPU, unless `runtime.server` is "shared".
+    Ranks are spread evenly over the GPUs that they see. Rank 0 takes no GPU if more ranks would have to share one with
+    it, unless `runtime.server` is "shared".
 
     Raises:
-        ConfigError: a GPU is asked for, or was given to a rank, that is not there; some of the ranks that compute see
-            a GPU, and some do not; GPUs of several models.
+        ConfigError: a GPU was configured or allocated and torch finds none; only some of the computing ranks see a
+            GPU; the GPUs are of several models.
     """
     usable = _find_usable_gpus(peers, runtime)
     if runtime.device == "cpu" or not any(usable):
@@ -124,9 +134,12 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
             f"{names(blind, peers)} have no GPU, and others have one; results would depend on the ranks: choose other "
             "nodes, or set runtime.device = 'cpu'"
         )
-    chosen = _assign_gpus({rank: usable[rank] for rank in computing})
-    number = tuple(_number(peer, chosen.get(rank)) for rank, peer in enumerate(peers))
-    placement = GpuPlacement(tuple(peers), number, 0 not in computing, len(set(chosen.values())))
+    assigned = _assign_gpus({rank: usable[rank] for rank in computing})
+    number = tuple(
+        [gpu.uuid for gpu in peer.gpus].index(assigned[rank]) if rank in assigned else None
+        for rank, peer in enumerate(peers)
+    )
+    placement = GpuPlacement(tuple(peers), number, 0 not in computing, len(set(assigned.values())))
     if len(placement.models) > 1 and runtime.mixed_gpus == "refuse":
         raise ConfigError(
             f"the ranks have GPUs of several models ({', '.join(placement.models)}), on which the same numbers may "
@@ -137,7 +150,7 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
 
 
 def _refuse_missing_gpus(peers: Sequence[Peer]) -> None:
-    """Raise `ConfigError` if a rank was given GPUs, of which torch finds none: a job would pay for them in vain."""
+    """Raise `ConfigError` if GPUs were allocated to a rank and torch finds none: they would be paid for in vain."""
     requested = [rank for rank, peer in enumerate(peers) if peer.requested]
     if requested:
         raise ConfigError(
@@ -148,21 +161,24 @@ def _refuse_missing_gpus(peers: Sequence[Peer]) -> None:
 
 
 def _find_usable_gpus(peers: Sequence[Peer], runtime: RuntimeConfig) -> list[tuple[str, ...]]:
-    """[R] the ids of the GPUs that a rank may use: of its node's, in the order of its lowest rank, the first `gpus`."""
+    """Returns [R] the ids of the GPUs that each rank sees among the first `runtime.gpus` of its node.
+
+    The GPUs of a node are in the order in which its lowest rank sees them.
+    """
     if runtime.device == "cpu":
         return [()] * len(peers)
-    of_host: dict[str, dict[str, None]] = {}
+    gpus_by_host: dict[str, dict[str, None]] = {}  # the inner dict is an ordered set
     for peer in peers:
-        of_host.setdefault(peer.host, {}).update(dict.fromkeys(gpu.uuid for gpu in peer.gpus))
-    for host, gpus in of_host.items():
+        gpus_by_host.setdefault(peer.host, {}).update(dict.fromkeys(gpu.uuid for gpu in peer.gpus))
+    for host, gpus in gpus_by_host.items():
         if runtime.gpus is not None and 0 < len(gpus) < runtime.gpus:
             raise ConfigError(f"runtime.gpus = {runtime.gpus}, but {host} has {len(gpus)}; lower it or leave it null")
-    allowed = {host: set(list(gpus)[: runtime.gpus]) for host, gpus in of_host.items()}
+    allowed = {host: set(list(gpus)[: runtime.gpus]) for host, gpus in gpus_by_host.items()}
     return [tuple(gpu.uuid for gpu in peer.gpus if gpu.uuid in allowed[peer.host]) for peer in peers]
 
 
 def _should_only_serve(peers: Sequence[Peer], usable: Sequence[tuple[str, ...]], runtime: RuntimeConfig) -> bool:
-    """Whether rank 0 computes no clients: it sees no GPU, or would make one more rank share one."""
+    """Whether rank 0 computes no clients: it sees no GPU, or a GPU would have more ranks with it."""
     if len(usable) == 1 or not any(usable[1:]):
         return False
     if not usable[0]:
@@ -179,18 +195,18 @@ def _should_only_serve(peers: Sequence[Peer], usable: Sequence[tuple[str, ...]],
 
 
 def _assign_gpus(usable: dict[int, tuple[str, ...]]) -> dict[int, str]:
-    """The GPU of each rank, of those that it may use, so that as few ranks as possible share one.
+    """Chooses the GPU of each rank among those that it may use, so that as few ranks as possible share one.
 
-    A matching of ranks with places on GPUs. The n-th place of a GPU costs n, so that loads are even; among such
-    matchings, lower ranks get the first places of the GPUs that they see first.
+    This is a minimum-cost matching of ranks with slots on GPUs. The n-th slot of a GPU costs n, which evens out loads;
+    ties are broken so that lower ranks get the first slots of the GPUs that they see first.
     """
     if not usable:
         return {}
-    csgraph: Any = import_module("scipy.sparse.csgraph")  # here: a run on CPUs does not need it
+    csgraph: Any = import_module("scipy.sparse.csgraph")  # imported here, because a run on CPUs does not need it
     ranks = sorted(usable)
     sharing = Counter(gpu for gpus in usable.values() for gpu in gpus)
-    places = [(gpu, number) for gpu, most in sharing.items() for number in range(most)]
-    column = {place: index for index, place in enumerate(places)}
+    slots = [(gpu, number) for gpu, num_ranks in sharing.items() for number in range(num_ranks)]
+    column = {slot: index for index, slot in enumerate(slots)}
     edges = []
     for row, rank in enumerate(ranks):
         for order, gpu in enumerate(usable[rank]):
@@ -199,27 +215,17 @@ def _assign_gpus(usable: dict[int, tuple[str, ...]]) -> dict[int, str]:
                 edges.append((row, column[gpu, number], number, preference))
     rows, columns, numbers, preferences = np.array(edges).T
     weight = 1.0 + preferences + numbers * (1.0 + len(ranks) * preferences.max())  # 0 would be no edge
-    graph = import_module("scipy.sparse").coo_array((weight, (rows, columns)), shape=(len(ranks), len(places)))
-    _, chosen = csgraph.min_weight_full_bipartite_matching(graph.tocsr())
-    return {rank: places[place][0] for rank, place in zip(ranks, chosen.tolist(), strict=True)}
-
-
-def _number(peer: Peer, uuid: str | None) -> int | None:
-    return None if uuid is None else [gpu.uuid for gpu in peer.gpus].index(uuid)
+    graph = import_module("scipy.sparse").coo_array((weight, (rows, columns)), shape=(len(ranks), len(slots)))
+    _, matched = csgraph.min_weight_full_bipartite_matching(graph.tocsr())
+    return {rank: slots[slot][0] for rank, slot in zip(ranks, matched.tolist(), strict=True)}
 
 
 def _count_cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
     """Number of ranks that can compute at once on all nodes; ranks of a node may see different cores."""
-    cores: dict[str, set[int]] = {}
+    cores_by_host: dict[str, set[int]] = {}
     for peer in peers:
-        cores.setdefault(peer.host, set()).update(peer.cores)
-    return sum(max(len(of_host) // runtime.threads, 1) for of_host in cores.values())
-
-
-CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
-_MIN_TOGETHER = 4  # participants in one call, where their number is not configured
-_CPU_CACHE = 4 * 2**20  # bytes of their models on a CPU: ten MLPs of 100 hidden units in one call beat twice five
-_log = logging.getLogger(__name__)
+        cores_by_host.setdefault(peer.host, set()).update(peer.cores)
+    return sum(max(len(cores) // runtime.threads, 1) for cores in cores_by_host.values())
 
 
 def device_of(placement: GpuPlacement, rank: int) -> torch.device:
@@ -228,13 +234,13 @@ def device_of(placement: GpuPlacement, rank: int) -> torch.device:
 
 
 def own_device(runtime: RuntimeConfig) -> torch.device:
-    """The device of a process that is no rank: the first GPU that it sees, unless the run is to use none."""
+    """The device of a process without ranks: its first GPU, or the CPU if it sees none or `runtime.device` says so."""
     on_gpu = runtime.device != "cpu" and torch.cuda.is_available()
     return torch.device("cuda", 0) if on_gpu else torch.device("cpu")
 
 
 def place(peers: Sequence[Peer], runtime: RuntimeConfig, training: TrainingConfig) -> GpuPlacement:
-    """The GPU of each rank; raises `ConfigError` as `place_ranks`, and for what only a GPU can do."""
+    """As `place_ranks`; also raises `ConfigError` for settings that need a GPU."""
     placed = place_ranks(peers, runtime)
     if placed.kind == "cpu":
         refuse_on_cpu(training)
@@ -242,17 +248,17 @@ def place(peers: Sequence[Peer], runtime: RuntimeConfig, training: TrainingConfi
 
 
 def refuse_on_cpu(training: TrainingConfig) -> None:
-    """Raise `ConfigError` for what only a GPU can do."""
+    """Raise `ConfigError` for settings that need a GPU."""
     if training.precision == "tf32":
         raise ConfigError("training.precision = 'tf32' needs a CUDA device; use fp32 or bf16 on a CPU")
 
 
 def limit_memory(placement: GpuPlacement, rank: int, runtime: RuntimeConfig) -> None:
-    """Let this rank take no more of its GPU than its part of `runtime.gpu_memory`, which its ranks have together."""
+    """Limit the memory of this rank's GPU to its part of `runtime.gpu_memory`, which the GPU's ranks share evenly."""
     number, gpu, sharing = placement.number[rank], placement.gpu[rank], placement.sharing(rank)
     if number is None or gpu is None or (share := runtime.gpu_memory / sharing) == 1:
         return
-    share -= CONTEXT / gpu.memory  # of which PyTorch's allocator knows nothing
+    share -= CONTEXT / gpu.memory  # PyTorch's allocator does not count it
     if share <= 0:
         raise ConfigError(
             f"{sharing} ranks share a GPU of {format_bytes(gpu.memory)}, of which the run may take "
@@ -264,19 +270,19 @@ def limit_memory(placement: GpuPlacement, rank: int, runtime: RuntimeConfig) -> 
 def choose_executor(
     runtime: RuntimeConfig, tasks: Sequence[Task], clients: int, participants: int, on_gpu: bool
 ) -> RuntimeConfig:
-    """The settings with `executor` and `lanes` decided, from what does not depend on ranks.
+    """Returns the settings with `executor` and `lanes` decided, independently of ranks.
 
     Args:
         clients: N.
         participants: P.
-        on_gpu: clients are computed on GPUs, wherever this rank is.
+        on_gpu: whether clients are computed on GPUs, on whatever rank.
     """
     architectures = [task.architecture for task in tasks]
     batch_norm = any(architecture.has_batch_norm for architecture in architectures)
     executor = runtime.executor
     if executor == "auto":
-        # On a CPU a batched convolution is slower than one after another; a matrix product is faster. Lanes of models
-        # with batch norm have not been timed on a GPU.
+        # On a CPU, batching makes matrix products faster and convolutions slower. Lanes with batch norm have not been
+        # timed on a GPU.
         batchable = not batch_norm and (on_gpu or not any(a.has_convolution for a in architectures))
         batchable = batchable and all(architecture.suits_lanes for architecture in architectures)
         executor = "lanes" if batchable else "loop"
@@ -294,10 +300,10 @@ def choose_executor(
 
 
 def choose_lanes(clients: int, participants: int, together: int) -> int:
-    """Clients in one group, of which at most about `together` take part in a round.
+    """Returns the clients per group, of which at most about `together` take part in a round.
 
-    The number of groups is a power of two, and two at least, so that ranks have equal shares: of three groups, one of
-    two ranks would have two.
+    The number of groups is a power of two, at least 2, so that ranks have equal shares: of three groups, one of two
+    ranks would have two.
 
     >>> choose_lanes(20, 20, together=32), choose_lanes(100, 20, together=9), choose_lanes(10_000, 20, together=9)
     (10, 25, 2500)
@@ -313,26 +319,26 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
     torch.set_num_threads(runtime.threads)
     _keep_freed_memory()
     with contextlib.suppress(OSError):
-        # For its compiler, which nothing here uses, torch otherwise makes a folder with a name that all users know in
-        # the one for temporary files, and fails where somebody has made a file of that name first.
+        # Otherwise torch creates a folder for its compiler, which is not used here, under a predictable name in the
+        # shared folder for temporary files, and fails if another user has created a file of that name.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine.private_folder(runtime.cache) / "torch"))
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without
     torch.cuda.set_device(device)
     torch.set_deterministic_debug_mode("error")  # `use_deterministic_algorithms` imports torch's compiler: 2 to 4 s
-    # No result depends on it, and every empty tensor would be filled by an operation of its own.
+    # No result depends on uninitialised memory, and filling costs an operation for each empty tensor.
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    # Each for itself: where one is "none", a user's `torch.backends.fp32_precision` counts, and `allow_tf32` sets few.
-    backends: Any = torch.backends  # which does not declare them
+    # Each is set: "none" would follow a user's `torch.backends.fp32_precision`, and `allow_tf32` does not set them all.
+    backends: Any = torch.backends  # it does not declare these attributes
     for kernels in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
         kernels.fp32_precision = "tf32" if training.precision == "tf32" else "ieee"
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep freed memory: fresh pages for every activation cost a CNN up to a quarter of its time."""
+    """Make the C library keep freed memory: fresh pages for activations cost a CNN up to a quarter of its time."""
     try:
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, 1 << 30)
@@ -341,28 +347,20 @@ def _keep_freed_memory() -> None:
         _log.debug("this C library has no mallopt; training is somewhat slower")
 
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's malloc.h
-
-# Bytes of a GPU that NCCL takes for collective calls, and for each peer on its node that it sends parts to, beyond
-# unable: 1.06 GB before and 4.34 GB after the first all-to-all of 8 H100 (issue 1685 of NVIDIA/nccl). Slower links have
-# fewer channels and take less, so these are upper figures.
-_NCCL_COLLECTIVE, _NCCL_PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
-
-
 @dataclass(frozen=True)
 class GpuMessages:
-    """Transport of large messages between the GPUs of a run."""
+    """How large messages travel between the GPUs of a run."""
 
-    ranks: tuple[int, ...]  # that exchange them from GPU to GPU; none where they go through the host
-    text: str  # the way, and why not another one; "" without GPUs
+    ranks: tuple[int, ...]  # that exchange them from GPU to GPU; empty if they go through the host
+    text: str  # the route and the reason for it; "" without GPUs
     nccl: bool = False  # whether NCCL moves them
 
     def memory(self, rank: int, on_node: int, parts: bool) -> float:
-        """Bytes that the library itself takes of the GPU of a rank; MPI's are not known.
+        """Bytes that NCCL itself takes of a rank's GPU; unknown for MPI, which counts as 0.
 
         Args:
-            on_node: ranks on its node.
-            parts: whether ranks send each other parts, and not only what all receive or is summed.
+            on_node: number of ranks on the node.
+            parts: whether ranks also send each other parts, instead of only broadcasts and sums.
         """
         if not self.nccl or rank not in self.ranks:
             return 0.0
@@ -370,7 +368,7 @@ class GpuMessages:
 
 
 def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["auto", "host"]) -> GpuMessages:
-    """The way for a placement of ranks over a transport, by its name."""
+    """Chooses the route of large messages for a placement and a transport's name."""
     computing = tuple(rank for rank, gpu in enumerate(placed.gpu) if gpu is not None)
     if not computing or len(placed.peers) == 1:
         return GpuMessages((), "")
@@ -390,7 +388,7 @@ def gpu_messages(placed: GpuPlacement, transport: str, between_gpus: Literal["au
 
 
 def _choose_mpi_route(placed: GpuPlacement, computing: tuple[int, ...]) -> GpuMessages:
-    """One library that cannot, or does not say, is enough for all to go through the host, also one of a mere server."""
+    """All ranks use the host if the library of any rank, even of a server without a GPU, is not known to do better."""
     for answer, what in ((False, "cannot move"), (None, "does not say that it can move")):
         unable = [rank for rank, peer in enumerate(placed.peers) if peer.device_buffers is answer]
         if unable:

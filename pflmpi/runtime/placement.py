@@ -1,6 +1,6 @@
-"""Which rank computes which clients, in which groups, so that the slowest has the least to do.
+"""Placement of clients on ranks, in groups, which balances the work of ranks.
 
-Results never depend on the ranks, and the placement on nothing that is measured.
+Results never depend on it, and it never depends on measured times.
 """
 
 import bisect
@@ -22,26 +22,26 @@ from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.tree import Tree
 
-MAX_TOGETHER = 32  # clients in one call, where no more are configured
-_MAX_ROUNDS = 1000  # homes are chosen by the work of as many rounds
-_MAX_COMPARED = 2**15  # loads that are compared for the home of a client
-_FIRST_COMPARED = 32  # ranks, at first
-_MIN_TEST_CALLS = 1024  # calls of a test of all, at least, whatever there is to test
-_MAX_TEST_BYTES = 2**26  # bytes of the models of such a call
+MAX_TOGETHER = 32  # clients in one call, unless more are configured
+_MAX_ROUNDS = 1000  # home ranks are chosen by the work of the first rounds, at most so many
+_MAX_COMPARED = 2**15  # loads (ranks times rounds) that are compared to choose the home of a group
+_FIRST_COMPARED = 32  # ranks that are compared first
+_MIN_TEST_CALLS = 1024  # calls that test all clients are not merged into fewer than this
+_MAX_TEST_BYTES = 2**26  # bytes of the models in one such call
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Groups of clients, and the rank that each client lives on.
+    """Groups of clients, and the home rank of each client.
 
     Attributes:
-        groups: the lanes: groups of clients of one cohort, of which a rank computes those at hand together.
-        most: clients in one call; of a group with more at hand, several calls are made.
-        most_tested: the same of a call that tests.
-        home: [N] the rank of each client, or None when clients keep nothing and may be computed anywhere.
+        groups: groups of clients of one cohort; those that take part in a round are computed together.
+        most: clients in one call; a group with more participants needs several calls.
+        most_tested: likewise in a call that tests.
+        home: [N] the rank with each client's state, or None if clients have no state and may be computed anywhere.
         computing_ranks: the ranks that compute clients.
-        work: [N] the relative cost of one round of training, whole numbers.
-        test_work: [N] that of testing.
+        work: [N] relative cost of training in one round, whole numbers.
+        test_work: [N] relative cost of testing, in the same unit.
     """
 
     ranks: int
@@ -54,19 +54,21 @@ class Placement:
     most_tested: int = MAX_TOGETHER
 
     def assign(self, clients: np.ndarray, tested: bool = False) -> list[list[ClientGroup]]:
-        """The groups of each rank, restricted to the given clients and cut where these are too many for a call.
+        """Assigns clients to ranks; returns each rank's groups, cut to the size of a call.
+
+        Clients with a home are computed there; others go to the ranks with the least work.
 
         Args:
             clients: ascending ids.
-            tested: they are spread by the work of testing instead of training. A client with a home stays there.
+            tested: whether clients are tested instead of trained, which has other costs.
         """
         ranks: list[list[ClientGroup]] = [[] for _ in range(self.ranks)]
         if not len(clients):
             return ranks
         ordered = clients[np.argsort(self.group_of[clients], kind="stable")]
         first = np.flatnonzero(np.diff(self.group_of[ordered], prepend=-1))
-        place = np.arange(len(ordered)) - np.repeat(first, np.diff(first, append=len(ordered)))
-        starts = np.flatnonzero(place % (self.most_tested if tested else self.most) == 0)
+        number_in_group = np.arange(len(ordered)) - np.repeat(first, np.diff(first, append=len(ordered)))
+        starts = np.flatnonzero(number_in_group % (self.most_tested if tested else self.most) == 0)
         parts = [ordered[start:end] for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True)]
         if self.home is not None:
             for rank, part in zip(self.home[ordered[starts]], parts, strict=True):
@@ -86,7 +88,7 @@ class Placement:
         return group_of
 
     def at_home(self, clients: np.ndarray) -> list[np.ndarray]:
-        """The given clients by the rank that their state lives on; none where clients keep nothing."""
+        """The given clients by home rank; empty if clients have no state."""
         if self.home is None:
             return [clients[:0]] * self.ranks
         clients = clients[np.argsort(self.home[clients], kind="stable")]
@@ -94,7 +96,7 @@ class Placement:
         return [clients[slice(*ends[rank : rank + 2])] for rank in range(self.ranks)]
 
     def hosted(self, rank: int) -> np.ndarray:
-        """Ascending ids of the clients whose state lives on a rank."""
+        """Ascending ids of the clients with this home rank."""
         if self.home is None:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.home == rank).astype(np.int64)
@@ -103,11 +105,11 @@ class Placement:
 def place(
     executor: Executor, declared: Declared, templates: Sequence[Tree], runtime: RuntimeConfig, ranks: int, slots: int
 ) -> Placement:
-    """Cut the clients into groups, and give each a home rank unless it keeps nothing and gets no message of its own.
+    """Cuts the clients into groups, and gives them home ranks if they have state or receive messages of their own.
 
     Args:
-        executor: knows the clients and their data.
-        templates: one per cohort, what a client keeps.
+        executor: has the clients and their data.
+        templates: one per cohort, the state of a client.
         runtime: settings, with `lanes` decided.
         slots: how many ranks can compute at once.
     """
@@ -120,7 +122,7 @@ def place(
     sample_work = compute_relative_flops(executor.tasks)[executor.cohort]
     work = 3.0 * steps * training.batch_size * sample_work  # forward, and twice as much backward
     test_work = federation.num_test * sample_work
-    # Of very many small models more are tested in one call, which costs as much as the arithmetic of some hundred.
+    # A call costs as much as the arithmetic of some hundred small models, so very many of them share a call.
     model_bytes = max(tree.num_bytes(task.like()) for task in executor.tasks)
     most_tested = max(most, min(n // _MIN_TEST_CALLS, _MAX_TEST_BYTES // model_bytes))
     placement = Placement(ranks, groups, most, None, computing, work, test_work, most_tested)
@@ -128,27 +130,27 @@ def place(
         return placement
     cost = np.zeros((len(groups), min(max(training.rounds, 1), _MAX_ROUNDS)))
     for round in range(cost.shape[1]):
-        chosen = executor.participation.participants(round + 1)
-        np.add.at(cost[:, round], placement.group_of[chosen], work[chosen] + test_work[chosen])
+        participants = executor.participation.participants(round + 1)
+        np.add.at(cost[:, round], placement.group_of[participants], work[participants] + test_work[participants])
     if executor.algorithm.predicts_with:
         cost += np.bincount(placement.group_of, test_work, len(groups))[:, None]
     return replace(placement, home=place_clients(groups, cost, computing))
 
 
 def count_round_steps(training: TrainingConfig, num_train: np.ndarray) -> np.ndarray:
-    """[N] int64, local steps of clients with so many training samples [N]."""
-    sizes, which = np.unique(num_train, return_inverse=True)
-    return np.array([training.num_steps(int(samples)) for samples in sizes], np.int64)[which]
+    """Returns [N] int64, the local steps of clients with `num_train` [N] samples."""
+    sizes, inverse = np.unique(num_train, return_inverse=True)
+    return np.array([training.num_steps(int(samples)) for samples in sizes], np.int64)[inverse]
 
 
 def compute_relative_flops(tasks: Sequence[Task]) -> np.ndarray:
-    """[C] floating-point operations of a forward pass in each cohort, the cheapest counting 100; 1 if there is but one.
+    """Returns [C] the operations of a forward pass in each cohort, relative to 100 for the cheapest; 1 for one cohort.
 
     Whole numbers, so that their sums are the same in any order, on every rank.
     """
     if len(tasks) == 1:
         return np.ones(1)
-    from torch.utils.flop_counter import FlopCounterMode  # here: a fifth of a second, for clients with unlike models
+    from torch.utils.flop_counter import FlopCounterMode  # imported here, because it takes 0.2 s
 
     flops = np.empty(len(tasks))
     for number, task in enumerate(tasks):
@@ -161,17 +163,17 @@ def compute_relative_flops(tasks: Sequence[Task]) -> np.ndarray:
 
 
 def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[ClientGroup, ...]:
-    """Groups of at most `lanes` clients of one cohort; those with similar numbers of steps are together.
+    """Cuts the clients into groups of at most `lanes` of one cohort, with similar numbers of steps.
 
-    The cut depends on the clients alone, never on ranks: the lanes of a call decide its bits.
+    The groups depend on the clients alone, never on ranks, because the lanes of a call affect its bits.
 
     Args:
         cohort: [N] the cohort of each client.
         steps: [N] local steps per round; a call lasts as long as its longest lane.
     """
     groups = []
-    for which in np.unique(cohort):
-        members = np.flatnonzero(cohort == which)
+    for number in np.unique(cohort):
+        members = np.flatnonzero(cohort == number)
         members = members[np.argsort(steps[members], kind="stable")]
         count = -(-len(members) // lanes)
         groups += [np.sort(chunk).astype(np.int64) for chunk in np.array_split(members, count)]
@@ -179,7 +181,7 @@ def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[Clien
 
 
 def choose_computing_ranks(server: str, ranks: int, clients: int, slots: int) -> tuple[int, ...]:
-    """The ranks that compute clients.
+    """Returns the ranks that compute clients.
 
     Args:
         server: `shared` (rank 0 computes too), `dedicated` (it serves only) or `auto`: dedicated in the classic
@@ -191,11 +193,11 @@ def choose_computing_ranks(server: str, ranks: int, clients: int, slots: int) ->
 
 
 def assign_longest_first(cost: np.ndarray, clients: np.ndarray, ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """The rank of each call with its place, longest first: each goes to the rank with the least to do.
+    """Assigns calls to ranks, longest first, each to the rank with the least work; returns (rank, call) pairs.
 
     Args:
-        cost: [C] of each call, whole numbers.
-        clients: [C] the first client of each, which decides between calls of the same cost.
+        cost: [C] cost of each call, whole numbers.
+        clients: [C] the first client of each call, which breaks ties of cost.
 
     >>> assign_longest_first(np.array([2, 3, 2, 1]), np.arange(4), [0, 1])
     [(0, 1), (1, 0), (1, 2), (0, 3)]
@@ -208,40 +210,37 @@ def assign_longest_first(cost: np.ndarray, clients: np.ndarray, ranks: Sequence[
     return assigned
 
 
-def place_clients(
-    groups: Sequence[ClientGroup], work: np.ndarray, ranks: Sequence[int], searched: int = _MAX_COMPARED
-) -> np.ndarray:
-    """The home rank [N] of every client, chosen so that the slowest rank of each round has the least to do.
+def place_clients(groups: Sequence[ClientGroup], work: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
+    """Chooses the home rank [N] of each client, so that the slowest rank of each round has little work.
 
-    Who takes part in which round is known from the seed, so the placement can look at all of it. The group with the
-    most work comes first; each goes where it makes all rounds together the least longer, of equal ranks to the one with
-    the least work, then to the first.
+    The seed fixes who takes part in which round, so the work of all rounds is known. Groups are placed greedily, those
+    with the most work first, each on the rank where it prolongs all rounds together the least; ties go to the rank with
+    the least total work, then to the first. With many ranks and rounds, only ranks with little total work are compared.
 
     Args:
-        groups: the groups; one stays together.
+        groups: groups of clients, each of which stays together.
         work: [G, T] cost of each group in each round: whole numbers, so that sums are exact in any order.
-        searched: rounds of a group times ranks that are compared for it; of more, those ranks with the least work.
     """
     home = np.full(sum(map(len, groups)), -1, np.int64)
     load, slowest, longest = np.zeros((len(ranks), work.shape[1])), np.zeros(work.shape[1]), 0.0
-    least = [(0.0, place) for place in range(len(ranks))]  # ascending; work of each rank in all rounds
+    by_total = [(0.0, position) for position in range(len(ranks))]  # ascending total work, and position in `ranks`
     total = work.sum(1)
     for index in np.lexsort(([group[0] for group in groups], -total)):
         cost = work[index]
         rounds = np.flatnonzero(cost)
-        cost, most = cost[rounds], max(_FIRST_COMPARED, searched // max(len(rounds), 1))
-        best, longer, start = 0, np.inf, 0
-        # A rank makes the rounds longer at least by the work that does not fit below the slowest ones.
-        while start < min(most, len(least)) and max(least[start][0] + total[index] - longest, 0.0) < longer:
-            compared = np.array([place for _, place in least[start : min(2 * start + _FIRST_COMPARED, most)]])
+        cost, limit = cost[rounds], max(_FIRST_COMPARED, _MAX_COMPARED // max(len(rounds), 1))
+        best, prolonged, start = 0, np.inf, 0
+        # A lower bound: work that does not fit under the slowest ranks of all rounds prolongs them.
+        while start < min(limit, len(by_total)) and max(by_total[start][0] + total[index] - longest, 0.0) < prolonged:
+            compared = np.array([position for _, position in by_total[start : min(2 * start + _FIRST_COMPARED, limit)]])
             added = np.maximum(load[np.ix_(compared, rounds)] + (cost - slowest[rounds]), 0).sum(1)
-            if added.min() < longer:
-                best, longer = start + int(added.argmin()), float(added.min())
+            if added.min() < prolonged:
+                best, prolonged = start + int(added.argmin()), float(added.min())
             start += len(compared)
-        before, place = least.pop(best)
-        bisect.insort(least, (before + float(total[index]), place))
-        load[place, rounds] += cost
-        slowest[rounds] = np.maximum(slowest[rounds], load[place, rounds])
-        longest += longer
-        home[groups[index]] = ranks[place]
+        before, position = by_total.pop(best)
+        bisect.insort(by_total, (before + float(total[index]), position))
+        load[position, rounds] += cost
+        slowest[rounds] = np.maximum(slowest[rounds], load[position, rounds])
+        longest += prolonged
+        home[groups[index]] = ranks[position]
     return home
