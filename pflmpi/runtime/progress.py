@@ -1,4 +1,4 @@
-"""Progress after a round on rank 0, for the checkpoint, the metrics file and the display."""
+"""Metrics of a round on rank 0, for the checkpoint, metrics.csv and the display."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,21 +22,23 @@ class Progress:
 
     Attributes:
         participants: [P] ascending ids of the clients that trained.
-        skipped: ascending ids of those that failed, and count as absent.
-        scores: None in rounds without an evaluation.
-        seconds: `round`, from the end of the round before, or the start, to the end of this one; of the ranks that
-            compute, `compute`, for which the slowest trained and tested, `waiting`, for which they waited for it on
-            average, and `evaluation`, for which they tested on average; on rank 0 `exchange`, and `checkpoint`, for
-            which training waited for the checkpoint before this round. The rest of one is written while training
-            continues. Where they are configured, `simulated`, for which the slowest simulated client trained.
+        skipped: ascending ids of the participants that failed, which count as absent.
+        scores: newest test results of all clients; None in rounds without an evaluation.
+        seconds: by name,
+            `round`: from the end of the previous round, or the start;
+            `compute`: training and testing on the slowest rank;
+            `waiting`: for the slowest rank, mean over the ranks that compute;
+            `evaluation`: testing, mean over the ranks that compute;
+            `exchange`: of messages, on rank 0;
+            `checkpoint`: for which training waited for the last checkpoint, on rank 0;
+            `simulated`: training of the slowest simulated client, if that is configured.
         bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
-        memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
-        unseen: of the clients that were kept out of training; None if there are none.
-        validation: as `scores`, of the validation samples; None if there are none.
-        trained: [P] of the participants after local training; None where they are not tested then.
-        train_loss: [P] float64, mean over the local steps of each participant; NaN of those without a step, and
-            where an algorithm measures none.
-        measures: names of what is measured besides (`evaluation.measures`).
+        memory: [R] peak memory of each rank in bytes; 0 where the system does not say.
+        unseen: results of the clients that were kept out of training; None if there are none.
+        validation: as `scores`, on validation samples; None if there are none.
+        trained: [P] results of the participants after local training; None if they were not tested then.
+        train_loss: [P] float64, mean over a participant's local steps; NaN without steps, or if it is not measured.
+        measures: names of `evaluation.measures`.
     """
 
     round: int
@@ -54,7 +56,7 @@ class Progress:
 
     @cached_property
     def columns(self) -> dict[str, str | int]:
-        """The line of metrics.csv by column; accuracies are empty in a round without evaluation."""
+        """The line of metrics.csv by column; test results are "" in a round without evaluation."""
         tested = _format_metrics(self.scores, (*_ACCURACY, *_OTHERS))
         line: list[str | int] = [
             self.round,
@@ -86,7 +88,7 @@ class Progress:
         return columns
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The metrics of the round as a checkpoint stores them."""
+        """The arrays of the round's metrics in a checkpoint."""
         arrays = {"participants": self.participants, "skipped": self.skipped, "client_train_loss": self.train_loss}
         arrays.update({f"seconds_{name}": np.array(value) for name, value in self.seconds.items()})
         validation = self.validation if self.scores else None
@@ -107,7 +109,7 @@ class Progress:
                     "predicted": scores.predicted.astype(np.int32),
                     "class_accuracy": scores.class_accuracy,
                 }
-                if not scores.by_class:  # none of which has a meaning
+                if not scores.by_class:  # the others are undefined
                     by_client = {name: by_client[name] for name in ("total", "client_test_loss")}
                 by_client |= {f"client_{name}": values for name, values in scores.values.items()}
                 if "client_accuracy" in by_client:
@@ -119,14 +121,20 @@ class Progress:
 
 
 def metric_columns(measures: Sequence[str], simulated: bool, validates: bool = False) -> list[str]:
-    """The columns of metrics.csv of a run with these measures, and with `simulated` seconds of its clients."""
-    nothing = np.empty(0, np.int64)
-    empty = dict.fromkeys(
+    """Returns the columns of metrics.csv.
+
+    Args:
+        measures: names of `evaluation.measures`.
+        simulated: whether the clients' speed is simulated.
+        validates: whether there are validation samples.
+    """
+    no_clients = np.empty(0, np.int64)
+    seconds = dict.fromkeys(
         ("round", "compute", "exchange", "evaluation", "checkpoint", "waiting", *["simulated"] * simulated), 0.0
     )
-    sent = dict.fromkeys(("up", "down", "wire_up", "wire_down"), nothing)
+    num_bytes = dict.fromkeys(("up", "down", "wire_up", "wire_down"), no_clients)
     validation = Counts.none(np.empty((0, 1), np.int64)) if validates else None
-    progress = Progress(0, nothing, nothing, None, empty, sent, validation=validation, measures=measures)
+    progress = Progress(0, no_clients, no_clients, None, seconds, num_bytes, validation=validation, measures=measures)
     return [*progress.columns]
 
 

@@ -28,16 +28,16 @@ _PATIENCE = 20.0  # times the longest round, afterwards
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Reports of all ranks on a round, on rank 0."""
+    """A round as reported by all ranks, on rank 0; clients are in ascending order of ids."""
 
-    tested: Counts  # [T] scores of the tested clients, in ascending order of their ids
-    unseen: Counts | None  # [U] scores of those kept out of training; None if there are none
-    trained: Counts | None  # [P] scores of the participants after local training; None if they were not tested then
+    tested: Counts  # [T] results of the tested clients
+    unseen: Counts | None  # [U] results of the clients kept out of training; None if there are none
+    trained: Counts | None  # [P] results of the participants after local training; None if they were not tested then
     validated: Counts | None  # [T] as `tested`, on validation samples; None if there are none
     train_loss: np.ndarray  # [P] float64, mean training loss of the participants
     seconds: dict[str, float]  # `compute`, `waiting` and `evaluation`; see `Progress`
-    memory: np.ndarray  # [R] the most bytes that each rank ever had; 0 where its system does not say
-    stop: np.ndarray  # [R, 2] what `Stop` says on each rank
+    memory: np.ndarray  # [R] peak memory of each rank in bytes; 0 where the system does not say
+    stop: np.ndarray  # [R, 2] `Stop.report` of each rank
 
 
 def gather_report(
@@ -48,15 +48,15 @@ def gather_report(
     seconds: tuple[float, float],
     stop: tuple[float, float],
 ) -> RoundReport | None:
-    """Collect the reports of all ranks of a round on rank 0; None elsewhere.
+    """Gathers the reports of all ranks on rank 0; returns None elsewhere.
 
     Args:
-        tested: scores of the clients tested here, in ascending order of their ids as `now.reporting` numbers them.
+        tested: results of the clients tested here, in ascending order of their numbers in `now.reporting`.
         train_loss: mean training loss of each client trained here.
-        seconds: in which this rank has trained and tested.
-        stop: what `Stop` says here.
+        seconds: for which this rank trained and tested.
+        stop: `Stop.report` of this rank.
     """
-    head = [int(1e6 * seconds[0]), int(1e6 * seconds[1]), own_memory("VmHWM"), *stop]
+    head = [*seconds, own_memory("VmHWM"), *stop]
     rows = np.column_stack([tested.hits, tested.predicted, tested.loss, *tested.values.values()])
     losses = [train_loss[client] for client in sorted(train_loss)]
     report = np.concatenate([head, rows.ravel(), losses]).astype(np.float64)
@@ -67,55 +67,68 @@ def gather_report(
         return None
     part_of = np.repeat(np.tile(range(3), len(lengths)), lengths.ravel())
     values = np.concatenate(reports).view(np.float64)
-    heads, scores, loss = (values[part_of == part] for part in range(3))
+    heads, scores, losses = (values[part_of == part] for part in range(3))
     heads = heads.reshape(-1, len(head))
-    testing, busy = heads[:, 1] / 1e6, heads[:, :2].sum(1) / 1e6
-    computes = num_tested + num_trained > 0
-    if not computes.any():
-        computes[:] = True  # next to nothing
     return RoundReport(
         *_split_scores(scores.reshape(-1, rows.shape[1]), now, tested),
-        train_loss=loss[np.argsort(rank_by_rank(now.training), kind="stable")],
-        seconds={
-            "compute": float(busy.max()),
-            "waiting": float(busy.max() - busy[computes].mean()),
-            "evaluation": float(testing[computes].mean()),
-        },
+        train_loss=losses[np.argsort(rank_by_rank(now.training), kind="stable")],
+        seconds=_summarise_seconds(heads[:, 0], heads[:, 1], num_tested + num_trained > 0),
         memory=heads[:, 2],
         stop=heads[:, 3:],
     )
 
 
+def _summarise_seconds(training: np.ndarray, testing: np.ndarray, computes: np.ndarray) -> dict[str, float]:
+    """Summarises the seconds [R] of all ranks over those that had clients to compute (`computes` [R])."""
+    if not computes.any():
+        computes = np.ones_like(computes)
+    busy = training + testing
+    return {
+        "compute": float(busy.max()),
+        "waiting": float(busy.max() - busy[computes].mean()),
+        "evaluation": float(testing[computes].mean()),
+    }
+
+
 def _split_scores(
     rows: np.ndarray, now: RoundSchedule, like: Counts
 ) -> tuple[Counts, Counts | None, Counts | None, Counts | None]:
-    """The first four of a `RoundReport`, from the reported rows; `like`: counts of any clients of the run."""
-    clients, num_classes = rank_by_rank(now.reporting), like.hits.shape[1]
-    everyone, validation = len(now.test_class_counts), now.setup.validation
-    order = np.argsort(clients, kind="stable")
-    clients = clients[order]
-    hits, predicted, others = np.split(rows[order], [num_classes, 2 * num_classes], axis=1)
-    loss, *values = others.T
-    total = now.test_class_counts[clients % everyone]
-    starts = np.searchsorted(clients, [now.setup.task.num_clients, everyone, 2 * everyone])
+    """Returns `tested`, `unseen`, `trained` and `validated` of a report.
+
+    Args:
+        rows: reported rows, rank by rank.
+        like: counts of any clients of the run.
+    """
+    numbers, num_classes = rank_by_rank(now.reporting), like.hits.shape[1]
+    num_clients, validation = len(now.test_class_counts), now.setup.validation  # with unseen clients
+    order = np.argsort(numbers, kind="stable")
+    numbers = numbers[order]
+    hits, predicted, loss_and_values = np.split(rows[order], [num_classes, 2 * num_classes], axis=1)
+    loss, *values = loss_and_values.T
+    total = now.test_class_counts[numbers % num_clients]
+    starts = np.searchsorted(numbers, [now.setup.task.num_clients, num_clients, 2 * num_clients])
     if validation is not None:
-        total[starts[2] :] = validation.federation.test_class_counts[clients[starts[2] :] - 2 * everyone]
+        total[starts[2] :] = validation.federation.test_class_counts[numbers[starts[2] :] - 2 * num_clients]
     by_measure = dict(zip(like.values, values, strict=True))
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), total, loss, by_measure)
-    tested, unseen, trained, validated = (counts.rows(slice(*ends)) for ends in pairwise([0, *starts, len(clients)]))
-    validated_or_none = None if validation is None else validated
-    return tested, unseen if len(unseen.loss) else None, trained if len(trained.loss) else None, validated_or_none
+    tested, unseen, trained, validated = (counts.rows(slice(*ends)) for ends in pairwise([0, *starts, len(numbers)]))
+    return (
+        tested,
+        unseen if len(unseen.loss) else None,
+        trained if len(trained.loss) else None,
+        validated if validation is not None else None,
+    )
 
 
 class Stopwatch:
-    """Seconds of the parts of a round, from the moment it is made.
+    """Measures the parts of a round; starts when it is created.
 
     Attributes:
-        laps: seconds of each part; a part may be measured in several pieces.
+        laps: seconds of each part, summed over its laps.
     """
 
     def __init__(self) -> None:
-        self._began = self._last = time.perf_counter()
+        self._start = self._last = time.perf_counter()
         self.laps: defaultdict[str, float] = defaultdict(float)
 
     def lap(self, part: str) -> None:
@@ -125,19 +138,19 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._start
 
 
 class RoundHooks:
-    """Hooks of the training loop: reports, metrics and progress of a round, and whether all ranks go on.
+    """Hooks of the training loop: reports and metrics of each round, and whether all ranks go on.
 
     Attributes:
         stop: whether this rank has a reason to stop.
 
     Args:
-        checkpoints: get the metrics of each round.
+        checkpoints: records the metrics of each round.
         observe: called on rank 0 after every round.
-        timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
+        timeout: seconds that a call waits for the other ranks; None adapts it to the length of rounds.
     """
 
     def __init__(
@@ -151,9 +164,9 @@ class RoundHooks:
     ) -> None:
         self._transport, self._checkpoints = transport, checkpoints
         self._observe, self.stop, self._timeout = observe, stop, timeout
-        everyone = range(setup.task.num_clients)
-        self._scores = setup.executor.untested(everyone)  # the newest of each client
-        self._validation = None if setup.validation is None else setup.validation.untested(everyone)
+        clients = range(setup.task.num_clients)
+        self._scores = setup.executor.untested(clients)  # the newest of each client
+        self._validation = None if setup.validation is None else setup.validation.untested(clients)
         self._warned = False
         self._last_report = time.perf_counter()
         self._limit_waiting(_FIRST_ROUND)
@@ -161,30 +174,30 @@ class RoundHooks:
     def end_round(
         self, now: RoundSchedule, counts: Counts, losses: Mapping[int, float], watch: Stopwatch
     ) -> tuple[Progress | None, Pause | None]:
-        """Report a round to rank 0, which writes and shows its metrics, and agree on whether to stop.
+        """Report a round to rank 0, which records and shows its metrics, and agree on whether to stop.
 
         Args:
             counts, losses: of the clients that were tested and trained here; see `gather_report`.
             watch: with the laps training, testing and exchange.
 
         Returns:
-            What rank 0 knows of the round, None elsewhere; why all ranks stop after it, None if they go on.
+            The round's metrics on rank 0, None elsewhere; and why all ranks stop after it, None if they go on.
         """
         self.stop.round_took(watch.seconds)
         seconds = watch.laps["training"], watch.laps["testing"]
-        reported = gather_report(self._transport, now, counts, losses, seconds, self.stop.report)
-        progress = None if reported is None else self._progress(now, reported, watch.laps["exchange"])
-        pause = self.stop.agree(self._transport, watch.seconds, None if reported is None else reported.stop)
+        report = gather_report(self._transport, now, counts, losses, seconds, self.stop.report)
+        progress = None if report is None else self._record(now, report, watch.laps["exchange"])
+        pause = self.stop.agree(self._transport, watch.seconds, None if report is None else report.stop)
         self._limit_waiting(max(LEAST_TIMEOUT, _PATIENCE * self.stop.longest))
         return progress, pause
 
-    def _progress(self, now: RoundSchedule, reported: RoundReport, exchanging: float) -> Progress:
-        """Progress of rank 0 after a round, once it is in metrics.csv and shown."""
+    def _record(self, now: RoundSchedule, report: RoundReport, exchange_seconds: float) -> Progress:
+        """Write a round's metrics to metrics.csv and show them; rank 0 only."""
         if now.evaluates:
-            self._scores = self._scores.updated(now.tested, reported.tested)
+            self._scores = self._scores.updated(now.tested, report.tested)
             self._warn_of_infinite_losses(now.round)
-            if self._validation is not None and reported.validated is not None:
-                self._validation = self._validation.updated(now.tested, reported.validated)
+            if self._validation is not None and report.validated is not None:
+                self._validation = self._validation.updated(now.tested, report.validated)
         before, self._last_report = self._last_report, time.perf_counter()
         wire_down, wire_up = map(np.array, self._transport.take_moved())  # since the last round
         progress = Progress(
@@ -193,18 +206,18 @@ class RoundHooks:
             skipped=now.skipped,
             scores=self._scores if now.evaluates else None,
             seconds={
-                **reported.seconds,
-                "exchange": exchanging,
+                **report.seconds,
+                "exchange": exchange_seconds,
                 "checkpoint": self._checkpoints.take_seconds(),
                 "round": self._last_report - before,
                 **({} if (simulated := now.simulated_seconds) is None else {"simulated": simulated}),
             },
             bytes={"up": now.up_bytes, "down": now.down_bytes, "wire_up": wire_up, "wire_down": wire_down},
-            memory=reported.memory,
-            unseen=reported.unseen,
+            memory=report.memory,
+            unseen=report.unseen,
             validation=self._validation,
-            trained=reported.trained,
-            train_loss=reported.train_loss,
+            trained=report.trained,
+            train_loss=report.train_loss,
             measures=[*self._scores.values],
         )
         self._checkpoints.record(progress)
@@ -226,6 +239,6 @@ class RoundHooks:
             )
 
     def _limit_waiting(self, seconds: float) -> None:
-        """Set how long a call waits for other ranks, where that is not configured."""
+        """Set how long a call waits for other ranks, unless that is configured."""
         if self._timeout is None:
             self._transport.timeout = seconds

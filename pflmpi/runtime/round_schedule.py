@@ -1,6 +1,6 @@
-"""The rounds of a run before they happen: who trains and is tested where, what is saved, which calls are made.
+"""The schedule of a run's rounds: which clients train and are tested where, what is saved, which calls are made.
 
-A pure function of the setup and of the configuration. The loop, the checkpoints and `plan` read it.
+It is a pure function of the setup and the configuration, used by the training loop, checkpoints and `plan`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,22 +19,25 @@ from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen
 
+_NO_CLIENTS = np.empty(0, np.int64)
+_FEW_RANKS = 4  # below this no advice is given to use fewer ranks
+
 
 @dataclass(frozen=True)
 class RoundSchedule:
-    """One round, or the opening of a run: what is exchanged before its first round.
+    """One round, or the opening of a run, which is the exchange before its first round.
 
     Attributes:
-        round: counts from 1; the opening has the number of the last round that is done.
-        opening: whether it is the opening. Nobody trains in it; the participants introduce themselves.
+        round: counts from 1; the opening has the number of the last completed round.
+        opening: whether it is the opening, in which no client trains and the participants introduce themselves.
         participants: [P] ascending ids.
-        skipped: ascending ids of participants that failed, which a run learns in the round; not among `participants`.
-        receivers: [R] ascending ids of the clients that the reply is for: who trains next, and who is tested with it.
+        skipped: ascending ids of participants that failed; not among `participants`. Only known during the round.
+        receivers: [R] ascending ids of the clients that receive the reply, to train or to be tested with it.
         evaluates: whether personal models are tested.
-        tests_trained: whether the participants are tested after local training too, before the server answers.
-        tested: [T] ascending ids, those whose personal model may have changed since the last evaluation.
-        saves: whether a checkpoint follows.
-        unsaved: [U] ascending ids of the clients that keep state which has changed since the last checkpoint.
+        tests_trained: whether participants are also tested after local training, before the server answers.
+        tested: [T] ascending ids of the clients whose personal model may have changed since the last evaluation.
+        saves: whether a checkpoint is written.
+        unsaved: [U] ascending ids of the clients whose state has changed since the last checkpoint.
     """
 
     setup: Setup
@@ -50,17 +53,17 @@ class RoundSchedule:
     skipped: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def without(self, failed: np.ndarray) -> "RoundSchedule":
-        """The round after participants have failed in it, ascending; they count as absent."""
+        """The round without participants that failed in it (ascending ids); they count as absent."""
         return replace(self, participants=np.setdiff1d(self.participants, failed), skipped=failed)
 
     @cached_property
     def training(self) -> list[list[ClientGroup]]:
         """The groups of participants of each rank."""
-        drawn = self.setup.placement.assign(np.union1d(self.participants, self.skipped))
+        assigned = self.setup.placement.assign(np.union1d(self.participants, self.skipped))
         if not len(self.skipped):
-            return drawn
-        left = [[group[~np.isin(group, self.skipped)] for group in groups] for groups in drawn]
-        return [[group for group in groups if len(group)] for groups in left]
+            return assigned
+        remaining = [[group[~np.isin(group, self.skipped)] for group in groups] for groups in assigned]
+        return [[group for group in groups if len(group)] for groups in remaining]
 
     @cached_property
     def receiving(self) -> list[list[ClientGroup]]:
@@ -78,29 +81,29 @@ class RoundSchedule:
 
     @cached_property
     def reporting(self) -> list[list[ClientGroup]]:
-        """The groups whose scores each rank reports: the tested ones, then the unseen clients, then the trained ones.
+        """The groups whose results each rank reports, in the order: tested, unseen, trained, validated.
 
-        The numbers of those that are tested after training begin after all clients; after twice as many, those of the
-        tested ones begin again, with their validation samples.
+        Results are numbered: N clients with unseen ones have the numbers 0 to N - 1 in tests, N to 2 N - 1 in tests
+        after local training, and from 2 N on in tests on validation samples.
         """
         no_groups: list[list[ClientGroup]] = [[] for _ in self.testing]
         unseen = self.unseen.groups if self.unseen else no_groups
-        after = len(self.test_class_counts)
-        trained = [[after + group for group in groups] for groups in self.training] if self.tests_trained else no_groups
+        n = len(self.test_class_counts)
+        trained = [[n + group for group in groups] for groups in self.training] if self.tests_trained else no_groups
         validated = no_groups
         if self.setup.validation is not None:
-            validated = [[2 * after + group for group in groups] for groups in self.testing]
+            validated = [[2 * n + group for group in groups] for groups in self.testing]
         return [list(chain(*groups)) for groups in zip(self.testing, unseen, trained, validated, strict=True)]
 
     @property
     def test_class_counts(self) -> np.ndarray:
-        """[N, K] test samples of each class; of unseen clients too, if these are tested."""
+        """[N, K] test samples of each class, with rows for unseen clients if these are tested."""
         executor = self.unseen.executor if self.unseen else self.setup.executor
         return executor.federation.test_class_counts
 
     @cached_property
     def rows(self) -> list[np.ndarray]:
-        """The clients whose state each rank writes in a checkpoint after this round."""
+        """By rank, the clients whose changed state is there when a checkpoint is written after this round."""
         return self.setup.placement.at_home(self.unsaved)
 
     @property
@@ -110,7 +113,7 @@ class RoundSchedule:
 
     @property
     def up_bytes(self) -> np.ndarray:
-        """[N] logical bytes that each client sends; an introduction belongs to round 1."""
+        """[N] logical bytes that each client sends; introductions count in round 1."""
         return self._bytes(sent=True)
 
     @property
@@ -120,39 +123,39 @@ class RoundSchedule:
 
     @cached_property
     def uplink(self) -> list[Traffic]:
-        """The calls by which the participants' messages reach the server."""
+        """The collective calls for the participants' messages up."""
         return up_calls(self.setup.declared, self.training) if len(self.participants) else []
 
     @cached_property
     def downlink(self) -> list[Traffic]:
-        """The calls by which answers reach the participants, and the reply its receivers."""
+        """The collective calls for the answers and the reply."""
         declared, home = self.setup.declared, self.setup.placement.home
         return [*answer_calls(declared, self.training), *down_calls(declared, self.receiving, home)]
 
     @property
     def calls(self) -> list[Traffic]:
-        """The calls that move messages, those to unseen clients among them."""
+        """All collective calls for messages, including those to unseen clients."""
         return [*self.uplink, *self.downlink, *(self.unseen.calls if self.unseen else ())]
 
     def _bytes(self, sent: bool) -> np.ndarray:
         declared, n = self.setup.declared, self.setup.task.num_clients
         num_bytes = np.zeros(n, np.int64)
         if not self.opening:
-            of = declared.up_bytes if sent else declared.down_bytes
-            num_bytes[self.participants] = of(self.participants)
+            count_bytes = declared.up_bytes if sent else declared.down_bytes
+            num_bytes[self.participants] = count_bytes(self.participants)
             if sent and self.round == 1 and self.setup.algorithm.introduces:
-                everyone = _find_introducing(self.setup)
-                num_bytes[everyone] += declared.up_bytes(everyone)
+                introducing = _find_introducing(self.setup)
+                num_bytes[introducing] += declared.up_bytes(introducing)
         return num_bytes
 
 
 def schedule(
     setup: Setup, evaluation: EvaluationConfig, checkpoint: CheckpointConfig, done: int | None
 ) -> Iterator[RoundSchedule]:
-    """The opening, then every round to the last.
+    """Yields the opening, then all rounds up to the last.
 
     Args:
-        done: the round to continue after; None for a new run.
+        done: the last completed round of a resumed run; None for a new run.
     """
     rounds, first = setup.task.training.rounds, done or 0
     upcoming = _find_participants(setup, first + 1)
@@ -179,9 +182,6 @@ def schedule(
         unsaved &= not saves
 
 
-_NO_CLIENTS = np.empty(0, np.int64)
-
-
 def _schedule_opening(
     setup: Setup, evaluation: EvaluationConfig, round: int, upcoming: np.ndarray, new: bool
 ) -> RoundSchedule:
@@ -202,19 +202,19 @@ def _schedule_opening(
 
 
 def _find_introducing(setup: Setup) -> np.ndarray:
-    """Ascending ids of the clients that introduce themselves to an algorithm that asks for it."""
+    """Returns the ascending ids of the clients that introduce themselves, if the algorithm has introductions."""
     return np.setdiff1d(np.arange(setup.task.num_clients), setup.task.training.without_clients).astype(np.int64)
 
 
 def _find_participants(setup: Setup, round: int) -> np.ndarray:
-    """Ascending ids of the clients that train in a round; none before the first and after the last."""
+    """Returns the ascending ids of the clients that train in a round; empty before the first and after the last."""
     return setup.executor.participation.participants(round) if 1 <= round <= setup.task.training.rounds else _NO_CLIENTS
 
 
 def _find_receivers(
     setup: Setup, evaluation: EvaluationConfig, round: int, participants: np.ndarray, upcoming: np.ndarray
 ) -> np.ndarray:
-    """The clients that train next (`upcoming`), and those that are tested with a message of their own."""
+    """Returns the clients that train next (`upcoming`), and those that are tested with a message of their own."""
     kinds = [setup.declared.down[name] for name in setup.algorithm.predicts_with]
     if not any(isinstance(kind, Own | OwnClasses) for kind in kinds):
         return upcoming
@@ -224,19 +224,20 @@ def _find_receivers(
 
 
 def _find_tested(setup: Setup, evaluation: EvaluationConfig, changed: np.ndarray) -> np.ndarray:
-    """The clients whose personal model may differ from the one tested last; `changed` [N] says whose state does."""
+    """Returns the clients whose personal model may have changed since it was tested last.
+
+    Args:
+        changed: [N] bool, whether the client's state has changed since then.
+    """
     by_state = not setup.algorithm.predicts_with or evaluation.absent == "last_received"
     return np.flatnonzero(changed) if by_state and not setup.executor.adapts else np.arange(len(changed))
 
 
-_FEW = 4  # ranks of which it does not matter
-
-
 def advise_fewer_ranks(setup: Setup, rounds: Sequence[RoundSchedule]) -> str:
-    """Advice if half of the ranks that compute have no client to train in any of these rounds; else ""."""
+    """Returns advice if half of the computing ranks never have a client to train in these rounds; else ""."""
     ranks = len(setup.placement.computing_ranks)
     busy = [sum(map(bool, scheduled.training)) for scheduled in rounds]
-    if ranks < _FEW or not busy or 2 * max(busy) > ranks:
+    if ranks < _FEW_RANKS or not busy or 2 * max(busy) > ranks:
         return ""
     participants = max(len(scheduled.participants) for scheduled in rounds)
     lanes = min(max(map(len, setup.placement.groups)), setup.placement.most)

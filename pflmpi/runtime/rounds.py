@@ -28,14 +28,16 @@ from pflmpi.runtime.unseen import evaluate_unseen, mean_answers
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Trained:
     """Results of this rank's participants."""
 
-    ups: Updates = field(default_factory=list)  # of each group, the clients that succeeded and their messages
-    losses: dict[int, float] = field(default_factory=dict)  # mean training loss of each of them
-    failed: dict[int, str] = field(default_factory=dict)  # of the others, why; they keep their states
+    ups: Updates = field(default_factory=list)  # by group, the clients that succeeded and their messages
+    losses: dict[int, float] = field(default_factory=dict)  # their mean training loss
+    failed: dict[int, str] = field(default_factory=dict)  # why, by client that failed and so keeps its old state
 
 
 def run(
@@ -57,19 +59,19 @@ def run(
         skips: go on without the clients that fail in a round.
 
     Raises:
-        Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
+        Stopped: on all ranks, if one of them has a reason to stop; the last round is complete and on disk.
     """
     replay.forget()
     rank, last = transport.rank, setup.task.training.rounds
     server, reply = _open_run(setup, transport, checkpoints, next(rounds), server, population)
-    for now in rounds:  # who takes part in a round is known before it happens
+    for now in rounds:
         watch = Stopwatch()
         trained = train(setup.executor, population, reply, now.training[rank], now.round, skips)
         watch.lap("training")
         if skips:
             now = drop_failed(setup, transport, now, trained.failed)
         after_training = []
-        if now.tests_trained:  # with the models that local training leaves
+        if now.tests_trained:  # before the server's answers change the clients' models
             after_training = [evaluate_trained(setup.executor, population, reply, trained.ups, now.round)]
         watch.lap("testing")
 
@@ -106,10 +108,10 @@ def _open_run(
     server: Tree,
     population: Population,
 ) -> tuple[Tree, Reply]:
-    """Let the clients of a new run introduce themselves; send the reply that the first round trains with."""
-    introducing = opening.training[transport.rank]
+    """Exchange the introductions of a new run's clients, and send the reply that the next round trains with."""
     ups = [
-        (group, client_errors.introduce_group(setup.executor, group, population.get(group))) for group in introducing
+        (group, client_errors.introduce_group(setup.executor, group, population.get(group)))
+        for group in opening.training[transport.rank]
     ]
     transform_messages(setup, population, Reply(), ups, opening.round)
     server_round, reply = exchange(setup, transport, server, population, ups, opening)
@@ -122,8 +124,8 @@ def _open_run(
 def train(
     executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int, skips: bool = False
 ) -> Trained:
-    """Train the participants of this rank; `skips`: note those that fail, else the first of them raises."""
-    trained, room = Trained(), device_message_limit(executor.device)
+    """Train this rank's participants; with `skips`, failing ones are in `Trained.failed`, else the first one raises."""
+    trained, free_bytes = Trained(), device_message_limit(executor.device)
 
     def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
         states, down = population.to_train(group), {**reply.for_clients(group), **population.answers(group)}
@@ -133,31 +135,33 @@ def train(
         trained.failed.update(update.failed)
         if len(update.clients):
             population.put(update.clients, update.states)
-            room -= tree.num_bytes({**update.up})
-            trained.ups.append((update.clients, update.up if room > 0 else on_host(update.up)))
+            free_bytes -= tree.num_bytes({**update.up})
+            trained.ups.append((update.clients, update.up if free_bytes > 0 else on_host(update.up)))
             trained.losses.update(zip(update.clients.tolist(), update.loss.tolist(), strict=True))
     return trained
 
 
 def transform_messages(setup: Setup, population: Population, reply: Reply, ups: Updates, round: int) -> None:
-    """Replace what the participants of this rank send by what `uplink` of the configuration makes of it.
+    """Apply the transforms of the configuration's `uplink` to the messages of this rank's participants, in place.
 
     Args:
-        reply: what they have trained with.
+        reply: the messages that they trained with.
     """
     declared, seed = setup.declared, setup.task.seed
     for number, (clients, messages) in enumerate(ups) if declared.transforms.chosen else ():
         declared.check_up(messages, len(clients))
         received = {**reply.for_clients(clients), **population.answers(clients)}
         residual = population.leaf(RESIDUAL, clients) if declared.transforms.top_k is not None else None
-        sent, left = transform(declared.transforms, declared.up, seed, round, clients, messages, received, residual)
-        ups[number] = clients, sent
-        if left is not None:
-            population.put(clients, {RESIDUAL: left})
+        transformed, residual = transform(
+            declared.transforms, declared.up, seed, round, clients, messages, received, residual
+        )
+        ups[number] = clients, transformed
+        if residual is not None:
+            population.put(clients, {RESIDUAL: residual})
 
 
 def drop_failed(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:
-    """The round without the participants that failed on any rank."""
+    """Returns the round without the participants that failed on any rank."""
     failed = client_errors.agree_on_failed(transport, now.participants, failed)
     if not failed:
         return now
@@ -170,7 +174,7 @@ def drop_failed(setup: Setup, transport: Transport, now: RoundSchedule, failed: 
 def _evaluate(
     setup: Setup, transport: Transport, population: Population, server: Tree, reply: Reply, now: RoundSchedule
 ) -> list[Counts]:
-    """Test the clients of this rank whose models may have changed, and the unseen ones; no clients in other rounds."""
+    """Test this rank's clients whose models may have changed, and unseen ones; none in rounds without evaluation."""
     groups = now.testing[transport.rank]
     if not now.evaluates:
         return [setup.executor.untested([])]
@@ -184,10 +188,7 @@ def _evaluate(
 def _test(
     setup: Setup, executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int
 ) -> Counts:
-    """Test clients of this rank on the samples that the executor has for that."""
+    """Test clients of this rank on the test samples of the executor's federation."""
     if setup.shares_model:
         return evaluate_shared_model(executor, reply, groups, round)
     return evaluate(executor, population, reply, groups, round)
-
-
-_log = logging.getLogger(__name__)

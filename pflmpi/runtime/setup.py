@@ -1,4 +1,4 @@
-"""The parts of a run that are the same in every round: who computes which clients, what travels, what stays."""
+"""The parts of a run that are the same in every round: executor, placement, messages, templates of client state."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,9 +23,9 @@ class Setup:
     """The executor, the placement and the messages of a run.
 
     Attributes:
-        executor: computes clients, on the device of this rank, which may hold the samples of its own clients alone.
-        templates: one per cohort, what a client keeps between rounds.
-        unseen: clients that were kept out of training and are tested; None if there are none.
+        executor: computes clients on this rank's device; its pool may have the samples of this rank's clients only.
+        templates: one per cohort, the state of a client between rounds.
+        unseen: clients that are kept out of training and tested; None if there are none.
     """
 
     executor: Executor
@@ -45,13 +45,13 @@ class Setup:
 
     @cached_property
     def keeps_state(self) -> np.ndarray:
-        """[N] bool, whether a client keeps anything between rounds."""
-        keeping = np.array([any(tree.leaves(template)) for template in self.templates])
-        return np.asarray(keeping[self.executor.cohort])
+        """[N] bool, whether the client has state between rounds."""
+        by_cohort = np.array([any(tree.leaves(template)) for template in self.templates])
+        return np.asarray(by_cohort[self.executor.cohort])
 
     @cached_property
     def validation(self) -> Executor | None:
-        """Tests clients on their validation samples; None if there are none."""
+        """An executor that tests clients on their validation samples; None if there are none."""
         federation = self.executor.federation.for_validation
         return None if federation is None else replace(self.executor, federation=federation)
 
@@ -61,9 +61,9 @@ class Setup:
         return is_model_shared(self.executor, self.placement.home)
 
     def samples(self, rank: int) -> np.ndarray | None:
-        """The samples that a rank computes with, ascending; None where clients keep nothing and may come from anywhere.
+        """The ascending indices of the samples that a rank needs; None if any client may be computed there.
 
-        The first one of the dataset is always among them: it fills the batches of lanes.
+        The first sample of the dataset is always among them, because it pads the batches of lanes.
         """
         placement = self.placement
         if placement.home is None and rank in placement.computing_ranks:

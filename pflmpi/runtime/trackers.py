@@ -1,4 +1,4 @@
-"""Trackers: TensorBoard, Weights & Biases, MLflow and classes of one's own get each round; none can stop a run."""
+"""Trackers, which receive the metrics of each round: TensorBoard, Weights & Biases, MLflow, and users' own classes."""
 
 import inspect
 import logging
@@ -35,10 +35,10 @@ class TrackedRun:
     """The run that is tracked.
 
     Attributes:
-        id: which stays when the run is resumed.
-        options: its configuration by `section.key`.
-        ranks: that compute it now.
-        checkpoints: rounds whose checkpoint is complete since this process began; grows.
+        id: the same after a resume.
+        options: the configuration by `section.key`.
+        ranks: current number of ranks.
+        checkpoints: rounds whose checkpoint this process has completed; grows.
     """
 
     folder: Path
@@ -71,7 +71,7 @@ class Tracker(ABC):
 
 
 def numeric_columns(line: Line) -> dict[str, float]:
-    """The columns of a line that have a value, but for the round."""
+    """Returns the columns of a line that have a value, without the round."""
     return {name: float(value) for name, value in line.items() if name != "round" and value != ""}
 
 
@@ -115,7 +115,7 @@ class WeightsAndBiases(Tracker):
     def __init__(self, run: TrackedRun, mode: str = "offline") -> None:
         wandb, folder = import_module(self.library), run.folder / "wandb"
         folder.mkdir(exist_ok=True)
-        self._file = folder / "last_round"  # the newest that was added: an offline run cannot be asked
+        self._file = folder / "last_round"  # because an offline run cannot be queried
         self.last = int(self._file.read_text()) if self._file.exists() else 0
         self._run = wandb.init(
             project="pflmpi",
@@ -130,9 +130,9 @@ class WeightsAndBiases(Tracker):
 
     def add(self, line: Line, at: float) -> None:
         self._run.log({**numeric_columns(line), "_timestamp": at}, step=int(line["round"]))
-        new = self._file.with_suffix(".new")
-        new.write_text(str(line["round"]))
-        new.replace(self._file)  # a killed run leaves a whole number
+        temporary = self._file.with_suffix(".new")
+        temporary.write_text(str(line["round"]))
+        temporary.replace(self._file)  # atomic: a killed run does not leave a truncated number
 
     def close(self, completed: bool) -> None:
         self._run.finish(exit_code=0 if completed else 1)
@@ -151,7 +151,7 @@ class MLflow(Tracker):
 
     def __init__(self, run: TrackedRun, store: str = "mlruns") -> None:
         mlflow = import_module(self.library)
-        if "://" not in store:  # a database, because MLflow gives up plain files
+        if "://" not in store:  # a database, because MLflow deprecates plain files
             folder = expanded(store).absolute()
             folder.mkdir(parents=True, exist_ok=True)
             store = f"sqlite:///{folder / 'mlflow.db'}"
@@ -179,14 +179,14 @@ class MLflow(Tracker):
 
 
 class Events(Tracker):
-    """RUN/events.jsonl, see `output.events`: one write at most for each round, with what has happened before it."""
+    """RUN/events.jsonl, see `output.events`; written once per round, with the events before it."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run, self._pending, self._num_checkpoints = run, list[events_file.Event](), 0
         lines = metrics_file.read(run.folder)
         self.last = int(lines[-1]["round"]) if lines else 0
-        again = events_file.drop_torn_line(run.folder) or self.last > 0
-        self._note("restart" if again else "start", round=self.last, ranks=run.ranks)
+        is_restart = events_file.drop_torn_line(run.folder) or self.last > 0
+        self._note("restart" if is_restart else "start", round=self.last, ranks=run.ranks)
         self._warnings = _Warnings(lambda text: self._note("warning", text=text))
         logging.getLogger("pflmpi").addHandler(self._warnings)
         self._write()
@@ -194,20 +194,18 @@ class Events(Tracker):
     def add(self, line: Line, at: float) -> None:
         self._note_checkpoints()
         accuracy = float(line["accuracy_mean"] or "nan")
-        known = None if math.isnan(accuracy) else accuracy
-        self._note("round", at, round=int(line["round"]), accuracy_mean=known, seconds=float(line["seconds"]))
+        json_accuracy = None if math.isnan(accuracy) else accuracy
+        self._note("round", at, round=int(line["round"]), accuracy_mean=json_accuracy, seconds=float(line["seconds"]))
         self._write()
 
     def close(self, completed: bool) -> None:
-        error = None if completed else sys.exc_info()[1]  # which `tracked` handles
+        error = None if completed else sys.exc_info()[1]  # the one that `tracked` handles
         error = error.error if isinstance(error, CollectiveError) else error
         self._note_checkpoints()
         if isinstance(error, TransportError):
             self._note("lost_rank", text=str(error))
-        code = 0 if error is None else error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
-        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else code
         text = None if error is None else first_line(error)
-        self._note("end", exit_code=code, text=text)
+        self._note("end", exit_code=_find_exit_code(error), text=text)
         self._write()
         logging.getLogger("pflmpi").removeHandler(self._warnings)
 
@@ -215,9 +213,9 @@ class Events(Tracker):
         self._pending.append({"event": event, "time": round(time() if at is None else at, 3), **more})
 
     def _note_checkpoints(self) -> None:
-        new = self._run.checkpoints[self._num_checkpoints :]
-        self._num_checkpoints += len(new)
-        for number in new:
+        rounds = self._run.checkpoints[self._num_checkpoints :]
+        self._num_checkpoints += len(rounds)
+        for number in rounds:
             self._note("checkpoint", round=number)
 
     def _write(self) -> None:
@@ -225,19 +223,27 @@ class Events(Tracker):
         try:
             events_file.append(self._run.folder, events)
         except OSError:
-            logging.getLogger("pflmpi").removeHandler(self._warnings)  # this tracker is left out from now on
+            logging.getLogger("pflmpi").removeHandler(self._warnings)  # because `tracked` drops this tracker
             raise
 
 
+def _find_exit_code(error: BaseException | None) -> int:
+    if error is None:
+        return 0
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
+
+
 class _Warnings(logging.Handler):
-    """Gives the text of each warning to a function."""
+    """Passes the text of each warning to a function."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._take = note
+        self._note = note
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._take(record.getMessage())
+        self._note(record.getMessage())
 
 
 def _check_class(kind: object) -> type[Tracker]:
@@ -252,7 +258,7 @@ TRACKERS: Registry[type[Tracker]] = Registry(
 
 
 def check_trackers(output: OutputConfig) -> None:
-    """Raise `ConfigError` for a tracker that there is not, whose library is missing, or that has no such options."""
+    """Raise `ConfigError` for an unknown tracker, a missing library, or options that the tracker does not have."""
     for name, options in output.named_trackers():
         kind = TRACKERS[name]
         try:
@@ -270,9 +276,9 @@ def check_trackers(output: OutputConfig) -> None:
 
 @contextmanager
 def tracked(run: TrackedRun, output: OutputConfig, observe: Observer) -> Iterator[Observer]:
-    """Yield an observer that calls `observe` and gives each round to the trackers; what they lack they get at once.
+    """Yield an observer that calls `observe` and adds each round to the trackers, after the rounds that they lack.
 
-    A tracker that raises is left out from then on, with one warning.
+    A tracker that raises is dropped with a warning.
     """
     working: list[tuple[str, Tracker]] = []
 
@@ -303,10 +309,9 @@ def tracked(run: TrackedRun, output: OutputConfig, observe: Observer) -> Iterato
     if output.events:
         attempt("events", lambda: working.append(("events", Events(run))))
     lines = metrics_file.read(run.folder) if working else []
-    for line, at in zip(
-        lines, _estimate_times(run.folder, [float(line["seconds"] or 0) for line in lines]), strict=True
-    ):
-        if line["seconds"]:  # not of rounds whose figures were lost
+    times = _estimate_times(run.folder, [float(line["seconds"] or 0) for line in lines])
+    for line, at in zip(lines, times, strict=True):
+        if line["seconds"]:  # empty in rounds whose metrics were lost
             give(line, at)
     try:
         yield both
@@ -317,7 +322,7 @@ def tracked(run: TrackedRun, output: OutputConfig, observe: Observer) -> Iterato
 
 
 def _estimate_times(run: Path, seconds: Sequence[float]) -> list[float]:
-    """When rounds of these lengths ended, without pauses, the last at the time of metrics.csv."""
-    ended = metrics_file.path(run).stat().st_mtime if seconds else 0.0
-    later = list(accumulate(reversed(seconds[1:]), initial=0.0))  # of each round, the last first
-    return [ended - wait for wait in reversed(later)][: len(seconds)]
+    """Returns when rounds of these lengths ended, as if without pauses, the last at the time of metrics.csv."""
+    last_end = metrics_file.path(run).stat().st_mtime if seconds else 0.0
+    later = list(accumulate(reversed(seconds[1:]), initial=0.0))  # seconds after each round, the last round first
+    return [last_end - wait for wait in reversed(later)][: len(seconds)]

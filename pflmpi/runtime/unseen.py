@@ -1,4 +1,4 @@
-"""Testing clients that were kept out of training: each joins as a newcomer, and nothing of it is kept."""
+"""Testing clients that are kept out of training: each joins as a newcomer, and its state is not kept."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,11 +30,11 @@ from pflmpi.tree import Tree
 class Unseen:
     """Setup of the tests of unseen clients; the same on every rank."""
 
-    executor: Executor  # of the trained clients and then the unseen ones
-    declared: Declared  # the messages down that are not the same for all; the others are those of the round's reply
-    groups: list[list[ClientGroup]]  # of each rank
-    updates: int  # local updates of each; 0 where they do not train
-    home: np.ndarray | None  # [N] the rank of each trained client; None where they keep nothing
+    executor: Executor  # its federation has the trained clients, then the unseen ones
+    declared: Declared  # messages down that differ between clients; the shared ones come with the round's reply
+    groups: list[list[ClientGroup]]  # by rank
+    updates: int  # local updates of each; 0 if newcomers do not train
+    home: np.ndarray | None  # [N] the rank of each trained client; None if they have no state
 
     @property
     def algorithm(self) -> Algorithm:
@@ -52,7 +52,7 @@ class Unseen:
 
     @property
     def calls(self) -> list[Traffic]:
-        """The calls of `mean_answers` and `evaluate_unseen`."""
+        """The collective calls of `mean_answers` and `evaluate_unseen`."""
         calls = down_calls(self.declared, self.groups, self.home)
         if not self.answers:
             return calls
@@ -61,7 +61,7 @@ class Unseen:
 
     @property
     def _rows_on_server(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """Receivers and homes of a delivery of the rows of all trained clients to rank 0; see `deliver`."""
+        """Receivers and homes for a `deliver` of all trained clients' rows to rank 0."""
         assert self.home is not None, "clients that keep messages have a home"
         return [np.arange(len(self.home)), *[np.empty(0, np.int64)] * (len(self.groups) - 1)], self.home
 
@@ -69,13 +69,13 @@ class Unseen:
 def unseen_setup(
     executor: Executor, down: Mapping[str, Shared], placement: Placement, lanes: int, rule: Newcomer, updates: int
 ) -> Unseen:
-    """Place the unseen clients on ranks, and declare their messages.
+    """Places the unseen clients on ranks, and declares their messages.
 
     Args:
-        executor: of the trained clients and then the unseen ones.
-        down: what an algorithm publishes.
+        executor: its federation has the trained clients, then the unseen ones.
+        down: the algorithm's messages down.
         placement: of the trained clients.
-        updates: local updates of each, where they train.
+        updates: local updates of each, if newcomers train.
     """
     federation, training = executor.federation, executor.tasks[0].training
     clients = np.arange(len(placement.work), federation.num_clients)
@@ -83,16 +83,16 @@ def unseen_setup(
     samples = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
     work = samples * compute_relative_flops(executor.tasks)[executor.cohort]
     groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
-    places = Placement(placement.ranks, groups, placement.most, None, placement.computing_ranks, work, work)
+    unseen = Placement(placement.ranks, groups, placement.most, None, placement.computing_ranks, work, work)
     own = {name: kind for name, kind in down.items() if type(kind) is not Shared}
     declared = Declared({}, own, federation.class_counts > 0, federation.num_train)
-    return Unseen(executor, declared, places.assign(clients), updates if rule.trains else 0, placement.home)
+    return Unseen(executor, declared, unseen.assign(clients), updates if rule.trains else 0, placement.home)
 
 
 def mean_answers(unseen: Unseen, transport: Transport, population: Population) -> Messages:
-    """The plain mean over all trained clients of each message that they keep, which newcomers have in its place.
+    """Returns the mean of each kept message over all trained clients, which newcomers receive instead.
 
-    Rank 0 holds one leaf of all clients at a time.
+    Rank 0 has one leaf of all clients in memory at a time.
     """
     if not unseen.answers:
         return {}
@@ -104,7 +104,7 @@ def mean_answers(unseen: Unseen, transport: Transport, population: Population) -
                 return {"leaf": population.leaf(f"{ANSWERED}/{path}", clients)}
 
             received = deliver(transport, *unseen._rows_on_server, rows, {"leaf": leaf}, down=False)
-            # Without rows on other ranks, which take rank 0's mean.
+            # Other ranks receive no rows; their NaN is overwritten by the broadcast below.
             means[path] = tree.leaf(received, "leaf").double().mean(0).to(leaf.dtype)
         buffer = pack(tree.unflatten(means))
         transport.broadcast(buffer)
@@ -114,12 +114,12 @@ def mean_answers(unseen: Unseen, transport: Transport, population: Population) -
 def evaluate_unseen(
     unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int
 ) -> Counts:
-    """Test results of the unseen clients of this rank, in ascending order of their ids.
+    """Tests the unseen clients of this rank; the counts are in ascending order of ids.
 
     Args:
-        server: its state after the round; rank 0 only.
-        shared: the messages that are the same for all: of the round's reply, and what newcomers get of kept ones.
-        kept: the rows that trained clients keep here; see `Homes`.
+        server: the server's state after the round; rank 0 only.
+        shared: the messages that are the same for all: of the round's reply, and those of `mean_answers`.
+        kept: rows of the trained clients that live here; see `Homes`.
     """
     reply = received(unseen, transport, server, shared, kept, round)
     groups, executor = unseen.groups[transport.rank], unseen.executor
@@ -134,21 +134,21 @@ def evaluate_unseen(
 
 
 def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int) -> Reply:
-    """The messages that the unseen clients of this rank receive after a round; arguments as of `evaluate_unseen`."""
+    """Returns the messages that this rank's unseen clients receive; the arguments are those of `evaluate_unseen`."""
     if not unseen.declared.down:
         return Reply(shared)
     published = None
     if transport.rank == 0:
         with calling(unseen.algorithm, "publish_to_newcomers", round, reads={"server": server}):
             task = unseen.executor.tasks[0].replace(device=HOST)
-            whole = unseen.algorithm.publish_to_newcomers(task, server, unseen.clients)
-        published = {name: value for name, value in whole.items() if name in unseen.declared.down}
+            messages = unseen.algorithm.publish_to_newcomers(task, server, unseen.clients)
+        published = {name: value for name, value in messages.items() if name in unseen.declared.down}
     homes = Homes(unseen.home, kept)
     return replace(send_down(transport, unseen.declared, published, unseen.groups, homes=homes), shared=shared)
 
 
 def joined(unseen: Unseen, group: ClientGroup, down: Messages, round: int) -> Tree:
-    """The states [m, ...] of newcomers that join with the messages [m, ...] of a round, as participants of the next."""
+    """Returns the states [m, ...] of newcomers after their local updates with the messages [m, ...] of a round."""
     task = unseen.executor.task(group).replace(device=HOST)
     with calling(unseen.algorithm, "init_client", round):
         states = tree.stack([initial_client(unseen.algorithm, task, int(client)) for client in group])

@@ -113,12 +113,12 @@ def test_waiting_and_testing_are_means_of_the_ranks_that_compute():
         stop = float(transport.rank), 1.0
         return round_report.gather_report(transport, now, tested, losses, SECONDS[transport.rank], stop)
 
-    heard, *others = run_ranks(3, work)
-    assert heard is not None and others == [None, None]
-    assert heard.seconds == {"compute": 4.0, "waiting": 1.0, "evaluation": 1.0}
-    assert heard.train_loss.tolist() == [0.5, 0.5]
-    assert heard.stop.tolist() == [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
-    assert len(heard.memory) == 3 and (heard.memory > 1 << 20).all(), "Linux says it"
+    report, *others = run_ranks(3, work)
+    assert report is not None and others == [None, None]
+    assert report.seconds == {"compute": 4.0, "waiting": 1.0, "evaluation": 1.0}
+    assert report.train_loss.tolist() == [0.5, 0.5]
+    assert report.stop.tolist() == [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
+    assert len(report.memory) == 3 and (report.memory > 1 << 20).all(), "Linux says it"
 
 
 RNG = np.random.default_rng(0)

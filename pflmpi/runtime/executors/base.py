@@ -1,4 +1,4 @@
-"""Executors: computing clients on a rank, here one after another; `lanes.py` computes many in one call."""
+"""Executors, which compute the clients of a rank: `Loop` one after another, `Lanes` (lanes.py) many in one call."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ from pflmpi.tree import Tree
 
 LocalUpdate = Callable[[Task, Tree, Messages, ClientData], tuple[Tree, Messages]]
 
-TRAIN = "/train"  # a client's whole training split, beside its passes; no pass has a slash in its name
+TRAIN = "/train"  # key of a client's whole training split among its passes, whose names have no slash
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Executor(ABC):
     Attributes:
         tasks: one task per cohort, on the device of the rank.
         cohort: [N] the cohort of each client.
-        federation: who holds which samples.
-        pool: the samples of the clients that this rank computes, at least.
+        federation: the samples of each client.
+        pool: the samples of at least the clients that this rank computes.
         eval_batch: samples per forward pass outside training.
-        transform: what training samples go through; None: nothing.
-        measures: what is measured besides accuracy, F1 and loss, by name.
-        first_test: the first round after which clients are tested.
+        transform: augmentation of training samples; None for none.
+        measures: measures besides accuracy, F1 and loss, by name.
+        first_test: the first round with an evaluation.
     """
 
     algorithm: Algorithm
@@ -59,11 +59,11 @@ class Executor(ABC):
     first_test: int = 1
 
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Update]:
-        """Begin the local update of the participants in one group; see `local_update`."""
+        """Start the local updates of the participants in one group; see `local_update`."""
         return self.local_update(self.algorithm.client_update, clients, states, down, round)
 
     def join(self, clients: np.ndarray, states: Tree, down: Messages, round: int, updates: int) -> Tree:
-        """New states of the newcomers in one group after so many updates, the first with the number `round`."""
+        """Returns the states of one group's newcomers after local updates, the first of which is in round `round`."""
 
         def begin_as_newcomer(task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
             return self.algorithm.begin_as_newcomer(task, client, down), {}
@@ -81,33 +81,35 @@ class Executor(ABC):
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
     ) -> Callable[[], Update]:
-        """Begin a local update of the clients of one group; the result waits for the device that computes it.
+        """Start a local update of one group's clients; call the result to wait for it.
 
         Args:
-            method: of the algorithm, for ONE client.
+            method: method of the algorithm for ONE client.
             clients: [m] ids, of one cohort.
-            states: tree of [m, ...] on the host; optimizer state that is kept is under `OPTIMIZER`.
-            down: messages with a leading axis m, on the host.
+            states: tree of [m, ...] on the host, with the optimizer's state under `OPTIMIZER` if it is kept.
+            down: messages [m, ...], on the host.
             round: counts from 1.
         """
 
     @abstractmethod
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
-        """Begin to test the personal models of the clients of one group on their test samples, [m, ...]."""
+        """Start testing the personal models of one group's clients; call the result to wait for it."""
 
     def untested(self, clients: Sequence[int] | np.ndarray) -> Counts:
+        """Empty counts of the given clients."""
         total, task_kind = self.federation.test_class_counts[np.asarray(clients, np.int64)], self.tasks[0].kind
         return Counts.none(total, self.measures, task_kind.classes)
 
     def task(self, clients: np.ndarray) -> Task:
+        """The task of the clients' cohort."""
         return self.tasks[int(self.cohort[clients[0]])]
 
     @abstractmethod
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
-        """The introductions, with a leading client axis, of the clients of one group; see `update`."""
+        """The introductions [m, ...] of one group's clients, on the host."""
 
     def kept_on_device(self, task: Task) -> frozenset[str]:
-        """The messages up that stay on the device until they are summed; none on a CPU."""
+        """Names of the messages up that stay on the device until they are summed; none on a CPU."""
         up = {} if self.device.type == "cpu" else self.algorithm.uplink(task)
         return frozenset(name for name, kind in up.items() if is_folded(kind))
 
@@ -115,43 +117,47 @@ class Executor(ABC):
         return dict(self.algorithm.passes(self.task(clients), round))
 
     def of_one_client(self, method: LocalUpdate) -> Callable[[Task, Tree, Messages, ClientData], Tree]:
-        """A method with its training loss; the client may have optimizer state besides the algorithm's."""
+        """Wraps a method: checks what it returns, adds the training loss, and handles the optimizer's state."""
 
         @functools.wraps(method)
         def update(task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
             before = tree.part(client, OPTIMIZER) if OPTIMIZER in client else None
             local = LocalTraining(before, self.algorithm.measured)
-            own = {name: value for name, value in client.items() if name != OPTIMIZER}
-            returned = method(task.replace(local=local), own, down, data)
-            new, up = state_and_messages(self.algorithm, method.__name__, returned)
-            check_state(self.algorithm, method.__name__, new, own)
-            kept: Tree = {} if before is None else {OPTIMIZER: local.states}
-            return {"state": {**new, **kept}, "up": {**up}, "loss": local.mean_loss(data.class_counts)}
+            state = {name: value for name, value in client.items() if name != OPTIMIZER}
+            returned = method(task.replace(local=local), state, down, data)
+            new_state, up = state_and_messages(self.algorithm, method.__name__, returned)
+            check_state(self.algorithm, method.__name__, new_state, state)
+            optimizer: Tree = {} if before is None else {OPTIMIZER: local.states}
+            return {"state": {**new_state, **optimizer}, "up": {**up}, "loss": local.mean_loss(data.class_counts)}
 
         return update
 
     def passes_to_adapt(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
-        """The passes that the clients of a group adapt with."""
+        """The passes that are available to `adapt`."""
         passes = self.passes(clients, round)
         return {name: length for name, length in passes.items() if name in self.algorithm.adapts_with}
 
     def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
-        """The samples of every batch of one pass of a client in a round; `state` is what it keeps."""
+        """The samples of each batch in one of a client's passes in a round.
+
+        Args:
+            state: the client's state, which may have the number of repetitions (`Pass.times`).
+        """
         task, samples = self.tasks[self.cohort[client]], self.federation.train[client]
         if length.held_out:
             samples = samples_of(samples, length, stream(task.seed, 0, client, "held out"))
         if length.share < 1:
             samples = share_of(samples, length, stream(task.seed, round, client, "share"))
         times = int(tree.at(state, length.times)) if length.times else 1
-        rng, most = stream(task.seed, round, client, f"batches/{name}"), self.participation.most_steps
+        rng, max_steps = stream(task.seed, round, client, f"batches/{name}"), self.participation.most_steps
         batches = batch_order(rng, len(samples), task.training, length, times)
-        if most is not None and client < len(most) and name in training_passes(self.algorithm, task, round):
-            batches = batches[: most[client]]
+        if max_steps is not None and client < len(max_steps) and name in training_passes(self.algorithm, task, round):
+            batches = batches[: max_steps[client]]
         return [samples[batch] for batch in batches]
 
     @functools.cached_property
     def participation(self) -> Participation:
-        """Who takes part in which round."""
+        """The participants of each round."""
         task = self.tasks[0]
         return Participation(task.training, task.seed, self.federation.num_train[: task.num_clients])
 
@@ -160,48 +166,47 @@ class Executor(ABC):
         participation, sizes = self.participation, self.federation.num_train
         if participation.seconds_per_step is None:
             return None
-        training, most, seconds = self.tasks[0].training, participation.most_steps, [0.0]
+        training, max_steps, seconds = self.tasks[0].training, participation.most_steps, [0.0]
         for client in clients.tolist():
             passes = training_passes(self.algorithm, self.tasks[self.cohort[client]], round).values()
             steps = sum(training.num_steps(num_samples(int(sizes[client]), length), length) for length in passes)
-            steps = steps if most is None else min(steps, int(most[client]))
+            steps = steps if max_steps is None else min(steps, int(max_steps[client]))
             seconds.append(steps * float(participation.seconds_per_step[client]))
         return max(seconds)
 
     def decay(self, clients: np.ndarray, round: int) -> np.ndarray:
         """[m] float64, the factor on the learning rates of each client in a round."""
-        task = self.tasks[0]
-        training = task.training
+        training = self.tasks[0].training
         if training.decay_by == "rounds" or not round:
             return np.full(len(clients), training.decay(round))
         counts = self.participation.counts(round)
-        drawn = [counts[client] if client < len(counts) else 1 for client in clients]  # a newcomer's is its first
-        return np.array([training.decay(int(count)) for count in drawn])
+        num_participations = [counts[client] if client < len(counts) else 1 for client in clients]  # 1: a newcomer
+        return np.array([training.decay(int(count)) for count in num_participations])
 
     def smoothing(self, length: Pass) -> float:
-        """Label smoothing of a pass; what is held out is only measured on."""
+        """Label smoothing of a pass; none on held-out samples."""
         return self.tasks[0].training.label_smoothing if length.side == "rest" else 0.0
 
     def transforms(self, length: Pass) -> bool:
-        """Whether the samples of a pass are transformed; what is held out is only measured on."""
+        """Whether the samples of a pass are augmented; held-out samples are not."""
         return self.transform is not None and length.side == "rest"
 
     def keys(self, client: int, round: int, name: str, steps: int, purpose: str = "noise") -> Tensor:
         """[steps] int64, one key for each batch of a pass; on the host.
 
         Args:
-            purpose: "noise", where the algorithm or a model draws it, or "transform".
+            purpose: "noise", which an algorithm or model draws, or "transform".
         """
         rng = stream(self.tasks[0].seed, round, client, f"{purpose}/{name}")
         return torch.from_numpy(rng.integers(-(2**63), 2**63, steps, np.int64))
 
     def class_counts(self, clients: np.ndarray) -> Tensor:
-        """[m, K] float32, on the host."""
+        """[m, K] float32 training samples of each class, on the host."""
         return torch.from_numpy(self.federation.class_counts[clients].astype(np.float32))
 
     @property
     def batch(self) -> int:
-        """Samples of a training step of a client."""
+        """Samples in one training step of a client."""
         return self.tasks[0].training.batch_size
 
     @property
@@ -210,21 +215,18 @@ class Executor(ABC):
 
     @property
     def ahead(self) -> int:
-        """Groups that are begun before one is waited for."""
+        """Number of groups that are started before one is waited for."""
         return 0 if find_streams(self.device) is None else 1
 
     @property
     def draws_noise(self) -> bool:
-        """Whether batches have keys."""
+        """Whether batches need keys, because the algorithm or a model draws noise."""
         return self.algorithm.draws_noise or any(task.architecture.draws_noise for task in self.tasks)
 
     @property
     def adapts(self) -> bool:
         """Whether evaluation is preceded by an adaptation step."""
         return type(self.algorithm).adapt is not Algorithm.adapt
-
-
-_NOTHING = np.empty(0, np.int64)
 
 
 class Loop(Executor):
@@ -234,8 +236,9 @@ class Loop(Executor):
         task, decay = self.tasks[self.cohort[client]], float(self.decay(np.array([client]), round)[0])
         pool = self.pool.on_device([self.federation.train[client]])
         batches = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
-        drawn = batches if self.draws_noise else {}
-        keys: Tree = {name: self.keys(client, round, name, len(order)) for name, order in drawn.items()}
+        keys: Tree = {}
+        if self.draws_noise:
+            keys = {name: self.keys(client, round, name, len(order)) for name, order in batches.items()}
         draws: Tree = {
             name: self.keys(client, round, name, len(order), "transform")
             for name, order in batches.items()
@@ -243,10 +246,11 @@ class Loop(Executor):
         }
         batches[TRAIN] = split_in_order(self.federation.train[client], self.eval_batch)
         counts = self.class_counts(np.array([client]))[0]
-        sent: Tree = {"orders": _concatenate_places(pool, batches), "keys": keys, "draws": draws, "counts": counts}
-        uploaded = upload(sent, self.device)
+        uploaded = upload(
+            {"orders": _concatenate_places(pool, batches), "keys": keys, "draws": draws, "counts": counts}, self.device
+        )
         orders, keys, draws = (tree.part(uploaded, part) for part in ("orders", "keys", "draws"))
-        ready = {
+        client_batches = {
             name: ClientBatches(
                 task,
                 pool,
@@ -260,8 +264,8 @@ class Loop(Executor):
             for name, order in batches.items()
         }
         return ClientData(
-            train=ready.pop(TRAIN),
-            passes=Passes(ready),
+            train=client_batches.pop(TRAIN),
+            passes=Passes(client_batches),
             class_counts=tree.leaf(uploaded, "counts"),
             learning_rate=task.training.lr * decay,
             round=round,
@@ -275,10 +279,8 @@ class Loop(Executor):
         results: list[Tree] = []
         uploaded = upload({"state": states, "down": {**down}}, self.device)
         for i, client in enumerate(clients):
-            state, received = (
-                _select_row(tree.part(uploaded, "state"), i),
-                as_messages(_select_row(tree.part(uploaded, "down"), i)),
-            )
+            state = _select_row(tree.part(uploaded, "state"), i)
+            received = as_messages(_select_row(tree.part(uploaded, "down"), i))
             data = self._data(int(client), round, passes, _select_row(states, i))
             reads = collect_inputs(state, received, data.class_counts)
             with calling(self.algorithm, method.__name__, round, [client], reads=reads, batch=self.batch):
@@ -297,7 +299,7 @@ class Loop(Executor):
         return as_messages(tree.to_host(_stack_results(ups)))
 
     def adapted(self, client: int, state: Tree, down: Messages, round: int) -> Tree:
-        """The state that a client is tested with after a round; both its own and what it received are on the host."""
+        """The state that a client is tested with after a round, from its state and messages on the host."""
         if not self.adapts:
             return state
         group = np.array([client])
@@ -319,10 +321,8 @@ class Loop(Executor):
         tests = {str(client): split_in_order(samples[client], self.eval_batch) for client in clients}
         uploaded = upload({"state": states, "down": {**down}, "tests": _concatenate_places(pool, tests)}, self.device)
         for i, client in enumerate(clients):
-            state, received = (
-                _select_row(tree.part(uploaded, "state"), i),
-                as_messages(_select_row(tree.part(uploaded, "down"), i)),
-            )
+            state = _select_row(tree.part(uploaded, "state"), i)
+            received = as_messages(_select_row(tree.part(uploaded, "down"), i))
             if self.adapts:
                 data = self._data(int(client), round, passes, _select_row(states, i))
                 state = self._adapted(task, int(client), state, received, data)
@@ -332,19 +332,21 @@ class Loop(Executor):
             first = self.first_test
             with calling(self.algorithm, "predict", round, [client], reads=reads, batch=self.eval_batch, first=first):
                 scores += predict_batches(self.algorithm, task, state, received, batches)
-        done = download_all(scores, self.device)
-        none = torch.empty(0, *task.score_shape)
-        return lambda: count_results(self.federation, clients, torch.cat([none, *done()]), self.measures)
+        wait = download_all(scores, self.device)
+        no_scores = torch.empty(0, *task.score_shape)
+        return lambda: count_results(self.federation, clients, torch.cat([no_scores, *wait()]), self.measures)
 
 
 def _concatenate_places(pool: Pool, batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
-    """The places in the pool of the samples of all batches of each pass, one after another."""
-    places = {name: pool.places(np.concatenate([_NOTHING, *order])) for name, order in batches.items()}
-    return {name: torch.from_numpy(of_pass) for name, of_pass in places.items()}
+    """Returns the positions in the pool of each pass's samples, batch after batch."""
+    no_samples = np.empty(0, np.int64)
+    return {
+        name: torch.from_numpy(pool.places(np.concatenate([no_samples, *order]))) for name, order in batches.items()
+    }
 
 
 def _select_row(rows: Tree, index: int) -> Tree:
-    """The row of one client; it is only read. The first one begins where all of them do, so it is aligned."""
+    """Returns the row of one client, only to be read; row 0 is a view, as it has the alignment of the whole tensor."""
     return tree.row(rows, index) if index else tree.map(lambda leaf: leaf[0], rows)
 
 

@@ -1,4 +1,4 @@
-"""The samples of a rank on its device, and minibatches of them: one client at a time, or padded for many lanes."""
+"""The samples of a rank on its device, and batches of them, for one client or padded for many lanes."""
 
 import functools
 import itertools
@@ -20,12 +20,15 @@ from pflmpi.runtime.executors.transfers import upload
 from pflmpi.tree import ALIGNED, Tree, leaf
 from pflmpi.vmap_lanes import in_lanes_of, of_all_lanes, outside_vmap
 
-_MAX_COPIED = 2**25  # bytes of images at a time
-_FEATURE_BATCH = 32  # samples whose features are computed at a time
+_MAX_COPIED = 2**25  # bytes of images that the host copies at a time
+_MAX_PREPARED = 2**25  # bytes of images that are prepared at a time
+_FEATURE_BATCH = 32  # samples whose features are computed in one call
+
+Samples = tuple[Tensor, Tensor]  # images [..., C, H, W] uint8 and labels [...] int64
 
 
 def cumcount(owner: np.ndarray) -> np.ndarray:
-    """How many earlier entries have the same value, of each entry [n]; as `cumcount` of pandas.
+    """Returns [n] how many earlier entries have the same value, as `cumcount` of pandas.
 
     >>> cumcount(np.array([5, 2, 5, 5, 2]))
     array([0, 0, 1, 2, 1])
@@ -38,24 +41,24 @@ def cumcount(owner: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples of a dataset, on the device of the rank, or on the host until clients that have them are computed."""
+    """Samples of a dataset, on the rank's device, or on the host and copied for each call."""
 
-    images: Tensor  # [n, C, H, W] uint8, or other samples
-    labels: Tensor  # [n] int64; of other tasks than classification [n, ...]
-    held: np.ndarray | None = None  # int64 [n], ascending, which samples of the dataset these are; None: all
-    goes_to: torch.device | None = None  # the device of the rank, where samples are on the host; see `on_device`
+    images: Tensor  # [n, C, H, W] uint8, or samples of other shapes
+    labels: Tensor  # [n] int64, or [n, ...] for other tasks than classification
+    held: np.ndarray | None = None  # [n] int64, ascending indices of these samples in the dataset; None for all
+    goes_to: torch.device | None = None  # the rank's device, if the samples are on the host; see `on_device`
 
     @classmethod
     def of(cls, dataset: Dataset, device: torch.device) -> "Pool":
         """All samples of a dataset, on a device."""
-        with warnings.catch_warnings():  # the map is read-only; nothing here writes to it
+        with warnings.catch_warnings():  # the memory map is read-only, and nothing here writes to it
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             images = torch.from_numpy(dataset.images)
         return cls(images.to(device), torch.from_numpy(dataset.labels.copy()).to(device))
 
     @classmethod
     def of_some(cls, dataset: Dataset, device: torch.device, samples: np.ndarray) -> "Pool":
-        """Some samples of a dataset, by their ascending indices, on a device; the host copies few of them at a time."""
+        """The samples with the given ascending indices, on a device; the host copies few of them at a time."""
         count, like = max(1, _MAX_COPIED // dataset.images[:1].nbytes), torch.from_numpy(dataset.images[samples[:1]])
         images = torch.empty(len(samples), *like.shape[1:], dtype=like.dtype, device=device)
         for first in range(0, len(samples), count):
@@ -65,24 +68,27 @@ class Pool:
 
     @classmethod
     def of_features(cls, dataset: Dataset, task: Task, samples: np.ndarray | None = None) -> "Pool":
-        """Features [n, d] in place of samples, by a frozen body; the arguments otherwise as of `of_some`, None for all.
+        """Features [n, d] of a frozen body instead of samples, on the task's device.
 
-        All calls have the same size, and a sample the same place in one, on which its bits may depend by how its row is
-        aligned: so its features do not depend on who else is on its rank.
+        Bits may depend on the size of a call and on a sample's position in it, which aligns its row. Both are fixed, so
+        that features do not depend on the other samples of the rank.
+
+        Args:
+            samples: ascending indices; None for all.
         """
         samples = np.arange(len(dataset.labels)) if samples is None else samples
         features = torch.empty(len(samples), task.num_features, device=task.device)
-        place, call = samples % _FEATURE_BATCH, cumcount(samples % _FEATURE_BATCH)
+        position, call = samples % _FEATURE_BATCH, cumcount(samples % _FEATURE_BATCH)
         with torch.no_grad():
             for rows in by_owner(np.arange(len(samples)), call, call.max(initial=-1) + 1):
-                chosen = np.full(_FEATURE_BATCH, samples[rows[0]])
-                chosen[place[rows]] = samples[rows]
-                images = torch.from_numpy(dataset.images[chosen])
-                features[rows] = task.features({}, task.prepare(images.to(task.device)))[place[rows]]
+                batch = np.full(_FEATURE_BATCH, samples[rows[0]])
+                batch[position[rows]] = samples[rows]
+                images = torch.from_numpy(dataset.images[batch])
+                features[rows] = task.features({}, task.prepare(images.to(task.device)))[position[rows]]
         return cls(features, torch.from_numpy(dataset.labels[samples]).to(task.device), samples)
 
     def places(self, samples: np.ndarray) -> np.ndarray:
-        """Positions in the pool of samples of the dataset, in the same order."""
+        """Positions in the pool of the samples with the given indices in the dataset."""
         if self.held is None:
             return samples
         places = np.searchsorted(self.held, samples)
@@ -90,17 +96,17 @@ class Pool:
         return places
 
     def on_device(self, samples: Sequence[np.ndarray]) -> "Pool":
-        """The pool itself, or, where its samples are on the host, one of these samples of the dataset on the device.
+        """The pool itself; if its samples are on the host, a pool of the given ones on the device.
 
-        The first sample is always among them: it fills the batches of lanes.
+        The first sample of the dataset is always included, because it pads the batches of lanes.
         """
         if self.goes_to is None:
             return self
         held = np.unique(np.concatenate([np.zeros(1, np.int64), *samples]))
-        chosen = torch.from_numpy(self.places(held))
-        values: Tree = {"images": self.images.index_select(0, chosen), "labels": self.labels.index_select(0, chosen)}
-        there = upload(values, self.goes_to)
-        return Pool(leaf(there, "images"), leaf(there, "labels"), held)
+        index = torch.from_numpy(self.places(held))
+        values: Tree = {"images": self.images.index_select(0, index), "labels": self.labels.index_select(0, index)}
+        uploaded = upload(values, self.goes_to)
+        return Pool(leaf(uploaded, "images"), leaf(uploaded, "labels"), held)
 
     @property
     def device(self) -> torch.device:
@@ -109,13 +115,8 @@ class Pool:
 
     @property
     def sample_size(self) -> int:
-        """Numbers of one image."""
+        """Number of values in one image."""
         return self.images.shape[1:].numel()
-
-
-_MAX_PREPARED = 2**25  # bytes of prepared images at a time
-
-Samples = tuple[Tensor, Tensor]  # images [..., C, H, W] uint8 and labels [...] int64
 
 
 @dataclass(frozen=True)
@@ -135,16 +136,13 @@ class ClientBatches(StoredBatches):
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[Batch]:
-        keys, together, begins = (
-            _unbind_keys(self.keys, len(self)),
-            self._together(),
-            [0, *itertools.accumulate(self.sizes)],
-        )
+        keys, together = _unbind_keys(self.keys, len(self)), self._together()
+        starts = [0, *itertools.accumulate(self.sizes)]
         for first in range(0, len(self), together):
             sizes = self.sizes[first : first + together]
-            chosen = self.order[begins[first] : begins[first + len(sizes)]]
-            images = self._prepared(self.pool.images.index_select(0, chosen), sizes, first)
-            labels = torch.split(self.pool.labels.index_select(0, chosen), sizes)
+            index = self.order[starts[first] : starts[first + len(sizes)]]
+            images = self._prepare(self.pool.images.index_select(0, index), sizes, first)
+            labels = torch.split(self.pool.labels.index_select(0, index), sizes)
             for x, y, key in zip(images, labels, keys[first : first + together], strict=True):
                 versions = x._version, y._version
                 yield Batch(x, y, None, key, self.smoothing)
@@ -157,8 +155,8 @@ class ClientBatches(StoredBatches):
         task, pool = self.task.replace(cached_features=True), Pool(features, labels)
         return replace(self, task=task, pool=pool, order=find_places(split.order, self.order))
 
-    def _prepared(self, images: Tensor, sizes: list[int], first: int) -> Sequence[Tensor]:
-        """The samples of some batches, of which the first has the number `first`."""
+    def _prepare(self, images: Tensor, sizes: list[int], first: int) -> Sequence[Tensor]:
+        """Returns the model's inputs for consecutive batches, the first of which has the number `first`."""
         if self.transform is None or self.draws is None:
             return list(align_batches(torch.split(self.task.prepare(images), sizes)))
         draws = self.draws[first:].unbind(0)
@@ -166,7 +164,7 @@ class ClientBatches(StoredBatches):
         return [self.task.prepare(self.transform(part, key)) for part, key in parts]
 
     def _together(self) -> int:
-        """Batches prepared at once: on a device many, which saves operations; on the host one, which stays in cache."""
+        """Number of batches prepared at once: many on a GPU, to save operations; one on a CPU, to stay in cache."""
         if self.pool.images.is_cpu:
             return 1
         return max(1, _MAX_PREPARED // (4 * max(self.sizes, default=1) * self.pool.sample_size))
@@ -176,22 +174,22 @@ class ClientBatches(StoredBatches):
 class LaneBatches(StoredBatches):
     """The batches of one lane inside a vmapped call.
 
-    What can be done for a whole pass at once is, because each operation inside the call costs as much as the
+    As much as possible is computed once for a whole pass, because each operation inside the call costs as much as the
     arithmetic of a small model.
     """
 
     task: Task
-    gather: Callable[[], Samples]  # [S, B, ...], called when the first batch is asked for
+    gather: Callable[[], Samples]  # [S, B, ...], called for the first batch
     weight: Tensor  # [S, B] float32, 0 for padding
     full_steps: int  # steps before the shortest lane ends
-    together: int  # steps whose images are prepared at once
+    together: int  # number of steps whose images are prepared at once
     keys: Tensor | None = None  # [S] int64
     smoothing: float = 0.0  # of the labels
     transform: Transform | None = None
     draws: Tensor | None = None  # [S] int64, keys of the transform; None: no sample is changed
-    full: tuple[bool, ...] = ()  # of each step, whether all samples of all lanes are real; (): not known
-    index: Tensor | None = None  # [S, B] int64, places of the samples in the pool; None: not known
-    inputs: Callable[[Tensor], Tensor] | None = None  # what a model takes of gathered samples; None: as the task has it
+    full: tuple[bool, ...] = ()  # [S] whether all samples of all lanes are real; () if unknown
+    index: Tensor | None = None  # [S, B] int64, positions of the samples in the pool; None if unknown
+    inputs: Callable[[Tensor], Tensor] | None = None  # gathered samples -> model inputs; None for `task.prepare`
 
     def __len__(self) -> int:
         return self.weight.shape[0]
@@ -201,7 +199,7 @@ class LaneBatches(StoredBatches):
         samples = self.weight.sum(1, keepdim=True)
         share = self.weight / samples.clamp(min=1)
         active = (samples.squeeze(1) > 0).to(self.weight.dtype).unbind(0)
-        parts = (self._prepared(images), labels.unbind(0), self.weight.unbind(0), share.unbind(0))
+        parts = (self._prepare(images), labels.unbind(0), self.weight.unbind(0), share.unbind(0))
         targets: Sequence[Tensor | None] = [None] * len(self)
         if self.task.kind.classes:
             classes = torch.arange(self.task.num_classes, device=labels.device)
@@ -219,10 +217,10 @@ class LaneBatches(StoredBatches):
         if self.draws is not None or self.index is None or not isinstance(split, LaneBatches) or split.index is None:
             return None
         with outside_vmap():
-            index, stored = map(of_all_lanes, (self.index, split.index))
-            of_all = find_places(stored.flatten(1), index.flatten(1)).view_as(index)
+            index, split_index = map(of_all_lanes, (self.index, split.index))
+            all_places = find_places(split_index.flatten(1), index.flatten(1)).view_as(index)
             together = max(1, _MAX_PREPARED * len(features) // (of_all_lanes(features).nbytes * index.shape[2]))
-        places = in_lanes_of(of_all, self.index)
+        places = in_lanes_of(all_places, self.index)
 
         def rows(values: Tensor, places: Tensor) -> Tensor:
             return values[places.flatten()].view(*places.shape, *values.shape[1:])
@@ -230,7 +228,7 @@ class LaneBatches(StoredBatches):
         inputs = functools.partial(rows, features)
         return replace(self, gather=lambda: (places, rows(labels, places)), inputs=inputs, together=together)
 
-    def _prepared(self, images: Tensor) -> Iterator[Tensor]:
+    def _prepare(self, images: Tensor) -> Iterator[Tensor]:
         if self.transform is not None and self.draws is not None:
             for batch, key in zip(images.unbind(0), self.draws.unbind(0), strict=True):
                 yield self.task.prepare(self.transform(batch, key))
@@ -241,14 +239,14 @@ class LaneBatches(StoredBatches):
 
 
 def align_batches(parts: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The parts of a tensor, of which on a GPU each begins where new memory does.
+    """Yields consecutive parts of a tensor, on a GPU with the alignment of newly allocated memory.
 
-    Kernels choose by alignment, and a captured step reads its batch from memory of its own.
+    Kernels are selected by alignment, and a captured step reads its batch from newly allocated memory.
     """
-    begin = 0
+    offset = 0
     for part in parts:
-        yield part if part.is_cpu or begin % ALIGNED == 0 else part.clone()
-        begin += part.nbytes
+        yield part if part.is_cpu or offset % ALIGNED == 0 else part.clone()
+        offset += part.nbytes
 
 
 @dataclass(frozen=True)
@@ -256,10 +254,10 @@ class LanePass:
     """The batches of all lanes, padded to the longest lane and the widest batch.
 
     Attributes:
-        places: on the host, `index` [L, S, B] int64 into the pool, `weight` [L, S, B] float32, 0 for padding, `keys`
-            [L, S] int64 where the algorithm draws noise, and `draws` [L, S] int64 where samples are transformed.
+        places: on the host: `index` [L, S, B] int64 into the pool; `weight` [L, S, B] float32, 0 for padding; `keys`
+            [L, S] int64 if noise is drawn; `draws` [L, S] int64 if samples are transformed.
         full_steps: steps before the shortest lane ends.
-        full: of each step, whether all samples of all lanes are real.
+        full: [S] whether all samples of all lanes are real.
     """
 
     places: Tree
@@ -268,43 +266,47 @@ class LanePass:
 
 
 def pad_lanes(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
-    """The pass of all lanes with the given samples of every batch; the first of the pool fills them."""
+    """Pads the lanes' batches of samples to one shape, with the first sample of the pool.
+
+    Args:
+        lanes: by lane and batch, indices in the dataset.
+    """
     sizes = np.zeros((len(lanes), max(map(len, lanes), default=0)), np.int64)
     for row, lane in zip(sizes, lanes, strict=True):
         row[: len(lane)] = [*map(len, lane)]
-    real = np.arange(sizes.max(initial=1)) < sizes[..., None]
-    index = np.zeros(real.shape, np.int64)
-    index[real] = np.concatenate([np.empty(0, np.int64), *itertools.chain.from_iterable(lanes)])
-    places: Tree = {"index": torch.from_numpy(pool.places(index)), "weight": torch.from_numpy(real.astype(np.float32))}
-    return LanePass(places, min(map(len, lanes), default=0), tuple(np.asarray(real.all((0, 2))).tolist()))
+    is_real = np.arange(sizes.max(initial=1)) < sizes[..., None]
+    index = np.zeros(is_real.shape, np.int64)
+    index[is_real] = np.concatenate([np.empty(0, np.int64), *itertools.chain.from_iterable(lanes)])
+    weight = is_real.astype(np.float32)
+    places: Tree = {"index": torch.from_numpy(pool.places(index)), "weight": torch.from_numpy(weight)}
+    return LanePass(places, min(map(len, lanes), default=0), tuple(np.asarray(is_real.all((0, 2))).tolist()))
 
 
 def gather_samples(pool: Pool, index: Tensor) -> Samples:
-    """The samples [L, S, B, ...] of all lanes, on the device of the pool, where their places [L, S, B] are."""
+    """Returns the samples [L, S, B, ...] of all lanes from their places [L, S, B], on the pool's device."""
     labels = pool.labels.index_select(0, index.view(-1))
     return gather_images(pool, index), labels.view(*index.shape, *labels.shape[1:])
 
 
 def gather_images(pool: Pool, index: Tensor) -> Tensor:
-    """The images of `gather_samples`."""
+    """Returns the images of `gather_samples`."""
     shape = pool.images.shape[1:]
     if index.is_cpu:
         return pool.images.index_select(0, index.view(-1)).view(*index.shape, *shape)
-    # In memory [S, B, L, C, H, W]: a grouped convolution of all lanes takes the images as they are.
+    # The memory layout is [S, B, L, C, H, W], which a grouped convolution of all lanes takes without a copy.
     lanes_last = index.permute(1, 2, 0)
     return pool.images.index_select(0, lanes_last.reshape(-1)).view(*lanes_last.shape, *shape).movedim(2, 0)
 
 
 def gather_in_lane(pool: Pool, index: Tensor) -> Samples:
-    """The samples [S, B, ...] of one lane inside a vmapped call, of their places [S, B]; of all lanes in one go."""
+    """As `gather_samples` for one lane [S, B] inside a vmapped call; all lanes are gathered in one operation."""
     with outside_vmap():
-        samples = gather_samples(pool, of_all_lanes(index))
-    images, labels = samples
+        images, labels = gather_samples(pool, of_all_lanes(index))
     return in_lanes_of(images, index), in_lanes_of(labels, index)
 
 
 def find_places(samples: Tensor, chosen: Tensor) -> Tensor:
-    """Where in samples [..., n] the chosen ones [..., m] are; 0, which fills batches, may be anywhere.
+    """Returns the positions in samples [..., n] of the chosen ones [..., m]; arbitrary for padding (0).
 
     >>> find_places(torch.tensor([7, 3, 5]), torch.tensor([5, 7, 5])).tolist()
     [2, 0, 2]
@@ -314,12 +316,12 @@ def find_places(samples: Tensor, chosen: Tensor) -> Tensor:
 
 
 def count_steps_at_once(pool: Pool, index: Tensor) -> int:
-    """Number of steps of all lanes whose images are prepared at once, for samples at places [L, S, B]."""
+    """Returns the number of steps whose images are prepared at once, for places [L, S, B]."""
     return max(1, _MAX_PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size))
 
 
 def split_in_order(indices: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Indices cut into batches in stored order."""
+    """Splits indices into batches, in order."""
     return [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
 
 

@@ -1,4 +1,4 @@
-"""Many clients in one vmapped call: the executor for small models, whose operations cost more than their arithmetic."""
+"""Many clients in one vmapped call, for small models, where launching an operation costs more than its arithmetic."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -50,9 +50,10 @@ class Lanes(Executor):
         task = self.task(clients).replace(batched=True)
         tests = [self.federation.test[client] for client in clients]
         pool = self.pool.on_device(tests)
-        whole = pad_lanes(pool, [split_in_order(samples, self.eval_batch) for samples in tests])
-        sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
-        uploaded = upload(sent, self.device)
+        padded = pad_lanes(pool, [split_in_order(samples, self.eval_batch) for samples in tests])
+        uploaded = upload(
+            {"state": {} if self.adapts else states, "down": {**down}, "tests": padded.places}, self.device
+        )
         state, received = tree.part(uploaded, "state"), as_messages(tree.part(uploaded, "down"))
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
@@ -75,13 +76,11 @@ class Lanes(Executor):
                 scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
         if not scores:
             return lambda: self.untested(clients)
-        done = download_all(scores, self.device)
-        real = tree.leaf(whole.places, "weight").flatten(1) > 0
-
-        def finish() -> Counts:
-            return count_results(self.federation, clients, torch.stack(done(), 1).flatten(1, 2)[real], self.measures)
-
-        return finish
+        wait = download_all(scores, self.device)
+        is_real = tree.leaf(padded.places, "weight").flatten(1) > 0
+        return lambda: count_results(
+            self.federation, clients, torch.stack(wait(), 1).flatten(1, 2)[is_real], self.measures
+        )
 
     def _with_data(
         self,
@@ -92,7 +91,7 @@ class Lanes(Executor):
         round: int,
         passes: Mapping[str, Pass],
     ) -> Tree:
-        """Call a method of the algorithm (task, client, *received, data) for all clients at once."""
+        """Call the algorithm's method(task, client, *received, data) for all clients at once."""
         task, train = self.task(clients).replace(batched=True), [self.federation.train[client] for client in clients]
         pool = self.pool.on_device(train)
         padded = {name: self._padded(pool, clients, states, round, name, length) for name, length in passes.items()}
@@ -100,23 +99,24 @@ class Lanes(Executor):
             self._refuse_single(method.__name__, clients, round, padded.values())
         padded[TRAIN] = pad_lanes(pool, [split_in_order(samples, self.eval_batch) for samples in train])
         by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
-        sent: Tree = {
+        inputs: Tree = {
             "state": states,
-            "received": {str(place): {**down} for place, down in enumerate(received)},
-            "passes": {name: of_lanes.places for name, of_lanes in padded.items()},
+            "received": {str(position): {**down} for position, down in enumerate(received)},
+            "passes": {name: lane_pass.places for name, lane_pass in padded.items()},
             "counts": self.class_counts(clients),
             "decay": torch.from_numpy(decay.astype(np.float32)) if by_client else torch.zeros(len(clients)),
         }
-        lanes = upload(sent, self.device)
+        lanes = upload(inputs, self.device)
 
         def call(lane: Tree) -> Tree:
-            ready = {
-                name: self._batches(pool, task, of_lanes, tree.part(tree.part(lane, "passes"), name), passes.get(name))
-                for name, of_lanes in padded.items()
+            places = tree.part(lane, "passes")
+            batches = {
+                name: self._batches(pool, task, lane_pass, tree.part(places, name), passes.get(name))
+                for name, lane_pass in padded.items()
             }
-            train, factor = ready.pop(TRAIN), tree.leaf(lane, "decay") if by_client else float(decay[0])
+            train, factor = batches.pop(TRAIN), tree.leaf(lane, "decay") if by_client else float(decay[0])
             counts, down = tree.leaf(lane, "counts"), as_messages(tree.part(lane, "received")).values()
-            data = ClientData(Passes(ready), train, counts, task.training.lr * factor, round, factor)
+            data = ClientData(Passes(batches), train, counts, task.training.lr * factor, round, factor)
             result: Tree = method(task, tree.part(lane, "state"), *map(as_messages, down), data)
             return result
 
@@ -127,66 +127,73 @@ class Lanes(Executor):
         with calling(self.algorithm, name, round, ids, in_lanes=True, reads=reads, batch=batch, first=first):
             return _in_lanes(call, lanes)
 
-    def _batches(self, pool: Pool, task: Task, of_lanes: LanePass, places: Tree, length: Pass | None) -> LaneBatches:
-        """The batches of one lane of a pass, inside a vmapped call; `length` is None for the whole training split."""
+    def _batches(self, pool: Pool, task: Task, lane_pass: LanePass, places: Tree, length: Pass | None) -> LaneBatches:
+        """The batches of one lane inside a vmapped call.
+
+        Args:
+            places: the lane's slice of `lane_pass.places`.
+            length: None for the whole training split.
+        """
         index = tree.leaf(places, "index")
         keys, draws = (tree.leaf(places, name) if name in places else None for name in ("keys", "draws"))
         return LaneBatches(
             task,
             functools.partial(gather_in_lane, pool, index),
             tree.leaf(places, "weight"),
-            of_lanes.full_steps,
-            count_steps_at_once(pool, tree.leaf(of_lanes.places, "index")),
+            lane_pass.full_steps,
+            count_steps_at_once(pool, tree.leaf(lane_pass.places, "index")),
             keys,
             0.0 if length is None else self.smoothing(length),
             self.transform,
             draws,
-            of_lanes.full,
+            lane_pass.full,
             index,
         )
 
     def _padded(self, pool: Pool, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
         """A pass of all clients, padded, with the keys of its batches."""
-        rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]
-        orders = (self.order(int(client), round, name, length, row) for client, row in zip(clients, rows, strict=True))
-        of_lanes = pad_lanes(pool, [*orders])
-        steps, drawn = tree.leaf(of_lanes.places, "index").shape[1], {}
+        orders = []
+        for lane, client in enumerate(clients.tolist()):
+            state = tree.row(states, lane) if length.times else {}
+            orders.append(self.order(client, round, name, length, state))
+        padded = pad_lanes(pool, orders)
+        steps, keys = tree.leaf(padded.places, "index").shape[1], {}
         if self.draws_noise:
-            drawn["keys"] = torch.stack([self.keys(int(client), round, name, steps) for client in clients])
+            keys["keys"] = torch.stack([self.keys(int(client), round, name, steps) for client in clients])
         if self.transforms(length):
-            keys = [self.keys(int(client), round, name, steps, "transform") for client in clients]
-            drawn["draws"] = torch.stack(keys)
-        return LanePass({**of_lanes.places, **drawn}, of_lanes.full_steps, of_lanes.full)
+            draws = [self.keys(int(client), round, name, steps, "transform") for client in clients]
+            keys["draws"] = torch.stack(draws)
+        return LanePass({**padded.places, **keys}, padded.full_steps, padded.full)
 
     def _refuse_single(self, method: str, clients: np.ndarray, round: int, passes: Iterable[LanePass]) -> None:
-        """Let a model refuse batches of one sample, as it does in a loop; in a lane it does not see them."""
+        """Raise the model's error for batches of one sample, which it cannot see when they are padded."""
         task = self.task(clients)
-        for of_lanes in passes:
-            alone = (tree.leaf(of_lanes.places, "weight").sum(-1) == 1).any(-1).numpy()
-            if alone.any():
-                with calling(self.algorithm, method, round, [int(clients[alone][0])]):
+        for lane_pass in passes:
+            has_single = (tree.leaf(lane_pass.places, "weight").sum(-1) == 1).any(-1).numpy()
+            if has_single.any():
+                with calling(self.algorithm, method, round, [int(clients[has_single][0])]):
                     _train_on_one(task.architecture)
 
 
 def _in_lanes(method: Callable[[Tree], Tree], lanes: Tree) -> Tree:
-    """Apply a method of one lane to trees [m, ...] by vmap, as flat tensors: torch takes long to flatten trees."""
-    structure: Tree = {}
+    """Apply a method of one lane to trees [m, ...] by vmap, as flat tensors, because torch flattens trees slowly."""
+    result: Tree = {}
 
-    def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
-        structure.update(method(_fill(lanes, leaves)))
-        return tuple(leaf for _, leaf in tree.leaves(structure))
+    def apply(*leaves: Tensor) -> tuple[Tensor, ...]:
+        result.update(method(_fill(lanes, leaves)))
+        return tuple(leaf for _, leaf in tree.leaves(result))
 
-    return _fill(structure, torch.func.vmap(flat)(*(leaf for _, leaf in tree.leaves(lanes))))
+    return _fill(result, torch.func.vmap(apply)(*(leaf for _, leaf in tree.leaves(lanes))))
 
 
 def _fill(like: Tree, leaves: Iterable[Tensor]) -> Tree:
-    """A tree with the given leaves, in order."""
-    following = iter(leaves)
-    return tree.map(lambda _: next(following), like)
+    """Returns a tree with the structure of `like` and the given leaves."""
+    iterator = iter(leaves)
+    return tree.map(lambda _: next(iterator), like)
 
 
 @functools.cache
 def _train_on_one(architecture: Architecture) -> None:
-    """Raise what a model raises when it is trained on one sample."""
+    """Train a model on one sample, to raise its error."""
     model: Tree = {**architecture.init(np.random.default_rng(0)), "noise": {"key": torch.tensor(0)}}
     architecture.features(model, torch.zeros(1, *architecture.shape), training=True)

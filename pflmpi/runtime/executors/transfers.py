@@ -1,4 +1,4 @@
-"""Copies between the host and a GPU that overlap with its computing: on their own streams, ordered by events."""
+"""Copies between host and GPU that overlap with computation: on streams of their own, ordered by events."""
 
 import math
 from collections import deque
@@ -15,7 +15,7 @@ from pflmpi import tree
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.tree import Tree
 
-MOST_MESSAGE_BYTES = 4 * 2**30  # bytes of a GPU that messages take until they are summed
+MOST_MESSAGE_BYTES = 4 * 2**30  # upper limit of a GPU's memory for messages that wait to be summed
 
 T = TypeVar("T")
 
@@ -25,10 +25,9 @@ class Streams:
     """The streams of a device.
 
     Attributes:
-        up, down: of the copies to the device, and of those to the host; one would let a copy to the device wait for the
-            results that are to be copied before it.
-        current: the stream that computes.
-        on: lets what follows be launched on a stream.
+        up, down: for copies to the device and to the host; on one stream, uploads would wait for earlier results.
+        current: returns the stream that computes.
+        on: context in which operations are launched on the given stream.
     """
 
     up: Any
@@ -47,13 +46,13 @@ STREAMS: dict[str, Callable[[torch.device], Streams]] = {"cuda": _cuda}
 
 
 def find_streams(device: torch.device) -> Streams | None:
-    """The streams of a device; None where copies need none."""
+    """Returns the streams of a device; None for a CPU."""
     make = STREAMS.get(device.type)
     return None if make is None else make(device)
 
 
 def device_memory(device: torch.device) -> float:
-    """Bytes of a device that this process may take; infinity where it is no GPU."""
+    """Bytes of a GPU that this process may use; infinity for a CPU."""
     if device.type != "cuda":
         return math.inf
     memory = torch.cuda.get_device_properties(device).total_memory
@@ -61,13 +60,13 @@ def device_memory(device: torch.device) -> float:
 
 
 def device_message_limit(device: torch.device) -> float:
-    """Bytes of a device that the messages of a round may take: at most an eighth of this process's part of a GPU."""
+    """Bytes of a GPU for messages that wait to be summed: at most an eighth of this process's part."""
     memory = device_memory(device)
     return memory if memory == math.inf else min(MOST_MESSAGE_BYTES, memory / 8)
 
 
 def upload(value: Tree, device: torch.device) -> Tree:
-    """A tree on a device as by `tree.to`; its copy waits for nothing, and what is then launched waits for it."""
+    """As `tree.to`, without waiting for earlier operations; later ones wait for the copy."""
     streams = find_streams(device)
     if streams is None:
         return tree.to(value, device)
@@ -77,14 +76,14 @@ def upload(value: Tree, device: torch.device) -> Tree:
     current.wait_stream(streams.up)
     for (_, before), (_, after) in zip(tree.leaves(value), tree.leaves(uploaded), strict=True):
         if after is not before:
-            after.record_stream(current)  # its memory is not given away before what is launched there has read it
+            after.record_stream(current)  # keeps its memory until operations on this stream have read it
     return uploaded
 
 
 def download(value: Tree, device: torch.device) -> Callable[[], Tree]:
-    """Begin to copy a tree from a device to the host, as by `tree.to_host`, once what has been launched is computed.
+    """Start copying a tree to the host, as `tree.to_host`; call the result to wait for it.
 
-    The result waits for that, and for nothing that is launched later.
+    The copy follows the operations launched so far, and does not wait for later ones.
     """
     streams = find_streams(device)
     if streams is None:
@@ -104,28 +103,32 @@ def download(value: Tree, device: torch.device) -> Callable[[], Tree]:
 
     def wait() -> Tree:
         arrived.synchronize()
-        return tree.clone(pinned)  # so that few pinned buffers serve all units
+        return tree.clone(pinned)  # frees the pinned buffers for later downloads
 
     return wait
 
 
 def download_all(values: Sequence[Tensor], device: torch.device) -> Callable[[], list[Tensor]]:
-    """As `download`, of a list."""
+    """As `download`, for a list."""
     if device.type == "cpu":
         return lambda: [*values]
-    done = download({f"{number:09}": value for number, value in enumerate(values)}, device)
-    return lambda: [value for _, value in tree.leaves(done())]
+    wait = download({f"{number:09}": value for number, value in enumerate(values)}, device)
+    return lambda: [value for _, value in tree.leaves(wait())]
 
 
-def run_pipelined(begun: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
-    """The results of calls that have been begun, in order; one is waited for when `ahead` more have been begun."""
-    waiting: deque[Callable[[], T]] = deque()
-    for call in begun:
-        waiting.append(call)
-        if len(waiting) > ahead:
-            yield waiting.popleft()()
-    while waiting:
-        yield waiting.popleft()()
+def run_pipelined(calls: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
+    """Yields the results of started calls in order, waiting for each once `ahead` more have been started.
+
+    Args:
+        calls: starts a call at each step; each item waits for one.
+    """
+    pending: deque[Callable[[], T]] = deque()
+    for wait in calls:
+        pending.append(wait)
+        if len(pending) > ahead:
+            yield pending.popleft()()
+    while pending:
+        yield pending.popleft()()
 
 
 _UNKNOWN = torch.tensor(torch.nan)
@@ -133,30 +136,30 @@ _UNKNOWN = torch.tensor(torch.nan)
 
 @dataclass(frozen=True)
 class Update:
-    """Local updates of a group, on the host, with a leading client axis."""
+    """Local updates of a group, with a leading client axis."""
 
-    states: Tree  # their new states
-    up: Messages  # their uplink; the messages that are folded are on the device
-    loss: Tensor  # [m] float64, mean training loss of each; NaN where none was counted
-    is_finite: bool  # whether all numbers of states and uplink are known to be finite
+    states: Tree  # new states, on the host
+    up: Messages  # on the host, or on the device until they are summed
+    loss: Tensor  # [m] float64, mean training loss; NaN if it was not measured
+    is_finite: bool  # whether all numbers in `states` and `up` are known to be finite
 
 
 def download_update(results: Tree, kept: Collection[str], device: torch.device) -> Callable[[], Update]:
-    """Begin to copy the results of a group to the host, but for the messages that stay on a device.
+    """Start copying the results of a group to the host; call the result to wait for it.
 
     Args:
         results: "state", "up" and "loss", with a leading client axis.
-        kept: the names of these messages.
+        kept: names of the messages that stay on the device.
     """
     up = as_messages(tree.part(results, "up"))
     on_device = {name: tree.map(Tensor.detach, message) for name, message in up.items() if name in kept}
     if any(leaf.is_cpu for _, leaf in tree.leaves({**on_device})):
         on_device = {}
-    sent: Tree = {**results, "up": {name: message for name, message in up.items() if name not in on_device}}
-    done = download({**sent, "finiteness": _finiteness(results)}, device)
+    others: Tree = {**results, "up": {name: message for name, message in up.items() if name not in on_device}}
+    wait_for_copy = download({**others, "finiteness": _finiteness(results)}, device)
 
     def wait() -> Update:
-        on_host = done()
+        on_host = wait_for_copy()
         messages = {**as_messages(tree.part(on_host, "up")), **on_device}
         is_finite = bool(tree.leaf(on_host, "finiteness") == 0)
         return Update(tree.part(on_host, "state"), messages, tree.leaf(on_host, "loss"), is_finite)
@@ -165,7 +168,7 @@ def download_update(results: Tree, kept: Collection[str], device: torch.device) 
 
 
 def _finiteness(results: Tree) -> Tensor:
-    """0, if all numbers of states and messages are finite; NaN otherwise, and where some are on the host."""
+    """Returns 0 if all numbers of states and messages are finite; NaN if not, or if any are on the host."""
     leaves = [leaf for part in ("state", "up") for _, leaf in tree.leaves(tree.part(results, part))]
     numbers = [leaf for leaf in leaves if leaf.is_floating_point()]
     if not numbers or any(leaf.is_cpu for leaf in numbers):
