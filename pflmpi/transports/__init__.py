@@ -1,4 +1,4 @@
-"""Transports: how ranks communicate, in one process, over MPI, or over torch.distributed, behind one interface."""
+"""Transports between ranks, behind one interface: in one process, over MPI, or over torch.distributed."""
 
 import json
 from collections.abc import Callable
@@ -27,12 +27,12 @@ def open_transport(
     timeout: float,
     late: Callable[[str], NoReturn] | None = None,
 ) -> Transport:
-    """The requested transport, connected to all other ranks.
+    """Opens a transport and connects it to all other ranks.
 
     Args:
-        name: "auto" takes the one that fits the launch.
+        name: "auto" chooses by the launch.
         timeout: seconds that a call waits for the other ranks.
-        late: ends this process, with an error text, when MPI has not started in time, which raises nothing.
+        late: called with an error text if MPI does not start in time; must end this process, because MPI_Init blocks.
 
     Raises:
         ConfigError: the transport does not fit how the run was started, or a library is missing.
@@ -53,7 +53,7 @@ def open_transport(
 
 
 def introduce(transport: Transport, peer: Peer) -> None:
-    """Tell all ranks where this one runs and what it sees, in their `peers`."""
+    """Exchange the peers of all ranks: where each runs and what it sees; sets `transport.peers`."""
     peers = transport.gather_texts(replace(peer, device_buffers=transport.device_buffers).to_json())
     text = transport.broadcast_text(json.dumps(peers))
     transport.peers = [*map(Peer.from_json, json.loads(text))]

@@ -1,4 +1,4 @@
-"""The contract of every transport: ranks that broadcast and exchange bytes together, and how they begin and end.
+"""The contract of transports: collective calls that broadcast and exchange bytes between ranks.
 
 Every rank knows all sizes in advance (they follow from what an algorithm declares), so only payload travels.
 All ranks make the same calls in the same order. Buffers are uint8, one-dimensional and contiguous unless stated.
@@ -20,27 +20,27 @@ from pflmpi.transports.peers import Peer
 if TYPE_CHECKING:
     import torch
 
-Buffer: TypeAlias = Union[np.ndarray, "torch.Tensor"]  # on the host, or a tensor anywhere
+Buffer: TypeAlias = Union[np.ndarray, "torch.Tensor"]  # tensors may be on a GPU
 B = TypeVar("B", np.ndarray, Buffer)
 
-SMALLEST_GPU_MESSAGE = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
-STAGED = 1 << 28  # bytes to or from each peer that pass through a GPU at a time
+SMALLEST_GPU_MESSAGE = 1 << 16  # bytes; smaller messages are faster between hosts than between GPUs
+STAGED = 1 << 28  # bytes to or from each peer that are staged on a GPU at a time
 _EMPTY = np.empty(0, np.uint8)
-_HEAD_START = 3.0  # seconds for rank 0 to say an error for all
+_HEAD_START = 3.0  # seconds for which rank 0 alone shows an error that all ranks have
 
 
 class Transport(ABC):
-    """Ranks that make calls together, with rank 0 as the root; a subclass moves the bytes.
+    """Collective calls with rank 0 as the root; subclasses move the bytes.
 
-    A lost rank, and a rank that does not answer within the time limit, raise `TransportError`.
-    After that only `abort` may be called.
+    A call raises `TransportError` if a rank is lost or does not arrive within the time limit. After that only `abort`
+    may be called.
 
     Attributes:
         rank: 0 to size - 1; rank 0 is the server.
         timeout: seconds that a call waits for the other ranks; may be changed between calls, equally on all ranks.
         peers: host and process of each rank; empty before `introduce`.
-        device_buffers: whether the library of this rank moves memory of a GPU; None where it does not say.
-        max_message: bytes in one message: MPI counts, and some of gloo's, are 32 bits wide.
+        device_buffers: whether this rank's MPI library can send GPU memory; None if it does not say.
+        max_message: maximum bytes in one message, because MPI's counts and some of gloo's have 32 bits.
     """
 
     name: ClassVar[str]
@@ -60,16 +60,16 @@ class Transport(ABC):
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the bytes that are moved inside the context, for `take_moved`."""
-        before, self._counts = self._counts, True
+        previous, self._counts = self._counts, True
         try:
             yield
         finally:
-            self._counts = before
+            self._counts = previous
 
     def take_moved(self) -> tuple[int, int]:
-        """Counted bytes since the last call: on the way to clients, and on the way from them.
+        """Returns and resets the counted bytes: to clients, and from clients.
 
-        Every rank counts what the whole group moved, as far as it knows the sizes; rank 0 knows all of them.
+        Every rank counts the bytes of the whole group, as far as it knows the sizes; rank 0 knows all of them.
         """
         moved, self._moved = self._moved, (0, 0)
         return moved
@@ -79,9 +79,9 @@ class Transport(ABC):
             self._moved = self._moved[0] + down, self._moved[1] + up
 
     def broadcast(self, buffer: Buffer) -> None:
-        """Copy rank 0's `buffer` into every rank's, of the same size everywhere.
+        """Copy rank 0's `buffer` into every rank's, which has the same size.
 
-        A rank may give a tensor on its GPU where the transport `takes_gpu_memory`, whatever the others give.
+        Each rank may pass a tensor on its GPU if `takes_gpu_memory` of this size.
         """
         check_bytes(buffer)
         if self.size > 1 and len(buffer):
@@ -96,15 +96,16 @@ class Transport(ABC):
         down: bool = False,
         empty: Callable[[int], B] | None = None,
     ) -> dict[int, B]:
-        """Sends parts to ranks, and returns the parts received, by sender; its own part is given back, not a copy.
+        """Sends parts to ranks, and returns the received parts by sender; a part to itself is returned uncopied.
+
+        Each rank may use GPU memory for any part, whatever the others do.
 
         Args:
             parts: bytes to send, by receiver, which may be this rank; none of them empty.
-            sizes: how many bytes will be received, by sender; likewise.
-            moved: bytes that all ranks send to others.
-            down: count it as on the way to clients, not from them.
-            empty: makes the memory for a part of so many bytes, which may be on a GPU of this rank, as may those to
-                send, whatever the others do; by default `host_buffer`.
+            sizes: bytes to receive, by sender, which may be this rank; none of them 0.
+            moved: bytes that all ranks together send to others.
+            down: count them as bytes to clients instead of from clients.
+            empty: allocates a received part of so many bytes; by default `host_buffer`.
         """
         for part in parts.values():
             check_bytes(part)
@@ -118,39 +119,39 @@ class Transport(ABC):
             rank: parts[rank] if rank == self.rank else make(size) for rank, size in sizes.items()
         }
         if self.size > 1:
-            self._exchange_from_where_they_are(
+            self._exchange_staged(
                 {rank: part for rank, part in parts.items() if rank != self.rank},
                 {rank: part for rank, part in received.items() if rank != self.rank},
             )
         self._count(down=moved if down else 0, up=0 if down else moved)
         return received
 
-    def _exchange_from_where_they_are(self, sent: Mapping[int, Buffer], received: Mapping[int, Buffer]) -> None:
-        """Exchange parts; what is on a GPU goes through the host, unless the transport takes it from there."""
+    def _exchange_staged(self, sent: Mapping[int, Buffer], received: Mapping[int, Buffer]) -> None:
+        """Exchange parts; those on a GPU are staged on the host if the transport cannot take GPU memory."""
 
-        def by_host(part: Buffer, rank: int) -> "TypeGuard[torch.Tensor]":
+        def needs_host(part: Buffer, rank: int) -> "TypeGuard[torch.Tensor]":
             return not isinstance(part, np.ndarray) and not part.is_cpu and not self.takes_gpu_memory(len(part), rank)
 
-        outgoing = {rank: part.cpu().numpy() if by_host(part, rank) else part for rank, part in sent.items()}
-        landing = {rank: self.host_buffer(len(part)) for rank, part in received.items() if by_host(part, rank)}
-        self._exchange(outgoing, {**received, **landing})
+        outgoing = {rank: part.cpu().numpy() if needs_host(part, rank) else part for rank, part in sent.items()}
+        staged = {rank: self.host_buffer(len(part)) for rank, part in received.items() if needs_host(part, rank)}
+        self._exchange(outgoing, {**received, **staged})
         for rank, part in received.items():
-            if by_host(part, rank):
+            if needs_host(part, rank):
                 import torch
 
-                part.copy_(torch.from_numpy(landing[rank]))
+                part.copy_(torch.from_numpy(staged[rank]))
 
     def gather(self, part: Buffer, sizes: Sequence[int]) -> list[np.ndarray] | None:
         """All ranks' parts, of the given sizes in bytes, in rank order on rank 0; None elsewhere."""
         assert len(sizes) == self.size, f"{len(sizes)} sizes for {self.size} ranks"
         assert len(part) == sizes[self.rank], f"part of {len(part)} bytes, declared {sizes[self.rank]}"
-        arriving = {rank: size for rank, size in enumerate(sizes) if size} if self.rank == 0 else {}
+        expected = {rank: size for rank, size in enumerate(sizes) if size} if self.rank == 0 else {}
         parts: dict[int, Any] = {0: part} if len(part) else {}
-        received = self.exchange(parts, arriving, sum(sizes[1:]))
+        received = self.exchange(parts, expected, sum(sizes[1:]))
         return [received.get(rank, _EMPTY) for rank in range(self.size)] if self.rank == 0 else None
 
     def maximum(self, values: np.ndarray) -> np.ndarray:
-        """Elementwise maximum over ranks of float64 [M], on every rank; a NaN is not lost."""
+        """Elementwise maximum over ranks of float64 [M], on every rank; NaN if any is NaN."""
         assert values.dtype == np.float64 and values.ndim == 1, f"float64 [M], not {values.dtype} {values.shape}"
         parts = self.gather(values.view(np.uint8), [values.nbytes] * self.size)
         largest = values.copy() if parts is None else np.max([part.view(np.float64) for part in parts], 0)
@@ -167,7 +168,7 @@ class Transport(ABC):
         return None if parts is None else [bytes(part).decode() for part in parts]
 
     def broadcast_text(self, text: str) -> str:
-        """Rank 0's text, of any length, on every rank; the others' is not used."""
+        """Rank 0's text, of any length, on every rank; the texts of other ranks are ignored."""
         content = np.frombuffer(text.encode(), np.uint8).copy()
         length = np.array([len(content)], np.int64)
         self.broadcast(length.view(np.uint8))
@@ -182,26 +183,26 @@ class Transport(ABC):
             self._barrier()
 
     def host_buffer(self, size: int) -> np.ndarray:
-        """Memory of the host for so many bytes that are to be sent or received: pinned where a GPU will copy them."""
+        """Host memory for so many bytes to send or receive; pinned if they will be copied to or from a GPU."""
         return np.empty(size, np.uint8)
 
     def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
-        """Whether a broadcast of so many bytes, or a part for or from a peer, may begin and end in memory of GPUs.
+        """Whether a broadcast of so many bytes, or a part to or from `peer`, may be in GPU memory.
 
-        Of a broadcast it is the same on every rank.
+        For a broadcast the answer is the same on every rank.
         """
         return False
 
     def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:  # noqa: B027 (nothing to do without GPUs)
-        """Move large messages between GPUs; every rank calls this once, with what `gpu_messages` decided.
+        """Send large messages from GPU to GPU from now on; every rank calls this once.
 
         Args:
-            ranks: those that do: all, or all but rank 0.
+            ranks: the ranks with a GPU: all, or all but rank 0.
             device: of this rank.
         """
 
     def close(self, goes_on: bool = False) -> None:
-        """Disconnect, together with all other ranks, once; `goes_on`: this process may connect again."""
+        """Disconnect, together with all other ranks; `goes_on`: this process may connect again later."""
         self._goes_on = goes_on
         if not self._closed:
             self._closed = True
@@ -210,9 +211,8 @@ class Transport(ABC):
     def exit(self, code: int) -> NoReturn:
         """Disconnect and end this process with the exit code.
 
-        With several ranks this bypasses the interpreter's shutdown: torch may keep its group, and gloo's threads with
-        it, beyond `close` (it does once torch.func.vmap was used), and such a thread can abort a process that
-        succeeded.
+        With several ranks this bypasses the interpreter's shutdown: torch may keep its group and gloo's threads alive
+        after `close` (it does once torch.func.vmap was used), and such a thread can abort a process that succeeded.
         """
         self.close()
         flush_output()
@@ -226,14 +226,14 @@ class Transport(ABC):
 
     @abstractmethod
     def _broadcast(self, buffer: Buffer) -> None:
-        """Broadcast in place; not empty."""
+        """Broadcast in place; the buffer is not empty."""
 
     @abstractmethod
     def _exchange(self, sent: dict[int, Buffer], received: dict[int, Buffer]) -> None:
-        """Send and fill parts by the rank at the other end; any rank may send to any, and no part is empty.
+        """Send parts by receiver and fill received parts by sender; no part is empty.
 
-        Either dict or both may be empty, but every rank makes the call. Messages between two ranks arrive in order.
-        Parts are on the host, or where the transport `takes_gpu_memory`.
+        Every rank makes the call, even with empty dicts. Messages between two ranks arrive in order. Parts are on the
+        host, or on a GPU if `takes_gpu_memory` of their size.
         """
 
     @abstractmethod
@@ -242,11 +242,11 @@ class Transport(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Release what the transport holds; called once."""
+        """Release the transport's resources; called once."""
 
 
 def chunks(array: B, size: int) -> Iterator[B]:
-    """Views of at most `size` bytes that together make up the array [M]."""
+    """Yields consecutive views of at most `size` bytes of the array [M]."""
     step = size // array.itemsize
     for start in range(0, len(array), step):
         yield array[start : start + step]
@@ -263,7 +263,7 @@ def check_bytes(buffer: Buffer) -> None:
 
 
 def exit_unconnected(rank: int, environ: Mapping[str, str], text: str) -> NoReturn:
-    """End this process, whose main thread waits for other ranks in a library, with an error."""
+    """End this process with an error from another thread, while the main one waits for ranks inside a library."""
     if rank == 0:
         write_exit_code(environ, TransportError.exit_code)
     else:

@@ -1,6 +1,6 @@
-"""How this process was started, and its rank, as the launchers' variables say.
+"""Detecting how this process was started, and its rank, from the variables of launchers.
 
-What else they say is read where it is needed, such as Slurm's nodes in `transports.slurm`.
+Their other variables are read where they are needed, such as Slurm's nodes in `transports.slurm`.
 """
 
 import uuid
@@ -14,15 +14,15 @@ from pflmpi.transports.slurm import find_rendezvous_address, find_tasks_variable
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher says about this process.
+    """How this process was started.
 
     Attributes:
         kind: "alone" without a launcher; "slurm" for srun without MPI.
         rank, size: of the whole run.
-        address: host:port where torch's ranks meet, unless torchrun says so; "" if unknown.
-        restarts: how often the ranks were started again, by torchrun, a wrapper in launch/, or `pflmpi run`.
-        runs: how many runs this process has made before.
-        jobs: what starts this process again, with how often it has, such as {"Slurm job 77": 1}.
+        address: host:port of the rendezvous for torch, unless torchrun's variables have it; "" if unknown.
+        restarts: how often the ranks were restarted by torchrun, a wrapper in launch/, or `pflmpi run`.
+        runs: number of earlier runs in this process.
+        jobs: restarts by each job or launcher that may restart this process, such as {"Slurm job 77": 1}.
     """
 
     kind: Literal["alone", "mpi", "torchrun", "slurm"]
@@ -35,20 +35,19 @@ class Launch:
 
 
 ALONE = Launch("alone", 0, 1)
-# What has started the processes of each kind of launch, in words.
-LAUNCHERS = {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}
-RESTARTED = "PFLMPI_RESTARTED"  # how often all ranks were started again; set where they may be
-_UNNAMED_RUN = "none"  # what torchrun calls a run that was given no name
-_OWN_RUN_PREFIX = "pflmpi-"  # begins the name of a run whose ranks pflmpi has started, which nobody starts again
+LAUNCHERS = {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}  # by kind, for texts
+RESTARTED = "PFLMPI_RESTARTED"  # variable with the number of restarts of all ranks; set if they may be restarted
+_UNNAMED_RUN = "none"  # torchrun's default run id
+_OWN_RUN_PREFIX = "pflmpi-"  # of run ids of ranks that pflmpi has started, which no launcher restarts
 
 
 def new_run_id() -> str:
-    """A TORCHELASTIC_RUN_ID for ranks that pflmpi starts itself."""
+    """Returns a TORCHELASTIC_RUN_ID for ranks that pflmpi starts itself."""
     return _OWN_RUN_PREFIX + uuid.uuid4().hex
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
-    """How this process was started.
+    """Detects how this process was started.
 
     Raises:
         ConfigError: the variables contradict each other.
@@ -65,7 +64,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
 
 
 def _detect_innermost(environ: Mapping[str, str]) -> Launch:
-    """How the innermost launcher started this process.
+    """Detects the innermost launcher.
 
     torchrun sets its own variables, also inside an MPI or Slurm job. Under mpirun inside a Slurm job, SLURM_PROCID is
     that of mpirun's daemon, so MPI comes before Slurm. A batch script has SLURM_PROCID = 0 and is alone.
@@ -95,15 +94,14 @@ def _detect_innermost(environ: Mapping[str, str]) -> Launch:
 
 
 def _read_step(environ: Mapping[str, str], kind: Literal["mpi", "slurm"], rank: str) -> Launch:
-    return replace(
-        _read_launch(environ, kind, rank, find_tasks_variable(environ)), address=find_rendezvous_address(environ)
-    )
+    launch = _read_launch(environ, kind, rank, find_tasks_variable(environ))
+    return replace(launch, address=find_rendezvous_address(environ))
 
 
 def _read_launch(
     environ: Mapping[str, str], kind: Literal["mpi", "torchrun", "slurm"], of_rank: str, of_size: str
 ) -> Launch:
-    """Rank and size from the named variables."""
+    """Reads rank and size from the named variables."""
     rank, size = _read_number(environ, of_rank), _read_number(environ, of_size)
     if rank >= size:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The transport of a run in one process: rank 0 already has everything, so nothing moves."""
+"""The transport of a run in one process, where nothing has to be moved."""
 
 from typing import Any, NoReturn
 
@@ -6,7 +6,7 @@ from pflmpi.transports.base import Transport, flush_output
 
 
 class InProcessTransport(Transport):
-    """One rank. The base class answers every call itself; the methods that move bytes are never reached."""
+    """One rank: the base class handles all calls, and never calls the methods that move bytes."""
 
     name = "inprocess"
 

@@ -1,4 +1,4 @@
-"""The transport over MPI (mpi4py): its start with a time limit, and waits that leave the core to others."""
+"""The transport over MPI (mpi4py), with time limits for its start and its calls, and waits that yield the core."""
 
 import atexit
 import ctypes
@@ -19,10 +19,10 @@ from pflmpi.transports.mpi_library import loaded, open_library
 from pflmpi.transports.peers import ended, names
 from pflmpi.transports.waiting import SHORTEST_PAUSE, WaitTimeout, describe_loss, describe_timeout, wait
 
-# Before mpi4py's module: it would start MPI when imported, without a limit, and hold Python's lock meanwhile, so that
-# nobody could notice. Only one thread calls MPI (a higher level makes Open MPI's tcp layer deadlock when a peer dies),
-# and a process that ends by an uncaught error must not wait in MPI_Finalize for ranks that never come: `close`
-# finalizes, and a launcher stops the job when a rank leaves without.
+# Set before importing MPI, because the import would start it without a time limit while holding the GIL, so that no
+# other thread could notice. Only one thread calls MPI (a higher thread level makes Open MPI's tcp layer deadlock when a
+# peer dies). A process that ends by an uncaught error must not wait in MPI_Finalize for ranks that never come: `close`
+# finalizes, and launchers stop the job when a rank exits without it.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 
@@ -31,19 +31,18 @@ from mpi4py import MPI  # noqa: E402
 if TYPE_CHECKING:
     import torch
 
-_MIN_TIMEOUT = 30.0  # seconds that a start may take whatever the limit: ranks load their libraries at different speeds
-_TAG = 1
-_ROLL_CALL = 2  # a tag of its own: payload does not mix with it
-_ANSWER_SECONDS = 3.0  # seconds to answer a roll call; a waiting rank looks for one every few milliseconds
-_FORWARD_SECONDS = 0.2  # seconds for the launcher to pass on what was shown: an abort now and then overtakes it
+_MIN_TIMEOUT = 30.0  # seconds for the start at least, because ranks load their libraries at different speeds
+_TAG, _ROLL_CALL_TAG = 1, 2
+_ANSWER_SECONDS = 3.0  # for a roll call; waiting ranks check for one every few milliseconds
+_FORWARD_SECONDS = 0.2  # for the launcher to forward the output, which an abort may overtake
 
 
 def start(timeout: float, late: Callable[[str], NoReturn]) -> None:
-    """Start MPI if that has not been done.
+    """Start MPI unless it is running.
 
     Args:
-        timeout: seconds, of which there are 30 at least.
-        late: called with an error text in another thread when it takes longer; ends this process.
+        timeout: seconds, at least 30.
+        late: called with an error text in another thread if the start takes longer; ends this process.
     """
     if MPI.Is_initialized():
         return
@@ -56,7 +55,7 @@ def start(timeout: float, late: Callable[[str], NoReturn]) -> None:
     finally:
         timer.cancel()
     for communicator in (MPI.COMM_WORLD, MPI.COMM_SELF):
-        communicator.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py has them where it starts MPI
+        communicator.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py does when it starts MPI
 
 
 def _init() -> None:
@@ -65,7 +64,7 @@ def _init() -> None:
         MPI.Init_thread(MPI.THREAD_FUNNELED)
         return
     provided = ctypes.c_int()
-    code = library.MPI_Init_thread(None, None, MPI.THREAD_FUNNELED, ctypes.byref(provided))  # without Python's lock
+    code = library.MPI_Init_thread(None, None, MPI.THREAD_FUNNELED, ctypes.byref(provided))  # without the GIL
     if code != MPI.SUCCESS:
         raise RuntimeError(f"MPI_Init_thread ended with {code}")
 
@@ -76,11 +75,10 @@ def world_size() -> int:
 
 
 class MpiTransport(Transport):
-    """All ranks of MPI's world.
+    """All ranks of MPI.COMM_WORLD.
 
-    Every call begins with a meeting: a non-blocking barrier polled with growing pauses, because some rank computes
-    longer than the others. Only then does the payload move, at full speed: a payload polled with long pauses would
-    move one piece per pause.
+    Every call begins with a non-blocking barrier that is polled with growing pauses, because some ranks compute longer
+    than others. Only then does the payload move, polled with short pauses: it progresses by one piece per poll.
 
     Args:
         timeout: seconds that a call waits for the other ranks.
@@ -93,15 +91,15 @@ class MpiTransport(Transport):
         library = loaded()
         self.device_buffers = None if library is None else library.device_buffers
         self._between_gpus = False
-        self._under_way: list[MPI.Request] = []  # they hold their buffers, which must outlive them
-        self._comm = MPI.COMM_WORLD.Dup()  # other libraries' messages on the world do not mix with ours
+        self._pending: list[MPI.Request] = []  # referenced so that their buffers outlive them
+        self._comm = MPI.COMM_WORLD.Dup()  # keeps messages apart from those of other libraries
 
     def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:
-        """Send from GPU to GPU, which the libraries of all ranks can; see the base class."""
+        """Send from GPU to GPU from now on; the libraries of all ranks must be able to. See the base class."""
         self._between_gpus = True
 
     def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
-        """Whether as many bytes are sent from GPU to GPU; see the base class."""
+        """Whether so many bytes are sent from GPU to GPU; see the base class."""
         return self._between_gpus and size >= SMALLEST_GPU_MESSAGE
 
     def abort(self, code: int) -> NoReturn:
@@ -112,7 +110,7 @@ class MpiTransport(Transport):
         os._exit(code)
 
     def _broadcast(self, buffer: Buffer) -> None:
-        with self._together("broadcast"):
+        with self._collective("broadcast"):
             wait_for_kernels(buffer)
             for chunk in chunks(buffer, self.max_message):
                 if self.takes_gpu_memory(len(buffer)):
@@ -122,7 +120,7 @@ class MpiTransport(Transport):
                     self._move([self._comm.Ibcast([chunk, MPI.BYTE], root=0)])
 
     def _exchange(self, sent: dict[int, Buffer], received: dict[int, Buffer]) -> None:
-        with self._together("exchange"):
+        with self._collective("exchange"):
             for part in (*sent.values(), *received.values()):
                 wait_for_kernels(part)
             self._move(
@@ -135,7 +133,7 @@ class MpiTransport(Transport):
             )
 
     def _barrier(self) -> None:
-        with self._together("barrier"):
+        with self._collective("barrier"):
             pass
 
     def _close(self) -> None:
@@ -147,29 +145,29 @@ class MpiTransport(Transport):
             MPI.Finalize()
 
     @contextmanager
-    def _together(self, operation: str) -> Iterator[None]:
-        """Wait until all ranks are here; MPI's errors inside become ours."""
+    def _collective(self, operation: str) -> Iterator[None]:
+        """Wait until all ranks have entered the call; translate MPI's errors and timeouts to `TransportError`."""
         try:
-            meeting = self._comm.Ibarrier()
-            self._under_way = [meeting]
-            wait(lambda: meeting.Test() or is_roll_called(self._comm), self.timeout)
-            if not meeting.Test():  # another rank's time is up
+            barrier = self._comm.Ibarrier()
+            self._pending = [barrier]
+            wait(lambda: barrier.Test() or is_roll_called(self._comm), self.timeout)
+            if not barrier.Test():  # another rank's time is up
                 raise WaitTimeout(self.timeout)
             yield
-            self._under_way = []
+            self._pending = []
         except MPI.Exception as error:
             raise TransportError(describe_loss(operation, error, ended(self.peers))) from error
-        except WaitTimeout as late:
-            who = names(call_roll(self._comm), self.peers)
-            raise TransportError(describe_timeout(operation, late.seconds, who)) from late
+        except WaitTimeout as timeout:
+            absent = names(call_roll(self._comm), self.peers)
+            raise TransportError(describe_timeout(operation, timeout.seconds, absent)) from timeout
 
     def _move(self, requests: list[MPI.Request]) -> None:
-        self._under_way += requests
+        self._pending += requests
         wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST_PAUSE)
 
 
 def _finalize_at_exit() -> None:
-    """End MPI once the process ends; where it ends by an error, end all ranks, which would wait for it."""
+    """Finalize MPI when the process ends; abort all ranks if it ends by an error, because they would wait for it."""
     flush_output()
     if hasattr(sys, "last_value"):
         MPI.COMM_WORLD.Abort(1)
@@ -178,28 +176,28 @@ def _finalize_at_exit() -> None:
 
 
 def is_roll_called(comm: MPI.Intracomm) -> bool:
-    """Whether another rank has called the roll."""
-    return comm.Iprobe(tag=_ROLL_CALL)
+    """Whether another rank has started a roll call; see `call_roll`."""
+    return comm.Iprobe(tag=_ROLL_CALL_TAG)
 
 
 def call_roll(comm: MPI.Intracomm) -> list[int]:
-    """Ranks that do not answer a roll call: called when a rank's time is up, every waiting rank joins in."""
+    """Returns the ranks that do not answer a roll call, which a rank starts at its timeout and waiting ranks join."""
     rank, size = comm.Get_rank(), comm.Get_size()
     silent = set(range(size)) - {rank}
-    requests = [comm.Isend(np.ones(1, np.uint8), other, _ROLL_CALL) for other in sorted(silent)]
+    requests = [comm.Isend(np.ones(1, np.uint8), other, _ROLL_CALL_TAG) for other in sorted(silent)]
     end = time.monotonic() + _ANSWER_SECONDS
     while silent and time.monotonic() < end:
         for other in sorted(silent):
-            if comm.Iprobe(source=other, tag=_ROLL_CALL):
-                comm.Recv(np.empty(1, np.uint8), other, _ROLL_CALL)
+            if comm.Iprobe(source=other, tag=_ROLL_CALL_TAG):
+                comm.Recv(np.empty(1, np.uint8), other, _ROLL_CALL_TAG)
                 silent.remove(other)
         time.sleep(0.01)
-    del requests  # small messages need no completion; the ranks stop now
+    del requests  # small messages need no completion, and all ranks stop now
     return sorted(silent)
 
 
 def wait_for_kernels(buffer: Buffer) -> None:
-    """Wait for the kernels that use this memory: a library that is not CUDA's own keeps no order with them."""
+    """Wait for kernels that use this memory, because MPI is not ordered with CUDA streams."""
     if not isinstance(buffer, np.ndarray) and buffer.is_cuda:
         import torch
 

@@ -1,4 +1,4 @@
-"""The MPI library loaded in this process, asked through its own C functions: mpi4py has no calls for this."""
+"""The MPI library loaded in this process, queried through its C functions, because mpi4py has no such calls."""
 
 import ctypes
 import re
@@ -12,12 +12,11 @@ _MAX_VERSION_BYTES = 8192  # bytes of a version text; MPICH's, the longest, is d
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """What an MPI library says about itself.
+    """An MPI library.
 
     Attributes:
         name: with its version, such as "Open MPI 5.0.11".
-        device_buffers: whether it can send from GPU memory; None where it does not say, or not before it is
-            initialised.
+        device_buffers: whether it can send GPU memory; None if it does not say, or is not initialised yet.
     """
 
     name: str
@@ -33,13 +32,13 @@ def loaded() -> MpiLibrary | None:
 
 
 def open_library() -> ctypes.CDLL | None:
-    """The C functions of the library loaded in this process; None if there is none."""
+    """Opens the library loaded in this process; returns None if there is none."""
     path = _find_path()
     return None if path is None else ctypes.CDLL(path)
 
 
 def short_name(text: str) -> str:
-    """Name and version from a library's version text.
+    """Returns name and version from a library's version text.
 
     >>> short_name("Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11")
     'Open MPI 5.0.11'

@@ -1,4 +1,4 @@
-"""Where each rank runs and what it sees there: to name the one that is missing, and to agree who computes where."""
+"""Host, process and hardware of each rank, to name missing ranks and to place ranks on GPUs."""
 
 import json
 import os
@@ -15,14 +15,14 @@ _MAX_NAMED = 8  # ranks named in an error
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a rank runs.
+    """Where a rank runs and what it sees.
 
     Attributes:
         cores: numbers of the cores that it may use.
-        gpus: that it sees and may use, in the order of its numbers for them.
-        device_buffers: whether its MPI library moves memory of a GPU; None where there is none, or it does not say.
-        requested: the variable by which it was given GPUs, from `machine.requested_gpus`; "" for none.
-        system: boot and process namespace, within which the process id means something; see `machine.system`.
+        gpus: the GPUs that it may use, in the order of their CUDA device numbers.
+        device_buffers: whether its MPI library can send GPU memory; None without MPI, or if it does not say.
+        requested: the variable by which GPUs were allocated to it, from `machine.requested_gpus`; "" for none.
+        system: boot and process namespace, within which the process id is valid; see `machine.system`.
     """
 
     host: str
@@ -47,15 +47,15 @@ class Peer:
 
     def ended(self) -> bool:
         """Whether the process has ended; one on another host, or in another namespace, counts as alive."""
-        here = self.host == socket.gethostname() and self.system == machine.system()
-        return here and has_ended(self.process)
+        is_local = self.host == socket.gethostname() and self.system == machine.system()
+        return is_local and has_ended(self.process)
 
 
 def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:
-    """The ranks on this host whose processes have ended, for an error; "" if there are none.
+    """Names the ranks on this host whose processes have ended; "" if there are none.
 
     Args:
-        patience: seconds to keep looking; a killed process closes its connections before it has ended.
+        patience: seconds to wait for one, because a killed process closes its connections before it ends.
     """
     end = time.monotonic() + patience
     while True:
@@ -66,13 +66,13 @@ def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:
 
 
 def check_alive(peers: Sequence[Peer]) -> None:
-    """Raise `RuntimeError`, as torch does for a lost connection, if a rank on this host has ended: NCCL waits on."""
+    """Raise `RuntimeError` if a rank on this host has ended, as torch does for a lost connection; NCCL does not."""
     if lost_ranks := ended(peers):
         raise RuntimeError(f"{lost_ranks} has ended")
 
 
 def names(ranks: Collection[int], peers: Sequence[Peer]) -> str:
-    """Ranks with their hosts, for an error.
+    """Formats ranks with their hosts and processes.
 
     >>> names([1, 2], [Peer("a", 7), Peer("a", 8), Peer("b", 9)])
     'rank 1 (host a, process 8) and rank 2 (host b, process 9)'

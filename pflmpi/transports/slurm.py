@@ -1,4 +1,4 @@
-"""What Slurm's variables say about a job step: its hosts, the tasks on each, and where torch's ranks can meet."""
+"""Slurm's variables of a job step: its tasks, its hosts, a rendezvous address for torch, and the end of the job."""
 
 import logging
 import re
@@ -15,23 +15,23 @@ _NOT_STARTED_BY_SRUN = 0xFFFFFF00  # step ids from here on: the batch script, sa
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process; a batch script has most of the variables too."""
+    """Whether srun started this process; batch scripts have most of its variables, too."""
     step = environ.get("SLURM_STEP_ID", "")
     return "SLURM_PROCID" in environ and step.isdecimal() and int(step) < _NOT_STARTED_BY_SRUN
 
 
 def find_tasks_variable(environ: Mapping[str, str]) -> str:
-    """Name of the variable with the number of tasks of the step; that of the job where the step's own is missing."""
+    """Returns the name of the variable with the step's number of tasks, or the job's if the step's is missing."""
     return "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
 
 
 def num_tasks(environ: Mapping[str, str]) -> str | None:
-    """Number of tasks of the step, as Slurm writes it; None if it does not say."""
+    """The step's number of tasks as text; None if it is not set."""
     return environ.get(find_tasks_variable(environ))
 
 
 def parse_first_host(nodelist: str) -> str:
-    """First host of a node list.
+    """Returns the first host of a node list.
 
     >>> parse_first_host("node[003-010,17],login"), parse_first_host("rack[1-2]n[05,7]-ib"), parse_first_host("a1")
     ('node003', 'rack1n05-ib', 'a1')
@@ -44,7 +44,7 @@ def parse_first_host(nodelist: str) -> str:
 
 
 def find_rendezvous_address(environ: Mapping[str, str]) -> str:
-    """host:port on the first host, with a port of the step's own; "" without a node list."""
+    """Returns host:port on the first host, with a port that depends on the step; "" without a node list."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     job = environ.get("SLURM_JOB_ID", "")
     if not nodes or not job.isdecimal():
@@ -57,7 +57,7 @@ def find_rendezvous_address(environ: Mapping[str, str]) -> str:
 
 
 def allocated(environ: Mapping[str, str]) -> tuple[int, int, int]:
-    """Nodes, cores and GPUs of this job on all nodes together; 0 where Slurm does not say.
+    """Returns the nodes, cores and GPUs of this job; 0 where Slurm does not say.
 
     >>> allocated({"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_GPUS_ON_NODE": "4"})
     (3, 180, 12)
@@ -70,7 +70,7 @@ def allocated(environ: Mapping[str, str]) -> tuple[int, int, int]:
 def end_of_job(environ: Mapping[str, str]) -> float | None:
     """End of this batch job in seconds since the epoch; None outside a job, without a limit, or if unknown.
 
-    Variables of a job that has ended, which a shell of it still has, are ignored with a warning.
+    The variables of a job that has ended, which a remaining shell may have, are ignored with a warning.
     """
     end = _end_of_job(environ)
     if end is None or end > time.time():
@@ -88,9 +88,7 @@ def _end_of_job(environ: Mapping[str, str]) -> float | None:
         return None
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%e"]
     try:
-        shown = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SQUEUE_TIMEOUT, check=True
-        ).stdout.split()
-        return time.mktime(time.strptime(shown[0], "%Y-%m-%dT%H:%M:%S"))
+        squeue = subprocess.run(command, capture_output=True, text=True, timeout=_SQUEUE_TIMEOUT, check=True)
+        return time.mktime(time.strptime(squeue.stdout.split()[0], "%Y-%m-%dT%H:%M:%S"))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):  # no squeue here, or no limit ("NONE")
         return None

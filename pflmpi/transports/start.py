@@ -1,7 +1,7 @@
-"""Starting one process per rank on this machine as forks of this one, which share what it has imported.
+"""Starting one process per rank on this machine as forks of this one, which share its imported modules.
 
-PyTorch takes a second or two of processor time to import, and a tenth of a gigabyte. A fork cannot use a GPU whose
-driver this process has asked for anything: there each one becomes a new Python (`run_anew`).
+Importing PyTorch takes a second or two and a tenth of a gigabyte. Forks cannot use a GPU once this process has called
+its driver; with GPUs each one is replaced by a new Python (`run_anew`).
 """
 
 import ctypes
@@ -24,11 +24,11 @@ from pflmpi.transports.base import flush_output
 from pflmpi.transports.detect import new_run_id
 from pflmpi.transports.torch_store import listen, open_store
 
-_LOOPBACK = "127.0.0.1"  # other machines cannot connect to it
-_SHUTDOWN = 8.0  # seconds for the other ranks to end when one has died
+_LOOPBACK = "127.0.0.1"
+_SHUTDOWN = 8.0  # seconds for ranks to end after a signal, before they are killed
 _STORE_TIMEOUT = 60.0  # seconds for the store to open
-_GRACE = 0.1  # seconds for the other ranks to end by themselves when one has
-_POLL_INTERVAL = 0.02  # seconds between two looks whether they have
+_GRACE = 0.1  # seconds for the other ranks to end by themselves after one has failed
+_POLL_INTERVAL = 0.02  # seconds
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _SIGNALS = (*early_signals.SIGNALS, signal.SIGQUIT)
 
@@ -42,38 +42,36 @@ class Failed:
 
 
 def run_anew(arguments: Sequence[str]) -> NoReturn:
-    """Let this process become a new Python with these arguments."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise each rank imports what starts a thread for every core
+    """Replace this process by a new Python with these arguments."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise libraries start a thread per core in each rank
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
-    """Call `run`, which gives an exit code, on every rank; None when all succeeded.
+    """Call `run`, which returns an exit code, on every rank; returns None if all succeed.
 
-    Signals that ask for a stop are forwarded to the ranks as `early_signals.FORWARDED`; they receive SIGTERM only when
-    one of them has died. Their environment is the one that torchrun would give them. They stop after their round when
-    this process is killed.
+    Signals that request a stop are forwarded to the ranks as `early_signals.FORWARDED`; ranks receive SIGTERM only if
+    another one has died. Their environment is that of torchrun. If this process is killed, they stop after their round.
     """
     if Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # an interface that the user has named stays
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # unless the user has set an interface
     parent = os.getpid()
     listening = listen(_LOOPBACK, 0)
     port, name = listening.getsockname()[1], new_run_id()
-    alive: dict[int, int] = {}  # ranks by process
+    alive: dict[int, int] = {}  # rank by process id
     try:
         with _quit_as_interrupt(), _forward_signals(alive):
             for rank in range(ranks):
-                flush_output()  # else it would be written twice
-                before = signal.pthread_sigmask(
-                    signal.SIG_BLOCK, (signal.SIGINT, *_SIGNALS)
-                )  # until the fork has its own handlers
+                flush_output()  # otherwise the fork would write it again
+                # Blocked until the fork has its own handlers.
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *_SIGNALS))
                 try:
                     if (process := _fork()) == 0:
-                        _become_rank(_make_environment(rank, ranks, port, name), parent, listening, run, before)
+                        _become_rank(_make_environment(rank, ranks, port, name), parent, listening, run, mask)
                     alive[process] = rank
                 finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _store = open_store(_LOOPBACK, port, listening, _STORE_TIMEOUT)  # for the ranks to meet
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            _store = open_store(_LOOPBACK, port, listening, _STORE_TIMEOUT)  # referenced while ranks use it
             failed = _wait_for_failure(alive)
     except BaseException:
         listening.close()
@@ -86,7 +84,7 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
 
 
 def _fork() -> int:
-    with warnings.catch_warnings():  # Python 3.12 warns of locks that other threads hold; ours wait in `read`
+    with warnings.catch_warnings():  # Python 3.12 warns of other threads, which may hold locks; ours only wait to read
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -98,10 +96,10 @@ def _become_rank(
     run: Callable[[], int],
     mask: Iterable[int],
 ) -> NoReturn:
-    """Run a rank in a process that has just been forked, and end the process; `mask`: the signals that it blocks."""
+    """Run a rank in a new fork, and end the process; `mask`: its signal mask, once it has its own handlers."""
     code = RunError.exit_code
     try:
-        os.setsid()  # an interrupt reaches the first process alone, which passes it on
+        os.setsid()  # so that only the parent receives the terminal's interrupt, which it forwards
         listening.close()
         os.environ.update(environment)
         for number in _SIGNALS:
@@ -127,7 +125,7 @@ def _become_rank(
 
 
 def _stop_with_parent(parent: int) -> None:
-    """Let this process be asked to stop when its parent ends, however it does."""
+    """Send this process a signal to stop when its parent ends, however it does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, early_signals.LAUNCHER_ENDED)
     if os.getppid() != parent:  # it has ended before
@@ -150,9 +148,9 @@ def _make_environment(rank: int, ranks: int, port: int, name: str) -> dict[str, 
 
 
 def _wait_for_failure(alive: dict[int, int]) -> Failed | None:
-    """Wait for the end of all ranks, or of the first that fails; those that have ended are removed.
+    """Wait until a rank fails, or all have ended; ranks that ended are removed from `alive`.
 
-    It looks again and again: Python would not pass on a signal that comes just before a wait without end.
+    It polls, because Python would not handle a signal that comes just before a blocking wait.
     """
     while alive:
         process, status = os.waitpid(-1, os.WNOHANG)
@@ -166,7 +164,7 @@ def _wait_for_failure(alive: dict[int, int]) -> Failed | None:
 
 
 def _end_ranks(alive: dict[int, int], number: signal.Signals) -> None:
-    """End the ranks by a signal, and kill those that stay."""
+    """Send a signal to the ranks, and kill those that do not end."""
     for ending in (number, signal.SIGKILL):
         for process in alive:
             with suppress(ProcessLookupError):
@@ -181,23 +179,23 @@ def _end_ranks(alive: dict[int, int], number: signal.Signals) -> None:
 
 @contextmanager
 def _quit_as_interrupt() -> Iterator[None]:
-    """Take SIGQUIT for an interrupt, unless it is ignored."""
+    """Treat SIGQUIT as an interrupt, unless it is ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.getsignal(signal.SIGQUIT)
-    if before == signal.SIG_DFL:
+    handler = signal.getsignal(signal.SIGQUIT)
+    if handler == signal.SIG_DFL:
         signal.signal(signal.SIGQUIT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGQUIT, before)
+        signal.signal(signal.SIGQUIT, handler)
 
 
 @contextmanager
 def _forward_signals(alive: Mapping[int, int]) -> Iterator[None]:
-    """Forward signals that ask for a stop to the processes that are alive when one comes."""
+    """Forward signals that request a stop to the processes in `alive`."""
 
     def send(number: int, _: object) -> None:
         if not alive:
@@ -207,10 +205,10 @@ def _forward_signals(alive: Mapping[int, int]) -> Iterator[None]:
                 os.kill(process, early_signals.FORWARDED[number])
 
     watched = [number for number in early_signals.asking() if number in early_signals.FORWARDED]
-    before = {number: signal.signal(number, send) for number in watched}
+    handlers = {number: signal.signal(number, send) for number in watched}
     early_signals.begun()
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

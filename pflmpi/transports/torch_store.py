@@ -1,4 +1,4 @@
-"""Torch's key-value store: where the ranks meet, and what they note there of how far each has come."""
+"""Torch's key-value store: the rendezvous of ranks, and the number of calls that each has entered."""
 
 import errno
 import ipaddress
@@ -13,19 +13,20 @@ from pflmpi.errors import ConfigError
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.waiting import WaitTimeout, call_within
 
-_INTERVAL = 1.0  # seconds between two notes; the shortest time limit that can name ranks is a little longer
-_ANSWER_SECONDS = 3.0  # seconds for the store to answer
-_BACKLOG = 2048  # connections that wait to be accepted: many ranks come at once
+_INTERVAL = 1.0  # seconds between two updates; a shorter time limit cannot name the late ranks
+_ANSWER_SECONDS = 3.0  # for the store to answer
+_BACKLOG = 2048  # connections that wait to be accepted, because many ranks connect at once
 
 
 def connect(launch: Launch, timeout: float) -> Store:
-    """The store in which the ranks of this start meet, connected within `timeout` seconds.
+    """Connects to the store in which the ranks of this run meet, within `timeout` seconds.
 
-    Raises `ConfigError` for an address that cannot be used.
+    Under torchrun the store outlives a restart, and with it the addresses of dead processes, so each restart and each
+    run has a prefix of its own. (Torch's own rendezvous does not separate them and fails after a restart, at least up
+    to 2.15.)
 
-    Under torchrun the store outlives a restart, and with it the addresses of dead processes; so each start uses its
-    own prefix, and each run of a start. (torch's own rendezvous does not separate them and fails after a restart, up to
-    2.15 at least.)
+    Raises:
+        ConfigError: the address cannot be used.
     """
     host, port = _parse_address(launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     try:
@@ -36,7 +37,7 @@ def connect(launch: Launch, timeout: float) -> Store:
         store = open_store(host, port, listening, timeout)
     except RuntimeError:
         try:
-            socket.getaddrinfo(host, port)  # only now: the name of a new node may take a while to be known
+            socket.getaddrinfo(host, port)  # only after a failure, because names of new nodes may resolve late
         except OSError as error:
             raise _make_address_error(host, port, error) from error
         raise
@@ -44,7 +45,7 @@ def connect(launch: Launch, timeout: float) -> Store:
 
 
 def open_store(host: str, port: int, listening: socket.socket | None, timeout: float) -> Store:
-    """The store at an address, hosted by this process if it is the one that listens there."""
+    """Opens the store at an address; this process hosts it if it has the listening socket."""
     return TCPStore(
         host,
         port,
@@ -56,18 +57,18 @@ def open_store(host: str, port: int, listening: socket.socket | None, timeout: f
 
 
 def is_hosted_by_rank_0() -> bool:
-    """Whether rank 0 hosts the store; under torchrun its agent does."""
+    """Whether rank 0 hosts the store; under torchrun the agent does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens where the ranks connect to, and nowhere else.
+    """Opens a socket that listens only at the address that the ranks connect to.
 
-    A name of this machine that stands for a loopback address here (Debian's 127.0.1.1), or for an address that it has
-    behind a translation, may be another one for the other nodes: then the socket listens on all addresses.
+    If the host name resolves to a loopback address (Debian's 127.0.1.1), or to one that this machine does not have
+    (behind NAT), other nodes may resolve it differently; then the socket listens on all addresses.
 
     Args:
-        port: 0 for any that is free.
+        port: 0 for any free port.
 
     Raises:
         OSError: the port is taken.
@@ -87,7 +88,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _parse_address(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; raises `ConfigError` for an impossible port."""
+    """Splits HOST:PORT; raises `ConfigError` for an impossible port."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ConfigError(
@@ -97,7 +98,7 @@ def _parse_address(address: str) -> tuple[str, int]:
 
 
 def _make_address_error(host: str, port: int, error: OSError) -> ConfigError:
-    """The error for an address at which rank 0 cannot listen, or that stands for no machine."""
+    """Returns the error for an address that does not resolve, or at which rank 0 cannot listen."""
     if isinstance(error, socket.gaierror):
         reason = f"MASTER_ADDR = {host!r} stands for no machine ({error.strerror}); name the node of rank 0"
     else:
@@ -108,13 +109,14 @@ def _make_address_error(host: str, port: int, error: OSError) -> ConfigError:
 def check_interfaces(variable: str) -> None:
     """Raise `ConfigError` if a variable such as GLOO_SOCKET_IFNAME names only interfaces that this machine lacks.
 
-    NCCL takes beginnings of names, exact ones after "=", and after "^" those to leave out.
+    NCCL's variable has prefixes of names, exact names after "=", and names to exclude after "^".
     """
     value, present = os.environ.get(variable, ""), [name for _, name in socket.if_nameindex()]
     names = [name for name in value.removeprefix("=").split(",") if name]
-    begins = variable.startswith("NCCL") and not value.startswith("=")
-    fit = any(here.startswith(name) if begins else here == name for name in names for here in present)
-    if not names or fit or value.startswith("^"):
+    if not names or value.startswith("^"):
+        return
+    by_prefix = variable.startswith("NCCL") and not value.startswith("=")
+    if any(interface.startswith(name) if by_prefix else interface == name for name in names for interface in present):
         return
     raise ConfigError(
         f"{variable} = {value!r}, which {socket.gethostname()} does not have; it has {', '.join(present)}; name one of "
@@ -123,11 +125,11 @@ def check_interfaces(variable: str) -> None:
 
 
 class Arrivals:
-    """Notes in the store of how many calls each rank has entered, to name the ranks that are late.
+    """Counts in the store how many calls each rank has entered, to name the ranks that are late.
 
-    All ranks make the same calls, so one that has noted a lower number has not arrived; where several have not, the
-    others wait for the one that is furthest behind, in an earlier call. The group's own calls cannot tell: each rank
-    waits for a neighbour, which may itself be waiting.
+    All ranks make the same calls, so a rank with a lower count has not arrived. If several have not, the others wait
+    for the ones that are furthest behind. Collective calls cannot tell, because each rank waits for a neighbour, which
+    may itself be waiting.
     """
 
     def __init__(self, store: Store, rank: int, size: int, hosted: bool) -> None:
@@ -137,7 +139,7 @@ class Arrivals:
         self._size = size
         self._number = 0
         self._closed = threading.Event()
-        threading.Thread(target=self._note, name="pflmpi-arrivals", daemon=True).start()
+        threading.Thread(target=self._write_counts, name="pflmpi-arrivals", daemon=True).start()
 
     def enter(self) -> None:
         self._number += 1
@@ -145,28 +147,28 @@ class Arrivals:
     def absent(self) -> list[int]:
         """The ranks that are furthest behind this rank's newest call; none if all have entered it."""
         try:
-            return call_within(_ANSWER_SECONDS, self._late)
-        except (WaitTimeout, RuntimeError):  # torch's calls wait for ever where the store's process hangs
+            return call_within(_ANSWER_SECONDS, self._find_latest)
+        except (WaitTimeout, RuntimeError):  # torch's calls block forever if the store's process hangs
             return [0] if self._hosted else []
 
     def close(self) -> None:
         self._closed.set()
 
-    def _late(self) -> list[int]:
-        noted = [self._number if rank == self._rank else self._noted(rank) for rank in range(self._size)]
-        least = min(noted)
-        return [rank for rank, number in enumerate(noted) if number == least < self._number]
+    def _find_latest(self) -> list[int]:
+        counts = [self._number if rank == self._rank else self._read_count(rank) for rank in range(self._size)]
+        lowest = min(counts)
+        return [rank for rank, count in enumerate(counts) if count == lowest < self._number]
 
-    def _noted(self, rank: int) -> int:
+    def _read_count(self, rank: int) -> int:
         return int(self._store.get(f"call/{rank}")) if self._store.check([f"call/{rank}"]) else 0
 
-    def _note(self) -> None:
-        noted = 0
+    def _write_counts(self) -> None:
+        written = 0
         while not self._closed.wait(_INTERVAL):
             number = self._number
-            if number > noted:
+            if number > written:
                 try:
                     self._store.set(f"call/{self._rank}", str(number))
                 except RuntimeError:  # rank 0 is gone; the call itself will report it
                     return
-                noted = number
+                written = number

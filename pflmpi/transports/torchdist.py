@@ -1,6 +1,6 @@
 """The transport over torch.distributed: gloo between hosts, and NCCL for large messages between GPUs.
 
-NCCL has run between ranks that share a GPU, not yet between GPUs. Tests without a GPU put gloo in its place.
+NCCL has been tested between ranks that share a GPU, not yet between GPUs. Tests without a GPU replace it by gloo.
 """
 
 import os
@@ -36,18 +36,18 @@ from pflmpi.transports.waiting import (
 Backend = Literal["nccl", "gloo"]
 Parts = dict[int, Buffer]  # by the rank at the other end
 
-_NEVER = timedelta(days=7)  # nccl's own time limit ends the process silently; the transport has one of its own
+_NEVER = timedelta(days=7)  # NCCL's time limit would end the process silently; the transport has its own
 _WITHOUT_NCCL = "runtime.between_gpus = 'host' does without it"
-_EXIT_SECONDS = 0.5  # seconds from the end of a connection to that of the process
-_LEEWAY = 1.0  # seconds after its own time limit in which the store says so, unless its process hangs
+_EXIT_SECONDS = 0.5  # from the end of a connection to the end of its process
+_LEEWAY = 1.0  # seconds after its own time limit in which the store raises, unless its process hangs
 
 
 class TorchTransport(Transport):
     """The default group of torch.distributed, created here and destroyed by `close`.
 
     Args:
-        launch: this process; the ranks meet at its `address`, or where torchrun's variables say.
-        timeout: seconds that a call waits for the other ranks, and that the start waits for all to arrive.
+        launch: has the rendezvous `address`, unless torchrun's variables have it.
+        timeout: seconds that the start and each call wait for the other ranks.
 
     Raises:
         TransportError: not all ranks arrived within the time limit.
@@ -58,7 +58,7 @@ class TorchTransport(Transport):
     def __init__(self, launch: Launch, timeout: float) -> None:
         super().__init__(launch.rank, launch.size, timeout)
         self._hosted = is_hosted_by_rank_0()
-        self._limit = timeout  # that torch knows of
+        self._limit = timeout  # the timeout that torch has
         self._arrivals: Arrivals | None = None
         self._gpus: GpuGroup | None = None
         check_interfaces("GLOO_SOCKET_IFNAME")
@@ -68,14 +68,14 @@ class TorchTransport(Transport):
         self._arrivals = Arrivals(store, launch.rank, launch.size, self._hosted)
 
     def use_gpus(self, ranks: Sequence[int], device: torch.device, backend: Backend = "nccl") -> None:
-        """Move large messages between the GPUs of these ranks; see the base class, and `GpuGroup` for the backend."""
+        """Send large messages between the GPUs of these ranks; see the base class, and `GpuGroup` for the backend."""
         if backend == "nccl":
             check_interfaces("NCCL_SOCKET_IFNAME")
         library = gpu_platform()[1]
         with self._call(f"the start of {library} ({_WITHOUT_NCCL})"):
             make = partial(GpuGroup, self.rank, ranks, device, self._wait, self._wait_for_gpu, backend)
             try:
-                self._gpus = call_within(self.timeout + _LEEWAY, make)  # NCCL connects without any time limit
+                self._gpus = call_within(self.timeout + _LEEWAY, make)  # NCCL connects without a time limit
             except RuntimeError as error:
                 if ended(self.peers, _EXIT_SECONDS):
                     raise
@@ -88,13 +88,13 @@ class TorchTransport(Transport):
         return super().host_buffer(size) if self._gpus is None else self._gpus.host_buffer(size)
 
     def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
-        """Whether NCCL moves as many bytes; see the base class."""
+        """Whether NCCL moves so many bytes; see the base class."""
         return self._gpus is not None and self._gpus.carries(size) and (peer is None or peer in self._gpus.members)
 
     def abort(self, code: int) -> NoReturn:
-        """End this process; the launcher stops the others, and those that wait for it lose their connection."""
+        """End this process; the launcher stops the others, or they notice the lost connection."""
         flush_output()
-        os._exit(code)  # an orderly exit would wait for ranks that never answer
+        os._exit(code)  # the interpreter's shutdown would wait for ranks that never answer
 
     def _broadcast(self, buffer: Buffer) -> None:
         with self._call("broadcast"):
@@ -114,10 +114,10 @@ class TorchTransport(Transport):
                 for chunk in chunks(part, self.max_message)
             ]
             for work in works:
-                self._wait(work, timedelta(seconds=self.timeout))  # messages have the limit of the group's start
+                self._wait(work, timedelta(seconds=self.timeout))  # messages would have the timeout of the start
 
     def _barrier(self) -> None:
-        with self._call("barrier"):  # a reduction of one number, which has the time limit of other calls
+        with self._call("barrier"):  # a reduction of one number, which unlike torch's barrier has the usual timeout
             self._wait(dist.all_reduce(as_tensor(np.zeros(1)), async_op=True))
 
     def _close(self) -> None:
@@ -134,11 +134,11 @@ class TorchTransport(Transport):
     def _wait_for_gpu(self, work: dist.Work | None) -> None:
         assert work is not None, "only ranks of a group call it"
         wait(work.is_completed, self.timeout, longest=SHORTEST_PAUSE, check=lambda: check_alive(self.peers))
-        work.wait()  # which alone would only order kernels
+        work.wait()  # on its own it would only order kernels
 
     @contextmanager
     def _call(self, operation: str) -> Iterator[None]:
-        """Count a call that all ranks make, and apply the current time limit to it."""
+        """Count a collective call, apply the current time limit, and translate torch's errors."""
         assert self._arrivals is not None
         self._arrivals.enter()
         if self.timeout != self._limit:
@@ -149,26 +149,22 @@ class TorchTransport(Transport):
 
     @contextmanager
     def _translated_errors(self, operation: str) -> Iterator[None]:
-        """Raise `TransportError` for what torch raises on a lost rank or a time-out."""
+        """Raise `TransportError` instead of torch's errors for a lost rank or a timeout."""
         start = time.monotonic()
         try:
             yield
-        except WaitTimeout as up:
-            raise TransportError(self._late(operation, up.seconds)) from up
+        except WaitTimeout as timeout:
+            raise TransportError(self._describe_timeout(operation, timeout.seconds)) from timeout
         except RuntimeError as error:  # the base of torch's distributed errors
             waited = time.monotonic() - start
-            late = waited >= 0.95 * self.timeout  # gloo raises the same error for both
-            text = (
-                self._late(operation, waited)
-                if late
-                else describe_loss(operation, error, ended(self.peers, _EXIT_SECONDS))
-            )
-            raise TransportError(text) from error
+            if waited >= 0.95 * self.timeout:  # gloo raises the same error for both
+                raise TransportError(self._describe_timeout(operation, waited)) from error
+            raise TransportError(describe_loss(operation, error, ended(self.peers, _EXIT_SECONDS))) from error
 
-    def _late(self, operation: str, waited: float) -> str:
+    def _describe_timeout(self, operation: str, waited: float) -> str:
         if self._arrivals is not None:
             absent = self._arrivals.absent()
-        else:  # the start: all wait for rank 0, where it hosts the store
+        else:  # at the start, all ranks wait for rank 0 if it hosts the store
             absent = [0] if self.rank != 0 and self._hosted else []
         return describe_timeout(operation, waited, names(absent, self.peers))
 
@@ -186,15 +182,17 @@ def _set_timeout(timeout: timedelta) -> None:
 
 
 class GpuGroup:
-    """Ranks with a GPU each; if rank 0 is not among them, the first of them stands between it and the others.
+    """Ranks with a GPU each; if rank 0 is not a member, the first member passes its messages on.
+
+    All ranks of the transport create the group together.
 
     Args:
-        rank: this rank; all ranks of the transport create the group together.
+        rank: this rank.
         ranks: the members, ascending.
         device: of this rank, if it is a member.
         wait: waits for a message between hosts.
         wait_for_gpu: waits for a call of the group.
-        backend: "nccl"; "gloo" where a test has no GPUs.
+        backend: "nccl"; "gloo" in tests without GPUs.
     """
 
     def __init__(
@@ -206,35 +204,37 @@ class GpuGroup:
         wait_for_gpu: Callable[[dist.Work | None], None],
         backend: Backend,
     ) -> None:
-        own = device if backend == "nccl" and rank in ranks else None
-        if own is not None:
-            torch.cuda.set_device(own)  # of this thread alone, where it is the first GPU, for every rank
-        group = dist.new_group(list(ranks), timeout=_NEVER, backend=backend, device_id=own)
-        self._group = None if isinstance(group, int) else group  # a number on ranks that are not in it
+        nccl_device = device if backend == "nccl" and rank in ranks else None
+        if nccl_device is not None:
+            torch.cuda.set_device(nccl_device)  # for this thread, where the current GPU would be the first one
+        group = dist.new_group(list(ranks), timeout=_NEVER, backend=backend, device_id=nccl_device)
+        self._group = None if isinstance(group, int) else group  # torch returns a number to ranks that are no members
         self._rank, self._first, self._is_member = rank, ranks[0], rank in ranks
         self.members = frozenset(ranks)
         self._device, self._wait, self._wait_for_gpu = device, wait, wait_for_gpu
-        self._wait_for_message = wait_for_gpu if backend == "nccl" else wait  # gloo's ends in `wait` alone
-        # NCCL connects in the first call, which all members must make; not all of them have something to exchange.
+        self._wait_for_message = (
+            wait_for_gpu if backend == "nccl" else wait
+        )  # a message of gloo only completes in `wait`
+        # NCCL connects in the first call, which all members must make; an exchange may not involve all of them.
         self._on_device(torch.zeros(1), lambda staged: dist.all_reduce(staged, group=self._group, async_op=True), False)
 
     def carries(self, size: int) -> bool:
-        """Whether a message of so many bytes takes this way; the same on every rank."""
+        """Whether this group moves messages of so many bytes; the same on every rank."""
         return size >= SMALLEST_GPU_MESSAGE
 
     def host_buffer(self, size: int) -> np.ndarray:
-        """Memory of the host; pinned for what the GPU will copy: pageable memory takes three times as long."""
+        """Host memory; pinned if a GPU will copy it, because pageable memory takes three times as long."""
         return torch.empty(
             size, dtype=torch.uint8, pin_memory=self._device.type == "cuda" and self.carries(size)
         ).numpy()
 
     def broadcast(self, buffer: Tensor) -> None:
-        """Copy rank 0's buffer into every rank's; each is on the host or on the GPU of its rank."""
+        """Copy rank 0's buffer into every rank's; each is on the host or on the rank's GPU."""
         if self._first != 0 and self._rank in (0, self._first):
-            passed = buffer if buffer.is_cpu else torch.empty(len(buffer), dtype=buffer.dtype, pin_memory=True)
-            self._pass(passed, 0, self._first)
-            if passed is not buffer:
-                buffer.copy_(passed, non_blocking=True)
+            host = buffer if buffer.is_cpu else torch.empty(len(buffer), dtype=buffer.dtype, pin_memory=True)
+            self._pass(host, 0, self._first)
+            if host is not buffer:
+                buffer.copy_(host, non_blocking=True)
         self._on_device(
             buffer,
             lambda staged: dist.broadcast(staged, src=self._first, group=self._group, async_op=True),
@@ -242,13 +242,13 @@ class GpuGroup:
         )
 
     def exchange(self, sent: Parts, received: Parts) -> tuple[Parts, Parts]:
-        """Move the large parts between members, each from and to the host or the GPU; gives the others of both."""
-        outgoing, sent = self._split(sent)
-        incoming, received = self._split(received)
-        most = max(map(len, [*outgoing.values(), *incoming.values()]), default=0)
-        for start in range(0, most, STAGED):  # both ends of a message cut it alike
+        """Move the large parts between members, in host or GPU memory; returns the remaining parts of both dicts."""
+        outgoing, other_sent = self._split(sent)
+        incoming, other_received = self._split(received)
+        longest = max(map(len, [*outgoing.values(), *incoming.values()]), default=0)
+        for start in range(0, longest, STAGED):  # both ends of a message cut it at the same offsets
             self._exchange_staged(_cut(outgoing, start), _cut(incoming, start))
-        return sent, received
+        return other_sent, other_received
 
     def _exchange_staged(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> None:
         staged = {
@@ -264,7 +264,7 @@ class GpuGroup:
                 part.copy_(staged[rank])
 
     def _split(self, parts: Parts) -> tuple[dict[int, Tensor], Parts]:
-        """The parts that take this way, and the others."""
+        """Splits parts into those that this group moves, and the others."""
         members = self.members if self._is_member else frozenset()
         large = {rank: as_tensor(part) for rank, part in parts.items() if rank in members and self.carries(part.nbytes)}
         return large, {rank: part for rank, part in parts.items() if rank not in large}
@@ -276,7 +276,7 @@ class GpuGroup:
             self._wait(dist.irecv(buffer, source))
 
     def _on_device(self, buffer: Tensor, start: Callable[[Tensor], dist.Work | None], changed: bool) -> None:
-        """Call the group with the buffer on the device; copy the result back where it has `changed`."""
+        """Call the group with the buffer on the device; copy the result back if the call has `changed` it."""
         if self._is_member:
             staged = buffer.to(self._device)
             self._wait_for_gpu(start(staged))
@@ -285,12 +285,12 @@ class GpuGroup:
 
 
 def _cut(parts: dict[int, Tensor], start: int) -> dict[int, Tensor]:
-    """At most `STAGED` bytes of each part, of those that are so long."""
+    """Returns up to `STAGED` bytes from `start` of each part that is long enough."""
     return {rank: part[start : start + STAGED] for rank, part in parts.items() if start < len(part)}
 
 
 def as_tensor(chunk: Buffer) -> Tensor:
-    """The chunk as a tensor on the same memory."""
+    """Returns the chunk as a tensor, on the same memory unless it is read-only."""
     if isinstance(chunk, Tensor):
         return chunk
     return torch.from_numpy(chunk if chunk.flags.writeable else chunk.copy())  # torch warns of read-only memory

@@ -1,4 +1,4 @@
-"""Waiting for other ranks without burning the core that they may need, and the errors when they do not come."""
+"""Waiting for other ranks without blocking the core that they may need, and the error texts of failed waits."""
 
 import re
 import threading
@@ -8,10 +8,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_SPIN = 0.0005  # seconds of polling without a pause: a small message between ready ranks takes less
-SHORTEST_PAUSE = 50e-6  # seconds of a pause
-LONGEST_PAUSE = 2e-3
-_SHARE = 0.02  # a pause is at most this share of the time waited so far, so that little is lost when the wait ends
+_SPIN = 0.0005  # seconds of polling without pauses: a small message between waiting ranks takes less
+SHORTEST_PAUSE = 50e-6  # seconds
+LONGEST_PAUSE = 2e-3  # seconds
+_SHARE = 0.02  # a pause is at most this share of the time waited so far, so that the wait is prolonged little
 
 
 class WaitTimeout(Exception):
@@ -25,13 +25,13 @@ class WaitTimeout(Exception):
 def wait(
     done: Callable[[], bool], timeout: float, longest: float = LONGEST_PAUSE, check: Callable[[], None] = lambda: None
 ) -> None:
-    """Poll until `done()` is true: often at first, then with longer and longer pauses.
+    """Poll until `done()` is true, first without pauses, then with growing ones.
 
     Args:
-        done: tests whether the operation has ended, and makes it progress.
+        done: returns whether the operation has ended, and lets it progress.
         timeout: seconds.
-        longest: seconds of the longest pause; `SHORTEST_PAUSE` when payload is moving.
-        check: called once a second; raises if the operation cannot end any more.
+        longest: seconds of the longest pause; `SHORTEST_PAUSE` while payload moves.
+        check: called once a second; raises if the operation can no longer end.
 
     Raises:
         WaitTimeout: the operation has not ended in time.
@@ -45,13 +45,13 @@ def wait(
             num_checks += 1
             check()
         if waited < _SPIN:
-            time.sleep(0)  # lets another rank on this core go first
+            time.sleep(0)  # yields the core
         else:
             time.sleep(min(longest, max(SHORTEST_PAUSE, _SHARE * waited)))
 
 
 def call_within(seconds: float, function: Callable[[], T]) -> T:
-    """The result of a call that may never return; it is then left behind in its thread.
+    """Calls a function that may never return, in a thread that is abandoned after the time limit.
 
     Raises:
         WaitTimeout: it has not returned in time.
@@ -77,17 +77,17 @@ def call_within(seconds: float, function: Callable[[], T]) -> T:
 
 
 def describe_timeout(operation: str, waited: float, absent: str) -> str:
-    """Error text for an operation that exceeded the time limit after `waited` seconds.
+    """Returns the error text for an operation that ran into the time limit after `waited` seconds.
 
     Args:
-        absent: the ranks that did not arrive; "" if unknown.
+        absent: names of the ranks that did not arrive; "" if unknown.
     """
     who = f"{absent} did not come to it" if absent else "a rank hangs, was stopped or is slower than that"
     return f"{operation} did not end within {waited:.1f} s: {who}; raise runtime.timeout if ranks may need longer"
 
 
 def describe_error(error: BaseException) -> str:
-    """The whole text of a library's error in one line, without control characters and without a trace of C++ frames.
+    """Returns a library's error text in one line, without control characters and C++ stack traces.
 
     >>> describe_error(RuntimeError("[/a/p.cc:9] closed.\\nCheck \\x1b[1mport\\nException raised from f (most recent"))
     'closed. Check port'
@@ -98,11 +98,11 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_loss(operation: str, cause: Exception, ended: str) -> str:
-    """Error text for a connection that broke during an operation.
+    """Returns the error text for a connection that broke during an operation.
 
     Args:
-        cause: what the library raised.
-        ended: the ranks on this host that have ended; "" if there are none.
+        cause: the library's error.
+        ended: names of the ranks on this host that have ended; "" if there are none.
     """
     who = f"{ended} ended or was killed" if ended else "a rank ended or was lost"
     return f"{who} during {operation} ({describe_error(cause)}); its own error, or the launcher's, says why"

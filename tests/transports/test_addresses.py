@@ -61,9 +61,8 @@ def test_the_whole_reason_of_a_library_is_shown():
         + "x" * 200
         + "\nLast error:\nsocketStartConnect: Connect to 10.0.0.1<4000> failed : \x1b[31mNo route to host\x1b[0m\n"
     )
-    shown = describe_loss(
-        "broadcast", RuntimeError(nccl + "Exception raised from checkForNCCLErrors at x (most recent"), ""
-    )
+    error = RuntimeError(nccl + "Exception raised from checkForNCCLErrors at x (most recent")
+    shown = describe_loss("broadcast", error, "")
     assert "Last error: socketStartConnect: Connect to 10.0.0.1<4000> failed : No route to host)" in shown
     assert shown.isprintable() and "most recent" not in shown
 
