@@ -177,7 +177,7 @@ def _start_gloo(store: Store, launch: Launch, timeout: float) -> None:
 def _set_timeout(timeout: timedelta) -> None:
     if hasattr(dist, "set_timeout"):
         dist.set_timeout(timeout)
-    else:  # before torch 2.15
+    else:  # an older torch
         dist.distributed_c10d._set_pg_timeout(timeout)
 
 

@@ -1,4 +1,4 @@
-"""What follows from how ranks are spread over nodes: their share of a GPU, their names, where they meet."""
+"""What follows from how ranks are spread over nodes: their share of a GPU, their names; the kernels of a rank."""
 
 import subprocess
 import sys
@@ -18,19 +18,7 @@ from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.devices import place_ranks
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import Peer, names
-from pflmpi.transports.slurm import find_rendezvous_address
 from project import ROOT
-
-STEP = {
-    "SLURM_JOB_ID": "12345",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_NTASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_STEP_NODELIST": "node[1-2]",
-}
 
 
 def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch):
@@ -95,11 +83,6 @@ def test_a_rank_in_another_namespace_of_processes_is_not_taken_for_ended():
 
 def test_many_names_are_cut():
     assert names(range(20), []).endswith("rank 7 and 12 more")
-
-
-def test_steps_of_one_job_meet_at_ports_of_their_own():
-    assert find_rendezvous_address(STEP) == "node1:22345"
-    assert find_rendezvous_address({**STEP, "SLURM_STEP_ID": "1"}) == "node1:22446"
 
 
 @pytest.mark.slurm

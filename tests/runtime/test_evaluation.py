@@ -13,21 +13,20 @@ from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.analysis.run import open_run
-from pflmpi.config import load as configuration
-from pflmpi.experiment.build import prepare, setup
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.early_stop import EarlyStop, EarlyStopConfig
-from pflmpi.learning.task import HOST, Task
+from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import evaluation
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.tree import Tree
+from planned_run import planned
 
 FEDAVG = {"algorithm": {"name": "fedavg"}}
 
 
 def setup_of(base, **sections):
-    return setup(prepare(configuration.parse(quick_run.settings(base, **sections)), HOST), 1, 1)
+    return planned(quick_run.settings(base, **sections), 1).setup
 
 
 @pytest.fixture

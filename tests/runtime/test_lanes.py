@@ -9,10 +9,8 @@ import torch
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
-from pflmpi.config import load as configuration
-from pflmpi.experiment.build import prepare, setup
 from pflmpi.experiment.training_checks import example
-from pflmpi.learning.task import HOST, Task
+from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
 from pflmpi.rng import stream
@@ -20,6 +18,7 @@ from pflmpi.runtime.executors import batches
 from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, Pool, align_batches
 from pflmpi.tree import ALIGNED
 from pflmpi.vmap_lanes import behind, in_lane
+from planned_run import planned
 from stub_device import DEVICE, stub_device
 
 # Their own products of small matrices come out differently with other mates, as convolutions and weight decay do.
@@ -30,8 +29,7 @@ GROUPS = ([2], [0, 2], [0, 1, 2, 3, 4, 5, 6])  # clients of a call, one of them 
 
 def executor_of(sections, **training):
     runtime = {"executor": "lanes", "lanes": 3}
-    raw = quick_run.settings(sections, training=training, runtime=runtime)
-    return setup(prepare(configuration.parse(raw), HOST), 1, 1).executor
+    return planned(quick_run.settings(sections, training=training, runtime=runtime), 1).setup.executor
 
 
 def bits(executor, clients):

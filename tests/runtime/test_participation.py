@@ -11,11 +11,12 @@ from pflmpi import tree
 from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.experiment.build import prepare, setup
+from pflmpi.experiment.build import prepare
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.task import HOST
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.rng import stream
+from planned_run import planned
 
 SIZES = np.array([1, 1, 1, 1, 96])
 
@@ -143,7 +144,7 @@ def test_ranks_and_a_resumed_run_have_the_same_bits(name, executor, tmp_path):
 
 
 def executor_of(raw):
-    return setup(prepare(configuration.parse(raw), HOST), 1, 1).executor
+    return planned(raw, 1).setup.executor
 
 
 def test_a_client_takes_the_first_of_its_steps():

@@ -12,6 +12,7 @@ import stub_run
 from every_algorithm import every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.experiment import build
+from pflmpi.experiment.stored_config import stored_config
 from pflmpi.forecast.bytes import compute_state_sizes, pool_bytes
 from pflmpi.forecast.measuring import ProcessMemory
 from pflmpi.forecast.memory import forecast_memory
@@ -89,8 +90,6 @@ def test_a_plan_counts_the_samples_on_their_way():
 def test_a_run_continues_with_samples_elsewhere(tmp_path):
     raw = quick_run.settings(CASES["fedavg"])
     quick_run.run(raw, tmp_path / "run")
-    from pflmpi.experiment.stored_config import stored_config
-
     assert stored_config(tmp_path / "run", ["data.resident=host"]).data.resident == "host"
     with mock.patch.dict(raw["data"], resident="nowhere"), pytest.raises(Exception, match="'auto', 'device' or 'host'"):
         configuration.parse(raw)

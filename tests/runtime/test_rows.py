@@ -16,6 +16,7 @@ from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.experiment import run as experiment
 from pflmpi.learning.task import Task
 from pflmpi.runtime.client_state import allocate, allocate_rows, initialise
+from pflmpi.store import shard
 from pflmpi.tree import Tree
 from planned_run import planned
 
@@ -131,9 +132,6 @@ def test_a_start_that_is_common_to_all_is_made_once(monkeypatch):
 
 def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path, monkeypatch):
     """3 of 7 clients train in a round."""
-    from pflmpi.experiment import run as experiment
-    from pflmpi.store import shard
-
     monkeypatch.setattr(shard, "_ONCE", 1000)
     made = []
 

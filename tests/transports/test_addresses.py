@@ -63,6 +63,7 @@ def test_the_whole_reason_of_a_library_is_shown():
     )
     error = RuntimeError(nccl + "Exception raised from checkForNCCLErrors at x (most recent")
     shown = describe_loss("broadcast", error, "")
+    assert shown.startswith("a rank ended or was lost during broadcast (NCCL error in: ")
     assert "Last error: socketStartConnect: Connect to 10.0.0.1<4000> failed : No route to host)" in shown
     assert shown.isprintable() and "most recent" not in shown
 

@@ -22,7 +22,7 @@ from pflmpi.transports.detect import Launch
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer, check_alive, names
 from pflmpi.transports.torchdist import TorchTransport
-from pflmpi.transports.waiting import WaitTimeout, describe_loss, describe_timeout, wait
+from pflmpi.transports.waiting import WaitTimeout, describe_timeout, wait
 from project import HELPERS, ROOT
 from thread_transport import run_ranks
 from transport_checks import CHECKS
@@ -251,13 +251,6 @@ def test_a_long_wait_leaves_the_core_to_others():
     began, used = time.monotonic(), time.thread_time()
     wait(lambda: time.monotonic() - began > 0.5, 10)
     assert time.thread_time() - used < 0.1
-
-
-def test_a_loss_is_reported_with_the_whole_reason_but_the_librarys_own_file():
-    cause = RuntimeError("[/a/b/pair.cc:561] Connection closed by peer [10.0.0.1]:17. This is a crash\nmore")
-    assert describe_loss("sum", cause, "").startswith(
-        "a rank ended or was lost during sum (Connection closed by peer [10.0.0.1]:17. This is a crash more); "
-    )
 
 
 def test_the_start_of_nccl_has_a_time_limit(monkeypatch):
