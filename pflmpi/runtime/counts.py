@@ -136,13 +136,13 @@ def figures(counts: Counts) -> dict[str, float]:
     """
     accuracy = counts.accuracy
     if not counts.by_class:
-        figures = {"test_loss": _over_clients(np.mean, counts.mean_loss)}
+        metrics = {"test_loss": _over_clients(np.mean, counts.mean_loss)}
         if "accuracy" in counts.values:
-            figures["accuracy_std"] = _over_clients(np.std, accuracy)
+            metrics["accuracy_std"] = _over_clients(np.std, accuracy)
         if "f1_macro" in counts.values:
-            figures["f1_macro"] = _over_clients(np.mean, counts.values["f1_macro"])
-        return figures | _summarise_measures(counts)
-    figures = {
+            metrics["f1_macro"] = _over_clients(np.mean, counts.values["f1_macro"])
+        return metrics | _summarise_measures(counts)
+    metrics = {
         "accuracy_mean": counts.mean,
         "accuracy_weighted": float(share(counts.correct.sum(), counts.samples.sum())),
         "accuracy_std": _over_clients(np.std, accuracy),
@@ -150,14 +150,14 @@ def figures(counts: Counts) -> dict[str, float]:
         "f1_macro": _over_clients(np.mean, counts.macro_f1),
         "test_loss": _over_clients(np.mean, counts.mean_loss),
     }
-    return figures | _summarise_measures(counts)
+    return metrics | _summarise_measures(counts)
 
 
 def _summarise_measures(counts: Counts) -> dict[str, float]:
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, values in counts.values.items():
-        figures |= zip(measure_columns(name), _summarise_measure(name, values, counts.samples), strict=True)
-    return figures
+        metrics |= zip(measure_columns(name), _summarise_measure(name, values, counts.samples), strict=True)
+    return metrics
 
 
 def measure_columns(measure: str) -> tuple[str, str, str]:
