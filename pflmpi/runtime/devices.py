@@ -89,7 +89,7 @@ class GpuPlacement:
         own = self.gpu[rank]
         return sum(gpu is not None and own is not None and gpu.uuid == own.uuid for gpu in self.gpu)
 
-    def _see_one_each(self) -> bool:
+    def _have_one_gpu_each(self) -> bool:
         """Whether several ranks of a node have a GPU each, and see no other."""
         computing = [self.peers[rank] for rank in self.gpu_ranks]
         ranks_by_host = Counter(peer.host for peer in computing)
@@ -99,7 +99,7 @@ class GpuPlacement:
         """Warning for the user; "" if there is none."""
         most = max(Counter(gpu.uuid for gpu in self.gpu if gpu is not None).values(), default=1)
         if most == 1:
-            return _ONE_GPU_EACH if self._see_one_each() else ""
+            return _ONE_GPU_EACH if self._have_one_gpu_each() else ""
         return (
             f"up to {most} ranks share a GPU, each with its part of the memory; without NVIDIA's MPS "
             "(nvidia-cuda-mps-control -d) they take turns: one rank per GPU is fastest"

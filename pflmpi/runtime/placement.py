@@ -36,8 +36,8 @@ class Placement:
 
     Attributes:
         groups: groups of clients of one cohort; those that take part in a round are computed together.
-        most: clients in one call; a group with more participants needs several calls.
-        most_tested: likewise in a call that tests.
+        max_clients: clients in one call; a group with more participants needs several calls.
+        max_tested: likewise in a call that tests.
         home: [N] the rank with each client's state, or None if clients have no state and may be computed anywhere.
         computing_ranks: the ranks that compute clients.
         work: [N] relative cost of training in one round, whole numbers.
@@ -46,12 +46,12 @@ class Placement:
 
     ranks: int
     groups: tuple[ClientGroup, ...]
-    most: int
+    max_clients: int
     home: np.ndarray | None
     computing_ranks: tuple[int, ...]
     work: np.ndarray
     test_work: np.ndarray
-    most_tested: int = MAX_TOGETHER
+    max_tested: int = MAX_TOGETHER
 
     def assign(self, clients: np.ndarray, tested: bool = False) -> list[list[ClientGroup]]:
         """Assigns clients to ranks; returns each rank's groups, cut to the size of a call.
@@ -68,7 +68,7 @@ class Placement:
         ordered = clients[np.argsort(self.group_of[clients], kind="stable")]
         first = np.flatnonzero(np.diff(self.group_of[ordered], prepend=-1))
         number_in_group = np.arange(len(ordered)) - np.repeat(first, np.diff(first, append=len(ordered)))
-        starts = np.flatnonzero(number_in_group % (self.most_tested if tested else self.most) == 0)
+        starts = np.flatnonzero(number_in_group % (self.max_tested if tested else self.max_clients) == 0)
         parts = [ordered[start:end] for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True)]
         if self.home is not None:
             for rank, part in zip(self.home[ordered[starts]], parts, strict=True):
@@ -117,15 +117,16 @@ def place(
     n = federation.num_clients
     steps = count_round_steps(training, federation.num_train)
     lanes = runtime.lanes or 1
-    groups, most = cut_groups(executor.cohort, steps, lanes), max(MAX_TOGETHER, int(lanes * training.participation))
+    groups = cut_groups(executor.cohort, steps, lanes)
+    max_clients = max(MAX_TOGETHER, int(lanes * training.participation))
     computing = choose_computing_ranks(runtime.server, ranks, n, slots)
     sample_work = compute_relative_flops(executor.tasks)[executor.cohort]
     work = 3.0 * steps * training.batch_size * sample_work  # forward, and twice as much backward
     test_work = federation.num_test * sample_work
     # A call costs as much as the arithmetic of some hundred small models, so very many of them share a call.
     model_bytes = max(tree.num_bytes(task.like()) for task in executor.tasks)
-    most_tested = max(most, min(n // _MIN_TEST_CALLS, _MAX_TEST_BYTES // model_bytes))
-    placement = Placement(ranks, groups, most, None, computing, work, test_work, most_tested)
+    max_tested = max(max_clients, min(n // _MIN_TEST_CALLS, _MAX_TEST_BYTES // model_bytes))
+    placement = Placement(ranks, groups, max_clients, None, computing, work, test_work, max_tested)
     if not any(templates) and all(type(kind) is Shared for kind in declared.down.values()):
         return placement
     cost = np.zeros((len(groups), min(max(training.rounds, 1), _MAX_ROUNDS)))

@@ -240,7 +240,7 @@ def advise_fewer_ranks(setup: Setup, rounds: Sequence[RoundSchedule]) -> str:
     if ranks < _FEW_RANKS or not busy or 2 * max(busy) > ranks:
         return ""
     participants = max(len(scheduled.participants) for scheduled in rounds)
-    lanes = min(max(map(len, setup.placement.groups)), setup.placement.most)
+    lanes = min(max(map(len, setup.placement.groups)), setup.placement.max_clients)
     calls = f" in calls of up to {lanes}" if lanes > 1 else ""
     lower = ", or set runtime.lanes lower" if lanes > 1 else ""
     return (

@@ -83,7 +83,7 @@ def unseen_setup(
     samples = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
     work = samples * compute_relative_flops(executor.tasks)[executor.cohort]
     groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
-    unseen = Placement(placement.ranks, groups, placement.most, None, placement.computing_ranks, work, work)
+    unseen = Placement(placement.ranks, groups, placement.max_clients, None, placement.computing_ranks, work, work)
     own = {name: kind for name, kind in down.items() if type(kind) is not Shared}
     declared = Declared({}, own, federation.class_counts > 0, federation.num_train)
     return Unseen(executor, declared, unseen.assign(clients), updates if rule.trains else 0, placement.home)

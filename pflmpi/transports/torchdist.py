@@ -232,7 +232,7 @@ class GpuGroup:
         """Copy rank 0's buffer into every rank's; each is on the host or on the rank's GPU."""
         if self._first != 0 and self._rank in (0, self._first):
             host = buffer if buffer.is_cpu else torch.empty(len(buffer), dtype=buffer.dtype, pin_memory=True)
-            self._pass(host, 0, self._first)
+            self._forward(host, 0, self._first)
             if host is not buffer:
                 buffer.copy_(host, non_blocking=True)
         self._on_device(
@@ -269,7 +269,7 @@ class GpuGroup:
         large = {rank: as_tensor(part) for rank, part in parts.items() if rank in members and self.carries(part.nbytes)}
         return large, {rank: part for rank, part in parts.items() if rank not in large}
 
-    def _pass(self, buffer: Tensor, source: int, target: int) -> None:
+    def _forward(self, buffer: Tensor, source: int, target: int) -> None:
         if self._rank == source:
             self._wait(dist.isend(buffer, target))
         elif self._rank == target:

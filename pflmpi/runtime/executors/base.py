@@ -116,7 +116,7 @@ class Executor(ABC):
     def passes(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
         return dict(self.algorithm.passes(self.task(clients), round))
 
-    def of_one_client(self, method: LocalUpdate) -> Callable[[Task, Tree, Messages, ClientData], Tree]:
+    def wrap_method(self, method: LocalUpdate) -> Callable[[Task, Tree, Messages, ClientData], Tree]:
         """Wraps a method: checks what it returns, adds the training loss, and handles the optimizer's state."""
 
         @functools.wraps(method)
@@ -275,7 +275,7 @@ class Loop(Executor):
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
     ) -> Callable[[], Update]:
-        task, passes, update = self.task(clients), self.passes(clients, round), self.of_one_client(method)
+        task, passes, update = self.task(clients), self.passes(clients, round), self.wrap_method(method)
         results: list[Tree] = []
         uploaded = upload({"state": states, "down": {**down}}, self.device)
         for i, client in enumerate(clients):

@@ -136,7 +136,7 @@ class ClientBatches(StoredBatches):
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[Batch]:
-        keys, together = _unbind_keys(self.keys, len(self)), self._together()
+        keys, together = _unbind_keys(self.keys, len(self)), self._count_together()
         starts = [0, *itertools.accumulate(self.sizes)]
         for first in range(0, len(self), together):
             sizes = self.sizes[first : first + together]
@@ -163,7 +163,7 @@ class ClientBatches(StoredBatches):
         parts = zip(torch.split(images, sizes), draws, strict=False)
         return [self.task.prepare(self.transform(part, key)) for part, key in parts]
 
-    def _together(self) -> int:
+    def _count_together(self) -> int:
         """Number of batches prepared at once: many on a GPU, to save operations; one on a CPU, to stay in cache."""
         if self.pool.images.is_cpu:
             return 1

@@ -39,12 +39,12 @@ class Lanes(Executor):
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
     ) -> Callable[[], Update]:
-        passes, update = self.passes(clients, round), self.of_one_client(method)
-        results = self._with_data(update, clients, states, (down,), round, passes)
+        passes, update = self.passes(clients, round), self.wrap_method(method)
+        results = self._call_in_lanes(update, clients, states, (down,), round, passes)
         return download_update(results, self.kept_on_device(self.task(clients)), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
-        return as_messages(tree.to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {})))
+        return as_messages(tree.to_host(self._call_in_lanes(self.algorithm.introduce, clients, states, (), 0, {})))
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task = self.task(clients).replace(batched=True)
@@ -57,7 +57,7 @@ class Lanes(Executor):
         state, received = tree.part(uploaded, "state"), as_messages(tree.part(uploaded, "down"))
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
-            state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
+            state = self._call_in_lanes(self.algorithm.adapt, clients, states, (received,), round, passes)
         images = gather_images(pool, tree.leaf(tree.part(uploaded, "tests"), "index"))
 
         def predict(lane: Tree) -> Tree:
@@ -82,7 +82,7 @@ class Lanes(Executor):
             self.federation, clients, torch.stack(wait(), 1).flatten(1, 2)[is_real], self.measures
         )
 
-    def _with_data(
+    def _call_in_lanes(
         self,
         method: Callable[..., Any],
         clients: np.ndarray,
