@@ -29,7 +29,6 @@ from pflmpi.errors import DataError, PflmpiError, RunError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.text import first_line
-from pflmpi.transports import mpi_library
 from pflmpi.transports.base import Buffer, Transport, exit_unconnected
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer
@@ -350,15 +349,13 @@ def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
 def start_mpi(rank: int = 0) -> Mpi:
     """Starts MPI in this process, if it has not started yet, and returns what it says."""
     try:
-        from pflmpi.transports.mpi import start, world_size
+        from pflmpi.transports.mpi import library_name, open_library, query_device_buffers, start, world_size
 
         start(_MPI_TIMEOUT, partial(exit_unconnected, rank, {}))
     except (ImportError, RuntimeError, OSError) as error:
         return Mpi(used=True, error=first_line(error))
-    library = mpi_library.loaded()
-    if library is None:
-        return Mpi(used=True, library="unknown", world=world_size())
-    return Mpi(used=True, library=library.name, world=world_size(), device_buffers=library.device_buffers)
+    device_buffers = query_device_buffers(open_library())
+    return Mpi(used=True, library=library_name(), world=world_size(), device_buffers=device_buffers)
 
 
 def try_mpi(environ: Mapping[str, str]) -> Mpi:

@@ -3,11 +3,13 @@
 import atexit
 import ctypes
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import mpi4py
@@ -15,7 +17,6 @@ import numpy as np
 
 from pflmpi.errors import TransportError
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer, Transport, chunks, flush_output
-from pflmpi.transports.mpi_library import loaded, open_library
 from pflmpi.transports.peers import ended, names
 from pflmpi.transports.waiting import SHORTEST_PAUSE, WaitTimeout, describe_loss, describe_timeout, wait
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _MIN_TIMEOUT = 30.0  # seconds for the start at least, because ranks load their libraries at different speeds
 _TAG, _ROLL_CALL_TAG = 1, 2
+_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so[\d.]*$")
+_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h
 _ANSWER_SECONDS = 3.0  # for a roll call; waiting ranks check for one every few milliseconds
 _FORWARD_SECONDS = 0.2  # for the launcher to forward the output, which an abort may overtake
 
@@ -74,6 +77,39 @@ def world_size() -> int:
     return int(MPI.COMM_WORLD.Get_size())
 
 
+def library_name() -> str:
+    """Name and version of the MPI library, such as "Open MPI 5.0.11"."""
+    return format_library_name(MPI.Get_library_version())
+
+
+def format_library_name(text: str) -> str:
+    """Returns name and version from a library's version text."""
+    first = re.split(r"[,\n]", text.strip())[0]
+    return re.sub(r"\s*\bversion:?\s*|\s+v(?=\d)", " ", first, flags=re.IGNORECASE).strip()
+
+
+def open_library() -> ctypes.CDLL | None:
+    """Opens the MPI library of this process, for functions that mpi4py does not have; None if it is not found."""
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    path = next((line.split()[-1] for line in mapped.splitlines() if _LIBRARY.search(line)), None)
+    return None if path is None else ctypes.CDLL(path)
+
+
+def query_device_buffers(library: ctypes.CDLL | None) -> bool | None:
+    """Whether the library can send GPU memory, once MPI has been started; None if it does not say."""
+    if library is None:
+        return None
+    if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI, MPICH
+        return bool(library.MPIX_Query_cuda_support())
+    if hasattr(library, "MPIX_GPU_query_support"):  # some that are derived from MPICH
+        supported = ctypes.c_int()
+        return library.MPIX_GPU_query_support(_CUDA, ctypes.byref(supported)) == 0 and bool(supported.value)
+    return None
+
+
 class MpiTransport(Transport):
     """All ranks of MPI.COMM_WORLD.
 
@@ -88,8 +124,7 @@ class MpiTransport(Transport):
 
     def __init__(self, timeout: float) -> None:
         super().__init__(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), timeout)
-        library = loaded()
-        self.device_buffers = None if library is None else library.device_buffers
+        self.device_buffers = query_device_buffers(open_library())
         self._between_gpus = False
         self._pending: list[MPI.Request] = []  # referenced so that their buffers outlive them
         self._comm = MPI.COMM_WORLD.Dup()  # keeps messages apart from those of other libraries

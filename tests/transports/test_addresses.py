@@ -10,7 +10,6 @@ import torch
 
 import thread_transport
 from pflmpi.errors import ConfigError
-from pflmpi.transports import mpi_library
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.torch_store import connect
 from pflmpi.transports.torchdist import TorchTransport
@@ -82,15 +81,11 @@ def test_rank_0s_text_of_any_length_reaches_all(text):
 class Library:
     """The C functions of a library that answers 1 or 0, by one function or the other, or has neither."""
 
-    def __init__(self, started: bool = True, open_mpi: int | None = None, other: int | None = None) -> None:
-        self._started = started
+    def __init__(self, open_mpi: int | None = None, other: int | None = None) -> None:
         if open_mpi is not None:
             self.MPIX_Query_cuda_support = lambda: open_mpi
         if other is not None:
             self.MPIX_GPU_query_support = lambda kind, answer: self._set(answer, other) if kind == 0 else 1
-
-    def MPI_Initialized(self, answer: Any) -> int:
-        return self._set(answer, self._started)
 
     def _set(self, answer: Any, value: int) -> int:
         ctypes.cast(answer, ctypes.POINTER(ctypes.c_int))[0] = value
@@ -106,9 +101,23 @@ class Library:
         (Library(other=0), False),
         (Library(open_mpi=0, other=1), False),
         (Library(), None),
-        (Library(started=False, open_mpi=1), None),  # Open MPI decides when it starts
     ],
-    ids=["yes", "no", "yes by the other function", "no by it", "no by the first", "absent", "not started"],
+    ids=["yes", "no", "yes by the other function", "no by it", "no by the first", "absent"],
 )
 def test_a_library_is_asked_for_gpu_memory(library, expected):
-    assert mpi_library._query_device_buffers(library) is expected
+    from pflmpi.transports.mpi import query_device_buffers  # needs an MPI library
+
+    assert query_device_buffers(library) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11", "Open MPI 5.0.11"),
+        ("MPICH Version:      5.0.2\nMPICH Release date: unreleased", "MPICH 5.0.2"),
+    ],
+)
+def test_a_library_has_a_short_name(text, name):
+    from pflmpi.transports.mpi import format_library_name
+
+    assert format_library_name(text) == name
