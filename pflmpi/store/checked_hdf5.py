@@ -1,10 +1,10 @@
 """HDF5 files with checksums, written in one go and checked when they are read.
 
 A file starts with an HDF5 user block of 512 bytes, which every HDF5 program skips. It holds one line of text with the
-length and the CRC-32 of the rest. So a damaged file is detected before the HDF5 library, which may crash on one, reads
-it. The attribute `about` is JSON: what there is to say of the file, and below `arrays`, for each of its arrays by path,
-`crc32` (zlib's, over its bytes in C order), `unit` and `description`. Each attribute of HDF5 costs as much as a small
-array; in one text they cost nothing.
+length and the CRC-32 of the rest, so that damage is detected before the HDF5 library reads the file: it may crash on a
+damaged one. The attribute `about` is JSON: the metadata of the file, and under `arrays`, for each array by path,
+`crc32` (zlib's, over its bytes in C order), `unit` and `description`. One text is cheap, whereas each HDF5 attribute
+costs as much as a small array.
 """
 
 import copy
@@ -42,17 +42,15 @@ from pflmpi.store.hdf5 import (
 from pflmpi.store.names import SHARD_NAME
 
 FORMAT_VERSION = 6
-Described = tuple[str, tuple[str, ...] | None, str]  # unit, names of the first axes (None: no axis), description
-TEXTS = "class"  # coordinates of an axis, the only dataset of texts
-UNDESCRIBED: Described = ("", None, "")
+CLASS_NAMES = "class"  # coordinates of the class axis, the only dataset of texts
 
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
 _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
 _PIECE = 1 << 25  # bytes of an array in memory while it is checked
-_KINDS = "biufcS"  # of arrays
+_DTYPE_KINDS = "biufcS"  # that arrays may have
 _SOURCE = re.compile(rf"\.|{SHARD_NAME.pattern}")  # of virtual datasets: the file itself, or a shard
-_SMALL = 1 << 20  # bytes of arrays up to which a file is made in memory; of an array that HDF5 itself writes
+_SMALL = 1 << 20  # bytes: smaller files are made in memory, smaller arrays are written by HDF5 itself
 _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
 
 
@@ -63,6 +61,21 @@ class Checksum(NamedTuple):
     crc32: int
 
 
+class Description(NamedTuple):
+    """What `about` says of an array.
+
+    Attributes:
+        axes: names of the first axes; None for an array whose axes get no names.
+    """
+
+    unit: str = ""
+    axes: tuple[str, ...] | None = None
+    text: str = ""
+
+
+_UNDESCRIBED = Description()
+
+
 class NewerFormatError(CheckpointError):
     """A file in a format of a newer pflmpi."""
 
@@ -71,10 +84,10 @@ class Writing:
     """An HDF5 file that is being written.
 
     Attributes:
-        file: of h5py.
-        about: what its attribute `about` will say.
-        large: arrays that are written once HDF5 has closed the file, with where they belong and their CRC-32: HDF5
-            would hold the interpreter's lock meanwhile.
+        file: the open `h5py.File`.
+        about: becomes the attribute `about`.
+        large: arrays to write after HDF5 has closed the file, each with its position and CRC-32. HDF5 would hold the
+            interpreter's lock while it writes them.
     """
 
     def __init__(self, file: File, in_memory: bool) -> None:
@@ -82,56 +95,61 @@ class Writing:
         self.about: dict[str, Any] = {"arrays": {}}
         self.large: list[tuple[Part, np.ndarray]] = []
         self._in_memory = in_memory
-        root = ((name, item) for name, item in file.items() if isinstance(item, h5py.Dataset) and item.is_scale)
-        self._scales = {name: (reference(item.id), len(item)) for name, item in root}  # with their extents
+        self._scales: dict[str, tuple[np.ndarray, int]] = {}  # reference and extent by name
+        for name, item in file.items():  # of a copy
+            if isinstance(item, h5py.Dataset) and item.is_scale:
+                self._scales[name] = reference(item.id), len(item)
 
-    def write_dataset(self, path: str, array: np.ndarray, described: Described = UNDESCRIBED) -> Identifier:
-        """Store an array, with its CRC-32; its identifier."""
+    def write_dataset(self, path: str, array: np.ndarray, description: Description = _UNDESCRIBED) -> Identifier:
+        """Stores an array with its CRC-32; returns the identifier of the dataset."""
         array = np.asarray(array, order="C")
-        assert array.dtype.kind in _KINDS, f"{path}: arrays of {array.dtype} cannot be stored"
+        assert array.dtype.kind in _DTYPE_KINDS, f"{path}: arrays of {array.dtype} cannot be stored"
         checksum = crc32(array)
         large = not self._in_memory and array.nbytes > _SMALL
         dataset = (reserve_array if large else write_array)(self.file.id, path, array)
         if large:
             self.large.append((Part(dataset.get_offset(), array.nbytes, checksum), array))
-        self.describe(path, checksum, described)
-        if described[1] is not None and array.shape:
-            self.name_axes(dataset, array.shape, described[1])
+        self.describe(path, checksum, description)
+        if description.axes is not None and array.shape:
+            self.name_axes(dataset, array.shape, description.axes)
         return dataset
 
-    def describe(self, path: str, checksum: int | None, described: Described = UNDESCRIBED) -> None:
-        """Say of an array what it is; None for the checksum of one that shows values that lie elsewhere."""
-        values = {"crc32": checksum, "unit": described[0], "description": described[2]}
-        self.about["arrays"].setdefault(path, {}).update(
-            {key: value for key, value in values.items() if value not in (None, "")}
-        )
+    def describe(self, path: str, checksum: int | None, description: Description = _UNDESCRIBED) -> None:
+        """Adds what `about` says of an array; `checksum` is None for a virtual dataset."""
+        entry = self.about["arrays"].setdefault(path, {})
+        if checksum is not None:
+            entry["crc32"] = checksum
+        if description.unit:
+            entry["unit"] = description.unit
+        if description.text:
+            entry["description"] = description.text
 
-    def scale(self, name: str, values: np.ndarray | Sequence[str], description: str) -> None:
-        """Store the coordinates [m] of an axis as a dimension scale of HDF5, by which later arrays name theirs.
+    def write_coordinates(self, name: str, values: np.ndarray | Sequence[str], text: str) -> None:
+        """Stores the coordinates [m] of an axis as an HDF5 dimension scale, by which later arrays name that axis.
 
-        Texts are of any length, as no other array is: xarray's h5netcdf reads those of one length as bytes. The
-        checksum of the file is their only one.
+        Texts have variable length, because xarray's h5netcdf reads texts of fixed length as bytes; they have no
+        checksum but that of the file.
         """
         if isinstance(values, np.ndarray):
-            dataset = self.write_dataset(name, values, ("", None, description))
+            dataset = self.write_dataset(name, values, Description(text=text))
         else:
             dataset = write_texts(self.file.id, name, values)
-            self.describe(name, None, ("", None, description))
+            self.describe(name, None, Description(text=text))
         h5py.h5ds.set_scale(dataset, name.encode())
         self._scales[name] = reference(dataset), len(values)
 
     def name_axes(self, dataset: Identifier, shape: tuple[int, ...], axes: Sequence[str]) -> None:
-        """Name all axes of a dataset by scales, the first as asked for, the others by their extents.
+        """Names all axes of a dataset by scales: the first as in `axes`, the others by their extents.
 
-        A name that an axis of another extent has gets the extent, and one that the dataset already has a number.
+        The extent is appended to a name that an axis of another extent has, and a number to a repeated one.
         """
         scales, names = [], list[str]()
-        for place, extent in enumerate(shape):
-            name = axes[place] if place < len(axes) else f"size_{extent}"
+        for axis, extent in enumerate(shape):
+            name = axes[axis] if axis < len(axes) else f"size_{extent}"
             if name in self._scales and self._scales[name][1] != extent:
                 name = f"{name}_{extent}"
             names.append(name)
-            if (number := names.count(name)) > 1:  # xarray takes each once
+            if (number := names.count(name)) > 1:  # xarray allows each name once in an array
                 name = f"{name}.{number}"
             if name not in self._scales:
                 self._scales[name] = reference(write_scale(self.file.id, name, extent)), extent
@@ -140,12 +158,12 @@ class Writing:
 
 
 def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, copied: Path | None = None) -> None:
-    """Write an HDF5 file atomically.
+    """Writes an HDF5 file atomically.
 
     Args:
         fill: writes the content.
-        size: bytes of the arrays, if known. A small file is made in memory, which takes less of the processor.
-        copied: a file whose content is there before.
+        size: bytes of the arrays, if known. A small file is made in memory, which takes less CPU time.
+        copied: a file whose content the new one starts with.
 
     Raises:
         OSError: see `atomic.replacing`.
@@ -171,7 +189,7 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, 
                 _fill(writing, fill)
         finally:
             if target.error is not None:
-                raise target.error  # a disk error rather than what followed from it
+                raise target.error  # rather than an error of HDF5 that followed from it
         for part, array in writing.large:
             atomic.write_at(descriptor, array.reshape(-1).view(np.uint8).data, part.start)
         parts = [part for part, _ in writing.large]
@@ -179,7 +197,7 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, 
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy a file, all of which is checked; raises as `write`."""
+    """Copies a file after checking every byte; raises as `write`."""
     with atomic.replacing(path) as descriptor:
         _copy(source, descriptor)
 
@@ -202,10 +220,10 @@ def _fill(writing: Writing, fill: Callable[[Writing], None]) -> None:
 
 
 class _Target(io.FileIO):
-    """The file that h5py writes.
+    """The file object that h5py writes to.
 
-    Errors are hidden from HDF5, because it cannot close a file that it cannot write, and crashes on it at exit. After
-    the first error nothing more is written.
+    It hides errors from HDF5, which cannot close a file that it cannot write, and crashes on it at exit. After the
+    first error nothing more is written.
     """
 
     error: BaseException | None = None
@@ -229,7 +247,7 @@ class _Target(io.FileIO):
 
 
 def about(file: File) -> dict[str, Any]:
-    """What a file says of itself: its attribute `about`.
+    """Returns the attribute `about` of a file.
 
     Raises:
         ValueError: it is not what pflmpi writes.
@@ -237,57 +255,56 @@ def about(file: File) -> dict[str, Any]:
     text = file.attrs["about"]
     if not isinstance(text, str):
         raise ValueError("its attribute 'about' is no text")
-    description = _parsed(text)
-    if not isinstance(description, dict) or not isinstance(description.get("arrays"), dict):
+    about = _parse_json(text)
+    if not isinstance(about, dict) or not isinstance(about.get("arrays"), dict):
         raise ValueError("its attribute 'about' does not describe its arrays")
-    return description
+    return about
 
 
 def numbers(file: File, section: str) -> dict[str, np.ndarray]:
-    """The numbers, and lists of numbers, that a file says in a section of `about`, by name."""
-    values_by_name = {}
+    """Returns the numbers, and lists of numbers, in a section of `about`, by name."""
+    arrays = {}
     for name, value in about(file).get(section, {}).items():
         values = value if isinstance(value, list) else [value]
         if not all(number is None or isinstance(number, int | float) for number in values):
             raise ValueError(f"{section}/{name} in its attribute 'about' is no number")
-        read = [np.nan if number is None else number for number in values]
-        values_by_name[str(name)] = np.array(read if isinstance(value, list) else read[0])
-    return values_by_name
+        numbers = [np.nan if number is None else number for number in values]  # JSON has no NaN
+        arrays[str(name)] = np.array(numbers if isinstance(value, list) else numbers[0])
+    return arrays
 
 
 @lru_cache(maxsize=4)  # several arrays of a file are read one after the other
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     return json.loads(text)
 
 
 def read_dataset(group: Group, path: str) -> np.ndarray:
-    """Read an array and verify its checksum.
+    """Reads an array and verifies its checksum.
 
     Raises:
         CheckpointError: its bytes are not those that were written.
     """
     dataset = stored(group, path)
     array: np.ndarray = np.asarray(dataset[()])
-    if problem := _other(dataset, crc32(array)):
+    if problem := _crc32_problem(dataset, crc32(array)):
         raise CheckpointError(problem)
     return array
 
 
-def recorded_crc32(dataset: Dataset) -> int | None:
-    """The CRC-32 of an array that was written; None where a file does not say."""
-    described = about(dataset.file)["arrays"].get(dataset.name.lstrip("/"), {})
-    return int(described["crc32"]) if "crc32" in described else None
+def _recorded_crc32(dataset: Dataset) -> int | None:
+    entry = about(dataset.file)["arrays"].get(dataset.name.lstrip("/"), {})
+    return int(entry["crc32"]) if "crc32" in entry else None
 
 
 def damaged_arrays(path: Path) -> list[str]:
-    """Problems with the arrays of a file that have a checksum of their own; a piece at a time is in memory.
+    """Returns the problems of the arrays that have a checksum of their own; holds a piece at a time in memory.
 
     Raises:
         CheckpointError: see `reading`.
     """
     with reading(path) as file:
-        arrays = [file[name] for name in names(file) if recorded_crc32(file[name]) is not None]
-        return [problem for array in arrays if (problem := _other(array, _crc32_in_pieces(array)))]
+        arrays = [file[name] for name in names(file) if _recorded_crc32(file[name]) is not None]
+        return [problem for array in arrays if (problem := _crc32_problem(array, _crc32_in_pieces(array)))]
 
 
 def _crc32_in_pieces(dataset: Dataset) -> int:
@@ -299,9 +316,8 @@ def _crc32_in_pieces(dataset: Dataset) -> int:
     return checksum
 
 
-def _other(dataset: Dataset, checksum: int) -> str | None:
-    """Says that an array has another CRC-32 than was written; None if it has not."""
-    if checksum == (expected := recorded_crc32(dataset)):
+def _crc32_problem(dataset: Dataset, checksum: int) -> str | None:
+    if checksum == (expected := _recorded_crc32(dataset)):
         return None
     where = f"{dataset.name} in {dataset.file.filename}"
     if expected is None:
@@ -310,20 +326,20 @@ def _other(dataset: Dataset, checksum: int) -> str | None:
 
 
 def stored(group: Group, path: str) -> Dataset:
-    """A dataset whose values may be read: all of them are in this file.
+    """Returns a dataset of which every value is stored in this file.
 
     Raises:
-        ValueError: they are not, or it is no array of numbers.
+        ValueError: some are not, or it is no array of numbers.
     """
     dataset = group[path]
     refuse_unstored(dataset)
-    if dataset.dtype.kind not in _KINDS:
+    if dataset.dtype.kind not in _DTYPE_KINDS:
         raise ValueError(f"{dataset.name} in it is of {dataset.dtype}, which no pflmpi writes")
     return dataset
 
 
 def names(group: Group) -> list[str]:
-    """Paths of all datasets below a group, sorted; virtual ones and those behind links too."""
+    """Returns the paths of all datasets below a group, sorted, including virtual and linked ones."""
     links: list[bytes] = []
     if len(group):
         group.id.links.visit(links.append)  # each group once, however many paths lead to it
@@ -341,17 +357,17 @@ def _opened(path: Path) -> File:
         return h5py.File(path, "r")  # this process has it open already, with a lock
 
 
-# What h5py raises, and what a file of another form leads to.
-_OF_A_FILE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError)
+# Raised by h5py, or by code that reads a file of another form.
+_READING_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError)
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[File]:
-    """Open a file for reading.
+    """Opens a file for reading.
 
     Raises:
-        CheckpointError: it is missing, unreadable, or in another format; also if what the block reads
-            is not there, or of another form.
+        CheckpointError: it is missing, unreadable, or in another format; also for anything that the `with` block reads
+            and that is not there, or not of the expected form.
     """
     try:
         with _opened(path) as file:
@@ -372,13 +388,13 @@ def reading(path: Path) -> Iterator[File]:
         raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
-    except _OF_A_FILE as error:
+    except _READING_ERRORS as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise CheckpointError(f"{path} cannot be read: {' '.join(str(text).split())}") from error
 
 
 def recorded_checksum(path: Path) -> Checksum:
-    """Checksum of a file, read from its head.
+    """Reads the checksum of a file from its head.
 
     Raises:
         CheckpointError: it is missing, or not a file of pflmpi.
@@ -402,7 +418,7 @@ def _opened_bytes(path: Path) -> Iterator[BinaryIO]:
 
 
 def damage(path: Path) -> str | None:
-    """Problem with the bytes of a file, or with what they refer to, or None; every byte is read."""
+    """Returns the problem with the bytes of a file, or with what they refer to, or None; reads every byte."""
     if problem := _problem(path, whole=True):
         return problem
     try:
@@ -410,7 +426,7 @@ def damage(path: Path) -> str | None:
             for name in names(file):
                 if is_virtual(file[name]):
                     refuse_other_sources(file[name], _SOURCE)
-                elif name != TEXTS:  # which nothing reads
+                elif name != CLASS_NAMES:  # which nothing reads
                     stored(file, name)
     except CheckpointError as error:
         return str(error)
@@ -418,7 +434,7 @@ def damage(path: Path) -> str | None:
 
 
 def truncated_problem(path: Path) -> str | None:
-    """Problem with the head or the length of a file, or None; only the head is read."""
+    """Returns the problem with the head or the length of a file, or None; reads the head alone."""
     return _problem(path, whole=False)
 
 

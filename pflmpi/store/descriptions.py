@@ -1,134 +1,141 @@
-"""Units, axes and descriptions of the content of a checkpoint, which its file says of it."""
+"""Units, axes and descriptions of the arrays in a checkpoint, as stored in its file."""
 
 from collections.abc import Mapping
 
-from pflmpi.store.checked_hdf5 import Described
+from pflmpi.store.checked_hdf5 import Description
 
-# Of arrays; single numbers, such as accuracy_mean, are said in `about` under their names alone.
+# Arrays alone; single numbers, such as accuracy_mean, have only their names in `about`.
 METRICS = {
-    "participants": ("", ("participant",), "ascending ids of the clients that trained"),
-    "skipped": ("", (), "ascending ids of the clients that failed in the round and count as absent"),
-    "correct": ("samples", ("client",), "test samples that the personal model of each client classifies correctly"),
-    "total": ("samples", ("client",), "test samples of each client"),
-    "accuracy": ("", ("client",), "correct / total"),
-    "client_test_loss": ("", ("client",), "cross-entropy per test sample, scores taken as logits"),
-    "client_train_loss": ("", ("participant",), "mean loss of the local steps of each participant, as it is minimised"),
-    "client_f1": ("", ("client",), "plain mean of F1 over the classes that a client has or predicts"),
-    "class_accuracy": ("", ("class",), "correct share of the test samples of each class, over all clients"),
-    "hits": ("samples", ("client", "class"), "test samples of each class that are classified correctly"),
-    "predicted": ("samples", ("client", "class"), "test samples classified as each class"),
+    "participants": Description("", ("participant",), "ascending ids of the clients that trained"),
+    "skipped": Description("", (), "ascending ids of the clients that failed in the round and count as absent"),
+    "correct": Description(
+        "samples", ("client",), "test samples that the personal model of each client classifies correctly"
+    ),
+    "total": Description("samples", ("client",), "test samples of each client"),
+    "accuracy": Description("", ("client",), "correct / total"),
+    "client_test_loss": Description("", ("client",), "cross-entropy per test sample, scores taken as logits"),
+    "client_train_loss": Description(
+        "", ("participant",), "mean loss of the local steps of each participant, as it is minimised"
+    ),
+    "client_f1": Description("", ("client",), "plain mean of F1 over the classes that a client has or predicts"),
+    "class_accuracy": Description("", ("class",), "correct share of the test samples of each class, over all clients"),
+    "hits": Description("samples", ("client", "class"), "test samples of each class that are classified correctly"),
+    "predicted": Description("samples", ("client", "class"), "test samples classified as each class"),
 }
 BYTES = {
-    "up": ("bytes", ("client",), "from each client, as papers count them"),
-    "down": ("bytes", ("client",), "to each client, as papers count them"),
+    "up": Description("bytes", ("client",), "from each client, as papers count them"),
+    "down": Description("bytes", ("client",), "to each client, as papers count them"),
 }
 PARTITION = {
-    "train_samples": ("samples", ("client",), "training samples of each client"),
-    "test_samples": ("samples", ("client",), "test samples of each client"),
-    "validation_samples": ("samples", ("client",), "validation samples of each client"),
-    "validation_by_class": ("samples", ("client", "class"), "validation samples of each client and class"),
-    "train_by_class": ("samples", ("client", "class"), "training samples of each client and class"),
-    "test_by_class": ("samples", ("client", "class"), "test samples of each client and class"),
+    "train_samples": Description("samples", ("client",), "training samples of each client"),
+    "test_samples": Description("samples", ("client",), "test samples of each client"),
+    "validation_samples": Description("samples", ("client",), "validation samples of each client"),
+    "validation_by_class": Description("samples", ("client", "class"), "validation samples of each client and class"),
+    "train_by_class": Description("samples", ("client", "class"), "training samples of each client and class"),
+    "test_by_class": Description("samples", ("client", "class"), "test samples of each client and class"),
 }
 LAYOUT = {
-    "file": (
+    "file": Description(
         "",
         ("client",),
         "index into `shards` of `about`: the shard with the newest state of each client; -1: none",
     ),
-    "row": ("", ("client",), "row of each client in that shard, counted within its cohort; -1 for none"),
-    "cohort": ("", ("client",), "index into `cohorts` of `about`: clients that keep the same arrays"),
+    "row": Description("", ("client",), "row of each client in that shard, counted within its cohort; -1 for none"),
+    "cohort": Description("", ("client",), "index into `cohorts` of `about`: clients that keep the same arrays"),
 }
-_FIGURES: Mapping[str, Mapping[str, Described]] = {
-    "metrics": METRICS,
-    "bytes": BYTES,
-    "partition": PARTITION,
-    "layout": LAYOUT,
-}
-_CLIENTS_OF = {"unseen_": "unseen", "trained_": "participant", "validation_": "client"}  # axis by prefix of a name
-_PARTS = ("body", "head", "stats")  # of a model
-_PLACES = ("server", "kept")  # where a diagnostic says that its values are
-_CLASS_VECTORS = ("class", "feature")
-_OF_CLIENTS = {"PerClient": ("client",), "Category": ("client",), "ClientWeights": ("client", "client")}  # by kind
+_SECTIONS = {"metrics": METRICS, "bytes": BYTES, "partition": PARTITION, "layout": LAYOUT}
+_CLIENT_AXIS = {"unseen_": "unseen", "trained_": "participant", "validation_": "client"}  # by prefix of a metric
+_MODEL_PARTS = ("body", "head", "stats")
+_PLACES = ("server", "kept")  # keys of a diagnostic that name the array with its values
+_CLASS_VECTOR_AXES = ("class", "feature")
+_SERVER_AXES = {"PerClient": ("client",), "Category": ("client",), "ClientWeights": ("client", "client")}  # by kind
 
 
 class Descriptions:
-    """What is said of the arrays of a checkpoint: unit, names of the first axes, description.
+    """Describes the arrays of a checkpoint.
 
     Args:
-        diagnostics: by name, what the algorithm shows; see `learning.diagnostics`.
-        outside: whether the models are modules from outside, whose arrays have axes that nobody knows.
+        diagnostics: those of the algorithm, by name; see `learning.diagnostics`.
+        outside: whether the models are modules from outside, whose axes have no known meaning.
     """
 
     def __init__(self, diagnostics: Mapping[str, Mapping[str, str]], outside: bool = False) -> None:
         self._diagnostics, self._outside = diagnostics, outside
-        self._shown = {
-            place: {shown[place]: shown for shown in diagnostics.values() if shown.get(place)} for place in _PLACES
+        self._of_path = {
+            place: {diagnostic[place]: diagnostic for diagnostic in diagnostics.values() if diagnostic.get(place)}
+            for place in _PLACES
         }
 
-    def figure(self, section: str, name: str) -> Described:
-        """Of an array in `metrics`, `bytes`, `partition` or `layout`."""
-        if section != "metrics" or name in METRICS:
-            return _FIGURES[section].get(name, ("", (), name))
-        of = next((prefix for prefix in _CLIENTS_OF if name.startswith(prefix)), "")
-        base = "client_test_loss" if name == "validation_client_loss" else name.removeprefix(of)
-        clients = _CLIENTS_OF.get(of, "client")
-        if base in METRICS:
-            unit, axes, text = METRICS[base]
-            text = text.replace("test sample", "validation sample") if of == "validation_" else text
-            what = "on validation samples" if of == "validation_" else f"of {of[:-1]} ones"
-            return unit, tuple(clients if axis == "client" else axis for axis in axes), f"{text}; {what}"
-        if base.startswith("client_"):
-            samples = "validation" if of == "validation_" else "test"
-            return "", (clients,), f"{base.removeprefix('client_')} of the {samples} samples of each client"
-        return "", (), name
+    def figure(self, section: str, name: str) -> Description:
+        """Describes an array in `metrics`, `bytes`, `partition` or `layout`."""
+        if section == "metrics" and name not in METRICS:
+            return _describe_metric(name)
+        return _SECTIONS[section].get(name, Description("", (), name))
 
-    def diagnostic(self, name: str) -> Described:
-        """Of what was measured in the round."""
+    def diagnostic(self, name: str) -> Description:
+        """Describes what was measured in the round."""
         diagnostic = self._diagnostics.get(name, {})
         axes = ("participant",) * (2 if diagnostic.get("kind") == "ClientWeights" else 1)
-        return _described(diagnostic, f"{name} of each participant", axes)
+        return _describe(diagnostic, f"{name} of each participant", axes)
 
-    def server(self, path: str) -> Described:
-        """Of the state of the server."""
-        diagnostic = self._of_state(path, "server")
-        axes = _OF_CLIENTS.get(diagnostic.get("kind", "")) or self._axes(path, diagnostic)
-        return _described(diagnostic, f"{path} of the server", axes)
+    def server(self, path: str) -> Description:
+        """Describes an array of the server's state."""
+        diagnostic = self._find_diagnostic(path, "server")
+        axes = _SERVER_AXES.get(diagnostic.get("kind", "")) or self._name_axes(path, diagnostic)
+        return _describe(diagnostic, f"{path} of the server", axes)
 
-    def client(self, path: str, clients: str) -> Described:
-        """Of the state of the clients, whose axis has the name `clients`."""
-        diagnostic = self._of_state(path, "kept")
-        return _described(diagnostic, f"{path} of each client", (clients, *self._axes(path, diagnostic)))
+    def client(self, path: str, client_axis: str) -> Description:
+        """Describes an array of the clients' state; `client_axis` is the name of its first axis."""
+        diagnostic = self._find_diagnostic(path, "kept")
+        return _describe(diagnostic, f"{path} of each client", (client_axis, *self._name_axes(path, diagnostic)))
 
-    def received(self, message: str, path: str, own: bool) -> Described:
-        """Of an array in a message that personal models are put together from."""
-        axes = (*(("client",) if own else ()), *self._axes(f"{message}/{path}", {}))
-        return ("", axes, f"{path}, received by {'each client' if own else 'all clients'}")
+    def received(self, message: str, path: str, own: bool) -> Description:
+        """Describes an array in a message from which personal models are assembled."""
+        axes = (*(("client",) if own else ()), *self._name_axes(f"{message}/{path}", {}))
+        return Description("", axes, f"{path}, received by {'each client' if own else 'all clients'}")
 
-    def _of_state(self, path: str, place: str) -> Mapping[str, str]:
-        """What diagnostics show of an array of the server or the clients, or of all that it lies below."""
-        shown = self._shown[place]
-        return next((shown[above] for above in _above(path) if above in shown), {})
+    def _find_diagnostic(self, path: str, place: str) -> Mapping[str, str]:
+        """Returns the diagnostic that shows an array, or the subtree that it is in; {} for none."""
+        of_path, parts = self._of_path[place], path.split("/")
+        prefixes = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return next((of_path[prefix] for prefix in prefixes if prefix in of_path), {})
 
-    def _axes(self, path: str, diagnostic: Mapping[str, str]) -> tuple[str, ...]:
-        """Names of the first axes of an array, without that of the clients, as far as they are known."""
+    def _name_axes(self, path: str, diagnostic: Mapping[str, str]) -> tuple[str, ...]:
+        """Returns the names of the first axes of an array, as far as they are known, without the client axis."""
         if diagnostic.get("kind") == "ClassVectors":
-            return _CLASS_VECTORS
-        *above, name = path.split("/")
-        if above[-1:] == ["head"] and name in {"weight", "bias"}:
-            return _CLASS_VECTORS
-        start = max((above.index(part) for part in _PARTS if part in above), default=len(above)) + 1
-        layer = ".".join(above[start:])
+            return _CLASS_VECTOR_AXES
+        *modules, name = path.split("/")
+        if modules[-1:] == ["head"] and name in {"weight", "bias"}:
+            return _CLASS_VECTOR_AXES
+        start = max((modules.index(part) for part in _MODEL_PARTS if part in modules), default=len(modules)) + 1
+        layer = ".".join(modules[start:])
         return () if self._outside or not layer else (f"{layer}_out", f"{layer}_in", "height", "width")
 
 
-def _above(path: str) -> list[str]:
-    """A path and all that it lies below, such as head/weight, head."""
-    parts = path.split("/")
-    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+def _describe_metric(name: str) -> Description:
+    """Describes a metric of unseen clients, after training, of validation samples, or of a user's measure.
+
+    >>> _describe_metric("unseen_correct").axes, _describe_metric("client_auroc").text
+    (('unseen',), 'auroc of the test samples of each client')
+    """
+    prefix = next((prefix for prefix in _CLIENT_AXIS if name.startswith(prefix)), "")
+    base = "client_test_loss" if name == "validation_client_loss" else name.removeprefix(prefix)
+    client_axis = _CLIENT_AXIS.get(prefix, "client")
+    on_validation = prefix == "validation_"
+    if base in METRICS:
+        unit, axes, text = METRICS[base]
+        axes = tuple(client_axis if axis == "client" else axis for axis in axes or ())
+        if on_validation:
+            return Description(unit, axes, f"{text.replace('test sample', 'validation sample')}; on validation samples")
+        return Description(unit, axes, f"{text}; of {prefix[:-1]} ones")
+    if base.startswith("client_"):
+        samples = "validation" if on_validation else "test"
+        text = f"{base.removeprefix('client_')} of the {samples} samples of each client"
+        return Description("", (client_axis,), text)
+    return Description("", (), name)
 
 
-def _described(diagnostic: Mapping[str, str], text: str, axes: tuple[str, ...]) -> Described:
-    """Unit, axes and description, with title and caption of a diagnostic of the algorithm, if any."""
+def _describe(diagnostic: Mapping[str, str], text: str, axes: tuple[str, ...]) -> Description:
+    """Adds the unit, title and caption of a diagnostic of the algorithm, if there is one."""
     texts = [part for part in (diagnostic.get("title"), diagnostic.get("caption")) if part]
-    return (diagnostic.get("unit", ""), axes, f"{text}: {'. '.join(texts)}" if texts else text)
+    return Description(diagnostic.get("unit", ""), axes, f"{text}: {'. '.join(texts)}" if texts else text)

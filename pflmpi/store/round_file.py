@@ -9,7 +9,7 @@ import numpy as np
 
 from pflmpi.store import checked_hdf5, metrics_file
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import TEXTS, Checksum, Writing
+from pflmpi.store.checked_hdf5 import CLASS_NAMES, Checksum, Description, Writing
 from pflmpi.store.descriptions import Descriptions
 from pflmpi.store.hdf5 import h5py, write_group
 from pflmpi.store.layout import Layout
@@ -104,10 +104,10 @@ def write_round(
         about["shards"] = {name: list(checksum) for name, checksum in shards.items()}
         about["cohorts"] = list(layout.cohorts)
         descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))), "modules" in attributes)
-        writing.scale("round", np.array([content.round]), "number of the round")
-        writing.scale("client", np.arange(len(layout.file)), "ids of the clients")
+        writing.write_coordinates("round", np.array([content.round]), "number of the round")
+        writing.write_coordinates("client", np.arange(len(layout.file)), "ids of the clients")
         if class_names := json.loads(str(attributes.get("class_names", "[]"))):
-            writing.scale(TEXTS, class_names, "names of the classes")
+            writing.write_coordinates(CLASS_NAMES, class_names, "names of the classes")
         _put_sections(writing, content, descriptions)
         for name, array in layouts.arrays(layout).items():
             writing.write_dataset(f"layout/{name}", array, descriptions.figure("layout", name))
@@ -116,8 +116,8 @@ def write_round(
             place, axis = _put_members(writing, cohort, layout, templates[cohort])
             rows = VirtualRows(cohort, layout)
             for path, template in sorted(templates[cohort].items()):
-                described = descriptions.client(path, axis)
-                write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", template, rows, described)
+                description = descriptions.client(path, axis)
+                write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", template, rows, description)
 
     messages = [message.arrays for message in content.received.values()]
     size = sum(array.nbytes for arrays in (content.server, content.metrics, *messages) for array in arrays.values())
@@ -135,8 +135,8 @@ def _put_members(writing: Writing, cohort: str, layout: Layout, leaves: Mapping[
     assert "client" not in leaves, "a leaf may not be called client: the ids are stored there"
     place = f"clients/{cohort}"
     axis, members, text = f"{cohort}_client", layout.cohorts[cohort], "ids of the clients of the cohort"
-    writing.scale(axis, members, text)
-    writing.write_dataset(f"{place}/client", members, ("", (axis,), text))
+    writing.write_coordinates(axis, members, text)
+    writing.write_dataset(f"{place}/client", members, Description("", (axis,), text))
     return place, axis
 
 
@@ -144,7 +144,7 @@ def _put_sections(writing: Writing, content: RoundContent, descriptions: Descrip
     """Store all but the clients' state; what has neither a client nor a class is said in `about`."""
     if "participants" in content.metrics:
         text = descriptions.figure("metrics", "participants")[2]
-        writing.scale("participant", content.metrics["participants"], text)
+        writing.write_coordinates("participant", content.metrics["participants"], text)
     for section in ("metrics", "bytes", "partition"):
         writing.about[section] = {}
         for name, array in getattr(content, section).items():

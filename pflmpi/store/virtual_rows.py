@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.contained_hdf5 import refuse_other_sources
-from pflmpi.store.checked_hdf5 import Described, Writing
+from pflmpi.store.checked_hdf5 import Description, Writing
 from pflmpi.store.hdf5 import Dataset, file_type, h5py, selected_rows, simple_space, untimed, with_groups
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARD_NAME
@@ -61,7 +61,7 @@ def write_virtual_rows(
     source_path: str,
     template: tuple[tuple[int, ...], np.dtype],
     rows: VirtualRows,
-    described: Described,
+    description: Description,
 ) -> None:
     """Create the virtual dataset [m, ...] of one leaf of a cohort, which is `source_path` in the shards.
 
@@ -70,7 +70,7 @@ def write_virtual_rows(
     """
     shape, dtype = template
     if 0 in shape:  # nothing to map
-        writing.write_dataset(path, np.empty((rows.members, *shape), dtype), described)
+        writing.write_dataset(path, np.empty((rows.members, *shape), dtype), description)
         return
     creation = untimed(h5py.h5p.DATASET_CREATE)
     for name, whole, source in rows.mappings(shape):
@@ -80,8 +80,8 @@ def write_virtual_rows(
     kind, space = file_type(stored), simple_space((rows.members, *shape))
     dataset = h5py.h5d.create(writing.file.id, path.encode(), kind, space, creation, lcpl=with_groups())
     writing.about["arrays"].setdefault(path, {})["missing"] = called
-    writing.describe(path, None, described)
-    writing.name_axes(dataset, (rows.members, *shape), described[1] or ())
+    writing.describe(path, None, description)
+    writing.name_axes(dataset, (rows.members, *shape), description.axes or ())
 
 
 def kind_of(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:
