@@ -22,7 +22,7 @@ from pflmpi.experiment.run import refuse_existing
 from pflmpi.learning.participation import Participation
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file, pruning, run_folder, verify
-from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.checked_hdf5 import HDF5Writer
 from pflmpi.store.names import SHARDS, round_path
 from pflmpi.store.run_lock import take
 
@@ -137,9 +137,9 @@ def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Map
     lines = metrics_file.with_columns(verify.check_metrics(run, round), experiment.columns)
     atomic.write(metrics_file.path(out), lines)
 
-    def fill(writing: Writing) -> None:
-        writing.about["metrics_csv"] = list(metrics_file.checksum(lines))
-        writing.about["run"] = {"round": round, **stored_config.attributes(experiment, recorded)}
+    def fill(writer: HDF5Writer) -> None:
+        writer.about["metrics_csv"] = list(metrics_file.checksum(lines))
+        writer.about["run"] = {"round": round, **stored_config.attributes(experiment, recorded)}
 
     checked_hdf5.write(round_path(out, round), fill, copied=round_path(run, round))
     stored_config.write_config(out, experiment, recorded)

@@ -80,7 +80,7 @@ class NewerFormatError(CheckpointError):
     """A file in a format of a newer pflmpi."""
 
 
-class Writing:
+class HDF5Writer:
     """An HDF5 file that is being written.
 
     Attributes:
@@ -157,7 +157,7 @@ class Writing:
         name_axes(dataset, scales)
 
 
-def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, copied: Path | None = None) -> None:
+def write(path: Path, fill: Callable[[HDF5Writer], None], size: int | None = None, copied: Path | None = None) -> None:
     """Writes an HDF5 file atomically.
 
     Args:
@@ -173,7 +173,7 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, 
         # HDF5 leaves half a block of metadata empty at the end.
         memory = {"driver": "core", "backing_store": False, "meta_block_size": 1024}
         with h5py.File(path, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY, **memory) as file:
-            _fill(Writing(file, in_memory=True), fill)
+            _fill(HDF5Writer(file, in_memory=True), fill)
             file.flush()
             content = file.id.get_file_image()  # without the user block
         atomic.write(path, (_WRITTEN % (len(content), zlib.crc32(content))).ljust(_HEAD_BYTES, b"\0") + content)
@@ -185,14 +185,14 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None, 
             if copied is not None:
                 _copy(copied, descriptor)
             with h5py.File(target, "w" if copied is None else "r+", libver=_LIBRARY, **userblock) as file:
-                writing = Writing(file, in_memory=False)
-                _fill(writing, fill)
+                writer = HDF5Writer(file, in_memory=False)
+                _fill(writer, fill)
         finally:
             if target.error is not None:
                 raise target.error  # rather than an error of HDF5 that followed from it
-        for part, array in writing.large:
+        for part, array in writer.large:
             atomic.write_at(descriptor, array.reshape(-1).view(np.uint8).data, part.start)
-        parts = [part for part, _ in writing.large]
+        parts = [part for part, _ in writer.large]
         atomic.write_at(descriptor, _WRITTEN % crc32_of_file(descriptor, _HEAD_BYTES, parts), 0)
 
 
@@ -210,13 +210,13 @@ def _copy(source: Path, descriptor: int) -> None:
             atomic.write_at(descriptor, piece, file.tell() - len(piece))
 
 
-def _fill(writing: Writing, fill: Callable[[Writing], None]) -> None:
-    if "about" in writing.file.attrs:  # a copy
-        writing.about = copy.deepcopy(about(writing.file))
-        writing.file.attrs.clear()
-    write_attribute(writing.file.id, "format_version", FORMAT_VERSION)
-    fill(writing)
-    write_attribute(writing.file.id, "about", json.dumps(writing.about))
+def _fill(writer: HDF5Writer, fill: Callable[[HDF5Writer], None]) -> None:
+    if "about" in writer.file.attrs:  # a copy
+        writer.about = copy.deepcopy(about(writer.file))
+        writer.file.attrs.clear()
+    write_attribute(writer.file.id, "format_version", FORMAT_VERSION)
+    fill(writer)
+    write_attribute(writer.file.id, "about", json.dumps(writer.about))
 
 
 class _Target(io.FileIO):

@@ -18,7 +18,7 @@ from pflmpi import regular_file
 from pflmpi.text import join_truncated, pluralize
 
 _SLURM = "Slurm job "
-R = TypeVar("R", "Submission", "Start", "End")
+RecordKind = TypeVar("RecordKind", "Submission", "Start", "End")
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def usage(folder: Path) -> Usage | None:
     return Usage(len(starts), f"{used}{without}; job {join_truncated(jobs)} on {join_truncated(hosts)}")
 
 
-def _records(folder: Path, kind: type[R]) -> Iterator[tuple[str, R]]:
+def _records(folder: Path, kind: type[RecordKind]) -> Iterator[tuple[str, RecordKind]]:
     """The records of a kind, each with the id of its job."""
     reader = TypeAdapter(kind)
     for job, _, _, *more in _lines(folder):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pflmpi.store import checked_hdf5
-from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.checked_hdf5 import HDF5Writer
 
 CONSTANT = ""  # instead of a path in the model
 FROM_FILE = "weights"  # likewise, for a value that the weights file has
@@ -48,12 +48,12 @@ def write(run: Path, modules: Mapping[int, Entries]) -> None:
     if not modules:
         return
 
-    def fill(writing: Writing) -> None:
-        writing.about["modules"] = {number: entries.paths for number, entries in modules.items()}
-        writing.about["weights"] = {number: entries.weights for number, entries in modules.items() if entries.weights}
+    def fill(writer: HDF5Writer) -> None:
+        writer.about["modules"] = {number: entries.paths for number, entries in modules.items()}
+        writer.about["weights"] = {number: entries.weights for number, entries in modules.items() if entries.weights}
         for number, entries in modules.items():
             for name, array in entries.constants.items():
-                writing.write_dataset(f"{number}/{name}", array)
+                writer.write_dataset(f"{number}/{name}", array)
 
     checked_hdf5.write(path(run), fill)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, metrics_file, run_folder, verify
-from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.checked_hdf5 import HDF5Writer
 from pflmpi.store.checksums import crc32
 from pflmpi.store.descriptions import PARTITION
 from pflmpi.store.digest import clients_at_once, digest_of_blocks
@@ -127,8 +127,8 @@ def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[i
     """
     layout, kinds = run_folder.read_layout(run, round), run_folder.read_kinds(run, round)
 
-    def fill(writing: Writing) -> None:
-        about, arrays = writing.about, writing.about["arrays"]
+    def fill(writer: HDF5Writer) -> None:
+        about, arrays = writer.about, writer.about["arrays"]
         for name in ("shards", "cohorts"):
             del about[name]
         about |= {"content": verify.COMPLETE, "content_description": _DESCRIPTION}
@@ -137,24 +137,24 @@ def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[i
             for place, described in arrays.items()
             if not place.startswith("layout/")
         }
-        del writing.file["layout"]
-        _put_texts(writing, run, round)
-        _put_clients(writing, run, layout, kinds, compress, update)
+        del writer.file["layout"]
+        _put_texts(writer, run, round)
+        _put_clients(writer, run, layout, kinds, compress, update)
 
     checked_hdf5.write(path, fill, copied=round_path(run, round))
 
 
-def _put_texts(writing: Writing, run: Path, round: int) -> None:
+def _put_texts(writer: HDF5Writer, run: Path, round: int) -> None:
     """Say what metrics.csv was after the round, and store who holds how many samples of each class."""
     lines = verify.check_metrics(run, round)
-    writing.about |= {"metrics_text": lines.decode(), "metrics_csv": list(metrics_file.checksum(lines))}
-    if (counts := verify.partition(run, writing.about["run"])) is not None:
+    writer.about |= {"metrics_text": lines.decode(), "metrics_csv": list(metrics_file.checksum(lines))}
+    if (counts := verify.partition(run, writer.about["run"])) is not None:
         for name, array in counts.sides.items():
-            writing.write_dataset(f"partition/{name}_by_class", array, PARTITION[f"{name}_by_class"])
+            writer.write_dataset(f"partition/{name}_by_class", array, PARTITION[f"{name}_by_class"])
 
 
 def _put_clients(
-    writing: Writing,
+    writer: HDF5Writer,
     run: Path,
     layout: Layout,
     kinds: Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype]]],
@@ -162,7 +162,7 @@ def _put_clients(
     update: Callable[[int, int], None],
 ) -> None:
     """Replace the virtual arrays of each cohort by the rows that they show."""
-    done, clients = 0, writing.file["clients"]
+    done, clients = 0, writer.file["clients"]
     for cohort, leaves in kinds.items():
         group, members = (clients if len(layout.cohorts) == 1 else clients[cohort]), layout.cohorts[cohort]
         arrays = {
@@ -180,7 +180,7 @@ def _put_clients(
             done += len(block)
             update(done, int((layout.file != NOWHERE).sum()))
         for path, checksum in checksums.items():
-            writing.describe(arrays[path].name.lstrip("/"), checksum)
+            writer.describe(arrays[path].name.lstrip("/"), checksum)
 
 
 def _replaced(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, compress: bool) -> Dataset:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.checked_hdf5 import HDF5Writer
 from pflmpi.store.config_file import run_id
 
 _NAME = re.compile(r"probe_(\d{5,})\.h5")
@@ -71,14 +71,14 @@ def write(run: Path, probe: Probe) -> None:
         OSError: the file could not be written; see `atomic.replacing`.
     """
 
-    def fill(writing: Writing) -> None:
+    def fill(writer: HDF5Writer) -> None:
         names = {f"layers/{number:03d}": name for number, name in enumerate(probe.layers)}
-        writing.about |= {"round": probe.round, "samples": probe.samples, "run": run_id(run), "layers": names}
+        writer.about |= {"round": probe.round, "samples": probe.samples, "run": run_id(run), "layers": names}
         for place, name in names.items():
-            writing.write_dataset(f"{place}/client", probe.layers[name].clients)
-            writing.write_dataset(f"{place}/cka", probe.layers[name].cka)
+            writer.write_dataset(f"{place}/client", probe.layers[name].clients)
+            writer.write_dataset(f"{place}/cka", probe.layers[name].cka)
         if probe.confusion is not None:
-            writing.write_dataset("confusion", probe.confusion)
+            writer.write_dataset("confusion", probe.confusion)
 
     checked_hdf5.write(path(run, probe.round), fill)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pflmpi.store import checked_hdf5, metrics_file
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import CLASS_NAMES, Checksum, Description, Writing
+from pflmpi.store.checked_hdf5 import CLASS_NAMES, Checksum, Description, HDF5Writer
 from pflmpi.store.descriptions import Descriptions
 from pflmpi.store.hdf5 import h5py, write_group
 from pflmpi.store.layout import Layout
@@ -95,8 +95,8 @@ def write_round(
     checksums = checksums or {}
     shards = {name: checksums.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
 
-    def fill(writing: Writing) -> None:
-        about = writing.about
+    def fill(writer: HDF5Writer) -> None:
+        about = writer.about
         about["content"] = "index"
         about["content_description"] = _INDEX.format(round=content.round)
         about["run"] = {"round": content.round, **attributes}
@@ -104,20 +104,20 @@ def write_round(
         about["shards"] = {name: list(checksum) for name, checksum in shards.items()}
         about["cohorts"] = list(layout.cohorts)
         descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))), "modules" in attributes)
-        writing.write_coordinates("round", np.array([content.round]), "number of the round")
-        writing.write_coordinates("client", np.arange(len(layout.file)), "ids of the clients")
+        writer.write_coordinates("round", np.array([content.round]), "number of the round")
+        writer.write_coordinates("client", np.arange(len(layout.file)), "ids of the clients")
         if class_names := json.loads(str(attributes.get("class_names", "[]"))):
-            writing.write_coordinates(CLASS_NAMES, class_names, "names of the classes")
-        _put_sections(writing, content, descriptions)
+            writer.write_coordinates(CLASS_NAMES, class_names, "names of the classes")
+        _put_sections(writer, content, descriptions)
         for name, array in layouts.arrays(layout).items():
-            writing.write_dataset(f"layout/{name}", array, descriptions.figure("layout", name))
-        write_group(writing.file.id, "clients")
+            writer.write_dataset(f"layout/{name}", array, descriptions.figure("layout", name))
+        write_group(writer.file.id, "clients")
         for cohort in keeping:
-            place, axis = _put_members(writing, cohort, layout, templates[cohort])
+            place, axis = _put_members(writer, cohort, layout, templates[cohort])
             rows = VirtualRows(cohort, layout)
             for path, template in sorted(templates[cohort].items()):
                 description = descriptions.client(path, axis)
-                write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", template, rows, description)
+                write_virtual_rows(writer, f"{place}/{path}", f"/{cohort}/rows/{path}", template, rows, description)
 
     messages = [message.arrays for message in content.received.values()]
     size = sum(array.nbytes for arrays in (content.server, content.metrics, *messages) for array in arrays.values())
@@ -125,7 +125,7 @@ def write_round(
     return shards
 
 
-def _put_members(writing: Writing, cohort: str, layout: Layout, leaves: Mapping[str, object]) -> tuple[str, str]:
+def _put_members(writer: HDF5Writer, cohort: str, layout: Layout, leaves: Mapping[str, object]) -> tuple[str, str]:
     """Store the ids of a cohort, unless it is the only one; the group of its arrays, and the name of their first axis.
 
     A second scale `client` of other ids, below the first, is what xarray refuses.
@@ -135,42 +135,42 @@ def _put_members(writing: Writing, cohort: str, layout: Layout, leaves: Mapping[
     assert "client" not in leaves, "a leaf may not be called client: the ids are stored there"
     place = f"clients/{cohort}"
     axis, members, text = f"{cohort}_client", layout.cohorts[cohort], "ids of the clients of the cohort"
-    writing.write_coordinates(axis, members, text)
-    writing.write_dataset(f"{place}/client", members, Description("", (axis,), text))
+    writer.write_coordinates(axis, members, text)
+    writer.write_dataset(f"{place}/client", members, Description("", (axis,), text))
     return place, axis
 
 
-def _put_sections(writing: Writing, content: RoundContent, descriptions: Descriptions) -> None:
+def _put_sections(writer: HDF5Writer, content: RoundContent, descriptions: Descriptions) -> None:
     """Store all but the clients' state; what has neither a client nor a class is said in `about`."""
     if "participants" in content.metrics:
         text = descriptions.figure("metrics", "participants")[2]
-        writing.write_coordinates("participant", content.metrics["participants"], text)
+        writer.write_coordinates("participant", content.metrics["participants"], text)
     for section in ("metrics", "bytes", "partition"):
-        writing.about[section] = {}
+        writer.about[section] = {}
         for name, array in getattr(content, section).items():
             if not array.ndim:
                 value = array.item()
-                writing.about[section][name] = None if value != value else value  # JSON has no NaN
+                writer.about[section][name] = None if value != value else value  # JSON has no NaN
             elif name != "participants":
-                writing.write_dataset(f"{section}/{name}", array, descriptions.figure(section, name))
+                writer.write_dataset(f"{section}/{name}", array, descriptions.figure(section, name))
     for name, array in content.diagnostics.items():
-        writing.write_dataset(f"diagnostics/{name}", array, descriptions.diagnostic(name))
-    writing.about["normalisation"] = {name: array.tolist() for name, array in content.normalisation.items()}
-    write_group(writing.file.id, "server")
+        writer.write_dataset(f"diagnostics/{name}", array, descriptions.diagnostic(name))
+    writer.about["normalisation"] = {name: array.tolist() for name, array in content.normalisation.items()}
+    write_group(writer.file.id, "server")
     for path, array in sorted(content.server.items()):
-        writing.write_dataset(f"server/{path}", array, descriptions.server(path))
-    _put_received(writing, content, descriptions)
+        writer.write_dataset(f"server/{path}", array, descriptions.server(path))
+    _put_received(writer, content, descriptions)
 
 
-def _put_received(writing: Writing, content: RoundContent, descriptions: Descriptions) -> None:
+def _put_received(writer: HDF5Writer, content: RoundContent, descriptions: Descriptions) -> None:
     """Store the messages, and links to what is in `server` too."""
-    server, arrays = ({id(array): path for path, array in content.server.items()}, writing.about["arrays"])
-    writing.about["own"] = {name: message.own for name, message in sorted(content.received.items())}
+    server, arrays = ({id(array): path for path, array in content.server.items()}, writer.about["arrays"])
+    writer.about["own"] = {name: message.own for name, message in sorted(content.received.items())}
     for name, message in sorted(content.received.items()):
-        group = write_group(writing.file.id, f"received/{name}")
+        group = write_group(writer.file.id, f"received/{name}")
         for path, array in sorted(message.arrays.items()):
             if id(array) in server:
                 group[path] = h5py.SoftLink(f"/server/{server[id(array)]}")
                 arrays[f"received/{name}/{path}"] = arrays[f"server/{server[id(array)]}"]
             else:
-                writing.write_dataset(f"received/{name}/{path}", array, descriptions.received(name, path, message.own))
+                writer.write_dataset(f"received/{name}/{path}", array, descriptions.received(name, path, message.own))

@@ -22,7 +22,7 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.checked_hdf5 import HDF5Writer
 from pflmpi.store.checksums import crc32_of_rows
 from pflmpi.store.hdf5 import (
     Dataset,
@@ -59,19 +59,19 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
         for leaf, array in leaves.items():
             assert len(array) == len(clients), f"{cohort}/{leaf}: {len(array)} rows of {len(clients)} clients"
 
-    def fill(writing: Writing) -> None:
-        writing.about |= attributes or {}
+    def fill(writer: HDF5Writer) -> None:
+        writer.about |= attributes or {}
         for cohort, (clients, leaves) in sorted(rows.items()):
-            write_group(writing.file.id, f"{cohort}/rows")
+            write_group(writer.file.id, f"{cohort}/rows")
             ids = clients.astype(np.int64)
             once = [leaf for leaf, array in leaves.items() if array.nbytes >= _ONCE and _is_repeated(array)]
-            writing.write_dataset(f"{cohort}/client", ids)
-            writing.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, once))
+            writer.write_dataset(f"{cohort}/client", ids)
+            writer.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, once))
             for leaf, array in sorted(leaves.items()):
                 if leaf in once:
-                    _write_constant_rows(writing, cohort, leaf, array)
+                    _write_constant_rows(writer, cohort, leaf, array)
                 else:
-                    writing.write_dataset(f"{cohort}/rows/{leaf}", array)
+                    writer.write_dataset(f"{cohort}/rows/{leaf}", array)
 
     checked_hdf5.write(path, fill, sum(array.nbytes for _, leaves in rows.values() for array in leaves.values()))
 
@@ -175,12 +175,12 @@ def _is_repeated(array: np.ndarray) -> bool:
     return len(array) > 1 and array.strides[0] == 0 and array.size > 0
 
 
-def _write_constant_rows(writing: Writing, cohort: str, path: str, array: np.ndarray) -> None:
+def _write_constant_rows(writer: HDF5Writer, cohort: str, path: str, array: np.ndarray) -> None:
     """Store a repeated leaf [m, ...] of a cohort as one row, shown m times."""
     rows, row = len(array), np.ascontiguousarray(array[:1])
-    writing.write_dataset(f"{cohort}/once/{path}", row)
+    writer.write_dataset(f"{cohort}/once/{path}", row)
     several = math.isqrt(rows - 1) + 1
-    group = writing.file[cohort]
+    group = writer.file[cohort]
     _show_constant_rows(group, f"once/{path}", f"several/{path}", row, 1, several)
     _show_constant_rows(group, f"several/{path}", f"rows/{path}", row, several, rows)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.contained_hdf5 import refuse_other_sources
-from pflmpi.store.checked_hdf5 import Description, Writing
+from pflmpi.store.checked_hdf5 import Description, HDF5Writer
 from pflmpi.store.hdf5 import Dataset, file_type, h5py, selected_rows, simple_space, untimed, with_groups
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARD_NAME
@@ -56,7 +56,7 @@ def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
 
 
 def write_virtual_rows(
-    writing: Writing,
+    writer: HDF5Writer,
     path: str,
     source_path: str,
     template: tuple[tuple[int, ...], np.dtype],
@@ -70,7 +70,7 @@ def write_virtual_rows(
     """
     shape, dtype = template
     if 0 in shape:  # nothing to map
-        writing.write_dataset(path, np.empty((rows.members, *shape), dtype), description)
+        writer.write_dataset(path, np.empty((rows.members, *shape), dtype), description)
         return
     creation = untimed(h5py.h5p.DATASET_CREATE)
     for name, whole, source in rows.mappings(shape):
@@ -78,10 +78,10 @@ def write_virtual_rows(
     stored, (missing, called) = _stored_dtype(dtype), _missing(dtype)
     creation.set_fill_value(np.array(missing, stored))
     kind, space = file_type(stored), simple_space((rows.members, *shape))
-    dataset = h5py.h5d.create(writing.file.id, path.encode(), kind, space, creation, lcpl=with_groups())
-    writing.about["arrays"].setdefault(path, {})["missing"] = called
-    writing.describe(path, None, description)
-    writing.name_axes(dataset, (rows.members, *shape), description.axes or ())
+    dataset = h5py.h5d.create(writer.file.id, path.encode(), kind, space, creation, lcpl=with_groups())
+    writer.about["arrays"].setdefault(path, {})["missing"] = called
+    writer.describe(path, None, description)
+    writer.name_axes(dataset, (rows.members, *shape), description.axes or ())
 
 
 def kind_of(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:

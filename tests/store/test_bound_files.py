@@ -138,13 +138,13 @@ def with_attribute(run: Path, name: str, value: object, section: str = "run") ->
     """Change an attribute of the file of round 3, as with a tool; None removes it."""
     path = run / "round_00003.h5"
 
-    def fill(writing: checked_hdf5.Writing) -> None:
+    def fill(writer: checked_hdf5.HDF5Writer) -> None:
         with h5py.File(path, "r") as source:
             for group in source:
-                source.copy(group, writing.file)
-            writing.about |= about(source)
-        said = writing.about[section] | {name: value}
-        writing.about[section] = {key: each for key, each in said.items() if each is not None}
+                source.copy(group, writer.file)
+            writer.about |= about(source)
+        said = writer.about[section] | {name: value}
+        writer.about[section] = {key: each for key, each in said.items() if each is not None}
 
     other = path.with_name("other")
     checked_hdf5.write(other, fill)

@@ -111,7 +111,7 @@ def test_xarray_shows_every_axis_by_name_with_ids_of_clients_and_names_of_classe
 
 def test_a_file_of_another_format_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 5)
-    checked_hdf5.write(round_path(tmp_path, 3), lambda writing: None)
+    checked_hdf5.write(round_path(tmp_path, 3), lambda writer: None)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match=r"round_00003.h5 was written by a pflmpi before .* version is 5, .* 6"):
         run_folder.read_server(tmp_path, 3)

@@ -84,22 +84,22 @@ def _readers(run: Path) -> list[Callable[[], object]]:
 def _rewritten(path: Path, rng: random.Random) -> None:
     """Write a file anew with one group, array or attribute of it removed or replaced."""
 
-    def fill(writing: checked_hdf5.Writing) -> None:
-        target = writing.file
+    def fill(writer: checked_hdf5.HDF5Writer) -> None:
+        target = writer.file
         with h5py.File(path, "r") as source:
             for name in source:
                 source.copy(name, target)
-            writing.about = about(source)
+            writer.about = about(source)
             places: list[str] = []
             source.visit(places.append)
         place = rng.choice(places)
         kind = rng.randrange(3)
         if kind == 0:
-            said = rng.choice([writing.about, *(each for each in writing.about.values() if isinstance(each, dict))])
+            said = rng.choice([writer.about, *(each for each in writer.about.values() if isinstance(each, dict))])
             key = rng.choice([*said, "more"])
             said[key] = rng.choice((5, -1, 2**62, "x", "{}", "[1]", [1], {"a": None}, None, "\x1b"))
         elif kind == 1:
-            del writing.about[rng.choice(list(writing.about))]
+            del writer.about[rng.choice(list(writer.about))]
         else:
             del target[place]
             if rng.random() < 0.6:

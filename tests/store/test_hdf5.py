@@ -88,9 +88,9 @@ def test_a_large_array_is_written_in_one_call_and_not_read_again(tmp_path, monke
     monkeypatch.setattr(os, "pread", counted)
     arrays = {"large": np.arange(1 << 20, dtype=np.float64), "small": np.arange(3), "flags": np.ones(1 << 21, bool)}
 
-    def fill(writing: checked_hdf5.Writing) -> None:
+    def fill(writer: checked_hdf5.HDF5Writer) -> None:
         for name, array in arrays.items():
-            writing.write_dataset(name, array)
+            writer.write_dataset(name, array)
 
     checked_hdf5.write(tmp_path / "file.h5", fill)
     assert 8 << 20 in written and 1 << 21 in written and max(written) == 8 << 20

@@ -209,7 +209,7 @@ def test_an_array_that_a_tool_has_changed_is_found_though_the_file_has_its_check
     newest = max(run.glob("round_*.h5"))
     for path, words in ((one, [str(one)]), (newest, [str(run)])):
 
-        def fill(changed: checked_hdf5.Writing, source: Path = path) -> None:
+        def fill(changed: checked_hdf5.HDF5Writer, source: Path = path) -> None:
             with h5py.File(source) as file:
                 for name in file:
                     file.copy(name, changed.file)
