@@ -1,7 +1,6 @@
 """A checkpoint as one HDF5 file that needs no other: the content of the round file, with the clients' rows in place.
 
-The rows are written a few clients at a time, which are checked; so memory holds neither all models nor a whole array.
-Of any other file of a run, reading says where the rest is.
+The rows are checked and written a few clients at a time, so that memory holds neither all models nor a whole array.
 """
 
 import math
@@ -23,12 +22,12 @@ from pflmpi.store.names import round_path
 from pflmpi.store.shard import ClientRows
 
 _AT_ONCE = 1 << 25  # bytes of clients' rows in memory
-_CHUNK = 1 << 20  # bytes of a compressed piece; HDF5 keeps as much of each array in memory
+_CHUNK = 1 << 20  # bytes of a compressed chunk; HDF5 keeps as much of each array in memory
 _DESCRIPTION = "a whole checkpoint, which needs no other file; made by `pflmpi export --all` from a run of pflmpi"
 
 
 class Array(NamedTuple):
-    """What a file says of one of its arrays; `value` only of single numbers."""
+    """An array of a file without its values; `value` is set for single numbers alone."""
 
     path: str
     shape: tuple[int, ...]
@@ -40,10 +39,10 @@ class Array(NamedTuple):
 def check(path: Path, each_array: bool = False) -> None:
     """Raise `CheckpointError` unless a path is a whole checkpoint in one file, every byte as it was written.
 
-    The message says what else the path is, and what to do with that.
+    The message says what the path is instead, and where the rest of it is.
 
     Args:
-        each_array: whether each array must also be what its own checksum says.
+        each_array: also verify the checksum of each array.
     """
     if problem := verify.elsewhere(path):
         raise CheckpointError(problem)
@@ -52,8 +51,8 @@ def check(path: Path, each_array: bool = False) -> None:
 
 
 def arrays(path: Path) -> list[Array]:
-    """The arrays of the state, metrics and bytes of a checkpoint in one file, and its single numbers."""
-    listed = []
+    """Lists the arrays and single numbers of a checkpoint in one file."""
+    arrays = []
     with checked_hdf5.reading(path) as file:
         for section in ("server", "clients", "metrics", "bytes", "normalisation"):
             group, single = file.get(section, {}), checked_hdf5.numbers(file, section)
@@ -62,8 +61,8 @@ def arrays(path: Path) -> list[Array]:
                 if not array.shape and name not in single:
                     array = checked_hdf5.read_dataset(group, name)
                 value = None if array.shape else float(array)
-                listed.append(Array(f"{section}/{name}", array.shape, array.dtype, array.nbytes, value))
-    return listed
+                arrays.append(Array(f"{section}/{name}", array.shape, array.dtype, array.nbytes, value))
+    return arrays
 
 
 def round(path: Path) -> int:
@@ -72,7 +71,7 @@ def round(path: Path) -> int:
 
 
 def digest(path: Path) -> str:
-    """Digest of the state, the same as of the run's folder; only a few clients at a time are in memory."""
+    """Computes the digest of the state, which equals that of the run's folder; holds a few clients at a time."""
     with checked_hdf5.reading(path) as file:
         server = {name: checked_hdf5.read_dataset(file["server"], name) for name in checked_hdf5.names(file["server"])}
         return digest_of_blocks(server, _state_blocks(file))
@@ -86,7 +85,7 @@ class _Cohort(NamedTuple):
 
 
 def _cohorts(file: File) -> dict[str, _Cohort]:
-    """The cohorts by name; several have a group each, with the ids in it, and an axis in the file (`round_file`)."""
+    """Opens the cohorts by name; several have a group each, with their ids, and an axis (see `round_file`)."""
     clients, cohorts = file["clients"], dict[str, _Cohort]()
     several = [name for name in sorted(clients) if f"{name}_client" in file]
     for name, group in [(name, clients[name]) for name in several] or [("", clients)]:
@@ -100,12 +99,12 @@ def _cohorts(file: File) -> dict[str, _Cohort]:
 
 
 def _state_blocks(file: File) -> Iterator[ClientRows]:
-    """The state of a few clients at a time, in ascending order of the ids."""
+    """Yields the state of a few clients at a time, in ascending order of the ids."""
     cohorts = _cohorts(file)
-    everyone = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in cohorts.values())])
+    all_ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in cohorts.values())])
     sizes = [sum(leaf.nbytes for leaf in leaves.values()) // len(ids) for ids, leaves in cohorts.values()]
     at_once = clients_at_once(max(sizes, default=0))
-    for start in np.unique(everyone // at_once * at_once).tolist():
+    for start in np.unique(all_ids // at_once * at_once).tolist():
         block: ClientRows = {}
         for name, (ids, leaves) in cohorts.items():
             first, last = np.searchsorted(ids, [start, start + at_once])
@@ -118,8 +117,8 @@ def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[i
     """Write the checkpoint of a round to one file: a copy of the round file, with the clients' rows in place.
 
     Args:
-        compress: the clients' arrays with gzip, which every HDF5 program reads.
-        update: called with the number of clients that are done, and of all.
+        compress: whether to compress the clients' arrays with gzip, which every HDF5 program reads.
+        update: called with the number of clients written so far, and of all.
 
     Raises:
         OSError: the file could not be written; see `atomic.replacing`.
@@ -133,19 +132,19 @@ def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[i
             del about[name]
         about |= {"content": verify.COMPLETE, "content_description": _DESCRIPTION}
         about["arrays"] = {
-            place: {key: value for key, value in described.items() if key != "missing"}
-            for place, described in arrays.items()
-            if not place.startswith("layout/")
+            path: {key: value for key, value in entry.items() if key != "missing"}
+            for path, entry in arrays.items()
+            if not path.startswith("layout/")
         }
         del writer.file["layout"]
-        _put_texts(writer, run, round)
-        _put_clients(writer, run, layout, kinds, compress, update)
+        _write_text_files(writer, run, round)
+        _write_clients(writer, run, layout, kinds, compress, update)
 
     checked_hdf5.write(path, fill, copied=round_path(run, round))
 
 
-def _put_texts(writer: HDF5Writer, run: Path, round: int) -> None:
-    """Say what metrics.csv was after the round, and store who holds how many samples of each class."""
+def _write_text_files(writer: HDF5Writer, run: Path, round: int) -> None:
+    """Store what metrics.csv was after the round, and the sample counts of partition.csv."""
     lines = verify.check_metrics(run, round)
     writer.about |= {"metrics_text": lines.decode(), "metrics_csv": list(metrics_file.checksum(lines))}
     if (counts := verify.partition(run, writer.about["run"])) is not None:
@@ -153,7 +152,7 @@ def _put_texts(writer: HDF5Writer, run: Path, round: int) -> None:
             writer.write_dataset(f"partition/{name}_by_class", array, PARTITION[f"{name}_by_class"])
 
 
-def _put_clients(
+def _write_clients(
     writer: HDF5Writer,
     run: Path,
     layout: Layout,
@@ -161,12 +160,13 @@ def _put_clients(
     compress: bool,
     update: Callable[[int, int], None],
 ) -> None:
-    """Replace the virtual arrays of each cohort by the rows that they show."""
+    """Replace the virtual arrays of each cohort by their rows."""
     done, clients = 0, writer.file["clients"]
+    num_clients = int((layout.file != NOWHERE).sum())
     for cohort, leaves in kinds.items():
         group, members = (clients if len(layout.cohorts) == 1 else clients[cohort]), layout.cohorts[cohort]
         arrays = {
-            path: _replaced(group, path, (len(members), *shape), dtype, compress)
+            path: _replace_virtual(group, path, (len(members), *shape), dtype, compress)
             for path, (shape, dtype) in leaves.items()
         }
         checksums = dict.fromkeys(leaves, 0)
@@ -178,29 +178,30 @@ def _put_clients(
                     arrays[path][start : start + len(rows)] = rows
                 checksums[path] = crc32(rows, checksums[path])
             done += len(block)
-            update(done, int((layout.file != NOWHERE).sum()))
+            update(done, num_clients)
         for path, checksum in checksums.items():
             writer.describe(arrays[path].name.lstrip("/"), checksum)
 
 
-def _replaced(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, compress: bool) -> Dataset:
-    """A new dataset in place of a virtual one, with the same names of axes."""
+def _replace_virtual(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, compress: bool) -> Dataset:
+    """Create a dataset in place of a virtual one, with the same names of axes."""
     axes = group[path].attrs.get("DIMENSION_LIST")
     del group[path]
-    packed = compress and 0 not in shape
-    options = {"chunks": _chunk(shape, dtype.itemsize), "compression": "gzip", "shuffle": True} if packed else {}
+    options: dict[str, object] = {}
+    if compress and 0 not in shape:
+        options = {"chunks": _chunk_shape(shape, dtype.itemsize), "compression": "gzip", "shuffle": True}
     dataset = group.create_dataset(path, shape, dtype, **options)
     if axes is not None:
         name_axes(dataset.id, axes)
     return dataset
 
 
-def _chunk(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Extent of a compressed piece: some whole rows, or a part of one.
+def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Returns the shape of a compressed chunk: some whole rows, or a part of one.
 
-    Rows are a power of two, as are those written at once, so that no piece is written twice.
+    The number of rows is a power of two, as is that of rows written at once, so that no chunk is compressed twice.
 
-    >>> _chunk((1000, 64, 3, 5, 5), 4), _chunk((20, 1000, 4096), 4)
+    >>> _chunk_shape((1000, 64, 3, 5, 5), 4), _chunk_shape((20, 1000, 4096), 4)
     ((32, 64, 3, 5, 5), (1, 64, 4096))
     """
     chunk = list(shape)
@@ -213,5 +214,5 @@ def _chunk(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _power_of_two(number: int) -> int:
-    """The largest power of two up to a number, at least 1."""
+    """Returns the largest power of two up to a number, at least 1."""
     return 1 << max(number.bit_length() - 1, 0)

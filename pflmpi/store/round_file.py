@@ -19,7 +19,7 @@ from pflmpi.store.virtual_rows import VirtualRows, write_virtual_rows
 
 Templates = Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype]]]
 
-_INDEX = (
+_CONTENT_DESCRIPTION = (
     "the state of the clients lies in the folder shards/ beside this file, and shows as `missing` says without it; "
     "copy the folder of the run as a whole, or write one file: `pflmpi export RUN --round {round} --all -o one.h5`"
 )
@@ -44,14 +44,14 @@ class RoundContent:
 
     Attributes:
         server: the server's state by path.
-        metrics: figures of the round by name; see `descriptions.METRICS`.
-        bytes: its traffic by name; see `descriptions.BYTES`.
-        received: messages by name that personal models are assembled from and clients do not keep. An array that is
-            the same object as one in `server` is stored as a link to it.
+        metrics: by name; see `descriptions.METRICS`.
+        bytes: traffic by name; see `descriptions.BYTES`.
+        received: messages by name from which personal models are assembled and that clients do not keep. An array that
+            is the same object as one in `server` is stored as a link to it.
         diagnostics: measured values by name.
         partition: samples of each client, by name; see `descriptions.PARTITION`.
         normalisation: `mean` and `std` [C]: models take (x - mean) / std, where x of bytes is divided by 255 before.
-        metrics_file: of metrics.csv after the round.
+        metrics_file: checksum of metrics.csv after the round.
     """
 
     round: int
@@ -71,17 +71,17 @@ def write_round(
     layout: Layout,
     templates: Templates,
     attributes: Mapping[str, str | int | float],
-    checksums: Mapping[str, Checksum] | None = None,
+    known_checksums: Mapping[str, Checksum] | None = None,
 ) -> dict[str, Checksum]:
     """Write the round file; every shard that the layout names must already be on disk.
 
     Args:
         layout: where each client's row is; clients of a cohort that keeps nothing have none.
         templates: for each cohort, path -> (shape, dtype) of one client's state; empty for a cohort that keeps nothing.
-        checksums: of the shards, by name, as far as known; the others are read.
+        known_checksums: of shards, by name; those of the others are read from their heads.
 
     Returns:
-        The checksums of these shards by name.
+        The checksums of all shards of the layout, by name.
 
     Raises:
         OSError: the file could not be written; see `atomic.replacing`.
@@ -89,59 +89,63 @@ def write_round(
     """
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
     for cohort in keeping:
-        lost = layout.cohorts[cohort][layout.file[layout.cohorts[cohort]] == layouts.NOWHERE]
-        assert not len(lost), f"round {content.round}: client {lost[0]} of {cohort} was never written"
+        missing = layout.cohorts[cohort][layout.file[layout.cohorts[cohort]] == layouts.NOWHERE]
+        assert not len(missing), f"round {content.round}: client {missing[0]} of {cohort} was never written"
 
-    checksums = checksums or {}
-    shards = {name: checksums.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
+    known = known_checksums or {}
+    checksums = {name: known.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
+    descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))), "modules" in attributes)
 
     def fill(writer: HDF5Writer) -> None:
-        about = writer.about
-        about["content"] = "index"
-        about["content_description"] = _INDEX.format(round=content.round)
-        about["run"] = {"round": content.round, **attributes}
-        about["metrics_csv"] = list(content.metrics_file)
-        about["shards"] = {name: list(checksum) for name, checksum in shards.items()}
-        about["cohorts"] = list(layout.cohorts)
-        descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))), "modules" in attributes)
+        writer.about["content"] = "index"
+        writer.about["content_description"] = _CONTENT_DESCRIPTION.format(round=content.round)
+        writer.about["run"] = {"round": content.round, **attributes}
+        writer.about["metrics_csv"] = list(content.metrics_file)
+        writer.about["shards"] = {name: list(checksum) for name, checksum in checksums.items()}
+        writer.about["cohorts"] = list(layout.cohorts)
         writer.write_coordinates("round", np.array([content.round]), "number of the round")
         writer.write_coordinates("client", np.arange(len(layout.file)), "ids of the clients")
         if class_names := json.loads(str(attributes.get("class_names", "[]"))):
             writer.write_coordinates(CLASS_NAMES, class_names, "names of the classes")
-        _put_sections(writer, content, descriptions)
+        _write_sections(writer, content, descriptions)
         for name, array in layouts.arrays(layout).items():
             writer.write_dataset(f"layout/{name}", array, descriptions.figure("layout", name))
         write_group(writer.file.id, "clients")
         for cohort in keeping:
-            place, axis = _put_members(writer, cohort, layout, templates[cohort])
-            rows = VirtualRows(cohort, layout)
-            for path, template in sorted(templates[cohort].items()):
-                description = descriptions.client(path, axis)
-                write_virtual_rows(writer, f"{place}/{path}", f"/{cohort}/rows/{path}", template, rows, description)
+            _write_clients(writer, cohort, layout, templates[cohort], descriptions)
 
     messages = [message.arrays for message in content.received.values()]
     size = sum(array.nbytes for arrays in (content.server, content.metrics, *messages) for array in arrays.values())
     checked_hdf5.write(round_path(run, content.round), fill, size)
-    return shards
+    return checksums
 
 
-def _put_members(writer: HDF5Writer, cohort: str, layout: Layout, leaves: Mapping[str, object]) -> tuple[str, str]:
-    """Store the ids of a cohort, unless it is the only one; the group of its arrays, and the name of their first axis.
+def _write_clients(
+    writer: HDF5Writer,
+    cohort: str,
+    layout: Layout,
+    templates: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    descriptions: Descriptions,
+) -> None:
+    """Store the clients of a cohort as virtual arrays; one of several cohorts has a group and an axis of its own.
 
-    A second scale `client` of other ids, below the first, is what xarray refuses.
+    That axis is not called `client` too: xarray refuses a second scale of that name below the first.
     """
-    if len(layout.cohorts) == 1:
-        return "clients", "client"
-    assert "client" not in leaves, "a leaf may not be called client: the ids are stored there"
-    place = f"clients/{cohort}"
-    axis, members, text = f"{cohort}_client", layout.cohorts[cohort], "ids of the clients of the cohort"
-    writer.write_coordinates(axis, members, text)
-    writer.write_dataset(f"{place}/client", members, Description("", (axis,), text))
-    return place, axis
+    group, axis = "clients", "client"
+    if len(layout.cohorts) > 1:
+        assert "client" not in templates, "a leaf may not be called client: the ids are stored there"
+        group, axis = f"clients/{cohort}", f"{cohort}_client"
+        ids, text = layout.cohorts[cohort], "ids of the clients of the cohort"
+        writer.write_coordinates(axis, ids, text)
+        writer.write_dataset(f"{group}/client", ids, Description("", (axis,), text))
+    rows = VirtualRows(cohort, layout)
+    for path, template in sorted(templates.items()):
+        description = descriptions.client(path, axis)
+        write_virtual_rows(writer, f"{group}/{path}", f"/{cohort}/rows/{path}", template, rows, description)
 
 
-def _put_sections(writer: HDF5Writer, content: RoundContent, descriptions: Descriptions) -> None:
-    """Store all but the clients' state; what has neither a client nor a class is said in `about`."""
+def _write_sections(writer: HDF5Writer, content: RoundContent, descriptions: Descriptions) -> None:
+    """Store all but the clients' state; single numbers go into `about`."""
     if "participants" in content.metrics:
         text = descriptions.figure("metrics", "participants")[2]
         writer.write_coordinates("participant", content.metrics["participants"], text)
@@ -159,18 +163,19 @@ def _put_sections(writer: HDF5Writer, content: RoundContent, descriptions: Descr
     write_group(writer.file.id, "server")
     for path, array in sorted(content.server.items()):
         writer.write_dataset(f"server/{path}", array, descriptions.server(path))
-    _put_received(writer, content, descriptions)
+    _write_received(writer, content, descriptions)
 
 
-def _put_received(writer: HDF5Writer, content: RoundContent, descriptions: Descriptions) -> None:
-    """Store the messages, and links to what is in `server` too."""
-    server, arrays = ({id(array): path for path, array in content.server.items()}, writer.about["arrays"])
+def _write_received(writer: HDF5Writer, content: RoundContent, descriptions: Descriptions) -> None:
+    """Store the messages; arrays that are in `server` too become links."""
+    server_paths, arrays = {id(array): path for path, array in content.server.items()}, writer.about["arrays"]
     writer.about["own"] = {name: message.own for name, message in sorted(content.received.items())}
     for name, message in sorted(content.received.items()):
         group = write_group(writer.file.id, f"received/{name}")
         for path, array in sorted(message.arrays.items()):
-            if id(array) in server:
-                group[path] = h5py.SoftLink(f"/server/{server[id(array)]}")
-                arrays[f"received/{name}/{path}"] = arrays[f"server/{server[id(array)]}"]
+            if id(array) in server_paths:
+                server_path = f"server/{server_paths[id(array)]}"
+                group[path] = h5py.SoftLink(f"/{server_path}")
+                arrays[f"received/{name}/{path}"] = arrays[server_path]
             else:
                 writer.write_dataset(f"received/{name}/{path}", array, descriptions.received(name, path, message.own))
