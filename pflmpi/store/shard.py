@@ -4,14 +4,14 @@
     /<cohort>/row_crc32         [m] CRC-32 of each client's id (int64) and its row of every leaf, in sorted path order
     /<cohort>/rows/<path>       [m, ...]
 
-So a few rows can be read and checked without the rest. A large leaf whose rows are all the same is stored once, with a
-checksum of its own, and shown for every client:
+So a few rows can be read and checked without the rest. A large leaf whose rows are all equal is stored once, with a
+checksum of its own, and mapped to every client:
 
     /<cohort>/once/<path>       [1, ...] the row, which `row_crc32` leaves out
     /<cohort>/several/<path>    [b, ...] virtual: b times that row
     /<cohort>/rows/<path>       [m, ...] virtual, in pieces of b rows: what every reader finds
 
-HDF5 has no mapping of many rows to one, and needs one for each piece; with b the root of m they are few on both levels.
+HDF5 cannot map many rows to one, and needs a mapping for each piece; with b = sqrt(m) both levels have few.
 """
 
 import math
@@ -39,17 +39,17 @@ from pflmpi.store.hdf5 import (
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
 
-ID_BYTES = 12  # of a client's id and its row's checksum, besides the row
-_ONCE = 1 << 20  # bytes of a leaf from which on equal rows are stored once
-_WASTE = 4  # at most this many rows are read for each one requested
+ID_BYTES = 12  # of a client's id and the checksum of its row
+_LEAST_REPEATED = 1 << 20  # bytes of a leaf from which on equal rows are stored once
+_MOST_READ = 4  # rows, for each one requested
 
 
 def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int] | None = None) -> None:
     """Write a shard.
 
     Args:
-        rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...]. One whose rows are one
-            in memory, as `np.broadcast_to` makes them, takes no more on disk; see above.
+        rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...]. A large array made by
+            `np.broadcast_to` from one row is stored as that row; see above.
 
     Raises:
         OSError: the file could not be written; see `atomic.replacing`.
@@ -64,7 +64,7 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
         for cohort, (clients, leaves) in sorted(rows.items()):
             write_group(writer.file.id, f"{cohort}/rows")
             ids = clients.astype(np.int64)
-            once = [leaf for leaf, array in leaves.items() if array.nbytes >= _ONCE and _is_repeated(array)]
+            once = [leaf for leaf, array in leaves.items() if array.nbytes >= _LEAST_REPEATED and _is_repeated(array)]
             writer.write_dataset(f"{cohort}/client", ids)
             writer.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, once))
             for leaf, array in sorted(leaves.items()):
@@ -77,7 +77,7 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
 
 
 def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> Arrays:
-    """Arrays [m, ...] by path: the given rows [m] of a shard, checked to be intact and to belong to `clients` [m].
+    """Reads the given rows [m] of a shard: arrays [m, ...] by path, checked to be intact and of `clients` [m].
 
     Args:
         rows: ascending.
@@ -91,7 +91,7 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
         if len(rows) and rows[-1] >= len(expected):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         runs = consecutive(rows)
-        leaves = {leaf: _leaf(group, leaf, rows, runs) for leaf in checked_hdf5.names(group["rows"])}
+        leaves = {leaf: _read_leaf(group, leaf, rows, runs) for leaf in checked_hdf5.names(group["rows"])}
         once = checked_hdf5.names(group["once"]) if "once" in group else []
     wrong = clients[_row_checksums(clients, leaves, once) != expected[rows]]
     if len(wrong):
@@ -100,9 +100,9 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
 
 
 def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarray:
-    """Array [m, ...]: the given rows [m] of one leaf of a shard; nothing else is read.
+    """Reads the given rows [m] of one leaf of a shard, an array [m, ...], and nothing else.
 
-    Checks only the length of the file, and the leaf's checksum when all of its rows are read.
+    Checks only the length of the file, and the leaf's checksum if all of its rows are read.
 
     Args:
         rows: ascending.
@@ -120,11 +120,11 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
         stored = checked_hdf5.stored(file[cohort]["rows"], leaf)
         if len(rows) == len(stored):
             return checked_hdf5.read_dataset(file[cohort]["rows"], leaf)
-        return _take(stored, rows, consecutive(rows))
+        return _select_rows(stored, rows, consecutive(rows))
 
 
 def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> str | None:
-    """Why a shard does not hold the given clients [m] in the given rows [m]; None if it does."""
+    """Returns why a shard does not hold the given clients [m] in the given rows [m]; None if it does."""
     try:
         with checked_hdf5.reading(path) as file:
             ids = checked_hdf5.read_dataset(file, f"{cohort}/client")
@@ -136,7 +136,7 @@ def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray)
 
 
 def consecutive(rows: np.ndarray) -> list[slice]:
-    """Slices of positions over which rows [m] count up by one.
+    """Returns the slices of positions over which rows [m] count up by one.
 
     >>> consecutive(np.array([4, 5, 6, 9])), consecutive(np.array([], int))
     ([slice(0, 3, None), slice(3, 4, None)], [])
@@ -145,15 +145,16 @@ def consecutive(rows: np.ndarray) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
 
 
-def _leaf(cohort: Group, leaf: str, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
-    """Array [m, ...]: the given ascending rows [m] of a leaf."""
-    constant = _constant_rows(cohort, leaf, len(rows))
-    return _take(checked_hdf5.stored(cohort["rows"], leaf), rows, runs) if constant is None else constant
+def _read_leaf(cohort: Group, leaf: str, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
+    """Reads the given ascending rows [m] of a leaf, an array [m, ...]."""
+    if (constant := _constant_rows(cohort, leaf, len(rows))) is not None:
+        return constant
+    return _select_rows(checked_hdf5.stored(cohort["rows"], leaf), rows, runs)
 
 
-def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
-    """Array [m, ...]: the given ascending rows [m] of a dataset."""
-    if len(rows) and rows[-1] - rows[0] < _WASTE * len(rows):  # one read instead of many
+def _select_rows(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
+    """Reads the given ascending rows [m] of a dataset, an array [m, ...]."""
+    if len(rows) and rows[-1] - rows[0] < _MOST_READ * len(rows):  # one read instead of many
         span: np.ndarray = dataset[rows[0] : rows[-1] + 1]
         return span if len(span) == len(rows) else span[rows - rows[0]]
     selected = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
@@ -163,7 +164,7 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
 
 
 def _row_checksums(clients: np.ndarray, leaves: Arrays, once: Collection[str]) -> np.ndarray:
-    """Checksums [m] uint32 of the clients' rows, as described above, without the leaves that are stored once."""
+    """Computes checksums [m] uint32 of the clients' rows, as described above, without the leaves in `once`."""
     checksums = crc32_of_rows(clients.astype("<i8"))
     for leaf in sorted(leaves.keys() - once):
         checksums = crc32_of_rows(leaves[leaf], checksums)
@@ -171,22 +172,22 @@ def _row_checksums(clients: np.ndarray, leaves: Arrays, once: Collection[str]) -
 
 
 def _is_repeated(array: np.ndarray) -> bool:
-    """Whether all rows of an array [m, ...] are one in memory, as `np.broadcast_to` makes them."""
+    """Whether an array [m, ...] was broadcast from one row."""
     return len(array) > 1 and array.strides[0] == 0 and array.size > 0
 
 
 def _write_constant_rows(writer: HDF5Writer, cohort: str, path: str, array: np.ndarray) -> None:
-    """Store a repeated leaf [m, ...] of a cohort as one row, shown m times."""
+    """Store a repeated leaf [m, ...] of a cohort as one row, mapped to m rows."""
     rows, row = len(array), np.ascontiguousarray(array[:1])
     writer.write_dataset(f"{cohort}/once/{path}", row)
     several = math.isqrt(rows - 1) + 1
     group = writer.file[cohort]
-    _show_constant_rows(group, f"once/{path}", f"several/{path}", row, 1, several)
-    _show_constant_rows(group, f"several/{path}", f"rows/{path}", row, several, rows)
+    _map_constant_rows(group, f"once/{path}", f"several/{path}", row, 1, several)
+    _map_constant_rows(group, f"several/{path}", f"rows/{path}", row, several, rows)
 
 
 def _constant_rows(cohort: Group, path: str, rows: int) -> np.ndarray | None:
-    """So many rows of a leaf that is stored once, as one in memory; None for any other leaf.
+    """Reads a leaf that is stored once, broadcast to so many rows; None for any other leaf.
 
     Raises:
         CheckpointError: it is damaged.
@@ -197,8 +198,8 @@ def _constant_rows(cohort: Group, path: str, rows: int) -> np.ndarray | None:
     return np.broadcast_to(row, (rows, *row.shape[1:]))
 
 
-def _show_constant_rows(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> None:
-    """Create a virtual dataset of so many rows, of pieces of a source that has `piece` rows."""
+def _map_constant_rows(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> None:
+    """Create a virtual dataset of so many rows that repeats a source of `piece` rows."""
     shape, creation = row.shape[1:], untimed(h5py.h5p.DATASET_CREATE)
     for start in range(0, rows, piece):
         count = min(piece, rows - start)

@@ -132,7 +132,7 @@ def test_a_start_that_is_common_to_all_is_made_once(monkeypatch):
 
 def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path, monkeypatch):
     """3 of 7 clients train in a round."""
-    monkeypatch.setattr(shard, "_ONCE", 1000)
+    monkeypatch.setattr(shard, "_LEAST_REPEATED", 1000)
     made = []
 
     def watched(*arguments):
