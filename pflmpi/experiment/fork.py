@@ -134,7 +134,7 @@ def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Map
     for name in run_folder.read_layout(run, round).files:
         checked_hdf5.copy_file(run / name, out / name)
     stored_config.write_about_data(out, experiment)
-    lines = metrics_file.with_columns(verify.check_metrics(run, round), experiment.columns)
+    lines = metrics_file.change_columns(verify.check_metrics(run, round), experiment.columns)
     atomic.write(metrics_file.path(out), lines)
 
     def fill(writer: HDF5Writer) -> None:

@@ -15,15 +15,15 @@ from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.run_folder import read_layout
 
 
-def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = None) -> None:
-    """Delete all round files but the newest `keep`, and the shards that none of the rest needs.
+def prune(run: Path, keep: int, known_shards: Mapping[int, Collection[str]] | None = None) -> None:
+    """Delete all round files but the newest `keep`, and the shards that no remaining one needs.
 
     Safe while other ranks write the shards of later rounds. A round file that cannot be read, or that lacks a shard,
     does not count as one of the newest; as long as one cannot be read, no shards are deleted.
 
     Args:
         keep: number of rounds; 0 for all.
-        joined: the shards of rounds, by name, as far as known; of the others the round file is read.
+        known_shards: names of the shards by round; the layout of other rounds is read from their files.
 
     Raises:
         OSError: a file could not be deleted.
@@ -31,23 +31,23 @@ def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = N
     assert keep >= 0, keep
     if keep == 0:
         return
-    usable, old, shards_of = 0, [], joined or {}
+    num_intact, old, known_shards = 0, [], known_shards or {}
     present, shards = rounds(run), _shards(run)
     needed: set[str] = set()
-    certain = True  # whether the shards that the remaining round files need are all known
+    all_known = True  # whether the shards that the remaining round files need are all known
     for round in reversed(present):
-        if usable >= keep:
+        if num_intact >= keep:
             old.append(round_path(run, round))
             continue
         try:
-            files = shards_of[round] if round in shards_of else read_layout(run, round).files
+            names = known_shards[round] if round in known_shards else read_layout(run, round).files
         except CheckpointError:
-            certain = False
+            all_known = False
             continue
-        needed.update(files)
-        usable += shards.keys() >= set(files)
+        needed.update(names)
+        num_intact += shards.keys() >= set(names)
     _delete(old[::-1], run)
-    if certain:
+    if all_known:
         # Shards after the newest round are of an unfinished checkpoint. What a crash brings back is deleted next time.
         for name, round in shards.items():
             if name not in needed and round <= max(present, default=-1):
@@ -55,16 +55,16 @@ def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = N
 
 
 def to_thin(run: Path, every: int | None, keep: int) -> tuple[list[int], list[Path]]:
-    """The rounds that stay when a run is thinned, ascending, and the files that none of them needs, round files first.
+    """Returns the rounds to keep, ascending, and the files that none of them needs, round files first.
 
     No process may be writing to the run.
 
     Args:
-        every: rounds that are a multiple of it stay; None for no such round.
-        keep: so many of the newest rounds stay too.
+        every: keep the rounds that are a multiple of it; None for no such round.
+        keep: number of newest rounds to keep too, at least 1.
 
     Raises:
-        CheckpointError: a round that would stay is damaged; of the newest every byte is read.
+        CheckpointError: a round to keep is damaged; every byte of the newest one is read.
     """
     present = rounds(run)
     kept = [round for round in present if (every and round % every == 0) or round in present[-keep:]]
@@ -74,8 +74,9 @@ def to_thin(run: Path, every: int | None, keep: int) -> tuple[list[int], list[Pa
             what = f"round {round}, which would stay, is damaged: {'; '.join(problems.values())}"
             raise CheckpointError(f"{what}; nothing was deleted; restore its files from a copy")
         needed.update(read_layout(run, round).files)
-    shards = (name for name, round in _shards(run).items() if name not in needed and round <= present[-1])
-    return kept, [*(round_path(run, round) for round in present if round not in kept), *(run / name for name in shards)]
+    round_files = [round_path(run, round) for round in present if round not in kept]
+    shards = [run / name for name, round in _shards(run).items() if name not in needed and round <= present[-1]]
+    return kept, [*round_files, *shards]
 
 
 def delete(run: Path, files: Sequence[Path]) -> None:
@@ -85,12 +86,12 @@ def delete(run: Path, files: Sequence[Path]) -> None:
 
 
 def discard_after(run: Path, round: int | None) -> None:
-    """Delete what a run left behind after the round to resume from: later rounds, shards, probes, partial files.
+    """Delete later rounds, shards and probes than the round to resume from, and partial files.
 
     No process may be writing to the run.
 
     Args:
-        round: None for a run that begins, in a folder where one was stopped before its first checkpoint.
+        round: None for a run that starts, in a folder where one was stopped before its first checkpoint.
 
     Raises:
         CheckpointError: the layout of the round cannot be read.
@@ -100,14 +101,14 @@ def discard_after(run: Path, round: int | None) -> None:
     last = -1 if round is None else round
     _delete([round_path(run, later) for later in reversed(rounds(run)) if later > last], run)
     _delete([probe_file.path(run, later) for later in probe_file.rounds(run) if later > last], run)
-    shards = [run / name for name, its in _shards(run).items() if its > last and name not in needed]
+    shards = [run / name for name, later in _shards(run).items() if later > last and name not in needed]
     _delete(shards, run / SHARDS)
     for folder in (run, run / SHARDS):
         _delete(sorted(folder.glob(f"*.h5{atomic.TEMPORARY}")), folder)
 
 
 def _shards(run: Path) -> dict[str, int]:
-    """Round of each shard by its name, relative to the run."""
+    """Lists the shards in the folder: round by name, which is relative to the run."""
     names = sorted(os.listdir(run / SHARDS)) if (run / SHARDS).is_dir() else []
     return {f"{SHARDS}/{name}": round for name in names if (round := round_of(name)) is not None}
 

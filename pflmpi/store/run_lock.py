@@ -1,9 +1,9 @@
 """RUN/lock.json: which process writes a run, so that no second one does.
 
-It holds on any file system, also where `flock` does not reach other nodes: it is made by a hard link, which only one
-process can make, and its owner touches it every few seconds. An owner whose process has ended is known at once on its
-own host, elsewhere by its silence. A lock is made where there is none, replaced where its owner is gone, and otherwise
-the run is refused.
+It works on any file system, also where `flock` does not reach other nodes: it is created by a hard link, which only
+one process can make, and its owner touches it every few seconds. On the owner's host a process that has ended is
+detected at once, on other hosts by a lock that is no longer touched. A lock is created where there is none and replaced
+where its owner is gone; otherwise the run is refused.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ from pflmpi.store import job_file
 from pflmpi.store.job_file import End
 
 BEAT = 5.0  # seconds between two touches
-SILENCE = 60.0  # seconds after which an owner on another host is taken for gone
-_SETTLED = 0.5  # seconds after which two that take over at once see each other
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+SILENCE = 60.0  # seconds without a touch after which an owner on another host counts as gone
+_SETTLED = 0.5  # seconds after which two processes that take over at once see each other
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +42,13 @@ class Owner:
     """The process that writes a run.
 
     Attributes:
-        token: random, of this lock alone.
-        process: number of the process.
-        system: boot and process namespace, within which the number means something; "" where unknown.
-        started: of the process, in clock ticks after the boot.
-        since: seconds since the epoch.
-        jobs: what starts it again, with how often it has: {"Slurm job 77": 1}.
-        folder: inode of the run; a copied one has another.
+        token: random, unique to this lock.
+        process: process id.
+        system: boot and process namespace in which the process id is valid; "" where unknown.
+        started: when the process started, in clock ticks after the boot.
+        since: when the lock was taken, in seconds since the epoch.
+        jobs: restarts of each job that restarts the process: {"Slurm job 77": 1}.
+        folder: inode of the run folder; a copied folder has another.
     """
 
     token: str
@@ -66,11 +66,11 @@ class Owner:
         pid, inode, token = os.getpid(), run.stat().st_ino, secrets.token_hex(8)
         return cls(token, socket.gethostname(), pid, system(), start_of(pid), int(time.time()), jobs, inode)
 
-    def gone(self, run: Path, jobs: Mapping[str, int] | None = None) -> str:
-        """Why the process is known not to write this run any more; "" if it does, or if nothing is known.
+    def why_gone(self, run: Path, jobs: Mapping[str, int] | None = None) -> str:
+        """Returns why the process is known not to write this run any more; "" if it does, or if nothing is known.
 
         Args:
-            jobs: of this process.
+            jobs: those of this process; see `Owner.jobs`.
         """
         if self.folder != run.stat().st_ino:
             return "its lock was copied with the folder"
@@ -81,7 +81,7 @@ class Owner:
         return "that process has ended" if ended else ""
 
     def near(self) -> bool:
-        """Whether this system is the owner's, so that `gone` knows."""
+        """Whether the owner runs on this system, so that `why_gone` knows whether it has ended."""
         return self.system != "" and self.system == system()
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ _OWNER = TypeAdapter(Owner)
 
 
 def _read(file: Path) -> Owner | None:
-    """The owner that a lock names; None if the lock is damaged.
+    """Reads the owner that a lock names; None if the lock is damaged.
 
     Raises:
         OSError: it cannot be read.
@@ -107,20 +107,20 @@ def _read(file: Path) -> Owner | None:
 
 
 class RunLock:
-    """The lock as every rank of a run knows it; rank 0 keeps it.
+    """The lock of a run; rank 0 keeps it, the other ranks check it.
 
     Args:
-        made: whether the folder was made for it; such a folder is removed again if it stays empty.
+        made_folder: whether the run folder was created with it; such a folder is removed again if it stays empty.
     """
 
-    def __init__(self, run: Path, token: str, made: bool = False) -> None:
+    def __init__(self, run: Path, token: str, made_folder: bool = False) -> None:
         self.token = token
-        self._run, self._made = run, made
+        self._run, self._made_folder = run, made_folder
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
     def keep(self) -> None:
-        """Be the owner from now on."""
+        """Touch the lock every few seconds from now on."""
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._thread.start()
 
@@ -134,12 +134,12 @@ class RunLock:
         self._remove()
 
     def drop(self) -> None:
-        """Remove the lock, if this process keeps it, just before the process ends at once; from any thread."""
+        """Remove the lock, if this process keeps it, just before the process exits; can be called from any thread."""
         if self._thread is not None:
             self._remove()
 
     def check(self) -> None:
-        """Raise `RunError` if the run belongs to another process by now."""
+        """Raise `RunError` if another process has taken over the run."""
         try:
             owner = _read(path(self._run))
         except FileNotFoundError:
@@ -157,7 +157,7 @@ class RunLock:
         with contextlib.suppress(OSError):
             if token_of(path(self._run)) == self.token:
                 path(self._run).unlink()
-            if self._made:
+            if self._made_folder:
                 self._run.rmdir()
 
     def _beat(self) -> None:
@@ -172,28 +172,28 @@ def path(run: Path) -> Path:
 
 
 def touched(file: Path) -> float:
-    """When a file was last touched, in seconds since the epoch, by the clock of the file system."""
+    """Returns when a file was last touched, in seconds since the epoch, by the clock of the file system."""
     with regular_file.opened(file) as opened:  # a network file system asks its server again when a file is opened
         return os.fstat(opened.fileno()).st_mtime
 
 
 def owner(run: Path) -> Owner | None:
-    """Who writes the run, as its lock says; None without one, and if that process is known to have ended."""
+    """Returns who writes the run according to its lock; None without a lock, or if that process is known to be gone."""
     try:
         owner = _read(path(run))
-        return None if owner is None or owner.gone(run) else owner
+        return None if owner is None or owner.why_gone(run) else owner
     except OSError:
         return None
 
 
 def holder(run: Path, jobs: Mapping[str, int]) -> Owner | None:
-    """As `owner`; None too where `take` with these jobs would not wait for it, as for one on a host that was lost."""
+    """As `owner`, but None also where `take` with these jobs would replace the lock, as of an owner on a lost host."""
     lock, draft = path(run), run / f"lock.json.{secrets.token_hex(8)}{TEMPORARY}"
     if (writer := owner(run)) is None or writer.near():
         return writer
     try:
         draft.touch()
-        return None if writer.gone(run, jobs) or _silence(lock, draft) > SILENCE else writer
+        return None if writer.why_gone(run, jobs) or _silence(lock, draft) > SILENCE else writer
     except OSError:
         return writer
     finally:
@@ -201,7 +201,7 @@ def holder(run: Path, jobs: Mapping[str, int]) -> Owner | None:
 
 
 def token_of(lock: Path) -> str | None:
-    """Token of a lock; None if it is gone or damaged."""
+    """Reads the token of a lock; None if the lock is missing or damaged."""
     try:
         owner = _read(lock)
     except FileNotFoundError:
@@ -213,20 +213,20 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
     """Take the lock of a run, making the folder if it is missing.
 
     Args:
-        jobs: see `Owner`; the lock of the same job before its restart is taken over.
-        take_over: also from a process that still runs.
+        jobs: see `Owner`; a lock that the same job took before its restart is replaced.
+        take_over: whether to replace the lock of a process that still runs.
 
     Raises:
         CheckpointError: another process writes the run; says which.
         ConfigError: the folder cannot be written.
     """
     with refusing(f"the run folder {run}", "choose another folder"):
-        made = not run.exists()
+        made_folder = not run.exists()
         run.mkdir(parents=True, exist_ok=True)
         regular_file.check_folders(run)
         me = Owner.here(run, jobs)
         _take(run, me, take_over)
-        lock = RunLock(run, me.token, made)
+        lock = RunLock(run, me.token, made_folder)
         lock.keep()
         return lock
 
@@ -236,61 +236,61 @@ def _take(run: Path, me: Owner, take_over: bool) -> None:
     draft = lock.with_name(f"{lock.name}.{me.token}{TEMPORARY}")
     try:
         draft.write_text(json.dumps(dataclasses.asdict(me)) + "\n")
-        while not _make(lock, draft, me):
+        while not _create(lock, draft, me):
             with contextlib.suppress(FileNotFoundError):  # it has just been released
                 owner = _read(lock)
-                reason = "as --take-over asks" if take_over else _gone(run, owner, me, draft)
+                reason = "as --take-over asks" if take_over else _wait_for_owner(run, owner, me, draft)
                 if not reason:
                     raise _refusal(run, owner, _silence(lock, draft))
                 _log.warning("%s was written by %s; taken over: %s", run, owner or "an unknown process", reason)
-                if owner is not None:  # which has not said so itself
+                if owner is not None:  # which did not record its own end
                     job_file.record(run, owner.jobs, End(owner.token, touched(lock)))
-                return _put(lock, draft, me)
+                return _replace(lock, draft, me)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def _make(lock: Path, draft: Path, me: Owner) -> bool:
-    """Make the lock; False if there is one."""
+def _create(lock: Path, draft: Path, me: Owner) -> bool:
+    """Create the lock; returns False if there is one."""
     try:
         os.link(draft, lock)
     except FileExistsError:
-        return token_of(lock) == me.token  # a network file system may do it twice, and say so the second time
+        return token_of(lock) == me.token  # a network file system may repeat the call, and report the second one
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _NO_HARD_LINKS:
             raise
         if lock.exists():
             return False
-        _put(lock, draft, me)
+        _replace(lock, draft, me)
     return True
 
 
-def _put(lock: Path, draft: Path, me: Owner) -> None:
-    """Replace the lock; of two that do it at once, the first is refused."""
+def _replace(lock: Path, draft: Path, me: Owner) -> None:
+    """Replace the lock; of two processes that do so at once, the first is refused."""
     os.replace(draft, lock)
     time.sleep(_SETTLED)
     if token_of(lock) != me.token:
         raise _refusal(lock.parent, _read(lock), 0.0)
 
 
-def _gone(run: Path, owner: Owner | None, me: Owner, draft: Path) -> str:
-    """Why the owner does not write the run any more; "" if it does. On another host, its touches are waited for."""
-    if owner is not None and ((reason := owner.gone(run, me.jobs)) or owner.near()):
+def _wait_for_owner(run: Path, owner: Owner | None, me: Owner, draft: Path) -> str:
+    """Returns why the owner does not write the run any more, or "" if it does; waits for one on another host."""
+    if owner is not None and ((reason := owner.why_gone(run, me.jobs)) or owner.near()):
         return reason
     lock = path(run)
-    heard, silence = touched(lock), _silence(lock, draft)
+    last_touch, silence = touched(lock), _silence(lock, draft)
     end = time.monotonic() + SILENCE - silence
     if silence < SILENCE:
         _log.warning("waiting up to %.0f s for a sign of %s, which writes %s", SILENCE - silence, owner, run)
     while time.monotonic() < end:
         time.sleep(_SETTLED)
-        if touched(lock) != heard:
+        if touched(lock) != last_touch:
             return ""
     return f"nothing was heard of it for {max(silence, SILENCE):.0f} s"
 
 
 def _silence(lock: Path, draft: Path) -> float:
-    """Seconds since the owner touched its lock, by the clock of the file system."""
+    """Returns the seconds since the owner touched its lock, by the clock of the file system."""
     os.utime(draft)
     return max(touched(draft) - touched(lock), 0.0)
 

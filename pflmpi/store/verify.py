@@ -236,7 +236,7 @@ def check_metrics(run: Path, round: int) -> bytes:
         CheckpointError: they are neither what the checkpoint recorded, nor without any figures, as where it was lost.
     """
     content = metrics_file.text(run)
-    if _begins(content, run, round) or metrics_file.is_lost(content, round):
+    if _begins(content, run, round) or metrics_file.begins_blank(content, round):
         return b"".join(content.splitlines(keepends=True)[: 1 + round])
     intact = [other for other in rounds(run) if other < round and _begins(content, run, other)]
     first = max(intact, default=-1) + 2  # its header is line 1

@@ -97,7 +97,7 @@ def test_an_owner_elsewhere_long_silent_is_not_waited_for(other, tmp_path):
 def test_the_same_job_restarted_is_its_own_predecessor(other, tmp_path):
     rewrite(tmp_path, host="node7", system="elsewhere", jobs={"Slurm job 7": 0})
     with pytest.raises(CheckpointError, match="Slurm job 7"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_lock, "_gone", lambda run, found, me, mine: found.gone(run, me.jobs))
+        patch.setattr(run_lock, "_wait_for_owner", lambda run, found, me, draft: found.why_gone(run, me.jobs))
         take(tmp_path, {"Slurm job 7": 0})
     take(tmp_path, {"Slurm job 7": 1})
 
