@@ -1,4 +1,4 @@
-"""RUN/config.yaml as text: with a checksum in its last line, the id of the run, and what a checkpoint has of it."""
+"""RUN/config.yaml as text: its checksum, the id of the run, and the copy of it in each checkpoint."""
 
 import contextlib
 import json
@@ -16,10 +16,21 @@ from pflmpi.store.names import rounds
 from pflmpi.store.run_folder import JSON, read_attributes
 from pflmpi.text import for_shell
 
-# The keys of "recorded", which round files have as attributes too.
-_RECORDED = (
-    *("run", "data", "partition", "partition_csv", "device", "ranks", "transport", "frozen", "privacy", "no_epsilon"),
-    *("versions", "code", "unseen", "fork"),
+_RECORDED = (  # keys of "recorded" that round files have as attributes too
+    "run",
+    "data",
+    "partition",
+    "partition_csv",
+    "device",
+    "ranks",
+    "transport",
+    "frozen",
+    "privacy",
+    "no_epsilon",
+    "versions",
+    "code",
+    "unseen",
+    "fork",
 )
 
 _CHECKSUM = b"# CRC-32 of the lines above: "
@@ -37,13 +48,13 @@ def write(run: Path, text: str) -> None:
 
 
 def recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What "recorded" is in config.yaml, from the attributes of a round file."""
+    """Returns the section "recorded" of config.yaml from the attributes of a round file."""
     values = {key: attributes[key] for key in _RECORDED if key in attributes}
     return {key: json.loads(str(value)) if key in JSON else value for key, value in values.items()}
 
 
 def from_checkpoint(run: Path) -> dict[str, Any]:
-    """ "config", YAML, and what is `recorded`, of the newest readable checkpoint; empty without one."""
+    """Reads "config" (YAML text) and the keys of `recorded` from the newest readable checkpoint; {} without one."""
     for round in reversed(rounds(run)):
         with contextlib.suppress(CheckpointError):
             attributes = read_attributes(run, round)
@@ -52,7 +63,7 @@ def from_checkpoint(run: Path) -> dict[str, Any]:
 
 
 def damage(run: Path) -> str | None:
-    """Why config.yaml is not as it was written, or None."""
+    """Returns why config.yaml is not as it was written, or None."""
     if not path(run).exists():
         return None
     try:
@@ -70,12 +81,12 @@ def damage(run: Path) -> str | None:
 
 
 def new_run_id() -> str:
-    """A new id of 16 hexadecimal digits; resuming keeps it, and digests do not cover it."""
+    """Returns a new id of 16 hexadecimal digits; resuming keeps it, and digests do not cover it."""
     return secrets.token_hex(8)
 
 
 def run_id(run: Path) -> str | None:
-    """Id in RUN/config.yaml, or else in the newest checkpoint; None with a damaged config.yaml."""
+    """Reads the id in RUN/config.yaml, or else in the newest checkpoint; None with a damaged config.yaml."""
     try:
         match = _ID.search(regular_file.read(path(run)).decode())  # a hundred times as quick as a YAML parser
         return match[1] if match else None

@@ -22,7 +22,7 @@ _MOST_AT_ONCE = 1 << 15  # clients
 
 
 def clients_at_once(row_bytes: int) -> int:
-    """How many clients of so many bytes make a block of `digest_of_blocks`: large blocks take memory, small ones time.
+    """Returns how many clients of so many bytes to read for a block of `digest_of_blocks`.
 
     >>> clients_at_once(360), clients_at_once(1 << 20), clients_at_once(1 << 30)
     (32768, 16, 1)
@@ -31,12 +31,12 @@ def clients_at_once(row_bytes: int) -> int:
 
 
 def digest_of_blocks(server: Arrays, blocks: Iterable[ClientRows]) -> str:
-    """Digest of a state in memory.
+    """Computes the digest of a state.
 
     Args:
         server: arrays by path.
-        blocks: each with higher ids than the one before; for each cohort ids [m], in any order, and by path rows
-            [m, ...].
+        blocks: each with higher ids than the one before: for each cohort the ids [m], in any order, and the rows
+            [m, ...] by path.
 
     >>> digest_of_blocks({"step": np.array(3)}, [])[:16]
     'b9732152f3f51d95'
@@ -44,27 +44,28 @@ def digest_of_blocks(server: Arrays, blocks: Iterable[ClientRows]) -> str:
     content = hashlib.sha256()
     for path in sorted(server):
         array = np.asarray(server[path])
-        content.update(b"server " + _described(path, array.dtype, array.shape) + _bytes(array))
+        content.update(b"server " + _header(path, array.dtype, array.shape) + _bytes(array))
     for block in blocks:
-        of_cohorts = {
-            cohort: [_leaf(path, leaves[path]) for path in sorted(leaves)] for cohort, (_, leaves) in block.items()
+        encoded = {
+            cohort: [_encode_rows(path, leaves[path]) for path in sorted(leaves)]
+            for cohort, (_, leaves) in block.items()
         }
         rows = [(client, cohort, row) for cohort, (ids, _) in block.items() for row, client in enumerate(ids.tolist())]
         parts: list[bytes] = []
         for client, cohort, row in sorted(rows):
-            for name, values, size in of_cohorts[cohort]:
-                parts += (b"client %d " % client, name, values[row * size : (row + 1) * size])
+            for header, values, size in encoded[cohort]:
+                parts += (b"client %d " % client, header, values[row * size : (row + 1) * size])
         content.update(b"".join(parts))
     return content.hexdigest()
 
 
-def _leaf(path: str, array: np.ndarray) -> tuple[bytes, bytes, int]:
-    """The line of an array [m, ...] of clients after the id, the bytes of all rows, and the number of those of one."""
+def _encode_rows(path: str, array: np.ndarray) -> tuple[bytes, bytes, int]:
+    """Returns, of an array [m, ...] of clients, the line after the id, the bytes of all rows, and those per row."""
     values = _bytes(array)
-    return _described(path, array.dtype, array.shape[1:]), values, len(values) // max(len(array), 1)
+    return _header(path, array.dtype, array.shape[1:]), values, len(values) // max(len(array), 1)
 
 
-def _described(path: str, dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+def _header(path: str, dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     return f"{path} {dtype.name} {'x'.join(map(str, shape)) or 'scalar'}\n".encode()
 
 

@@ -1,4 +1,4 @@
-"""RUN/events.jsonl: what happened to a run, a JSON object a line, appended by rank 0 (`output.events`)."""
+"""RUN/events.jsonl: the events of a run, one JSON object per line, appended by rank 0 (`output.events`)."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def append(run: Path, events: Sequence[Event]) -> None:
 
 
 def drop_torn_line(run: Path) -> bool:
-    """Cut off what a killed process has left of a line; whether there are events before it."""
+    """Cut off an incomplete last line, left by a killed process; returns whether there are complete ones."""
     if not os.path.lexists(path(run)):
         return False
     content = regular_file.read(path(run))
@@ -35,7 +35,7 @@ def drop_torn_line(run: Path) -> bool:
 
 
 def exit_code(run: Path) -> int | None:
-    """The exit code of a run whose last event is its end; None where that is not known."""
+    """Reads the exit code of a run whose last event is its end; None where it is unknown."""
     try:
         last = json.loads(regular_file.read(path(run)).splitlines()[-1])
         return int(last["exit_code"]) if last["event"] == "end" else None

@@ -1,7 +1,7 @@
 """RUN/jobs.txt: the Slurm jobs of a run or a sweep, a line for each start and end: job id, restart count, host, JSON.
 
-`submit` writes the first line, with `-` for the count, since a job that waits has not started. The JSON is a
-`Submission`, a `Start` or an `End`.
+`submit` writes the first line, with `-` for the count, because the job has not started. The JSON is a `Submission`, a
+`Start` or an `End`.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ RecordKind = TypeVar("RecordKind", "Submission", "Start", "End")
 
 @dataclass(frozen=True)
 class Submission:
-    """What `submit` knows of a job.
+    """What `submit` records of a job.
 
     Attributes:
-        log: file with its output, or its errors if they have one, absolute, as sbatch takes it: of an array with `%a`
-            and `%j` for its tasks.
-        requeues: whether it is requeued before its time limit, and continues by itself.
-        memory: bytes of a node that `plan` counted; 0 where nobody asked.
-        partition: that it was submitted to; "" for the default, None where it was not noted.
+        log: absolute path of its output, or of its errors if they have a file, as given to sbatch: for an array with
+            `%a` and `%j`.
+        requeues: whether it is requeued before its time limit, and then continues.
+        memory: bytes per node that `plan` predicted; 0 where it was not run.
+        partition: of Slurm; "" for the default, None where it was not recorded.
     """
 
     log: str
@@ -41,16 +41,16 @@ class Submission:
 
 @dataclass(frozen=True)
 class Start:
-    """What started a run, and where.
+    """The start of a run by a job.
 
     Attributes:
-        began: seconds since the epoch, when the ranks had met.
+        began: seconds since the epoch, when all ranks were connected.
         hosts: of the ranks.
-        ranks: their number.
-        nodes, cores, gpus: of the job, or else those that the ranks may use.
+        ranks: number of ranks.
+        nodes, cores, gpus: allocated to the job; outside a job, those that the ranks may use.
         python: path of the interpreter.
         pflmpi, torch: versions.
-        token: of the run's lock; "" for a run that no job has started.
+        token: of the run's lock.
     """
 
     began: float
@@ -71,11 +71,12 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    """The end of a start.
+    """The end of a run's process.
 
     Attributes:
-        ended: seconds since the epoch; of a process that was killed when its lock was last touched.
-        cpu_seconds: that the ranks have computed, together; None of one that was killed.
+        token: as in its `Start`.
+        ended: seconds since the epoch; for a process that was killed, when its lock was last touched.
+        cpu_seconds: CPU time of all ranks; None for a process that was killed.
     """
 
     token: str
@@ -85,7 +86,7 @@ class End:
 
 @dataclass(frozen=True)
 class Usage:
-    """The starts of a run by jobs, and what was allocated from each to its end: hours, restarts, hosts."""
+    """How many times jobs have started a run, and as text their hours, restarts and hosts."""
 
     starts: int
     text: str
@@ -95,16 +96,18 @@ class Usage:
 
 
 def hours(node_seconds: float, gpu_seconds: float, core_seconds: float, busy: float | None) -> str:
-    """What was allocated, and which share of the cores' time was used, None if that is unknown.
+    """Formats what was allocated; `busy` is the share of the cores' time that was used, None if unknown.
 
     >>> hours(3600, 0, 14400, 0.5), hours(900, 1800, 0, None)
     ('1.00 node hours, 4.00 core hours (50% busy)', '0.25 node hours, 0.50 GPU hours')
     """
     share = "" if busy is None else f" ({busy:.0%} busy)"
-    words = [f"{node_seconds / 3600:.2f} node hours"]
-    words += [f"{core_seconds / 3600:.2f} core hours{share}"] if core_seconds else []
-    words += [f"{gpu_seconds / 3600:.2f} GPU hours"] if gpu_seconds else []
-    return ", ".join(words)
+    parts = [f"{node_seconds / 3600:.2f} node hours"]
+    if core_seconds:
+        parts.append(f"{core_seconds / 3600:.2f} core hours{share}")
+    if gpu_seconds:
+        parts.append(f"{gpu_seconds / 3600:.2f} GPU hours")
+    return ", ".join(parts)
 
 
 def path(folder: Path) -> Path:
@@ -113,20 +116,20 @@ def path(folder: Path) -> Path:
 
 def append(folder: Path, job: str, restarts: str = "-", record: Submission | Start | End | None = None) -> None:
     """Add a line; the folder exists."""
-    more = f" {json.dumps(dataclasses.asdict(record))}" if record else ""
+    text = f" {json.dumps(dataclasses.asdict(record))}" if record else ""
     with open(path(folder), "a", encoding="utf-8", opener=regular_file.not_through_a_link) as file:
-        file.write(f"{job} {restarts} {socket.gethostname()}{more}\n")
+        file.write(f"{job} {restarts} {socket.gethostname()}{text}\n")
 
 
 def record(run: Path, jobs: Mapping[str, int], record: Start | End | None) -> None:
-    """Add a line for the Slurm job that starts the run, if one does; for `jobs` see `store.run_lock.Owner`."""
+    """Add a line for the Slurm job that this process runs in, if any; for `jobs` see `store.run_lock.Owner`."""
     for name, restarts in jobs.items():
         if name.startswith(_SLURM):
             append(run, name.removeprefix(_SLURM), str(restarts), record)
 
 
 def read(folder: Path) -> dict[str, int]:
-    """How often each job was restarted, as far as it was recorded, by its id; the newest job is last."""
+    """Reads the recorded restarts of each job, by id; the newest job is last."""
     jobs: dict[str, int] = {}
     for job, restarts, *_ in _lines(folder):
         jobs[job] = max(int(restarts) if restarts.isdecimal() else 0, jobs.pop(job, 0))
@@ -134,44 +137,50 @@ def read(folder: Path) -> dict[str, int]:
 
 
 def submissions(folder: Path) -> dict[str, Submission]:
-    """What `submit` knew of the jobs that it has submitted, by their ids; the newest is last."""
+    """Reads what `submit` recorded, by job id; the newest job is last."""
     return dict(_records(folder, Submission))
 
 
 def usage(folder: Path) -> Usage | None:
-    """What the jobs of a run have used; None where no job has started it."""
+    """Computes what the jobs of a run have used; None where no job has started it."""
     starts = [start for _, start in _records(folder, Start)]
     if not starts:
         return None
     hosts = tuple(dict.fromkeys(host for start in starts for host in start.hosts))
     ends = {end.token: end for _, end in _records(folder, End)}
-    ended = [(start, ends[start.token]) for start in starts if start.token in ends]
-    measured = [(start, end) for start, end in ended if end.cpu_seconds is not None]
-
-    def allocated(kind: str, among: list[tuple[Start, End]]) -> float:
-        return float(sum(getattr(start, kind) * (end.ended - start.began) for start, end in among))
-
-    cores = allocated("cores", measured)
-    busy = sum(end.cpu_seconds or 0.0 for _, end in measured) / cores if cores else None
-    used = hours(allocated("nodes", ended), allocated("gpus", ended), allocated("cores", ended), busy)
-    endless = len(starts) - len(ended)
-    without = f", without {pluralize(endless, 'start')} whose end is unknown" if endless else ""
+    node_seconds = gpu_seconds = core_seconds = measured_core_seconds = cpu_seconds = 0.0
+    open_starts = 0
+    for start in starts:
+        if (end := ends.get(start.token)) is None:
+            open_starts += 1
+            continue
+        seconds = end.ended - start.began
+        node_seconds += start.nodes * seconds
+        gpu_seconds += start.gpus * seconds
+        core_seconds += start.cores * seconds
+        if end.cpu_seconds is not None:
+            measured_core_seconds += start.cores * seconds
+            cpu_seconds += end.cpu_seconds
+    busy = cpu_seconds / measured_core_seconds if measured_core_seconds else None
+    text = hours(node_seconds, gpu_seconds, core_seconds, busy)
+    if open_starts:
+        text += f", without {pluralize(open_starts, 'start')} whose end is unknown"
     jobs = [f"{job} ({pluralize(number, 'restart')})" for job, number in read(folder).items()]
-    return Usage(len(starts), f"{used}{without}; job {join_truncated(jobs)} on {join_truncated(hosts)}")
+    return Usage(len(starts), f"{text}; job {join_truncated(jobs)} on {join_truncated(hosts)}")
 
 
 def _records(folder: Path, kind: type[RecordKind]) -> Iterator[tuple[str, RecordKind]]:
-    """The records of a kind, each with the id of its job."""
+    """Yields the records of a kind, each with the id of its job."""
     reader = TypeAdapter(kind)
-    for job, _, _, *more in _lines(folder):
+    for job, _, _, *text in _lines(folder):
         try:
-            yield job, reader.validate_json(more[0])
+            yield job, reader.validate_json(text[0])
         except (IndexError, ValidationError):
-            continue  # of another kind, or not ours
+            continue  # no record, or one of another kind
 
 
 def _lines(folder: Path) -> Iterator[list[str]]:
-    """The whole lines: job id, restart count, host, and what follows."""
+    """Yields job id, restart count, host, and the JSON, if any, of each complete line."""
     try:
         text = regular_file.read(path(folder)).decode(errors="replace")
     except OSError:

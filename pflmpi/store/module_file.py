@@ -1,7 +1,7 @@
-"""RUN/modules.h5: what the state dicts of models have besides what is trained, by the number of the model.
+"""RUN/modules.h5: the state dict entries that are not trained, for each model.
 
-A checkpoint has what is trained; what is frozen, constants, and the names of what is tied, are written once, so that a
-state dict can be put together without the module's code. Values of a weights file stay in that file.
+Checkpoints have what is trained. Frozen parameters, constants and the names of tied parameters are written once, so
+that a state dict can be assembled without the module's code. Values from a weights file stay in that file.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ import numpy as np
 from pflmpi.store import checked_hdf5
 from pflmpi.store.checked_hdf5 import HDF5Writer
 
-CONSTANT = ""  # instead of a path in the model
-FROM_FILE = "weights"  # likewise, for a value that the weights file has
+CONSTANT = ""  # in place of a path in the model
+FROM_FILE = "weights"  # in place of a path in the model: the value is in the weights file
 
 
 class WeightsFile(NamedTuple):
@@ -29,9 +29,9 @@ class Entries(NamedTuple):
     """The state dict of a model.
 
     Attributes:
-        paths: in the model, by name in the state dict; or `CONSTANT`, or `FROM_FILE`.
+        paths: path in the model, `CONSTANT` or `FROM_FILE`, by name in the state dict.
         constants: by name.
-        weights: the file that has the others; None where nothing is from a file.
+        weights: the file of the entries that are `FROM_FILE`; None where there are none.
     """
 
     paths: dict[str, str]
@@ -59,7 +59,7 @@ def write(run: Path, modules: Mapping[int, Entries]) -> None:
 
 
 def sha256(path: str) -> str:
-    """SHA-256 (hex) of a weights file; "" if it cannot be read."""
+    """Computes the SHA-256 (hex) of a file; "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -68,7 +68,7 @@ def sha256(path: str) -> str:
 
 
 def read(run: Path, number: int) -> Entries | None:
-    """The entries of a model; None where the run has none of it, as of the package's models whose arrays all train.
+    """Reads the entries of a model; None where the run has none, as for models of the package that train all arrays.
 
     Raises:
         CheckpointError: the file is damaged.

@@ -11,7 +11,7 @@ SHARD_NAME = re.compile(rf"{SHARDS}/{_SHARD.pattern}")  # relative to the run fo
 
 
 def round_path(run: Path, round: int) -> Path:
-    """Path of a round file.
+    """Returns the path of a round file.
 
     >>> round_path(Path("run"), 12).name
     'round_00012.h5'
@@ -20,7 +20,7 @@ def round_path(run: Path, round: int) -> Path:
 
 
 def shard_name(round: int, rank: int) -> str:
-    """Name of a shard relative to the run folder.
+    """Returns the name of a shard relative to the run folder.
 
     >>> shard_name(12, 3)
     'shards/round_00012_rank_003.h5'
@@ -33,7 +33,7 @@ def shard_path(run: Path, round: int, rank: int) -> Path:
 
 
 def round_of(name: str) -> int | None:
-    """Round in the name of a round file or shard; None for any other name.
+    """Returns the round in the name of a round file or shard; None for any other name.
 
     >>> round_of("round_00012.h5"), round_of("round_00012_rank_003.h5"), round_of("notes.h5")
     (12, 12, None)
@@ -43,7 +43,7 @@ def round_of(name: str) -> int | None:
 
 
 def rounds(run: Path) -> list[int]:
-    """Rounds that have a file, ascending; whether it is intact is not checked."""
+    """Lists the rounds that have a file, ascending, without checking whether it is intact."""
     if not run.is_dir():
         return []
     return sorted(int(match[1]) for path in run.iterdir() if (match := _ROUND.fullmatch(path.name)))

@@ -1,4 +1,4 @@
-"""RUN/partition.csv: number of samples of each class on every client, for later analysis."""
+"""RUN/partition.csv: number of samples of each class on every client."""
 
 import io
 import math
@@ -13,9 +13,9 @@ from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.text import for_shell
 
-_HEADER = ("client", "class", "train", "test", "validation")  # the last where there are such samples
+_HEADER = ("client", "class", "train", "test", "validation")  # the last only where there are validation samples
 _AT_ONCE = 100_000  # lines
-_MOST_CELLS = 1 << 16  # clients times classes for each line: memory follows what is stored
+_MOST_CELLS = 1 << 16  # clients times classes per line, so that a small file cannot ask for much memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class SampleCounts:
 
     @property
     def sides(self) -> dict[str, np.ndarray]:
-        """[N, K] by what the samples are for."""
+        """The arrays [N, K] by split."""
         sides = {"train": self.train, "test": self.test}
         return sides if self.validation is None else {**sides, "validation": self.validation}
 
@@ -46,18 +46,18 @@ def path(run: Path) -> Path:
 def write(run: Path, counts: SampleCounts) -> None:
     """Write a line for every client and class with samples.
 
-    The line of the last client and class is always written, so that the numbers of both can be read back.
+    The line of the last client and class is always written: it tells N and K to readers.
     """
     atomic.write(path(run), _content(counts))
 
 
 def checksum(counts: SampleCounts) -> str:
-    """CRC-32 of the file with these counts."""
+    """Computes the CRC-32 of the file with these counts."""
     return _checksum(_content(counts))
 
 
 def damage(run: Path, expected: str) -> str | None:
-    """Why the file is not the one with this checksum, or None."""
+    """Returns why the file is not the one with this checksum, or None."""
     try:
         content = regular_file.read(path(run))
     except OSError as error:
@@ -70,7 +70,7 @@ def damage(run: Path, expected: str) -> str | None:
 
 
 def read(run: Path) -> SampleCounts | None:
-    """Samples of each client and class; None for a run without the file.
+    """Reads the samples of each client and class; None for a run without the file.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -107,6 +107,6 @@ def _content(counts: SampleCounts) -> bytes:
 
 
 def _lines(table: np.ndarray) -> bytes:
-    """Whole numbers [n, C] as lines."""
+    """Formats whole numbers [n, C] as lines."""
     line = ",".join(["%d"] * table.shape[1]) + "\n"
     return (line * len(table) % tuple(table.ravel().tolist())).encode()

@@ -35,8 +35,8 @@ class Probe:
     Attributes:
         samples: number of samples in the batch.
         layers: by name, in forward order.
-        confusion: [K, K] int64, test samples of all clients by their class and by what their own models take them for;
-            None where labels are no classes.
+        confusion: [K, K] int64, test samples of all clients by true and predicted class; None where labels are not
+            classes.
     """
 
     round: int
@@ -46,7 +46,7 @@ class Probe:
 
 
 def path(run: Path, round: int) -> Path:
-    """The probe file of a round.
+    """Returns the path of the probe file of a round.
 
     >>> path(Path("run"), 12).name
     'probe_00012.h5'
@@ -59,7 +59,7 @@ def rounds(run: Path) -> list[int]:
 
 
 def round_of(name: str) -> int | None:
-    """Round in the name of a probe file; None for any other name."""
+    """Returns the round in the name of a probe file; None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -84,22 +84,25 @@ def write(run: Path, probe: Probe) -> None:
 
 
 def damage(run: Path, round: int) -> str | None:
-    """Why the probe of a round is not as it was written, or belongs to another round or run; None if all is well."""
+    """Returns why the probe of a round is not as written, or belongs to another round or run; None if all is well."""
     if problem := checked_hdf5.damage(path(run, round)):
         return problem
     try:
         with checked_hdf5.reading(path(run, round)) as file:
             about = checked_hdf5.about(file)
-            of, owner, _, _ = (int(about["round"]), about["run"], int(about["samples"]), about["layers"].items())
+            recorded_round, recorded_run = int(about["round"]), about["run"]
+            int(about["samples"]), about["layers"].items()  # which `read` needs
     except CheckpointError as error:
         return str(error)
-    if of != round:
-        return f"{path(run, round)} is the probe of round {of}"
-    return None if owner == run_id(run) else f"{path(run, round)} belongs to run {owner}, and this is run {run_id(run)}"
+    if recorded_round != round:
+        return f"{path(run, round)} is the probe of round {recorded_round}"
+    if recorded_run != run_id(run):
+        return f"{path(run, round)} belongs to run {recorded_run}, and this is run {run_id(run)}"
+    return None
 
 
 def read(run: Path, round: int) -> Probe:
-    """The probe of a round.
+    """Reads the probe of a round.
 
     Raises:
         CheckpointError: it is missing, damaged or in another format.

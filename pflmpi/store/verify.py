@@ -1,6 +1,6 @@
-"""Whether a run is as it was written: what every command asks before it shows or continues anything of it.
+"""Verifies that a run is as it was written; every command does so before it shows or continues a run.
 
-`checkpoint` is asked for the files of a round, `metrics` and `partition` for the text files (`config.stored.verified`
+`checkpoint` verifies the files of a round, `metrics` and `partition` the text files (`config.stored.verified` does so
 for config.yaml). A round file holds the checksums of its shards, length and CRC-32 of metrics.csv up to its round, the
 CRC-32 of partition.csv, and the configuration.
 """
@@ -28,80 +28,85 @@ COMPLETE = "complete"  # `content` of a file that needs no other
 
 @dataclass(frozen=True)
 class Metrics:
-    """metrics.csv without a line that is being written.
+    """The complete lines of metrics.csv.
 
     Attributes:
         names: its columns.
         texts: its lines after the header, those of rounds 1 to `len(texts)`.
-        vouched: rounds up to this one are as a checkpoint recorded them.
-        torn: whether half a line follows, which is left out.
+        verified: the last round up to which a checkpoint recorded the file.
+        torn: whether an incomplete line follows.
     """
 
     names: tuple[str, ...]
     texts: tuple[str, ...]
-    vouched: int
+    verified: int
     torn: bool
 
     @cached_property
     def lines(self) -> list[dict[str, str]]:
-        """One mapping from column to text for each round."""
+        """A mapping from column to text for each round."""
         return [dict(zip(self.names, text.split(","), strict=True)) for text in self.texts]
 
     @cached_property
     def lost(self) -> int:
-        """Rounds up to this one have no figures: the metrics.csv that had them was lost; see `metrics_file.restart`."""
-        place = self.names.index("seconds")
-        return sum(1 for _ in takewhile(lambda text: not text.split(",")[place], self.texts))
+        """The last round of the blank lines that the file begins with where it was lost; see `metrics_file.restart`."""
+        column = self.names.index("seconds")
+        return sum(1 for _ in takewhile(lambda text: not text.split(",")[column], self.texts))
 
     @property
     def notes(self) -> list[str]:
-        """Which rounds are lost, or no checkpoint vouches for, and what is left out; nothing where all is recorded."""
-        lost, later = (
-            format_ranges(range(1, self.lost + 1)),
-            format_ranges(range(self.vouched + 1, len(self.texts) + 1)),
-        )
-        notes = [f"metrics of round {lost} are lost: totals, and costs to a target, are unknown"] if lost else []
-        notes += [f"metrics of round {later} are not vouched for by a checkpoint"] if later else []
-        return [*notes, f"metrics.csv ends in half a line after round {len(self.texts)}"] if self.torn else notes
+        """What a reader of the metrics should know: which rounds are lost or unverified, and an incomplete line."""
+        notes = []
+        if self.lost:
+            lost = format_ranges(range(1, self.lost + 1))
+            notes.append(f"metrics of round {lost} are lost: totals, and costs to a target, are unknown")
+        if self.verified < len(self.texts):
+            later = format_ranges(range(self.verified + 1, len(self.texts) + 1))
+            notes.append(f"metrics of round {later} are not vouched for by a checkpoint")
+        if self.torn:
+            notes.append(f"metrics.csv ends in half a line after round {len(self.texts)}")
+        return notes
 
 
 def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] = ()) -> dict[Path, str]:
-    """What is wrong with the files of a round, by path: damage, or a file of another round or run in the place of one.
+    """Returns the problems of the files of a round, by path: damage, or a file that belongs to another round or run.
 
     Args:
-        whole: every byte is read, and which clients the shards hold; otherwise only heads and lengths are.
-        intact: shards whose bytes have been read, which are not read again.
+        whole: read every byte, and which clients the shards hold; otherwise only heads and lengths.
+        intact: shards that need not be read again.
     """
     path = round_path(run, round)
-    check = checked_hdf5.damage if whole else checked_hdf5.truncated_problem
-    if problem := check(path):
+    find_problem = checked_hdf5.damage if whole else checked_hdf5.truncated_problem
+    if problem := find_problem(path):
         return {path: problem}
     try:
-        if problem := foreign(run, round, read_attributes(run, round)):
+        if problem := _owner_problem(run, round, read_attributes(run, round)):
             return {path: problem}
         layout, recorded = read_layout(run, round), read_checksums(run, round)
     except CheckpointError as error:
         return {path: str(error)}
     problems: dict[Path, str] = {}
     for shard, expected in ((run / name, expected) for name, expected in sorted(recorded.items())):
-        if shard not in intact and (problem := check(shard)):
+        if shard not in intact and (problem := find_problem(shard)):
             problems[shard] = problem
         elif checked_hdf5.recorded_checksum(shard) != expected:
             problems[shard] = f"{shard} is not the file that the checkpoint was made of; restore that one"
-    for cohort in sorted(layout.cohorts) if whole else ():
-        for shard, clients in ((run / name, clients) for name, clients in layout.shards(cohort)):
-            if shard not in problems and (problem := rows_problem(shard, cohort, clients, layout.row[clients])):
-                problems[shard] = problem
+    if whole:
+        for cohort in sorted(layout.cohorts):
+            for name, clients in layout.shards(cohort):
+                shard = run / name
+                if shard not in problems and (problem := rows_problem(shard, cohort, clients, layout.row[clients])):
+                    problems[shard] = problem
     return dict(sorted(problems.items()))
 
 
 def problems(run: Path, round: int) -> list[str]:
-    """Problems of a round, one line each; every byte of it is read."""
+    """Returns the problems of a round, one line each; reads every byte of it."""
     return list(checkpoint(run, round, whole=True).values())
 
 
 def newest_good(run: Path) -> tuple[int, list[str]]:
-    """Newest round without problems, and the problems of the newer ones that were skipped.
+    """Finds the newest round without problems; returns it and the problems of the newer rounds.
 
     Raises:
         CheckpointError: the folder is not a run, or has no intact round.
@@ -119,11 +124,11 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
     for round in reversed(present):
         if round_path(run, round).is_dir():
             raise CheckpointError(f"{round_path(run, round)} is a directory named like a checkpoint; move it away")
-        damages = problems(run, round)
-        if not damages:
+        round_problems = problems(run, round)
+        if not round_problems:
             return round, skipped
-        skipped += damages
-    if rounds(run)[-1:] > present[-1:]:  # it goes on, and has deleted meanwhile what was looked at
+        skipped += round_problems
+    if rounds(run)[-1:] > present[-1:]:  # the run is going on, and has meanwhile pruned the rounds read here
         return newest_good(run)
     newest = round_path(run, present[-1])
     if not (run / SHARDS).is_dir() and not checked_hdf5.damage(newest) and (lone := elsewhere(newest)):
@@ -135,7 +140,7 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
 
 
 def elsewhere(path: Path) -> str | None:
-    """What a path is and where the state is, if it is no folder of a run; None for a checkpoint in one file."""
+    """Returns what a path is that is no folder of a run, and where its state is; None for a checkpoint in one file."""
     try:
         checked_hdf5.recorded_checksum(path)
     except CheckpointError:
@@ -149,10 +154,10 @@ def elsewhere(path: Path) -> str | None:
         if "layout" not in file:
             rank = f" of rank {about['rank']}" if "rank" in about else ""
             return f"{path} is a part of a run{rank}, and not a checkpoint; name the folder of the run"
-        return _of_index(path, file)
+        return _describe_index(path, file)
 
 
-def _of_index(path: Path, file: File) -> str:
+def _describe_index(path: Path, file: File) -> str:
     round = int(checked_hdf5.about(file)["run"]["round"])
     files = layouts.read_layout(file).files
     present = sum((path.parent / name).exists() for name in files)
@@ -165,8 +170,8 @@ def _of_index(path: Path, file: File) -> str:
     )
 
 
-def foreign(run: Path, round: int, attributes: Mapping[str, str | int | float]) -> str | None:
-    """Why a round file with these attributes belongs to another round or run, or None."""
+def _owner_problem(run: Path, round: int, attributes: Mapping[str, str | int | float]) -> str | None:
+    """Returns why a round file with these attributes belongs to another round or run, or None."""
     path, expected = round_path(run, round), config_file.run_id(run)
     if attributes["round"] != round:
         return f"{path} is the file of round {attributes['round']}; give it back its name"
@@ -177,7 +182,7 @@ def foreign(run: Path, round: int, attributes: Mapping[str, str | int | float]) 
 
 
 def newest_index(run: Path) -> Mapping[str, str | int | float] | None:
-    """The attributes of the newest round file of a run that can be read; None without any.
+    """Reads the attributes of the newest readable round file of a run; None without any.
 
     Raises:
         CheckpointError: all that can be read belong to another run or round, or a newer pflmpi has written them.
@@ -189,8 +194,8 @@ def newest_index(run: Path) -> Mapping[str, str | int | float] | None:
         except NewerFormatError:
             raise
         except CheckpointError:
-            continue  # which is said where checkpoints are read
-        if problem := foreign(run, number, attributes):
+            continue  # reported where checkpoints are read
+        if problem := _owner_problem(run, number, attributes):
             problems.append(problem)
         else:
             return attributes
@@ -200,7 +205,7 @@ def newest_index(run: Path) -> Mapping[str, str | int | float] | None:
 
 
 def metrics(run: Path, last: int | None) -> Metrics:
-    """The metrics of the rounds that have ended.
+    """Reads the metrics of the rounds so far.
 
     Args:
         last: `training.rounds`; None if unknown.
@@ -219,26 +224,26 @@ def metrics(run: Path, last: int | None) -> Metrics:
         raise CheckpointError(f"{path} is missing; {resumed}; or put it back from a copy") from error
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; {_remedy(run)}") from error
-    vouched = 0
+    verified = 0
     if index is not None:
-        vouched = int(index["round"])
-        check_metrics(run, vouched)
-    verified = Metrics(tuple(header.split(",")), tuple(texts), vouched, torn=bool(rest))
-    if problem := _problem(verified, last):
+        verified = int(index["round"])
+        check_metrics(run, verified)
+    metrics = Metrics(tuple(header.split(",")), tuple(texts), verified, torn=bool(rest))
+    if problem := _metrics_problem(metrics, last):
         raise CheckpointError(f"{path} is damaged: {problem}; {_remedy(run)}")
-    return verified
+    return metrics
 
 
 def check_metrics(run: Path, round: int) -> bytes:
-    """The header of metrics.csv and its lines up to a round.
+    """Verifies metrics.csv up to a round; returns its header and these lines.
 
     Raises:
-        CheckpointError: they are neither what the checkpoint recorded, nor without any figures, as where it was lost.
+        CheckpointError: they are neither what the checkpoint recorded, nor blank as where the file was lost.
     """
     content = metrics_file.text(run)
-    if _begins(content, run, round) or metrics_file.begins_blank(content, round):
+    if _is_recorded(content, run, round) or metrics_file.begins_blank(content, round):
         return b"".join(content.splitlines(keepends=True)[: 1 + round])
-    intact = [other for other in rounds(run) if other < round and _begins(content, run, other)]
+    intact = [other for other in rounds(run) if other < round and _is_recorded(content, run, other)]
     first = max(intact, default=-1) + 2  # its header is line 1
     where = f"line {round + 1}" if first == round + 1 else f"lines {first} to {round + 1}"
     raise CheckpointError(
@@ -248,10 +253,10 @@ def check_metrics(run: Path, round: int) -> bytes:
 
 
 def partition(run: Path, recorded: Mapping[str, object]) -> SampleCounts | None:
-    """Samples of each client and class; None for a run of the time before it had the file.
+    """Reads the samples of each client and class; None for an old run without the file.
 
     Args:
-        recorded: what the verified configuration has of the run.
+        recorded: the section of that name in the verified configuration.
 
     Raises:
         CheckpointError: the file is not the one that the run has written.
@@ -262,8 +267,8 @@ def partition(run: Path, recorded: Mapping[str, object]) -> SampleCounts | None:
     return partition_file.read(run)
 
 
-def _begins(content: bytes, run: Path, round: int) -> bool:
-    """Whether metrics.csv is up to a round as its checkpoint recorded it."""
+def _is_recorded(content: bytes, run: Path, round: int) -> bool:
+    """Whether metrics.csv up to a round is as its checkpoint recorded it."""
     try:
         recorded = read_metrics_checksum(run, round)
     except CheckpointError:
@@ -276,11 +281,11 @@ def _remedy(run: Path) -> str:
     return f"put it back from a copy, or delete it and `pflmpi resume {for_shell(run)}`, which begins a new one"
 
 
-def _problem(metrics: Metrics, last: int | None) -> str:
-    """What is not as a run writes it in the header and in the lines that no checkpoint vouches for; "" if all is."""
-    if metrics.vouched == 0 and metrics.names[: len(metrics_file.COLUMNS)] != metrics_file.COLUMNS:
+def _metrics_problem(metrics: Metrics, last: int | None) -> str:
+    """Returns the problem of the header and of the lines that no checkpoint recorded; "" without any."""
+    if metrics.verified == 0 and metrics.names[: len(metrics_file.COLUMNS)] != metrics_file.COLUMNS:
         return "its first line does not name the columns of metrics"
-    for number, text in enumerate(metrics.texts[metrics.vouched :], metrics.vouched + 1):
+    for number, text in enumerate(metrics.texts[metrics.verified :], metrics.verified + 1):
         values = text.split(",")
         if len(values) != len(metrics.names):
             return f"line {number + 1} has {len(values)} values, and there are {len(metrics.names)} columns"

@@ -16,9 +16,9 @@ _MOST_WAITING = 2
 class Writer:
     """Runs jobs one after the other in its own thread, with at most two waiting.
 
-    After an error no later job runs: a round file must not follow a missing shard. The error is raised by the next call
-    of `submit`, `check`, `flush` or `close`, and by every later one. At a normal end of the program the submitted jobs
-    are completed, even without `close`.
+    After an error no later job runs: a round file must not follow a missing shard. The error is raised by every later
+    call of `submit`, `check`, `flush` and `close`. When the program ends normally, submitted jobs are completed, even
+    without `close`.
 
     Args:
         run: the folder of the run, for error messages.
@@ -53,7 +53,7 @@ class Writer:
         if isinstance(error, PflmpiError):
             raise error
         if isinstance(error, OSError):
-            raise RunError(_explained(self._run, error)) from error
+            raise RunError(_explain(self._run, error)) from error
         raise RunError(f"writing a checkpoint of {self._run} failed: {type(error).__name__}: {error}") from error
 
     def flush(self) -> None:
@@ -72,7 +72,7 @@ class Writer:
         self._jobs.clear()  # `wait` would not return for those that were cancelled
 
     def _attempt(self, job: Callable[[], None]) -> None:
-        """Run a job unless an earlier one failed; keep its error, of any kind, for the main thread."""
+        """Run a job unless an earlier one failed; keep any error for the main thread."""
         if self._error is None:
             try:
                 job()
@@ -80,8 +80,8 @@ class Writer:
                 self._error = error
 
 
-def _explained(run: Path, error: OSError) -> str:
-    """What happened while a checkpoint was written, what is there, and what to do."""
+def _explain(run: Path, error: OSError) -> str:
+    """Returns what failed, the last complete round, and what to do."""
     what, complete = error.strerror or str(error), rounds(run)
     last = f"the last complete round is {complete[-1]}" if complete else "no round is complete yet"
     again = f"`pflmpi resume {for_shell(run)}`" if complete else "start again"
