@@ -24,6 +24,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment import training_checks as checks
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
+from pflmpi.experiment.padding_check import check_padding, unsuited_to_lanes
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.learning.measures import Measure, measures_of
 from pflmpi.learning.participation import Participation
@@ -253,7 +254,7 @@ def check_executor(experiment: Experiment, configured: str) -> str:
     in_lanes = executor == "lanes"
     why = check_modules(experiment.tasks, experiment.cohort, experiment.federation, in_lanes)
     if not why and in_lanes and configured == "auto":
-        why = checks.unsuited_to_lanes(experiment.config.algorithm, experiment.tasks, experiment.cohort)
+        why = unsuited_to_lanes(experiment.config.algorithm, experiment.tasks, experiment.cohort)
     if not why:
         return executor
     if configured == "lanes":
@@ -286,7 +287,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
     if config.runtime.executor == "lanes":
         for number, task in enumerate(tasks):
-            checks.check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
+            check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)

@@ -1,22 +1,20 @@
-"""Checks before the first round: training options that do not fit each other, the data or the algorithm; padding."""
+"""Checks before the first round: training options that do not fit each other, the data or the algorithm."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pflmpi import outside, tree
+from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, training_passes
 from pflmpi.config.load import Config
 from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.data.unseen import Division
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
-from pflmpi.learning.client import ClientData, Passes
+from pflmpi.experiment.made_up_inputs import draw_labels, receive_first_messages
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.measures import MEASURES, Measure, values_of
@@ -24,22 +22,23 @@ from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, num_samples
 from pflmpi.learning.transforms import Transform
-from pflmpi.messages.kinds import Downlink, Mean, Messages, Own, OwnClasses, Uplink, as_messages, with_rows
+from pflmpi.messages.kinds import Mean, OwnClasses, Uplink, as_messages
 from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
-from pflmpi.models.built_module import equal
-from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.registry import unknown
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
-from pflmpi.runtime.contract import calling, check_returned, state_and_messages
+from pflmpi.runtime.contract import calling
 from pflmpi.runtime.executors.base import Loop
-from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.runtime.progress import metric_columns
-from pflmpi.text import first_line, short_repr
+from pflmpi.text import short_repr
 from pflmpi.tree import Tree
 
 _DEFAULT = TrainingConfig()
-_TRIED = 10  # rounds at most; an algorithm may begin with one that trains nothing
+_PARTICIPATION_KEYS = ("selection", "dropout", "deadline", "without_clients")  # which change who trains in a round
+_OPTIMIZER_KEYS = ("optimizer", "momentum", "weight_decay", "clip_norm")
+_MOST_STEPS = 1_000_000  # of one client in one round, whose batch order is drawn at once
+_MOST_TRIED = 10  # rounds; an algorithm may begin with rounds that train nothing
+_log = logging.getLogger(__name__)
 
 
 def check_options(algorithm: Algorithm, task: Task) -> None:
@@ -90,7 +89,7 @@ def check_uplink(config: UplinkConfig, algorithm: Algorithm, task: Task) -> None
 
 
 def _untransformable(name: str, kind: Uplink, chosen: Iterable[str], algorithm: Algorithm, task: Task) -> str:
-    """The message, and why one of the chosen transforms has no meaning for it; "" if all have one."""
+    """Returns the message, and why one of the chosen transforms cannot be applied to it; "" if all can."""
     allowed, received = ALLOWED.get(type(kind), ()), algorithm.downlink(task).get(name)
     if wrong := next((key for key in chosen if key not in allowed), None):
         known = f"; of that only {' and '.join(allowed)} has a meaning" if allowed else ""
@@ -109,36 +108,35 @@ def _untransformable(name: str, kind: Uplink, chosen: Iterable[str], algorithm: 
 
 
 def check_participation(config: Config, task: Task, participation: Participation, done: int) -> None:
-    """Raise `ConfigError` where `training` leaves too few clients in a round after `done`, or names nobody's id."""
+    """Raise `ConfigError` where a round after `done` would have too few clients, or an id is of no client."""
     training, num_clients = config.training, len(participation.num_train)
     if training.without_clients and (largest := max(training.without_clients)) >= num_clients:
         raise ConfigError(
             f"training.without_clients has {largest}; the clients are 0 to {num_clients - 1}, leave it out"
         )
-    if all(getattr(training, key) == getattr(_DEFAULT, key) for key in _LEAVE_OUT):
+    if all(getattr(training, key) == getattr(_DEFAULT, key) for key in _PARTICIPATION_KEYS):
         return
-    rounds = range(done + 1, training.rounds + 1)
-    left = dict[int, int]()
-    for round in rounds:
+    is_own = SELECTIONS.reference(training.selection) is not None
+    num_clients_of = dict[int, int]()  # by round
+    for round in range(done + 1, training.rounds + 1):
         clients = participation.participants(round)
-        left[round] = len(clients)
-        own = SELECTIONS.reference(training.selection) is not None
-        if own and not np.array_equal(participation.participants(round), clients):
+        num_clients_of[round] = len(clients)
+        if is_own and not np.array_equal(participation.participants(round), clients):
             raise ConfigError(
                 f"training.selection = {short_repr(training.selection)} returns other clients at a second call; it "
                 "must follow from its arguments alone, and draw from `rng`"
             )
-    fewest = min(rounds, key=left.__getitem__, default=None)
-    if fewest is None:
+    if not num_clients_of:
         return
-    if not left[fewest]:
-        keys = [key for key in _LEAVE_OUT if getattr(training, key) != getattr(_DEFAULT, key)]
+    fewest = min(num_clients_of, key=num_clients_of.__getitem__)
+    if not num_clients_of[fewest]:
+        keys = [key for key in _PARTICIPATION_KEYS if getattr(training, key) != getattr(_DEFAULT, key)]
         remedy = "raise training.deadline" if "deadline" in keys else "leave fewer clients out"
         raise ConfigError(
             f"training.{' and '.join(keys)} {'leaves' if len(keys) == 1 else 'leave'} nobody to train in round "
             f"{fewest}; {remedy}, or raise training.participation"
         )
-    config.algorithm.check(task, left[fewest])
+    config.algorithm.check(task, num_clients_of[fewest])
 
 
 def check_cached_features(config: Config, task: Task, transform: Transform | None, images: np.ndarray) -> None:
@@ -170,9 +168,6 @@ def check_cached_features(config: Config, task: Task, transform: Transform | Non
         raise ConfigError(f"model.cache_features = true, but {why}")
 
 
-_LEAVE_OUT = ("selection", "dropout", "deadline", "without_clients")  # keys by which a round may have other clients
-
-
 def _check_simulation(algorithm: Algorithm, task: Task) -> None:
     training, kind = task.training, type(algorithm).__name__
     for key in ("step_spread", "deadline"):
@@ -202,7 +197,7 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
         why = f"unseen clients are not tested: {rule.why}" if isinstance(rule, CannotJoin) else why
     elif stop.metric.startswith("trained") and evaluation.when == "before" and not trial.federation.validation:
         why = "clients are not tested after local training (evaluation.when = before)"
-    elif stop.metric == "train_loss" and not trial.counts(algorithm.measured):
+    elif stop.metric == "train_loss" and not trial.takes_step(algorithm.measured):
         why = f"the local training of {type(algorithm).__name__} measures no loss"
     measure = "f1_macro" if stop.metric.startswith("f1") else "accuracy" if "accuracy" in stop.metric else ""
     if measure and not task.kind.classes and measure not in trial.measures:
@@ -211,20 +206,17 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
         raise ConfigError(f"training.stop.metric = {short_repr(stop.metric)}, but {why}; choose another metric")
 
 
-_OF_STEPS = ("optimizer", "momentum", "weight_decay", "clip_norm")
-
-
 def check_optimizer(training: TrainingConfig, trial: Callable[[], "OneStep"]) -> None:
-    """Raise `ConfigError` for options of the optimizer where local training takes no step of it."""
-    chosen = [key for key in _OF_STEPS if getattr(training, key) != getattr(_DEFAULT, key)]
+    """Raise `ConfigError` for options of the optimizer where local training never uses it."""
+    chosen = [key for key in _OPTIMIZER_KEYS if getattr(training, key) != getattr(_DEFAULT, key)]
     if not chosen:
         return
     tried = trial()
     try:
-        counts = tried.counts(())
-    except AlgorithmError:  # it is given messages that are made up; whether it is wrong, the first round will say
+        takes_step = tried.takes_step(())
+    except AlgorithmError:  # perhaps because of made-up messages; the first round will raise a real one
         return
-    if counts is False:
+    if takes_step is False:
         raise ConfigError(
             f"training.{chosen[0]} = {short_repr(getattr(training, chosen[0]))} has no effect: the local training of "
             f"{type(tried.algorithm).__name__} takes no step of the optimizer (`train`, `alternate`); leave it out, or "
@@ -242,7 +234,7 @@ def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
                 f"{', '.join(task.kind.measures)}, or a function of your own"
             )
     try:
-        scores, labels = rng.normal(size=(count, *task.score_shape)), example_labels(task, (count,), rng).numpy()
+        scores, labels = rng.normal(size=(count, *task.score_shape)), draw_labels(task, (count,), rng).numpy()
         values_of(measures, *task.kind.scored(scores, labels))
     except RunError as error:
         raise ConfigError(f"evaluation.measures: {error}") from error
@@ -285,10 +277,6 @@ def _check_effect(training: TrainingConfig, key: str, allowed: bool, where: str)
         )
 
 
-_MOST_STEPS = 1_000_000  # of one client in one round, whose order is drawn at once
-_log = logging.getLogger(__name__)
-
-
 def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train: np.ndarray) -> None:
     """Raise `ConfigError` for a pass that no client makes, or a client cannot finish; warn if some train nothing.
 
@@ -324,206 +312,41 @@ def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train
 
 
 def only_largest_client(division: Division) -> Division:
-    """The client with most training samples, as client 0, so that a trial does not bring all samples to the device."""
+    """Returns the client with most training samples, as client 0: a trial need not move all samples to the device."""
     samples, dataset = max(division.trained.train, key=len), division.trained.dataset
     dataset = replace(dataset, images=dataset.images[samples], labels=dataset.labels[samples])
     return replace(division, trained=replace(division.trained, dataset=dataset, train=(np.arange(len(samples)),)))
 
 
 class OneStep(Loop):
-    """Client by client, each pass no longer than its first batch."""
+    """The loop executor, with only the first batch of each pass."""
 
     def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
         return super().order(client, round, name, length, state)[:1]
 
-    def counts(self, trainings: tuple[str, ...]) -> bool | None:
-        """Whether client 0 takes a step of one of these trainings, () for any, in one of the first rounds.
+    def takes_step(self, trainings: tuple[str, ...]) -> bool | None:
+        """Whether client 0 takes an optimizer step of these trainings (() for any) in one of the first rounds.
 
-        None where it has no minibatch in any of them.
+        None where it has no minibatch in any of these rounds.
         """
-        counted: bool | None = None
-        for round in range(1, min(self.tasks[0].training.rounds, _TRIED) + 1):
-            tried = self._counts(round, trainings)
-            if tried:
+        rounds = range(1, min(self.tasks[0].training.rounds, _MOST_TRIED) + 1)
+        results = []
+        for round in rounds:
+            results.append(self._takes_step_in(round, trainings))
+            if results[-1]:
                 return True
-            counted = counted if tried is None else tried
-        return counted
+        return False if False in results else None
 
-    def _counts(self, round: int, trainings: tuple[str, ...]) -> bool | None:
-        """The same in one round, with what a client receives in the first."""
+    def _takes_step_in(self, round: int, trainings: tuple[str, ...]) -> bool | None:
+        """As `takes_step` for one round, with the messages of the first."""
         task, passes = self.tasks[self.cohort[0]], self.passes(np.array([0]), round)
         state = initial_client(self.algorithm, task.replace(device=HOST), 0)
         if not any(self.order(0, round, name, length, state) for name, length in passes.items()):
             return None
         rng = stream(task.seed, round, 0, "one step")
-        received: Tree = {**_received(self.algorithm, task.replace(device=HOST), 0, rng)}
+        received: Tree = {**receive_first_messages(self.algorithm, task.replace(device=HOST), 0, rng)}
         data, local = self._data(0, round, passes, state), LocalTraining(None, trainings)
         state, received = tree.to(state, self.device), tree.to(received, self.device)
         with calling(self.algorithm, "client_update", round, [0]):
             self.algorithm.client_update(task.replace(local=local), state, as_messages(received), data)
         return local.counted
-
-
-_REAL, _WIDTH, _WIDER = 3, 5, 7  # samples of the batch, places in it, and in one with more padding
-_ROUNDING = 1e-5  # what more padding may change, of the largest entry and of 1: float32 sums in another order
-_LARGEST_RATE = 0.1  # a rate that makes clients diverge, so that nothing can be compared, is the run's to report
-
-
-def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
-    """Raise `ConfigError` if `client_update` sees what is in the padding of a batch, or how much there is.
-
-    Args:
-        task: of the cohort; `client` is one of its clients.
-    """
-    if problem := _padding_problem(algorithm, task, client):
-        raise ConfigError(f"{problem}, or set runtime.executor to loop, which pads nothing")
-
-
-def unsuited_to_lanes(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray) -> str:
-    """Why an algorithm from outside the package is not computed in lanes as in a loop; "" where it is.
-
-    An error that is not of lanes is none of them: the checks that follow, or the first round, raise it.
-
-    Args:
-        tasks: one per cohort.
-        cohort: [N] the cohort of each client.
-    """
-    if not outside.is_from_outside(type(algorithm)):
-        return ""
-    try:
-        problems = (_padding_problem(algorithm, task, int(np.argmax(cohort == i))) for i, task in enumerate(tasks))
-        return next(filter(None, problems), "")
-    except Exception as error:
-        return first_line(error) if isinstance(error.__cause__, RuntimeError) else ""
-
-
-def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
-    """What `client_update` sees of the padding of a batch, and what to do; "" if nothing.
-
-    The client takes one step on random samples, twice: with blank padding, and with other images and labels in it and a
-    further batch that is padding alone. Both must end in the same bits; where they do not, each change is tried by
-    itself. An algorithm from outside takes it once more with more blank padding, and must agree within rounding.
-    """
-    name = f"{type(algorithm).__name__}.client_update"
-    task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
-    blank = _update(algorithm, task, client, filled=False, steps=1)
-    if not _unlike(blank, _update(algorithm, task, client, filled=True, steps=2)):
-        if not outside.is_from_outside(type(algorithm)):
-            return ""
-        if paths := _apart(blank, _update(algorithm, task, client, filled=False, steps=1, width=_WIDER)):
-            return (
-                f"{name} depends on how much padding is in a batch: {', '.join(paths[:3])} differ; count real samples "
-                "by batch.count in place of len(batch.y)"
-            )
-        return ""
-    for what, filled, steps in (
-        ("images and labels in the padding of a batch", True, 1),
-        ("a batch that is padding alone", False, 2),
-        ("a batch of padding with images and labels in it", True, 2),
-    ):
-        if paths := _unlike(blank, _update(algorithm, task, client, filled, steps)):
-            return (
-                f"{name} depends on {what}: {', '.join(paths[:3])} differ; average losses over real samples "
-                "(pflmpi.learning.client: cross_entropy, average, or Batch.padding)"
-            )
-    return ""
-
-
-def _unlike(one: Tree, other: Tree) -> list[str]:
-    """The paths whose leaves have other bits."""
-    return [path for path, leaf in tree.leaves(one) if not equal(leaf, tree.at(other, path))]
-
-
-def _apart(one: Tree, other: Tree) -> list[str]:
-    """The paths whose leaves differ by more than rounding; which entries are chosen may flip between equals."""
-
-    def agree(leaf: Tensor, again: Tensor) -> bool:
-        allowed = _ROUNDING * (1 + float(leaf.abs().nan_to_num().max()))
-        return torch.allclose(leaf, again, rtol=0, atol=allowed, equal_nan=True)
-
-    compared = [(path, leaf) for path, leaf in tree.leaves(one) if leaf.dtype != torch.bool and leaf.numel()]
-    return [path for path, leaf in compared if not agree(leaf, tree.at(other, path))]
-
-
-def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: int, width: int = _WIDTH) -> Tree:
-    """The new state and the uplink of one client after `client_update` in a lane, with batches of a width."""
-    rng = stream(task.seed, 0, client, "padding check")
-    shape = (2, _WIDER, *task.architecture.shape)  # two steps, of which one may be left out
-    images = torch.from_numpy(rng.integers(0, 256, shape, np.uint8))[:, :width].contiguous()
-    labels = example_labels(task, shape[:2], rng)[:, :width].contiguous()
-    weight = torch.zeros(2, width)
-    weight[0, :_REAL] = 1
-    if not filled:
-        images[weight == 0], labels[weight == 0] = 0, 0
-    keys = torch.arange(2)
-    counts = torch.tensor([float(_REAL)])
-    if task.kind.classes:
-        counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
-    # Adam takes a full step along a gradient that is rounding alone, as of a bias before batch norm.
-    plain = {"lr": min(task.training.lr, _LARGEST_RATE), "optimizer": "sgd", "precision": "fp32"}
-    training = task.training.model_copy(update=plain)
-    batched = task.replace(batched=True, training=training)
-
-    def in_lane(state: Tree, down: Messages, counts: Tensor, *batch: Tensor) -> Tree:
-        images, labels, weight, keys = batch
-
-        def batches(steps: int) -> LaneBatches:
-            samples = images[:steps], labels[:steps]
-            drawn = keys[:steps] if algorithm.draws_noise or task.architecture.draws_noise else None
-            return LaneBatches(batched, lambda: samples, weight[:steps], 1, steps, drawn)
-
-        passes = {name: batches(steps) for name in algorithm.passes(task, 1)}
-        data = ClientData(Passes(passes), batches(1), counts, training.learning_rate(1), 1)
-        new, up = state_and_messages(algorithm, "client_update", algorithm.client_update(batched, state, down, data))
-        if isinstance(new, dict):  # `check_state` looks at the rest of it in the first round
-            check_returned(algorithm, "client_update", new)
-        return {"state": new, "uplink": {**up}}
-
-    down = _received(algorithm, task, client, rng)
-    lanes = tree.stack([initial_client(algorithm, task, client)])
-    architecture = task.architecture  # masks of a module that has its batch on another axis depend on the padding
-    masks = architecture.without_dropout() if isinstance(architecture, ModuleArchitecture) else nullcontext()
-    with masks, calling(algorithm, "client_update", 0, [client], in_lanes=True):
-        inputs = [value.unsqueeze(0) for value in (counts, images, labels, weight, keys)]
-        received = {name: tree.stack([value]) for name, value in down.items()}
-        return torch.func.vmap(in_lane)(lanes, received, *inputs)
-
-
-def _received(algorithm: Algorithm, task: Task, client: int, rng: np.random.Generator) -> dict[str, Tree]:
-    """What a client receives in the first round; made up where it is not known yet, or zero, which hides its use."""
-    kinds = algorithm.downlink(task)
-    received = {name: example(kind, task, rng) for name, kind in kinds.items()}
-    if algorithm.introduces:
-        return received
-    with calling(algorithm, "publish", 0):
-        published = algorithm.publish(task, algorithm.init_server(task), np.array([client]))
-    check_returned(algorithm, "publish", published)
-    for name, made_up in received.items():
-        own = isinstance(kinds[name], Own)
-        sent, like = published.get(name, {}), tree.stack([made_up]) if own else made_up
-        if not tree.differences(sent, like):
-            value = tree.map(lambda leaf, instead: leaf if leaf.any() else instead, sent, like)
-            received[name] = tree.row(value, 0) if own else value
-    return received
-
-
-def example_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
-    """Labels of made-up samples of a shape: classes, or numbers that are 0 and 1, which labels of any task may be."""
-    if task.kind.classes:
-        return torch.from_numpy(rng.integers(0, task.num_classes, shape))
-    values = rng.integers(0, 2, (*shape, *task.label_shape))
-    return torch.from_numpy(task.kind.labels(values.reshape(-1, *task.label_shape)).reshape(values.shape))
-
-
-def example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
-    """A message for one client: small random numbers, ones for running variances, zeros for integers, true."""
-    like = with_rows(kind.like, task.num_classes) if isinstance(kind, OwnClasses) else kind.like
-
-    def draw(path: str, leaf: Tensor) -> Tensor:
-        if not leaf.dtype.is_floating_point:
-            return torch.full(leaf.shape, leaf.dtype == torch.bool, dtype=leaf.dtype)
-        if path.endswith("running_var"):
-            return torch.ones(leaf.shape)
-        return torch.from_numpy(rng.normal(0, 0.1, tuple(leaf.shape))).to(leaf.dtype)
-
-    return tree.unflatten({path: draw(path, leaf) for path, leaf in tree.leaves(like)})

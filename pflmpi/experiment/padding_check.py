@@ -1,0 +1,148 @@
+"""Whether `client_update` is independent of the padding of batches in lanes, tried on one step before the run."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi import outside, tree
+from pflmpi.algorithms.base import Algorithm, initial_client
+from pflmpi.errors import ConfigError
+from pflmpi.experiment.made_up_inputs import draw_labels, receive_first_messages
+from pflmpi.learning.client import ClientData, Passes
+from pflmpi.learning.task import HOST, Task
+from pflmpi.messages.kinds import Messages
+from pflmpi.models.built_module import equal
+from pflmpi.models.torch_module import ModuleArchitecture
+from pflmpi.rng import stream
+from pflmpi.runtime.contract import calling, check_returned, state_and_messages
+from pflmpi.runtime.executors.batches import LaneBatches
+from pflmpi.text import first_line
+from pflmpi.tree import Tree
+
+_REAL, _WIDTH, _WIDER = 3, 5, 7  # real samples of a batch, its width, and its width with more padding
+_ROUNDING = 1e-5  # allowed change by more padding, relative to 1 + the largest entry: float32 sums in another order
+_LARGEST_RATE = 0.1  # with a larger one clients may diverge, so that nothing can be compared
+
+
+def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
+    """Raise `ConfigError` if the result of `client_update` depends on the padding of a batch.
+
+    Args:
+        task: of the cohort; `client` is one of its clients.
+    """
+    if problem := _padding_problem(algorithm, task, client):
+        raise ConfigError(f"{problem}, or set runtime.executor to loop, which pads nothing")
+
+
+def unsuited_to_lanes(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray) -> str:
+    """Returns why an algorithm from outside the package cannot be computed in lanes; "" where it can.
+
+    Errors that have nothing to do with lanes are ignored here: later checks, or the first round, raise them.
+
+    Args:
+        tasks: one per cohort.
+        cohort: [N] the cohort of each client.
+    """
+    if not outside.is_from_outside(type(algorithm)):
+        return ""
+    try:
+        problems = (_padding_problem(algorithm, task, int(np.argmax(cohort == i))) for i, task in enumerate(tasks))
+        return next(filter(None, problems), "")
+    except Exception as error:
+        return first_line(error) if isinstance(error.__cause__, RuntimeError) else ""
+
+
+def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
+    """Returns how `client_update` depends on the padding of a batch, and what to do; "" if it does not.
+
+    The client takes one step on random samples, twice: with blank padding, and with other images and labels in the
+    padding and a further batch that is all padding. Both must give the same bits; where they do not, each change is
+    tried by itself. An algorithm from outside is also tried with more blank padding, and must agree within rounding.
+    """
+    name = f"{type(algorithm).__name__}.client_update"
+    task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
+    blank = _update(algorithm, task, client, filled=False, steps=1)
+    if not _different_bits(blank, _update(algorithm, task, client, filled=True, steps=2)):
+        if not outside.is_from_outside(type(algorithm)):
+            return ""
+        if paths := _beyond_rounding(blank, _update(algorithm, task, client, filled=False, steps=1, width=_WIDER)):
+            return (
+                f"{name} depends on how much padding is in a batch: {', '.join(paths[:3])} differ; count real samples "
+                "by batch.count in place of len(batch.y)"
+            )
+        return ""
+    for what, filled, steps in (
+        ("images and labels in the padding of a batch", True, 1),
+        ("a batch that is padding alone", False, 2),
+        ("a batch of padding with images and labels in it", True, 2),
+    ):
+        if paths := _different_bits(blank, _update(algorithm, task, client, filled, steps)):
+            return (
+                f"{name} depends on {what}: {', '.join(paths[:3])} differ; average losses over real samples "
+                "(pflmpi.learning.client: cross_entropy, average, or Batch.padding)"
+            )
+    return ""
+
+
+def _different_bits(one: Tree, other: Tree) -> list[str]:
+    """Returns the paths whose leaves differ in any bit."""
+    return [path for path, leaf in tree.leaves(one) if not equal(leaf, tree.at(other, path))]
+
+
+def _beyond_rounding(one: Tree, other: Tree) -> list[str]:
+    """Returns the paths whose leaves differ by more than rounding, without booleans, which rounding may flip."""
+    paths = []
+    for path, leaf in tree.leaves(one):
+        if leaf.dtype == torch.bool or not leaf.numel():
+            continue
+        allowed = _ROUNDING * (1 + float(leaf.abs().nan_to_num().max()))
+        if not torch.allclose(leaf, tree.at(other, path), rtol=0, atol=allowed, equal_nan=True):
+            paths.append(path)
+    return paths
+
+
+def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: int, width: int = _WIDTH) -> Tree:
+    """Returns the new state and the uplink of one client after `client_update` in a lane, with batches of a width."""
+    rng = stream(task.seed, 0, client, "padding check")
+    shape = (2, _WIDER, *task.architecture.shape)  # two steps, of which one may be left out
+    images = torch.from_numpy(rng.integers(0, 256, shape, np.uint8))[:, :width].contiguous()
+    labels = draw_labels(task, shape[:2], rng)[:, :width].contiguous()
+    weight = torch.zeros(2, width)
+    weight[0, :_REAL] = 1
+    if not filled:
+        images[weight == 0], labels[weight == 0] = 0, 0
+    keys = torch.arange(2)
+    counts = torch.tensor([float(_REAL)])
+    if task.kind.classes:
+        counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
+    # SGD, because Adam takes a full step along a gradient that is only rounding, as of a bias before batch norm.
+    plain = {"lr": min(task.training.lr, _LARGEST_RATE), "optimizer": "sgd", "precision": "fp32"}
+    training = task.training.model_copy(update=plain)
+    batched = task.replace(batched=True, training=training)
+
+    def in_lane(state: Tree, down: Messages, counts: Tensor, *batch: Tensor) -> Tree:
+        images, labels, weight, keys = batch
+
+        def batches(steps: int) -> LaneBatches:
+            samples = images[:steps], labels[:steps]
+            drawn = keys[:steps] if algorithm.draws_noise or task.architecture.draws_noise else None
+            return LaneBatches(batched, lambda: samples, weight[:steps], 1, steps, drawn)
+
+        passes = {name: batches(steps) for name in algorithm.passes(task, 1)}
+        data = ClientData(Passes(passes), batches(1), counts, training.learning_rate(1), 1)
+        new, up = state_and_messages(algorithm, "client_update", algorithm.client_update(batched, state, down, data))
+        if isinstance(new, dict):  # `check_state` checks the rest in the first round
+            check_returned(algorithm, "client_update", new)
+        return {"state": new, "uplink": {**up}}
+
+    down = receive_first_messages(algorithm, task, client, rng)
+    lanes = tree.stack([initial_client(algorithm, task, client)])
+    architecture = task.architecture  # masks of a module that has its batch on another axis depend on the padding
+    masks = architecture.without_dropout() if isinstance(architecture, ModuleArchitecture) else nullcontext()
+    with masks, calling(algorithm, "client_update", 0, [client], in_lanes=True):
+        inputs = [value.unsqueeze(0) for value in (counts, images, labels, weight, keys)]
+        received = {name: tree.stack([value]) for name, value in down.items()}
+        return torch.func.vmap(in_lane)(lanes, received, *inputs)
